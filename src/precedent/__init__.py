@@ -1,0 +1,69 @@
+"""Precedent: lossless speculative decoding for agents, drafted from a semantic cache of earlier completions.
+
+The public names are loaded on first use (PEP 562), so that `import precedent` is quick and loads no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from precedent.cache import SpeculationCache
+    from precedent.config import SamplingParams, SpeculationConfig
+    from precedent.engine import Engine
+    from precedent.errors import (
+        CacheError,
+        CacheMismatchError,
+        ConfigError,
+        ContextOverflowError,
+        GenerationError,
+        ModelLoadError,
+        PrecedentError,
+        PromptError,
+        RequestCancelled,
+        UnsupportedError,
+    )
+    from precedent.langchain import ChatPrecedent
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CacheError",
+    "CacheMismatchError",
+    "ChatPrecedent",
+    "ConfigError",
+    "ContextOverflowError",
+    "Engine",
+    "GenerationError",
+    "ModelLoadError",
+    "PrecedentError",
+    "PromptError",
+    "RequestCancelled",
+    "SamplingParams",
+    "SpeculationCache",
+    "SpeculationConfig",
+    "UnsupportedError",
+    "__version__",
+]
+
+_HOMES = {
+    "ChatPrecedent": "precedent.langchain",
+    "Engine": "precedent.engine",
+    "SamplingParams": "precedent.config",
+    "SpeculationCache": "precedent.cache",
+    "SpeculationConfig": "precedent.config",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from the module that defines it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'precedent' has no attribute {name!r}")
+    value: object = getattr(import_module(_HOMES.get(name, "precedent.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

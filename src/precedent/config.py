@@ -1,0 +1,93 @@
+"""The frozen settings objects; an unknown key is an error that names the nearest known one."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from precedent.errors import ConfigError
+
+MODES = ("auto", "greedy", "traversal", "topdown")
+
+
+class _FromDict:
+    """Adds `from_dict`, which refuses unknown keys by name."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Build the settings from a mapping. Raises ConfigError on an unknown key."""
+        known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # mixin of dataclasses only
+        for key in values:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+                raise ConfigError(f"{cls.__name__} has no setting {key!r}{hint}")
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams(_FromDict):
+    """How the next token is chosen from the target model's logits.
+
+    `temperature` 0 is greedy decoding (argmax, lowest id on ties). `top_k` 0, `top_p` 1 and `min_p` 0 are off;
+    `repetition_penalty` 1 is off (> 1 makes tokens that occurred before less likely, as in transformers).
+    With a `seed` the random coins depend on the seed alone, without one every request draws fresh entropy.
+    Raises ConfigError when a value is out of its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("temperature", self.temperature >= 0, "must be 0 (greedy) or greater"),
+            ("top_k", self.top_k >= 0, "must be 0 (off) or a number of tokens"),
+            ("top_p", 0 < self.top_p <= 1, "must lie in (0, 1]"),
+            ("min_p", 0 <= self.min_p < 1, "must lie in [0, 1)"),
+            ("repetition_penalty", self.repetition_penalty > 0, "must be greater than 0"),
+            ("max_tokens", self.max_tokens >= 1, "must be at least 1"),
+        )
+        for name, holds, rule in checks:
+            if not holds:  # NaN fails every comparison, so it lands here as well
+                raise ConfigError(f"{name}={getattr(self, name)!r} {rule}")
+        if any(not text for text in self.stop):
+            raise ConfigError("stop holds an empty string; give the texts at which the answer should end")
+
+    @property
+    def greedy(self) -> bool:
+        """True when the next token is the argmax."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig(_FromDict):
+    """What may be proposed and how it is verified.
+
+    `drafters` names the drafters in order of credit (see `precedent.drafters`); `max_nodes` bounds the candidate
+    tree (nodes per step); `mode` is one of `MODES`, `auto` meaning greedy at temperature 0 and traversal above.
+    `enabled=False` is plain decoding through the same loop. `write_back=False` stores nothing.
+    """
+
+    enabled: bool = True
+    drafters: tuple[str, ...] = ("recall", "prompt", "draft-model")
+    max_nodes: int = 32
+    max_draws: int = 6
+    mode: str = "auto"
+    write_back: bool = True
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(f"mode={self.mode!r} is not one of {', '.join(MODES)}")
+        if not 0 <= self.max_nodes <= 256:
+            raise ConfigError(f"max_nodes={self.max_nodes} must lie between 0 and 256 nodes per step")
+        if not 0 <= self.max_draws <= 64:
+            raise ConfigError(f"max_draws={self.max_draws} must lie between 0 and 64 draws per step")

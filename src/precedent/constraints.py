@@ -1,0 +1,70 @@
+"""What happens to a row of logits at a node: `(output_ids, row) -> row`, with that node's own path.
+
+`output_ids` are the tokens after the prompt: the committed answer and then the node's path in the candidate tree. The
+same function is applied to target and draft model alike, so that both laws speak of the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from precedent.config import SamplingParams
+from precedent.sampling import RowShaper
+
+
+class VocabularyLimit:
+    """Masks the padding rows of the output head, ids that the tokenizer does not have."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+
+    def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
+        """Mask ids from `num_tokens` on."""
+        if row.numel() <= self._num_tokens:
+            return row
+        row = row.clone()
+        row[self._num_tokens :] = -torch.inf
+        return row
+
+
+class RepetitionPenalty:
+    """Makes tokens that occurred in the prompt or the answer less likely (Keskar et al. 1909.05858, section 4.1)."""
+
+    def __init__(self, prompt_ids: Sequence[int], penalty: float) -> None:
+        self._prompt_ids, self._penalty = frozenset(prompt_ids), penalty
+
+    def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
+        """Divide positive and multiply negative logits of seen tokens by the penalty."""
+        seen = torch.tensor(sorted(self._prompt_ids.union(output_ids)), dtype=torch.long, device=row.device)
+        row = row.to(torch.float64 if row.dtype == torch.float64 else torch.float32, copy=True)
+        values = row[seen]
+        row[seen] = torch.where(values < 0, values * self._penalty, values / self._penalty)
+        return row
+
+
+class Chain:
+    """Applies several constraints one after the other."""
+
+    def __init__(self, constraints: Sequence[RowShaper]) -> None:
+        self._constraints = tuple(constraints)
+
+    def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
+        """Apply all constraints in order."""
+        for constraint in self._constraints:
+            row = constraint(output_ids, row)
+        return row
+
+
+def constraints_for(
+    params: SamplingParams, prompt_ids: Sequence[int], num_tokens: int, vocab_size: int
+) -> RowShaper | None:
+    """The constraints that `params` asks for, or None when rows stay as the model computed them."""
+    wanted: list[RowShaper] = []
+    if num_tokens < vocab_size:
+        wanted.append(VocabularyLimit(num_tokens))
+    if params.repetition_penalty != 1.0:
+        wanted.append(RepetitionPenalty(prompt_ids, params.repetition_penalty))
+    return Chain(wanted) if wanted else None

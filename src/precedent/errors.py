@@ -1,0 +1,55 @@
+"""Every error Precedent raises on purpose.
+
+    PrecedentError
+    ├── ConfigError            a setting is wrong (also a ValueError); says what to write instead
+    ├── UnsupportedError       a combination that is refused by name, never dropped silently
+    ├── ModelLoadError         a model, draft model or tokenizer cannot be loaded or does not fit
+    ├── PromptError            the messages or the prompt cannot be used (also a ValueError)
+    │   └── ContextOverflowError   prompt and answer do not fit into the model's context
+    ├── CacheError             the speculation cache cannot be opened, read or written
+    │   └── CacheMismatchError     the file belongs to another format, tokenizer or embedder
+    ├── GenerationError        a running request failed; others are not touched
+    └── RequestCancelled       the caller cancelled this request
+"""
+
+from __future__ import annotations
+
+
+class PrecedentError(Exception):
+    """Base of every error that Precedent raises on purpose; its text is one line that says what to do."""
+
+
+class ConfigError(PrecedentError, ValueError):
+    """A setting is wrong."""
+
+
+class UnsupportedError(PrecedentError):
+    """A combination of features or a kind of model that is refused by name."""
+
+
+class ModelLoadError(PrecedentError):
+    """A model or tokenizer cannot be loaded, or a draft model does not fit its target."""
+
+
+class PromptError(PrecedentError, ValueError):
+    """The messages or the prompt cannot be used."""
+
+
+class ContextOverflowError(PromptError):
+    """Prompt and answer together do not fit into the model's context."""
+
+
+class CacheError(PrecedentError):
+    """The speculation cache cannot be opened, read or written."""
+
+
+class CacheMismatchError(CacheError):
+    """The cache file belongs to another format, tokenizer or embedder."""
+
+
+class GenerationError(PrecedentError):
+    """A running request failed; the engine and all other requests go on."""
+
+
+class RequestCancelled(PrecedentError):
+    """The caller cancelled this request."""

@@ -1,0 +1,157 @@
+"""The only place where logits become probabilities, and the only place where coins come from.
+
+Randomness is counter-based: a coin depends on (request entropy, step, node, purpose) and on nothing else, so the order
+in which coins are asked for does not matter and the coins of drafting and verifying never meet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from precedent.config import SamplingParams
+from precedent.errors import GenerationError
+from precedent.tree import CandidateTree
+
+RowShaper = Callable[[Sequence[int], Tensor], Tensor]
+"""`(output_ids, logits_row [vocab_size]) -> logits_row`: constraints applied for the text that precedes the row."""
+
+
+COLDEST = 1e-30  # below this temperature float32 logits overflow; one-hot (shared by exact ties) long before
+
+
+class Coins(Protocol):
+    """Where random decisions come from. Tests replay every decision by implementing these two methods."""
+
+    def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
+        """True with `probability`."""
+
+    def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
+        """An index drawn in proportion to the non-negative `weights`, `[vocab_size]`."""
+
+
+class CounterCoins:
+    """Coins of one step: a keyed hash of (step, node, purpose) under the request's entropy, 53 bits each."""
+
+    def __init__(self, entropy: int, step: int) -> None:
+        self._key = hashlib.blake2b(str(entropy).encode(), digest_size=16).digest()  # any int is a seed
+        self._step = step
+
+    def uniform(self, node: int, purpose: str) -> float:
+        """A uniform number in [0, 1)."""
+        message = struct.pack("<qq", self._step, node) + purpose.encode()
+        digest = hashlib.blake2b(message, digest_size=8, key=self._key).digest()
+        return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+    def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
+        """True with `probability`; the comparison is strict, so that probability 0 is never accepted."""
+        return self.uniform(node, purpose) < probability
+
+    def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
+        """An index drawn by inversion of the cumulative sum, in float64."""
+        cumulative = weights.to(torch.float64).cumsum(0)
+        threshold = self.uniform(node, purpose) * float(cumulative[-1])
+        index = int(torch.searchsorted(cumulative, threshold, right=True))
+        if index < weights.numel():
+            return index
+        return int(weights.nonzero()[-1])  # the product was rounded up to the whole mass: the last token that has some
+
+
+def gumbel_noise(seed: int, position: int, vocab_size: int) -> Tensor:
+    """Standard Gumbel noise `[vocab_size]` (float64, CPU): a function of (seed, absolute position) alone.
+
+    `argmax(log probs + noise)` is a sample from `probs`; drafters that share the noise guess it well (coupled mode).
+    """
+    key = hashlib.blake2b(f"{seed} {position}".encode(), digest_size=16).digest()
+    uniform = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).random(vocab_size)
+    return -(-torch.from_numpy(uniform).log()).log()  # at a uniform of exactly 0 the noise is -inf: never chosen
+
+
+def probs_of(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Probabilities of a row of logits `[vocab_size]` under `params` (temperature, top-k, top-p, min-p in this order).
+
+    float32, or float64 for float64 logits. At temperature 0 the row is one-hot at the argmax (lowest id on ties).
+    The order and the meaning of the warpers are those of transformers' logits processors.
+    """
+    row = logits if logits.dtype == torch.float64 else logits.float()
+    if params.greedy:
+        return torch.zeros_like(row).index_fill_(0, row.argmax(), 1.0)
+    row = row / max(params.temperature, COLDEST)
+    if params.top_k:
+        row = _keep_top_k(row, params.top_k)
+    probs = row.softmax(0)
+    if params.top_p < 1.0:
+        probs = _keep_top_p(probs, params.top_p)
+    if params.min_p > 0.0:
+        probs = torch.where(probs < params.min_p * probs.max(), 0.0, probs)
+        probs = probs / probs.sum()
+    return probs
+
+
+def _keep_top_k(row: Tensor, top_k: int) -> Tensor:
+    smallest_kept = row.topk(min(top_k, row.numel())).values[-1]
+    return row.masked_fill(row < smallest_kept, -torch.inf)
+
+
+def _keep_top_p(probs: Tensor, top_p: float) -> Tensor:
+    ordered, index = probs.sort()  # ascending, as transformers does: the tail whose mass is <= 1 - top_p goes
+    dropped = ordered.cumsum(0) <= 1.0 - top_p
+    dropped[-1] = False
+    kept = probs.index_fill(0, index[dropped], 0.0)
+    return kept / kept.sum()
+
+
+class TargetRows:
+    """The target model's rows over one scored tree, shaped and normalised on demand and once.
+
+    `logits` is `[num_nodes + 1, vocab_size]`: row 0 follows the committed text, row i + 1 follows node i. `shape`
+    applies the request's constraints with the node's own path. An all-point tree pays only for the rows that a walk
+    visits.
+    """
+
+    def __init__(
+        self,
+        logits: Tensor,
+        tree: CandidateTree,
+        params: SamplingParams,
+        output_ids: Sequence[int] = (),
+        shape: RowShaper | None = None,
+    ) -> None:
+        self._logits, self._tree, self._params = logits, tree, params
+        self._output_ids, self._shape = output_ids, shape
+        self._probs: dict[int, Tensor] = {}
+
+    def logits(self, node: int) -> Tensor:
+        """The constrained logits after `node`, `[vocab_size]`. Raises GenerationError on NaN or if all are masked."""
+        row = self._logits[node + 1]
+        if self._shape is not None:
+            row = self._shape((*self._output_ids, *self._tree.tokens_to(node)), row)
+        return row
+
+    def argmax(self, node: int) -> int:
+        """The greedy token after `node`, the lowest id on ties. Raises GenerationError on NaN or if all are masked."""
+        row = self.logits(node)
+        token = int(row.argmax())
+        self._check(float(row[token]), node)
+        return token
+
+    def __call__(self, node: int) -> Tensor:
+        """Probabilities after `node` (`ROOT` for the row after the committed text), `[vocab_size]`."""
+        if node not in self._probs:
+            row = self.logits(node)
+            self._check(float(row.max()), node)
+            self._probs[node] = probs_of(row, self._params)
+        return self._probs[node]
+
+    def _check(self, largest: float, node: int) -> None:
+        position = len(self._output_ids) + len(self._tree.path_to(node))
+        if largest != largest or largest == torch.inf:
+            raise GenerationError(f"the model's logits at output position {position} hold NaN or infinity")
+        if largest == -torch.inf:
+            raise GenerationError(f"every token is masked at output position {position}: the constraints exclude all")
