@@ -1,0 +1,142 @@
+"""The target model behind four calls: `prefill`, `score`, `commit`, `discard`.
+
+A `Slot` is one sequence's place in the model: committed tokens with their keys and values, and the *pending* token, which
+was chosen but has not been through the model yet. Scoring runs the pending token and the whole candidate tree behind it
+in one forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from precedent.errors import ContextOverflowError
+from precedent.target.attention import tree_mask, tree_positions, use_tree_attention
+from precedent.target.cpu_linear import pack_linears
+from precedent.target.kv_cache import KVCache
+from precedent.target.support import check_supported
+from precedent.tree import EMPTY_TREE, CandidateTree
+
+PREFILL_CHUNK = 512
+"""Tokens per prefill forward: bounds the memory of activations, costs nothing measurable."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """One sequence: `token_ids` have their keys and values in `kv`, `pending` is chosen but not computed."""
+
+    kv: KVCache
+    token_ids: list[int] = field(default_factory=list)
+    pending: int = -1
+
+
+class TargetModel:
+    """Wraps an `AutoModelForCausalLM`. Raises UnsupportedError for layers that cannot be rewound."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        check_supported(model.config)
+        self.model = model.eval()
+        use_tree_attention(self.model)
+        pack_linears(self.model)
+        self._additive = None if self.model.config._attn_implementation != "eager" else self.model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where input ids go."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output head, padding included."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence the model was made for, in tokens."""
+        return int(self.model.config.get_text_config().max_position_embeddings)
+
+    def new_slot(self) -> Slot:
+        """An empty slot."""
+        return Slot(KVCache.empty(self.model.config.get_text_config().num_hidden_layers))
+
+    @torch.inference_mode()
+    def fork(self, slot: Slot, length: int) -> Slot:
+        """A new slot that starts with a copy of the first `length` tokens; leaves `slot` as it is."""
+        return Slot(slot.kv.fork(length), slot.token_ids[:length])
+
+    @torch.inference_mode()
+    def prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
+        """Bring `slot` to `prompt_ids`, the last one pending; returns how many tokens were reused from its KV cache.
+
+        The longest common prefix with what the slot holds is kept, the rest is rewound; a failed prefill leaves the
+        slot at the last whole chunk. Raises ContextOverflowError when the prompt does not fit.
+        """
+        if len(prompt_ids) >= self.context_length:
+            raise ContextOverflowError(
+                f"the prompt has {len(prompt_ids)} tokens, the model's context holds {self.context_length}: "
+                "shorten the conversation or the tool results"
+            )
+        reused = common_prefix(slot.token_ids, prompt_ids[:-1])
+        self.rewind(slot, reused)
+        for start in range(reused, len(prompt_ids) - 1, PREFILL_CHUNK):
+            self._prefill_chunk(slot, prompt_ids[start : min(start + PREFILL_CHUNK, len(prompt_ids) - 1)])
+        slot.pending = prompt_ids[-1]
+        return reused
+
+    def _prefill_chunk(self, slot: Slot, token_ids: Sequence[int]) -> None:
+        input_ids = torch.tensor([token_ids], device=self.device)
+        positions = torch.arange(slot.kv.length, slot.kv.length + len(token_ids), device=self.device)[None]
+        self.model(
+            input_ids=input_ids, position_ids=positions, past_key_values=slot.kv, use_cache=True, logits_to_keep=1
+        )
+        slot.kv.keep(range(len(token_ids)))
+        slot.token_ids.extend(token_ids)
+
+    @torch.inference_mode()
+    def score(self, batch: Sequence[tuple[Slot, CandidateTree]]) -> list[Tensor]:
+        """Logits after the pending token and after every node, `[num_nodes + 1, vocab_size]` for each sequence.
+
+        Nothing is committed: the next `commit` or `discard` decides. Sequences run one after the other today.
+        """
+        return [self._score(slot, tree) for slot, tree in batch]
+
+    def _score(self, slot: Slot, tree: CandidateTree) -> Tensor:
+        length = slot.kv.length
+        logits: Tensor = self.model(
+            input_ids=torch.tensor([[slot.pending, *tree.token_ids]], device=self.device),
+            position_ids=tree_positions(tree, length, self.device),
+            attention_mask=tree_mask(tree, length, self._additive, self.device),
+            past_key_values=slot.kv,
+            use_cache=True,
+        ).logits
+        return logits[0]
+
+    @torch.inference_mode()
+    def commit(self, slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: int) -> None:
+        """Keep the pending token and the accepted `path` (node indices); `next_token` becomes pending."""
+        slot.kv.keep([0, *(node + 1 for node in path)])
+        slot.token_ids.append(slot.pending)
+        slot.token_ids.extend(tree.token_ids[node] for node in path)
+        slot.pending = next_token
+
+    def rewind(self, slot: Slot, length: int) -> None:
+        """Forget all committed tokens from `length` on, and whatever was scored behind them."""
+        slot.kv.rewind(length)
+        del slot.token_ids[length:]
+
+    def discard(self, slot: Slot) -> None:
+        """Forget whatever was scored but not committed; safe at any time, also after a failed forward."""
+        self.rewind(slot, min(slot.kv.length, len(slot.token_ids)))
+
+    def plain_step(self, slot: Slot) -> Tensor:
+        """Logits after the pending token alone, `[1, vocab_size]`."""
+        return self.score([(slot, EMPTY_TREE)])[0]
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the longest common prefix, in tokens."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))

@@ -1,0 +1,66 @@
+"""Real, tiny, random Hugging Face models and a byte tokenizer: every code path of the engine without a download."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+_SHAPE: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+
+
+def byte_tokenizer(merges: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFast:
+    """A tokenizer with one token per byte (plus `merges`), ChatML control tokens, and a ChatML template without tools."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: i for i, symbol in enumerate([*alphabet, *(left + right for left, right in merges)])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL_TOKENS])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", bos_token="<|endoftext|>"
+    )
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+def tiny_causal_lm(
+    model_type: str = "llama",
+    *,
+    vocab_size: int = 259,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    scale: float = 1.0,
+    **settings: Any,
+) -> PreTrainedModel:
+    """A random causal LM of any architecture that transformers knows, small enough for exact tests on a CPU.
+
+    `scale` multiplies the output head: larger makes the next token more certain.
+    """
+    config = AutoConfig.for_model(model_type, vocab_size=vocab_size, **{**_SHAPE, **settings})
+    config.eos_token_id = config.bos_token_id = config.pad_token_id = None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        with torch.no_grad():  # transformers initialises with a spread of 0.02: too flat to tell one position from another
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+            model.get_output_embeddings().weight.mul_(scale * 4.0)
+    return model.eval()

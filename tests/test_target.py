@@ -1,0 +1,208 @@
+"""The target model: scoring a tree equals plain forwards along every path, and leaves no trace but the accepted path."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from precedent.errors import ContextOverflowError, UnsupportedError
+from precedent.target import Slot, TargetModel
+from precedent.target.cpu_linear import PackedLinear, pack_linears
+from precedent.target.support import check_supported
+from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder, chain
+
+FULL_ATTENTION_MODELS = ["llama", "qwen2", "qwen3", "mistral", "gpt_neox", "phi", "olmo2", "granite"]
+
+
+def random_tree(seed: int, num_nodes: int, vocab_size: int = 259) -> CandidateTree:
+    """A random tree of points."""
+    choose, builder, nodes = random.Random(seed), TreeBuilder(), [ROOT]
+    for _ in range(num_nodes):
+        nodes.append(builder.add_point(choose.choice(nodes), choose.randrange(vocab_size), "test"))
+    return builder.build()
+
+
+def random_ids(seed: int, count: int) -> list[int]:
+    """Random token ids."""
+    choose = random.Random(seed)
+    return [choose.randrange(256) for _ in range(count)]
+
+
+def plain_logits(target: TargetModel, token_ids: list[int]) -> torch.Tensor:
+    """Logits after the last token by a forward without any cache, [vocab_size]."""
+    with torch.inference_mode():
+        return target.model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0, -1]
+
+
+def full_attention(model_type: str, **settings: object) -> TargetModel:
+    """A tiny model of this architecture without a sliding window."""
+    if model_type == "mistral":
+        settings["sliding_window"] = None
+    return TargetModel(tiny_causal_lm(model_type, **settings))
+
+
+@pytest.mark.parametrize("model_type", FULL_ATTENTION_MODELS)
+def test_a_scored_tree_equals_plain_forwards_along_every_path(model_type: str) -> None:
+    """One tree forward gives, at every node, the logits of a plain forward over prompt and path (float64, 1e-9)."""
+    target, prompt, tree = full_attention(model_type), random_ids(1, 70), random_tree(2, 24)
+    slot = target.new_slot()
+    target.prefill(slot, prompt)
+    logits = target.score([(slot, tree)])[0]
+    for node in (ROOT, *range(len(tree))):
+        expected = plain_logits(target, [*prompt, *tree.tokens_to(node)])
+        torch.testing.assert_close(logits[node + 1], expected, rtol=0, atol=1e-9)
+
+
+def test_eager_attention_takes_the_same_tree() -> None:
+    """A model with transformers' eager attention keeps it and gives the same logits."""
+    model = tiny_causal_lm("llama", seed=3)
+    prompt, tree = random_ids(4, 20), random_tree(5, 9)
+    fused = TargetModel(model)
+    slot = fused.new_slot()
+    fused.prefill(slot, prompt)
+    expected = fused.score([(slot, tree)])[0]
+    model.set_attn_implementation("eager")
+    eager = TargetModel(model)
+    slot = eager.new_slot()
+    eager.prefill(slot, prompt)
+    assert model.config._attn_implementation == "eager"
+    # transformers' eager attention computes its softmax in float32 whatever the model's dtype is
+    torch.testing.assert_close(eager.score([(slot, tree)])[0], expected, rtol=0, atol=1e-4)
+
+
+def keys_and_values(slot: Slot) -> torch.Tensor:
+    """Everything committed, [layers, 2, heads, length, head_dim]."""
+    length = slot.kv.length
+    return torch.stack([torch.stack([layer.keys[0, :, :length], layer.values[0, :, :length]]) for layer in slot.kv.layers])
+
+
+def test_the_kv_cache_is_as_if_nothing_had_been_speculated() -> None:
+    """After scoring trees and committing scattered paths, the cache equals that of plain decoding of the same tokens."""
+    target, prompt = full_attention("llama"), random_ids(6, 40)
+    speculated, plain = target.new_slot(), target.new_slot()
+    target.prefill(speculated, prompt)
+    for round_number in range(8):
+        tree = random_tree(100 + round_number, 15)
+        target.score([(speculated, tree)])
+        path = tree.path_to(random.Random(round_number).randrange(len(tree)))
+        target.commit(speculated, tree, path, next_token=round_number)
+    target.prefill(plain, [*speculated.token_ids, speculated.pending])
+    assert plain.token_ids == speculated.token_ids
+    torch.testing.assert_close(keys_and_values(speculated), keys_and_values(plain), rtol=0, atol=1e-9)
+
+
+def test_discard_forgets_whatever_was_scored() -> None:
+    """A score without a commit changes neither the length nor the next logits."""
+    target, prompt = full_attention("llama"), random_ids(7, 30)
+    slot = target.new_slot()
+    target.prefill(slot, prompt)
+    before = target.plain_step(slot).clone()
+    target.score([(slot, random_tree(8, 12))])
+    target.discard(slot)
+    assert slot.kv.length == len(slot.token_ids) == len(prompt) - 1
+    torch.testing.assert_close(target.plain_step(slot), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shared", [0, 1, 33, 59])
+def test_prefill_reuses_exactly_the_common_prefix(shared: int) -> None:
+    """A second prompt recomputes only what differs, and its logits are those of a fresh prefill."""
+    target = full_attention("qwen3")
+    first = random_ids(9, 60)
+    second = [*first[:shared], *((token + 1) % 256 for token in first[shared:]), 5, 6, 7]
+    slot = target.new_slot()
+    target.prefill(slot, first)
+    assert target.prefill(slot, second) == min(shared, len(first) - 1)
+    torch.testing.assert_close(target.plain_step(slot)[0], plain_logits(target, second), rtol=0, atol=1e-9)
+
+
+def test_a_fork_leaves_its_origin_alone() -> None:
+    """Two conversations that share a prefix do not disturb each other."""
+    target, prompt = full_attention("llama"), random_ids(10, 50)
+    origin = target.new_slot()
+    target.prefill(origin, prompt)
+    branch = target.fork(origin, 30)
+    target.prefill(branch, [*prompt[:30], 1, 2, 3])
+    torch.testing.assert_close(target.plain_step(origin)[0], plain_logits(target, prompt), rtol=0, atol=1e-9)
+    torch.testing.assert_close(target.plain_step(branch)[0], plain_logits(target, [*prompt[:30], 1, 2, 3]), rtol=0, atol=1e-9)
+
+
+def test_prefill_in_chunks_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunk borders leave no trace in the logits."""
+    monkeypatch.setattr("precedent.target.model.PREFILL_CHUNK", 7)
+    target, prompt = full_attention("llama"), random_ids(11, 50)
+    slot = target.new_slot()
+    target.prefill(slot, prompt)
+    torch.testing.assert_close(target.plain_step(slot)[0], plain_logits(target, prompt), rtol=0, atol=1e-9)
+
+
+def test_a_prompt_longer_than_the_context_is_refused() -> None:
+    """The error names both lengths and the slot stays usable."""
+    target = full_attention("llama", max_position_embeddings=32)
+    slot = target.new_slot()
+    with pytest.raises(ContextOverflowError, match=r"32 tokens.*holds 32"):
+        target.prefill(slot, [1] * 32)
+    target.prefill(slot, [1] * 31)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "named"),
+    [
+        ("mistral", {"sliding_window": 16}, "sliding_attention"),
+        ("gemma3_text", {"head_dim": 12}, "sliding_attention"),
+        ("mamba", {"state_size": 4}, "linear_attention|recurrent"),
+        ("qwen3_next", {}, "linear_attention"),
+        ("t5", {}, "encoder-decoder"),
+    ],
+)
+def test_layers_that_cannot_be_rewound_are_refused_by_name(model_type: str, settings: dict, named: str) -> None:
+    """The error names the kind of layer that is in the way."""
+    from transformers import AutoConfig
+
+    with pytest.raises(UnsupportedError, match=named):
+        check_supported(AutoConfig.for_model(model_type, **settings))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_linears_compute_the_same_product(dtype: torch.dtype) -> None:
+    """Packing changes the order of summation, nothing else; the state dict keeps its names and values."""
+    model = tiny_causal_lm("llama", dtype=dtype, attention_bias=True)
+    names = list(model.state_dict())
+    inputs = torch.tensor([random_ids(12, 24)])
+    with torch.inference_mode():
+        before = model(inputs).logits.float()
+        assert pack_linears(model) > 0
+        after = model(inputs).logits.float()
+    assert list(model.state_dict()) == names
+    assert isinstance(model.model.layers[0].mlp.up_proj, PackedLinear)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.2
+    assert (before - after).abs().max() < tolerance * before.abs().max()
+
+
+def test_a_packed_linear_notices_new_weights() -> None:
+    """Loading other weights into a packed model is not answered with the old ones."""
+    model = tiny_causal_lm("llama", dtype=torch.float32, seed=1)
+    other = tiny_causal_lm("llama", dtype=torch.float32, seed=2)
+    inputs = torch.tensor([random_ids(13, 10)])
+    with torch.inference_mode():
+        pack_linears(model)
+        model(inputs)
+        expected = other(inputs).logits
+    model.load_state_dict(other.state_dict())
+    with torch.inference_mode():
+        torch.testing.assert_close(model(inputs).logits, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_commit_of_an_empty_tree_is_a_plain_step() -> None:
+    """Plain decoding goes through the same four calls."""
+    target, prompt = full_attention("llama"), random_ids(14, 12)
+    slot = target.new_slot()
+    target.prefill(slot, prompt)
+    for _ in range(5):
+        token = int(target.plain_step(slot)[0].argmax())
+        assert token == int(plain_logits(target, prompt).argmax())
+        target.commit(slot, EMPTY_TREE, (), token)
+        prompt = [*prompt, token]
+    assert chain([]).token_ids == ()
