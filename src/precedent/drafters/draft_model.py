@@ -1,0 +1,100 @@
+"""A smaller causal LM with the target's tokenizer, drawing one token after the other.
+
+When sampling, every token is a draw that carries the very row it was drawn from (same constraints, temperature and
+truncation as the target's), with the cached siblings excluded. When decoding greedily it proposes its argmax as a point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from precedent.drafters.base import Candidates, Drafting, DraftRequest
+from precedent.sampling import Coins, probs_of
+from precedent.target import TargetModel, common_prefix
+from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder, chain
+
+CATCH_UP_LIMIT = 32
+"""Up to this many missed tokens ride along with the first draw; more are prefilled in chunks."""
+
+
+class DraftModelDrafter:
+    """Shares one draft model between all requests; each keeps its own KV cache, caught up only when asked."""
+
+    name = "draft-model"
+    draws = True
+
+    def __init__(self, model: TargetModel) -> None:
+        self._model = model
+
+    def begin(self, request: DraftRequest) -> Drafting:
+        """Start with an empty KV cache: nothing is computed until the first draw."""
+        return _DraftModelDrafting(self.name, self._model, request)
+
+    def close(self) -> None:
+        """Nothing is held besides the model."""
+
+
+class _DraftModelDrafting:
+    def __init__(self, name: str, model: TargetModel, request: DraftRequest) -> None:
+        self._name, self._model, self._request = name, model, request
+        self._slot = model.new_slot()
+        self._context = list(request.prompt_ids)
+
+    def match(self, budget: int) -> Candidates:
+        """A draft model has no points to offer before the shape of the tree is fixed."""
+        return Candidates(self._name)
+
+    @torch.inference_mode()
+    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
+        """Draw a chain of up to `num_draws` tokens below the root; it ends at an end token."""
+        path: list[int] = []
+        parent, tail = ROOT, self._catch_up()
+        while len(path) < num_draws:
+            row = self._model.score([(self._slot, tail)])[0][-1]
+            token, parent = self._draw_below(builder, parent, path, row, coins)
+            path.append(token)
+            if token in self._request.end_token_ids:
+                return
+            self._model.commit(self._slot, tail, range(len(tail)), token)
+            tail = EMPTY_TREE
+
+    def _draw_below(
+        self, builder: TreeBuilder, parent: int, path: Sequence[int], row: Tensor, coins: Coins
+    ) -> tuple[int, int]:
+        """Draw one child of `parent`; returns its token and its node."""
+        shape = self._request.shape
+        if shape is not None:
+            output_ids = self._context[len(self._request.prompt_ids) :]
+            row = shape((*output_ids, *path), row)
+        if self._request.sampling.greedy:
+            token = int(row.argmax())
+            return token, builder.add_point(parent, token, self._name)
+        law = _law(probs_of(row, self._request.sampling), builder.children(parent))
+        token = coins.categorical(law.probs(), parent, "draft")
+        return token, builder.add_draw(parent, token, law, self._name)
+
+    def _catch_up(self) -> CandidateTree:
+        """Rewind to the committed text; the first missed token becomes pending, the others are returned as a chain."""
+        reused = common_prefix(self._slot.token_ids, self._context[:-1])
+        self._model.rewind(self._slot, reused)
+        if len(self._context) - reused > CATCH_UP_LIMIT:
+            self._model.prefill(self._slot, self._context)
+        self._slot.pending, *missed = self._context[len(self._slot.token_ids) :]
+        return chain(missed)
+
+    def committed(self, token_ids: Sequence[int]) -> None:
+        """Remember the committed tokens; the KV cache is rewound to them at the next draw."""
+        self._context.extend(token_ids)
+
+    def end(self) -> None:
+        """Drop the KV cache."""
+        self._slot = self._model.new_slot()
+
+
+def _law(row: Tensor, siblings: tuple[int, ...]) -> Drawn:
+    """The row without the siblings, unless nothing would be left to draw."""
+    left = 1.0 - float(row[list(siblings)].sum()) if siblings else 1.0
+    return Drawn(row, siblings) if siblings and left > 1e-6 else Drawn(row)

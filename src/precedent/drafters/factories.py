@@ -1,0 +1,26 @@
+"""How the built-in drafters are made from the parts of an engine (targets of this package's own entry points)."""
+
+from __future__ import annotations
+
+from precedent.drafters import DrafterParts
+from precedent.drafters.base import Drafter
+from precedent.drafters.draft_model import DraftModelDrafter
+from precedent.drafters.prompt import PromptDrafter
+from precedent.drafters.recall import RecallDrafter
+
+
+def recall(parts: DrafterParts) -> Drafter | None:
+    """Prior completions of the speculation cache; absent without a cache."""
+    if parts.cache is None:
+        return None
+    return RecallDrafter(parts.cache, parts.tokenizer_fingerprint, parts.executor)
+
+
+def prompt(parts: DrafterParts) -> Drafter | None:
+    """n-gram lookup in the live prompt and answer; always there."""
+    return PromptDrafter()
+
+
+def draft_model(parts: DrafterParts) -> Drafter | None:
+    """A smaller causal LM; absent without one."""
+    return None if parts.draft_model is None else DraftModelDrafter(parts.draft_model)

@@ -1,0 +1,211 @@
+"""Which candidates are worth verifying: the shape of the tree, decided before anything is drawn.
+
+Every candidate gets one calibrated probability of being accepted along its whole path; the tree takes them in that order
+for as long as the expected tokens per millisecond grow, by the cost curve measured on this machine. Zero nodes is a legal
+answer: plain decoding. A draft model costs sequential steps, so its draws compete in the same currency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from precedent.calibration import Calibration
+from precedent.cost_curve import CostCurve
+from precedent.drafters.base import Candidates
+from precedent.tree import ROOT, CandidateTree, TreeBuilder
+
+FIRST_PROBE_GAP = 32
+"""Steps after which a draft model that did not pay is tried again; doubles up to `LAST_PROBE_GAP`."""
+
+LAST_PROBE_GAP = 2048
+
+PROBE_DRAWS = 2
+"""Draws of such a trial: enough to learn its acceptance, too few to cost much."""
+
+DRAFT_PRIOR = 0.6
+"""Acceptance assumed of a draft model that has never been asked."""
+
+Key = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sequence allows in this step: nodes, draws, tokens until its end, and the tokens that end it."""
+
+    max_nodes: int
+    max_draws: int
+    max_depth: int
+    end_token_ids: frozenset[int]
+
+
+@dataclass(slots=True)
+class Plan:
+    """Points already in the builder, draws still to be made, and why each node was chosen."""
+
+    builder: TreeBuilder = field(default_factory=TreeBuilder)
+    draws: dict[str, int] = field(default_factory=dict)
+    evidence: dict[int, list[Key]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Pooled:
+    """One merged candidate: its place, and every source's key and calibrated estimate."""
+
+    parent: int
+    token_id: int
+    depth: int
+    support: list[tuple[float, str, Key]] = field(default_factory=list)
+    path_probability: float = 0.0
+
+
+@dataclass(slots=True)
+class _DrawGate:
+    """Whether a drafter that costs model steps is asked; re-opens by rare trials."""
+
+    milliseconds_per_draw: float | None = None
+    gap: int = FIRST_PROBE_GAP
+    idle_steps: int = 0
+
+    def probe_due(self) -> bool:
+        """Count a step in which it was not asked; true when a trial is due."""
+        self.idle_steps += 1
+        return self.milliseconds_per_draw is None or self.idle_steps >= self.gap
+
+
+class Planner:
+    """Engine-wide: what was learned from one request serves the next."""
+
+    def __init__(self, cost: CostCurve) -> None:
+        self.cost = cost
+        self.calibration = Calibration()
+        self._gates: dict[str, _DrawGate] = {}
+
+    def plan(self, candidates: Sequence[Candidates], draw_sources: Sequence[str], limits: Limits) -> Plan:
+        """The points of the tree, and how many draws to make from each source."""
+        pool = self._merge(candidates, limits)
+        ranked = sorted(range(len(pool)), key=lambda i: (-pool[i].path_probability, i))[: limits.max_nodes]
+        num_points, draws = self._best_shape([pool[i] for i in ranked], draw_sources, limits)
+        plan = Plan(draws=draws)
+        self._add_points(plan, pool, ranked[:num_points])
+        return plan
+
+    def _merge(self, candidates: Sequence[Candidates], limits: Limits) -> list[_Pooled]:
+        """All drafters' tries as one, with calibrated path probabilities."""
+        pool: list[_Pooled] = []
+        index: dict[tuple[int, int], int] = {}
+        for proposal in candidates:
+            self._merge_one(proposal, pool, index, limits)
+        self._set_path_probabilities(pool)
+        return pool
+
+    def _merge_one(
+        self, proposal: Candidates, pool: list[_Pooled], index: dict[tuple[int, int], int], limits: Limits
+    ) -> None:
+        place: list[int | None] = []
+        for token, parent, estimate, feature in zip(
+            proposal.token_ids, proposal.parents, proposal.estimates, proposal.features, strict=True
+        ):
+            above = ROOT if parent == ROOT else place[parent]
+            place.append(None if above is None else _find_or_add(pool, index, above, token, limits))
+            at = place[-1]
+            if at is not None:
+                key: Key = (proposal.source, *feature)
+                pool[at].support.append((self.calibration.probability(key, estimate), proposal.source, key))
+
+    @staticmethod
+    def _set_path_probabilities(pool: list[_Pooled]) -> None:
+        """P(path) = product of the best estimates, siblings scaled down where together they exceed certainty."""
+        best = [max(node.support)[0] for node in pool]
+        total: dict[int, float] = {}
+        for node, probability in zip(pool, best, strict=True):
+            total[node.parent] = total.get(node.parent, 0.0) + probability
+        for node, probability in zip(pool, best, strict=True):
+            above = 1.0 if node.parent == ROOT else pool[node.parent].path_probability
+            node.path_probability = above * probability / max(1.0, total[node.parent])
+
+    def _best_shape(
+        self, ranked: Sequence[_Pooled], draw_sources: Sequence[str], limits: Limits
+    ) -> tuple[int, dict[str, int]]:
+        """How many of the ranked points, and how many draws, give the most tokens per millisecond."""
+        expected, at_root, best_rate, best_points = 1.0, 0.0, 1.0 / self.cost.milliseconds(1), 0
+        best_expected, best_root = expected, at_root
+        for count, node in enumerate(ranked, start=1):
+            expected += node.path_probability
+            at_root += node.path_probability if node.parent == ROOT else 0.0
+            rate = expected / self.cost.milliseconds(count + 1)
+            if rate > best_rate:
+                best_rate, best_points, best_expected, best_root = rate, count, expected, at_root
+        draws = {}
+        for source in draw_sources:
+            number = self._num_draws(source, best_points, best_expected, 1.0 - min(best_root, 1.0), limits)
+            if number:
+                draws[source] = number
+        return best_points, draws
+
+    def _num_draws(self, source: str, points: int, expected: float, open_mass: float, limits: Limits) -> int:
+        """Draws that pay for their sequential steps, or a rare trial when none seem to."""
+        most = min(limits.max_draws, limits.max_depth)
+        gate = self._gates.setdefault(source, _DrawGate())
+        step = gate.milliseconds_per_draw or 0.0
+        best, best_rate, reach = 0, expected / self.cost.milliseconds(points + 1), open_mass
+        for number in range(1, most + 1):
+            reach *= self.calibration.probability((source, min(number, 6)), DRAFT_PRIOR)
+            expected += reach
+            rate = expected / (self.cost.milliseconds(points + 1 + number) + number * step)
+            if rate > best_rate:
+                best, best_rate = number, rate
+        if gate.milliseconds_per_draw is not None and best:
+            gate.gap, gate.idle_steps = FIRST_PROBE_GAP, 0
+            return best
+        if gate.probe_due() and most:
+            gate.gap, gate.idle_steps = min(2 * gate.gap, LAST_PROBE_GAP), 0
+            return min(PROBE_DRAWS, most)
+        return 0
+
+    @staticmethod
+    def _add_points(plan: Plan, pool: Sequence[_Pooled], chosen: Sequence[int]) -> None:
+        """Put the chosen points into the builder, parents first, the source with the best estimate first."""
+        place = {ROOT: ROOT}
+        for i in sorted(chosen):
+            node = pool[i]
+            for _, source, _ in sorted(node.support, reverse=True):
+                place[i] = plan.builder.add_point(place[node.parent], node.token_id, source)
+            plan.evidence[place[i]] = [key for _, _, key in node.support]
+
+    def observe_draws(self, source: str, num_draws: int, milliseconds: float) -> None:
+        """Learn what a draw of `source` costs."""
+        gate = self._gates.setdefault(source, _DrawGate())
+        each = milliseconds / max(num_draws, 1)
+        before = gate.milliseconds_per_draw
+        gate.milliseconds_per_draw = each if before is None else 0.8 * before + 0.2 * each
+
+    def observe(self, plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:
+        """Learn from a verdict: the outcome of every child of an accepted node is known."""
+        accepted = {ROOT, *path}
+        for node in range(len(tree)):
+            if tree.parents[node] in accepted:
+                for key in self._keys(plan, tree, node):
+                    self.calibration.observe(key, node in accepted)
+
+    @staticmethod
+    def _keys(plan: Plan, tree: CandidateTree, node: int) -> list[Key]:
+        drawn: list[Key] = [
+            (source, min(int(tree.depths[node]), 6)) for source in tree.sources[node] if source in plan.draws
+        ]
+        return plan.evidence.get(node, []) + drawn
+
+
+def _find_or_add(
+    pool: list[_Pooled], index: dict[tuple[int, int], int], above: int, token: int, limits: Limits
+) -> int | None:
+    """The pooled node of `token` below `above`; None when it would hang below an end token or too deep."""
+    found = index.get((above, token))
+    if found is not None:
+        return found
+    depth = 1 if above == ROOT else pool[above].depth + 1
+    if depth > limits.max_depth or (above != ROOT and pool[above].token_id in limits.end_token_ids):
+        return None
+    index[above, token] = len(pool)
+    pool.append(_Pooled(above, token, depth))
+    return len(pool) - 1

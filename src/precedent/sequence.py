@@ -1,0 +1,68 @@
+"""The state of one request inside the decode loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.drafters.base import Drafting
+from precedent.planner import Limits
+from precedent.sampling import CounterCoins, RowShaper
+from precedent.stats import GenerationStats
+from precedent.target import Slot
+
+
+@dataclass(slots=True, eq=False)
+class DecodingSequence:
+    """A prefilled request: its slot in the target model, its drafters at work, its output so far.
+
+    `entropy` (128 bits) keys all of its coins; `draftings` maps drafter names to their work on this request, `draw_sources`
+    names those that cost model steps.
+    """
+
+    slot: Slot
+    sampling: SamplingParams
+    speculation: SpeculationConfig
+    mode: str
+    entropy: int
+    end_token_ids: frozenset[int]
+    max_tokens: int
+    shape: RowShaper | None = None
+    draftings: dict[str, Drafting] = field(default_factory=dict)
+    draw_sources: tuple[str, ...] = ()
+    output_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: Exception | None = None
+    stats: GenerationStats = field(default_factory=GenerationStats)
+
+    @property
+    def finished(self) -> bool:
+        """True when it must not be stepped any more."""
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def limits(self) -> Limits:
+        """What the next tree may hold: the token after an accepted path needs a place as well."""
+        return Limits(
+            max_nodes=self.speculation.max_nodes if self.speculation.enabled else 0,
+            max_draws=self.speculation.max_draws if self.speculation.enabled else 0,
+            max_depth=self.max_tokens - len(self.output_ids) - 1,
+            end_token_ids=self.end_token_ids,
+        )
+
+    def coins(self) -> CounterCoins:
+        """The coins of the step that comes next."""
+        return CounterCoins(self.entropy, self.stats.num_steps)
+
+    def append(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Commit new tokens up to an end token or the length limit; returns those that count and sets `finish_reason`."""
+        for count, token in enumerate(token_ids, start=1):
+            self.output_ids.append(token)
+            if token in self.end_token_ids:
+                self.finish_reason = "stop"
+            elif len(self.output_ids) >= self.max_tokens:
+                self.finish_reason = "length"
+            if self.finish_reason is not None:
+                return tuple(token_ids[:count])
+        return tuple(token_ids)

@@ -1,0 +1,41 @@
+"""From token ids to the text that may be shown: detokenize, then hold back what could become a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from precedent.text.detokenizer import IncrementalDetokenizer
+from precedent.text.stop import StopScanner
+
+
+class TextAssembler:
+    """One request's text, fed with bursts of any size; the text is the same under every split into bursts."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._scanner = StopScanner(stop) if stop else None
+        self.stopped = False
+
+    def push(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """New text, and how many of the tokens count (fewer when a stop string ended the answer inside the burst)."""
+        if self._scanner is None:
+            return self._detokenizer.push(token_ids), len(token_ids)
+        shown = ""
+        for count, token in enumerate(token_ids, start=1):
+            text, self.stopped = self._scanner.push(self._detokenizer.push([token]))
+            shown += text
+            if self.stopped:
+                return shown, count
+        return shown, len(token_ids)
+
+    def flush(self) -> str:
+        """The text still held back at the end of the answer; nothing after a stop string."""
+        if self.stopped:
+            return ""
+        rest = self._detokenizer.flush()
+        if self._scanner is None:
+            return rest
+        text, self.stopped = self._scanner.push(rest)
+        return text if self.stopped else text + self._scanner.flush()
