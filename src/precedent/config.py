@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from precedent.errors import ConfigError
 
-MODES = ("auto", "greedy", "traversal", "topdown")
+MODES = ("auto", "greedy", "coupled", "traversal", "topdown")
 
 
 class _FromDict:
@@ -34,7 +34,7 @@ class SamplingParams(_FromDict):
 
     `temperature` 0 is greedy decoding (argmax, lowest id on ties). `top_k` 0, `top_p` 1 and `min_p` 0 are off;
     `repetition_penalty` 1 is off (> 1 makes tokens that occurred before less likely, as in transformers).
-    With a `seed` the random coins depend on the seed alone, without one every request draws fresh entropy.
+    A `seed` fixes the text (mode `coupled`); without one every request draws fresh entropy.
     Raises ConfigError when a value is out of its range.
     """
 
@@ -73,7 +73,8 @@ class SpeculationConfig(_FromDict):
     """What may be proposed and how it is verified.
 
     `drafters` names the drafters in order of credit (see `precedent.drafters`); `max_nodes` bounds the candidate
-    tree (nodes per step); `mode` is one of `MODES`, `auto` meaning greedy at temperature 0 and traversal above.
+    tree (nodes per step); `mode` is one of `MODES`, `auto` meaning greedy at temperature 0,
+    else coupled with a seed and traversal without.
     `enabled=False` is plain decoding through the same loop. `write_back=False` stores nothing.
     """
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from precedent.cache import NewCompletion
 from precedent.cache.fingerprint import model_fingerprint, prompt_fingerprint, tokenizer_fingerprint
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
@@ -28,13 +30,17 @@ if TYPE_CHECKING:
 
     from precedent.cache import SpeculationCache
 
+ResultObserver = Callable[[tuple[int, ...], GenerationResult], None]
+"""Called with a finished request's prompt ids and its result, on a thread of the engine's."""
+
 __all__ = ["Emission", "Engine", "Generation", "GenerationResult", "shared_engine"]
 
 
 class Engine:
     """One target model, at most one draft model, at most one speculation cache, and the thread that runs them.
 
-    `speculation` holds the defaults of every request. The engine may be used from any thread and any event loop.
+    `speculation` holds the defaults of every request; `on_result` sees each finished one (prompt ids and result) before
+    its caller does. The engine may be used from any thread and any event loop.
     """
 
     def __init__(
@@ -46,13 +52,17 @@ class Engine:
         draft_model: PreTrainedModel | None = None,
         cache: SpeculationCache | None = None,
         speculation: SpeculationConfig | None = None,
+        on_result: ResultObserver | None = None,
     ) -> None:
+        self._on_result = on_result
         self.tokenizer, self.model_name, self.cache = tokenizer, name, cache
         self.speculation = speculation or SpeculationConfig()
         self.target = TargetModel(model)
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.model_fingerprint = model_fingerprint(model.config.to_dict(), model.state_dict())
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="precedent-cache")
+        if cache is not None:
+            self._executor.submit(cache.warm_up)  # loading the embedder takes seconds; the weights load meanwhile
         draft = None if draft_model is None else TargetModel(draft_model)
         self._parts = DrafterParts(self.tokenizer_fingerprint, self._executor, cache, draft)
         self._drafters: dict[str, Drafter] = {}
@@ -114,9 +124,6 @@ class Engine:
         self._check_prompt(prompt)
         speculation = speculation or self.speculation
         names = speculation.drafters if speculation.enabled else ()
-        write_back = None
-        if self.cache is not None and speculation.write_back:
-            write_back = partial(self._write_back, prompt, tenant, query, workflow_step, tools)
         request = Request(
             prompt_ids=prompt,
             sampling=sampling,
@@ -127,7 +134,7 @@ class Engine:
             tenant=tenant,
             query=query,
             workflow_step=workflow_step,
-            write_back=write_back,
+            finished=self._at_normal_end(speculation, prompt, tenant, query, workflow_step, tools),
         )
         self._worker.submit(request)
         return request.generation
@@ -152,22 +159,22 @@ class Engine:
                 self._drafters.update({drafter.name: drafter for drafter in load_drafters([name], self._parts)})
         return {name: self._drafters[name] for name in names if name in self._drafters}
 
-    def _write_back(
+    def _at_normal_end(
         self,
+        speculation: SpeculationConfig,
         prompt: tuple[int, ...],
         tenant: str,
         query: str,
         workflow_step: str,
         tools: str,
-        token_ids: tuple[int, ...],
-        text: str,
-    ) -> None:
-        from precedent.cache import NewCompletion
-
-        assert self.cache is not None
-        self.cache.insert(
-            NewCompletion(
-                token_ids=token_ids,
+    ) -> list[Callable[[GenerationResult], None]]:
+        """What happens when a request ends normally, before its caller learns of it: a reported completion is stored."""
+        actions: list[Callable[[GenerationResult], None]] = []
+        if self._on_result is not None:
+            actions.append(partial(self._on_result, prompt))
+        if self.cache is not None and speculation.write_back:
+            record = NewCompletion(
+                token_ids=(),
                 tokenizer=self.tokenizer_fingerprint,
                 model=self.model_fingerprint,
                 tenant=tenant,
@@ -175,9 +182,9 @@ class Engine:
                 prompt_fingerprint=prompt_fingerprint(prompt),
                 tools=tools,
                 workflow_step=workflow_step,
-                text=text,
             )
-        )
+            actions.append(partial(_write_back, self.cache, record))
+        return actions
 
     def _milliseconds_of_width(self, width: int) -> float:
         """Time one forward of `width` tokens behind a short prefix."""
@@ -217,14 +224,23 @@ def shared_engine(
     return engine
 
 
+def _write_back(cache: SpeculationCache, record: NewCompletion, result: GenerationResult) -> None:
+    cache.insert(replace(record, token_ids=result.token_ids, text=result.text))
+
+
 def _mode(speculation: SpeculationConfig, sampling: SamplingParams) -> str:
-    if speculation.mode == "auto":
-        return "greedy" if sampling.greedy else "traversal"
-    if speculation.mode == "greedy" and not sampling.greedy:
-        raise ConfigError(
-            f"mode='greedy' would ignore temperature={sampling.temperature}; set temperature=0 or mode='auto'"
-        )
-    return speculation.mode
+    """The verification mode of a request. Raises ConfigError when the mode asked for would ignore a setting."""
+    mode, seeded = speculation.mode, sampling.seed is not None
+    if mode == "auto" or sampling.greedy:
+        return "greedy" if sampling.greedy else "coupled" if seeded else "traversal"
+    if mode == "greedy":
+        raise ConfigError(f"mode='greedy' would ignore temperature={sampling.temperature}: set temperature=0")
+    if seeded and mode != "coupled":
+        # coins that depend on the seed alone would be known to a completion cached from the same seed
+        raise ConfigError(f"mode={mode!r} draws fresh coins for every request: drop the seed, or use mode='coupled'")
+    if mode == "coupled" and not seeded:
+        raise ConfigError("mode='coupled' needs a seed")
+    return mode
 
 
 def _end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

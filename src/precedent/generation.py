@@ -27,10 +27,11 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """The whole answer. `finish_reason` is "stop" (end token or stop string) or "length"."""
+    """The whole answer, each token with its source. `finish_reason` is "stop" (end token or stop string) or "length"."""
 
     text: str
     token_ids: tuple[int, ...]
+    sources: tuple[str, ...]
     finish_reason: str
     prompt_tokens: int
     cached_prompt_tokens: int

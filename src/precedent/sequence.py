@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.drafters.base import Drafting
 from precedent.planner import Limits
-from precedent.sampling import CounterCoins, RowShaper
+from precedent.sampling import Coins, CounterCoins, RowShaper
 from precedent.stats import GenerationStats
 from precedent.target import Slot
 
@@ -17,7 +17,7 @@ from precedent.target import Slot
 class DecodingSequence:
     """A prefilled request: its slot in the target model, its drafters at work, its output so far.
 
-    `entropy` (128 bits) keys all of its coins; `draftings` maps drafter names to their work on this request, `draw_sources`
+    `coins_of(step)` gives the coins of a step (`entropy_coins`, or a test's); `draftings` maps drafter names to their work on this request, `draw_sources`
     names those that cost model steps.
     """
 
@@ -25,7 +25,7 @@ class DecodingSequence:
     sampling: SamplingParams
     speculation: SpeculationConfig
     mode: str
-    entropy: int
+    coins_of: Callable[[int], Coins]
     end_token_ids: frozenset[int]
     max_tokens: int
     shape: RowShaper | None = None
@@ -51,9 +51,9 @@ class DecodingSequence:
             end_token_ids=self.end_token_ids,
         )
 
-    def coins(self) -> CounterCoins:
+    def coins(self) -> Coins:
         """The coins of the step that comes next."""
-        return CounterCoins(self.entropy, self.stats.num_steps)
+        return self.coins_of(self.stats.num_steps)
 
     def append(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Commit new tokens up to an end token or the length limit; returns those that count and sets `finish_reason`."""
@@ -66,3 +66,8 @@ class DecodingSequence:
             if self.finish_reason is not None:
                 return tuple(token_ids[:count])
         return tuple(token_ids)
+
+
+def entropy_coins(entropy: int) -> Callable[[int], Coins]:
+    """Counter-based coins for every step, keyed by 128 bits of entropy."""
+    return lambda step: CounterCoins(entropy, step)

@@ -6,7 +6,7 @@ import logging
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -20,7 +20,7 @@ from precedent.drafters import Drafter, Drafting, DraftRequest
 from precedent.errors import GenerationError, PrecedentError
 from precedent.generation import Emission, Generation, GenerationResult, cancelled_error
 from precedent.planner import Planner
-from precedent.sequence import DecodingSequence
+from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.stats import GenerationStats
 from precedent.target import TargetModel
 from precedent.target.prefix_pool import PrefixPool
@@ -42,12 +42,13 @@ class Request:
     tenant: str
     query: str
     workflow_step: str
-    write_back: Callable[[tuple[int, ...], str], None] | None
+    finished: Sequence[Callable[[GenerationResult], None]]
     generation: Generation = field(default_factory=Generation)
     submitted: float = field(default_factory=perf_counter)
     sequence: DecodingSequence | None = None
     cached_prompt_tokens: int = 0
     answer: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
 
 
 class Worker:
@@ -114,6 +115,7 @@ class Worker:
             tenant=request.tenant,
             query=request.query,
             workflow_step=request.workflow_step,
+            mode=request.mode,
             shape=shape,
             end_token_ids=self._end_token_ids,
         )
@@ -132,7 +134,7 @@ class Worker:
             sampling=request.sampling,
             speculation=request.speculation,
             mode=request.mode,
-            entropy=_entropy(request.sampling.seed),
+            coins_of=entropy_coins(secrets.randbits(128)),
             end_token_ids=self._end_token_ids,
             max_tokens=min(request.sampling.max_tokens, room),
             shape=shape,
@@ -175,6 +177,7 @@ class Worker:
         if sequence.stats.num_steps == 1:
             sequence.stats.first_token_seconds = perf_counter() - request.submitted
         request.answer.append(text)
+        request.sources.extend(result.sources[:kept])
         request.generation.put(Emission(text, result.token_ids[:kept], result.sources[:kept]))
         if sequence.finished:
             self._retire(request)
@@ -187,6 +190,7 @@ class Worker:
         result = GenerationResult(
             text="".join(request.answer),
             token_ids=tuple(sequence.output_ids),
+            sources=tuple(request.sources),
             finish_reason=sequence.finish_reason,
             prompt_tokens=len(request.prompt_ids),
             cached_prompt_tokens=request.cached_prompt_tokens,
@@ -207,12 +211,12 @@ class Worker:
 
 
 def _store_and_finish(request: Request, result: GenerationResult) -> None:
-    """Write back first: a completion that was reported is a completion that is stored."""
-    try:
-        if request.write_back is not None:
-            request.write_back(result.token_ids, result.text)
-    except Exception:
-        log.warning("the completion was not stored in the speculation cache", exc_info=True)
+    """Store first: a completion that was reported is a completion that is stored. A full disk fails no answer."""
+    for action in request.finished:
+        try:
+            action(result)
+        except Exception as error:
+            log.warning("the completion was not stored: %s", error, exc_info=log.isEnabledFor(logging.DEBUG))
     request.generation.finish(result)
 
 
@@ -224,11 +228,6 @@ def _sequence(request: Request) -> DecodingSequence:
 def _end_all(draftings: Iterable[Drafting]) -> None:
     for drafting in draftings:
         drafting.end()
-
-
-def _entropy(seed: int | None) -> int:
-    """128 bits that key a request's coins: the seed's own, or fresh ones that no cached completion can know."""
-    return secrets.randbits(128) if seed is None else seed % 2**128
 
 
 def _as_ours(error: Exception) -> Exception:

@@ -20,7 +20,7 @@ from precedent.tree import TreeBuilder
 class DraftRequest:
     """What a drafter learns about a request when it begins.
 
-    `query` is the text that recall embeds; `shape` is what the target does to a row of logits before it samples, and a
+    `query` is the text that recall embeds; `mode` is how its tokens are verified; `shape` is what the target does to a row of logits before it samples, and a
     draft model must do the same.
     """
 
@@ -30,6 +30,7 @@ class DraftRequest:
     tenant: str = "default"
     query: str = ""
     workflow_step: str = ""
+    mode: str = "greedy"
     shape: RowShaper | None = None
     end_token_ids: frozenset[int] = frozenset()
 

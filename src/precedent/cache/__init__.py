@@ -1,0 +1,43 @@
+"""The speculation cache: completion store, similarity index and embedder; knows no language model.
+
+Importing it loads none of FAISS, sentence-transformers and torch; they are imported when first needed.
+"""
+
+from precedent.cache.embedder import Embedder, SentenceTransformerEmbedder
+from precedent.cache.fingerprint import (
+    model_fingerprint,
+    prompt_fingerprint,
+    tokenizer_fingerprint,
+    tools_fingerprint,
+)
+from precedent.cache.records import (
+    CacheStats,
+    EmbedderIdentity,
+    Hit,
+    NewCompletion,
+    Selection,
+    StoredCompletion,
+    TenantStats,
+)
+from precedent.cache.speculation_cache import SpeculationCache
+from precedent.cache.store import DEFAULT_MAX_BYTES, CompletionStore, SQLiteStore
+
+__all__ = [
+    "DEFAULT_MAX_BYTES",
+    "CacheStats",
+    "CompletionStore",
+    "Embedder",
+    "EmbedderIdentity",
+    "Hit",
+    "NewCompletion",
+    "SQLiteStore",
+    "Selection",
+    "SentenceTransformerEmbedder",
+    "SpeculationCache",
+    "StoredCompletion",
+    "TenantStats",
+    "model_fingerprint",
+    "prompt_fingerprint",
+    "tokenizer_fingerprint",
+    "tools_fingerprint",
+]

@@ -1,0 +1,223 @@
+"""What the cache holds and gives back: plain frozen records, and the checks that keep bad ones out."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from precedent.errors import CacheError
+
+MAX_TENANT_LENGTH = 200
+MAX_TOKEN_ID = 2**31 - 1
+
+Vector = NDArray[np.float32]
+"""A unit vector, `[dimension]`, or several, `[n, dimension]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewCompletion:
+    """What write-back stores: one finished answer with the keys under which it may be proposed again.
+
+    `token_ids` are the ids as generated, the end token included. `tenant` and `tokenizer` (a fingerprint) are hard
+    keys; `model`, `tools` and `workflow_step` are soft ones. `query` is the text that is embedded, `prompt_fingerprint`
+    marks an exact repeat of the prompt, `text` is for people who list or search the cache.
+    """
+
+    token_ids: tuple[int, ...]
+    tokenizer: str
+    model: str
+    tenant: str = "default"
+    query: str = ""
+    prompt_fingerprint: str = ""
+    tools: str = ""
+    workflow_step: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCompletion(NewCompletion):
+    """A completion in the cache, with its record.
+
+    `created` is in seconds since the epoch; `count` says how often it was written back; `hits` counts the requests in
+    which at least one of its tokens was accepted; `accepted` and `rejected` count tokens.
+    """
+
+    id: int = 0
+    created: float = 0.0
+    count: int = 1
+    hits: int = 0
+    accepted: int = 0
+    rejected: int = 0
+
+
+Completions = list[StoredCompletion]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A stored completion whose request resembles the query; `similarity` is the cosine, higher is nearer."""
+
+    completion_id: int
+    similarity: float
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedderIdentity:
+    """Which embedder made the vectors of a cache; `name` is for people, `fingerprint` decides."""
+
+    name: str
+    fingerprint: str
+    dimension: int
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.fingerprint}, {self.dimension} dimensions)"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStats:
+    """One tenant's share: records, tokens, payload bytes and the sums of the records' counters."""
+
+    tenant: str
+    records: int
+    tokens: int
+    bytes: int
+    hits: int
+    accepted: int
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """A whole cache at a glance. `path` is None in memory; `bytes` is the payload that `max_bytes` bounds."""
+
+    path: str | None
+    read_only: bool
+    records: int
+    tokens: int
+    bytes: int
+    max_bytes: int
+    file_bytes: int
+    embedder: EmbedderIdentity | None
+    tenants: tuple[TenantStats, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which completions to list or forget: all conditions that are given must hold.
+
+    `before` is a time in seconds since the epoch; `containing` is looked for in text and query, without regard to case.
+    """
+
+    tenant: str | None = None
+    before: float | None = None
+    containing: str | None = None
+    ids: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.tenant is not None:
+            check_tenant(self.tenant)
+        if self.containing == "":
+            raise CacheError("containing is empty, which every record matches; give the text to look for")
+        if self.before is not None and self.before != self.before:
+            raise CacheError("before is not a number; give a time in seconds since the epoch")
+
+    @property
+    def everything(self) -> bool:
+        """True when no condition is given."""
+        return self == Selection()
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A completion as bytes, ready for a store: the same bytes give the same `identity` and `checksum`."""
+
+    completion: NewCompletion
+    vector: Vector | None
+
+    @cached_property
+    def token_blob(self) -> bytes:
+        """Token ids as little-endian int32."""
+        return np.asarray(self.completion.token_ids, dtype="<i4").tobytes()
+
+    @cached_property
+    def vector_blob(self) -> bytes | None:
+        """The vector as little-endian float32, or None where there was no text to embed."""
+        return None if self.vector is None else self.vector.astype("<f4").tobytes()
+
+    @cached_property
+    def identity(self) -> bytes:
+        """Equal for two completions of a partition that are the same answer to the same query, 16 bytes."""
+        return digest(self.token_blob, self.completion.query, size=16)
+
+    @cached_property
+    def checksum(self) -> bytes:
+        """Of everything that never changes but the vector, 8 bytes."""
+        return record_checksum(self.completion, self.token_blob)
+
+    @cached_property
+    def vector_checksum(self) -> bytes | None:
+        """Of the vector, 8 bytes."""
+        return None if self.vector_blob is None else vector_checksum(self.vector_blob)
+
+    @property
+    def size(self) -> int:
+        """Payload bytes: tokens, vector and the two texts."""
+        texts = len(self.completion.query.encode()) + len(self.completion.text.encode())
+        return len(self.token_blob) + len(self.vector_blob or b"") + texts
+
+
+def digest(*parts: str | bytes, size: int) -> bytes:
+    """A hash of `size` bytes over the parts; each carries its length, so that no two lists of parts run together."""
+    data = [part.encode() if isinstance(part, str) else part for part in parts]
+    lengths = struct.pack(f"<{len(data)}q", *map(len, data))
+    return hashlib.blake2b(lengths + b"".join(data), digest_size=size).digest()
+
+
+def record_checksum(completion: NewCompletion, token_blob: bytes) -> bytes:
+    """The checksum that is stored beside a record and compared when it is read, 8 bytes."""
+    keys = (completion.tenant, completion.tokenizer, completion.model, completion.prompt_fingerprint)
+    texts = (completion.tools, completion.workflow_step, completion.query, completion.text)
+    return digest(*keys, *texts, token_blob, size=8)
+
+
+def vector_checksum(vector_blob: bytes) -> bytes:
+    """The checksum that is stored beside a vector, 8 bytes."""
+    return digest(vector_blob, size=8)
+
+
+def check_tenant(tenant: str) -> None:
+    """Raise CacheError unless `tenant` is a name of 1 to 200 printable characters."""
+    if not tenant:
+        raise CacheError("the tenant's name is empty; give 1 to 200 printable characters")
+    if len(tenant) > MAX_TENANT_LENGTH:
+        raise CacheError(f"the tenant's name has {len(tenant)} characters; give at most {MAX_TENANT_LENGTH}")
+    if not tenant.isprintable():
+        raise CacheError(f"the tenant's name {tenant!r} holds a character that is not printable; leave it out")
+
+
+def storable(completion: NewCompletion) -> NewCompletion:
+    """The completion with lone surrogates in its texts replaced, since they have no UTF-8 form; checked.
+
+    Raises CacheError when a completion cannot be stored.
+    """
+    names = ("tokenizer", "model", "query", "prompt_fingerprint", "tools", "workflow_step", "text")
+    texts = {name: getattr(completion, name).encode("utf-8", "replace").decode() for name in names}
+    completion = replace(completion, **texts)
+    check_completion(completion)
+    return completion
+
+
+def check_completion(completion: NewCompletion) -> None:
+    """Raise CacheError when a completion cannot be stored."""
+    check_tenant(completion.tenant)
+    if not completion.tokenizer:
+        raise CacheError("a completion needs its tokenizer's fingerprint; see precedent.cache.tokenizer_fingerprint")
+    if not completion.token_ids:
+        raise CacheError("a completion without tokens cannot be stored")
+    if min(completion.token_ids) < 0 or max(completion.token_ids) > MAX_TOKEN_ID:
+        raise CacheError(f"token ids must lie between 0 and {MAX_TOKEN_ID}")

@@ -1,0 +1,149 @@
+"""The tables, and how a completion becomes a row and a row a completion again."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from typing import Any
+
+import numpy as np
+
+from precedent.cache.database import folded
+from precedent.cache.records import (
+    EmbedderIdentity,
+    Payload,
+    Selection,
+    StoredCompletion,
+    TenantStats,
+    Vector,
+    record_checksum,
+    vector_checksum,
+)
+from precedent.errors import CacheError
+
+# Triggers keep the sums right whoever writes; the large columns stand last, so that scans need not read them.
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+INSERT INTO meta VALUES ('epoch', 0);
+CREATE TABLE usage (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE completion (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant TEXT NOT NULL,
+    tokenizer TEXT NOT NULL,
+    identity BLOB NOT NULL,
+    created REAL NOT NULL,
+    count INTEGER NOT NULL DEFAULT 1,
+    hits INTEGER NOT NULL DEFAULT 0,
+    accepted INTEGER NOT NULL DEFAULT 0,
+    rejected INTEGER NOT NULL DEFAULT 0,
+    size INTEGER NOT NULL,
+    model TEXT NOT NULL,
+    prompt_fingerprint TEXT NOT NULL,
+    tools TEXT NOT NULL,
+    workflow_step TEXT NOT NULL,
+    checksum BLOB NOT NULL,
+    vector_checksum BLOB,
+    token_ids BLOB NOT NULL,
+    query TEXT NOT NULL,
+    text TEXT NOT NULL,
+    vector BLOB
+);
+CREATE UNIQUE INDEX completion_identity ON completion (tenant, tokenizer, identity);
+CREATE INDEX completion_partition ON completion (tenant, tokenizer, id);
+CREATE TRIGGER completion_came AFTER INSERT ON completion BEGIN
+    INSERT INTO usage VALUES (new.tenant, new.size) ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER completion_went AFTER DELETE ON completion BEGIN
+    UPDATE usage SET bytes = bytes - old.size WHERE tenant = old.tenant;
+    DELETE FROM usage WHERE tenant = old.tenant AND bytes <= 0;
+    UPDATE meta SET value = value + 1 WHERE key = 'epoch';
+END;
+"""
+
+INSERT = """
+INSERT INTO completion (tenant, tokenizer, identity, created, size, model, prompt_fingerprint, tools, workflow_step,
+                        checksum, vector_checksum, token_ids, query, text, vector)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+# in the order of StoredCompletion's fields, and the checksum
+COLUMNS = (
+    "token_ids, tokenizer, model, tenant, query, prompt_fingerprint, tools, workflow_step, text, "
+    "id, created, count, hits, accepted, rejected, checksum"
+)
+
+
+def insert_row(connection: sqlite3.Connection, payload: Payload) -> int:
+    """Add a completion, or count it once more if the same answer to the same query is there; returns its id."""
+    new = payload.completion
+    key = (new.tenant, new.tokenizer, payload.identity)
+    same = "SELECT id FROM completion WHERE tenant = ? AND tokenizer = ? AND identity = ?"
+    found = connection.execute(same, key).fetchone()
+    if found is not None:
+        connection.execute("UPDATE completion SET count = count + 1 WHERE id = ?", found)
+        return int(found[0])
+    soft = (new.model, new.prompt_fingerprint, new.tools, new.workflow_step)
+    sums = (payload.checksum, payload.vector_checksum)
+    large = (payload.token_blob, new.query, new.text, payload.vector_blob)
+    row = connection.execute(INSERT, (*key, time.time(), payload.size, *soft, *sums, *large)).lastrowid
+    assert row is not None
+    return row
+
+
+def completion_of(row: tuple[Any, ...]) -> StoredCompletion | None:
+    """The completion in a row of `COLUMNS`, or None if its bytes are not those that were written."""
+    blob, *fields, checksum = row
+    try:
+        completion = StoredCompletion(tuple(np.frombuffer(blob, "<i4").tolist()), *fields)
+        return completion if record_checksum(completion, blob) == checksum else None
+    except (TypeError, ValueError, AttributeError):  # a damaged row may hold a value of another type or length
+        return None
+
+
+def vector_of(blob: Any, checksum: Any) -> Vector | None:
+    """The vector in a row, or None if its bytes are not those that were written."""
+    whole = isinstance(blob, bytes) and vector_checksum(blob) == checksum
+    return np.frombuffer(blob, "<f4") if whole else None
+
+
+def conditions(selection: Selection) -> tuple[str, list[object]]:
+    """The WHERE clause of a selection and its parameters."""
+    needle = None if selection.containing is None else folded(selection.containing)
+    ids = None if selection.ids is None else json.dumps(selection.ids)
+    clauses: dict[str, object] = {
+        "tenant = ?": selection.tenant,
+        "created < ?": selection.before,
+        "id IN (SELECT value FROM json_each(?))": ids,
+        "folded_contains(CAST(query || char(10) || text AS BLOB), ?)": needle,
+    }
+    given = {clause: value for clause, value in clauses.items() if value is not None}
+    return (f"WHERE {' AND '.join(given)}" if given else ""), list(given.values())
+
+
+def recorded_embedder(connection: sqlite3.Connection) -> EmbedderIdentity | None:
+    """The embedder that made the vectors, or None as long as there are none."""
+    row = connection.execute("SELECT value FROM meta WHERE key = 'embedder'").fetchone()
+    try:
+        return None if row is None else EmbedderIdentity(**json.loads(row[0]))
+    except (TypeError, ValueError) as error:
+        raise CacheError("the cache's record of its embedder is damaged; restore a copy or move it away") from error
+
+
+def record_embedder(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:
+    """Write down the embedder of the first vector."""
+    value = json.dumps({"name": identity.name, "fingerprint": identity.fingerprint, "dimension": identity.dimension})
+    connection.execute("INSERT INTO meta VALUES ('embedder', ?)", (value,))
+
+
+def drop_unused_embedder(connection: sqlite3.Connection) -> None:
+    """Without a vector left, the next one may come from any embedder."""
+    left = "EXISTS (SELECT 1 FROM completion WHERE vector_checksum IS NOT NULL)"
+    connection.execute(f"DELETE FROM meta WHERE key = 'embedder' AND NOT {left}")
+
+
+def stats_by_tenant(connection: sqlite3.Connection) -> list[TenantStats]:
+    """Each tenant's share, the largest first."""
+    sums = "count(*), sum(length(token_ids) / 4), sum(size), sum(hits), sum(accepted), sum(rejected)"
+    query = f"SELECT tenant, {sums} FROM completion GROUP BY tenant ORDER BY sum(size) DESC, tenant"
+    return [TenantStats(*row) for row in connection.execute(query)]

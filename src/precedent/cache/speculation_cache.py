@@ -1,0 +1,158 @@
+"""The speculation cache: prior completions, found again by what was asked and handed to drafters as token ids."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from precedent.cache.embedder import Embedder, embed_one, identity_of, resolve
+from precedent.cache.index import SimilarityIndex
+from precedent.cache.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant
+from precedent.cache.store import DEFAULT_MAX_BYTES, CompletionStore, SQLiteStore, require_same
+
+REMEMBERED_QUERIES = 256
+
+
+class SpeculationCache:
+    """Stores completions and recalls them by similarity; safe for several threads and processes.
+
+    A tenant is a hard partition: no method returns a completion of another tenant than the one it was given.
+    """
+
+    def __init__(self, store: CompletionStore, embedder: Embedder) -> None:
+        self._store, self._embedder = store, embedder
+        self._index = SimilarityIndex(store)
+        self._vectors: OrderedDict[str, Vector] = OrderedDict()
+        self._vectors_lock = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path | None = None,
+        *,
+        embedder: str | Embedder | None = None,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        read_only: bool = False,
+    ) -> Self:
+        """Open a cache, in memory without a `path`.
+
+        `path` is a folder, or a file that ends in .sqlite, .sqlite3 or .db. `embedder` is a sentence-transformers id or
+        folder, or an object of one's own; the default is all-MiniLM-L6-v2. It is loaded on first use, or here if the
+        file holds vectors, which must be its own. `max_bytes` bounds tokens, vectors and texts.
+        Raises CacheError; a file that is refused is left untouched.
+        """
+        chosen = resolve(embedder)
+        return cls(SQLiteStore.open(path, embedder=chosen, max_bytes=max_bytes, read_only=read_only), chosen)
+
+    def warm_up(self) -> None:
+        """Load the embedder now. Raises CacheError if it cannot be loaded or did not make the cache's vectors."""
+        self._check_embedder()
+        embed_one(self._embedder, "warm-up")
+
+    def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
+        """At most `k` stored completions whose queries are nearest to `query`, the nearest first.
+
+        The text is embedded once; an empty one recalls nothing. Raises CacheError when the embedder fails.
+        """
+        check_tenant(tenant)
+        vector = self._vector(query)
+        if vector is None:
+            return []
+        self._check_embedder()
+        return self._index.search(vector, tenant, tokenizer, k)
+
+    def insert(self, completion: NewCompletion) -> int:
+        """Store a completion; it is on disk when this returns its id.
+
+        The same answer to the same query is counted, not stored twice. Returns 0 when nothing could be stored (a
+        read-only file, a full disk), which is logged once. Raises CacheError for a completion that is not valid.
+        """
+        check_tenant(completion.tenant)
+        vector = self._vector(completion.query)
+        identity = None if vector is None else identity_of(self._embedder)
+        return self._store.insert(completion, vector, identity)
+
+    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> Completions:
+        """The completions of a partition with an id above `after_id`, in rising order; cheap when there are none."""
+        check_tenant(tenant)
+        return self._store.since(tenant, tokenizer, after_id)
+
+    def epoch(self) -> int:
+        """Grows whenever completions were forgotten or evicted: what was read by `since` must then be read anew."""
+        return self._store.epoch()
+
+    def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
+        """Add tokens to completions, `{id: (accepted, rejected)}`; ids that are gone are ignored."""
+        self._store.credit(counts)
+
+    def stats(self) -> CacheStats:
+        """Records, tokens and bytes, in all and by tenant."""
+        return self._store.stats()
+
+    def list(self, *, tenant: str | None = None, limit: int | None = 100) -> Completions:
+        """Stored completions, the newest first."""
+        return self._store.list(Selection(tenant=tenant), limit)
+
+    def search(self, text: str, *, tenant: str | None = None, limit: int | None = 100) -> Completions:
+        """Completions whose query or text contains `text`, without regard to case, the newest first."""
+        return self._store.list(Selection(tenant=tenant, containing=text), limit)
+
+    def forget(
+        self,
+        *,
+        tenant: str | None = None,
+        before: float | None = None,
+        containing: str | None = None,
+        ids: Iterable[int] | None = None,
+    ) -> int:
+        """Erase the completions for which all given conditions hold, from table, file, log and index.
+
+        `before` is in seconds since the epoch, `containing` is looked for in query and text. Returns the number of
+        completions. Raises CacheError without a condition, when read-only, or when another process keeps the bytes.
+        """
+        chosen = None if ids is None else tuple(ids)
+        try:
+            return self._store.forget(Selection(tenant, before, containing, chosen))
+        finally:
+            self._forget_vectors()
+
+    def close(self) -> None:
+        """Close the store; more than once does no harm."""
+        self._store.close()
+        self._forget_vectors()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_embedder(self) -> None:
+        recorded = self._store.embedder()
+        if recorded is not None:  # also when another process wrote the first vector after this one had opened the cache
+            require_same(recorded, identity_of(self._embedder), "the cache")
+
+    def _vector(self, query: str) -> Vector | None:
+        """The query's vector: a request is embedded when it is recalled and found here when it is written back."""
+        if not query.strip():
+            return None
+        with self._vectors_lock:
+            known = self._vectors.get(query)
+        vector = embed_one(self._embedder, query) if known is None else known
+        with self._vectors_lock:
+            self._vectors[query] = vector
+            self._vectors.move_to_end(query)
+            while len(self._vectors) > REMEMBERED_QUERIES:
+                self._vectors.popitem(last=False)
+        return vector
+
+    def _forget_vectors(self) -> None:
+        self._index.clear()
+        with self._vectors_lock:
+            self._vectors.clear()

@@ -1,0 +1,65 @@
+"""`precedent`: registers the commands and turns errors into one line and an exit status."""
+
+from __future__ import annotations
+
+from typing import Annotated, NoReturn
+
+import typer
+
+from precedent import __version__
+from precedent.cli.bench import bench
+from precedent.cli.cache import app as cache_app
+from precedent.cli.demo import demo
+from precedent.cli.run import run
+from precedent.errors import PrecedentError
+
+BAD_INPUT = 2
+"""Exit status for bad usage and bad input; 0 is success, 130 is Ctrl-C."""
+
+app = typer.Typer(
+    name="precedent",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"precedent {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="Start with: precedent demo")
+def _precedent(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Lossless speculative decoding for agents, drafted from a semantic cache of earlier completions."""
+
+
+app.command(epilog="Example: precedent demo --json demo.json")(demo)
+app.command(epilog='Example: precedent run "Name three rivers." --draft-model first-layers:4 --show-sources')(run)
+app.command(epilog="Example: precedent bench --json bench.json")(bench)
+app.add_typer(cache_app, name="cache")
+
+
+def main() -> None:
+    """Run the command line; the entry point of `precedent`. Bad usage and bad input are one line on stderr, exit 2."""
+    try:
+        status = app(prog_name="precedent", standalone_mode=False)
+    except (PrecedentError, typer.TyperException) as error:
+        _refuse(error)
+    raise SystemExit(status if isinstance(status, int) else 0)  # typer hands back the status of an Exit
+
+
+def _refuse(error: PrecedentError | typer.TyperException) -> NoReturn:
+    text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+    text = " ".join(text.split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    hint = f" (see {context.command_path} --help)" if context else ""
+    if text:  # empty when the help was asked for by giving no command at all
+        typer.echo(f"error: {text}{hint}", err=True)
+    raise SystemExit(BAD_INPUT)

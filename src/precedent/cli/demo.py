@@ -1,0 +1,165 @@
+"""`precedent demo`: an agent over repeated workflows, decoded five ways, with one table at the end."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from precedent.cli.options import DEFAULT_TARGET, DeviceOption, DtypeOption, JsonOption, TargetOption, write_json
+from precedent.errors import PrecedentError
+
+if TYPE_CHECKING:
+    from precedent.cli.demo_runs import Bench, Difference
+
+DEFAULT_DRAFT = "first-layers:4"
+MAX_TOKENS = 96
+"""Longest assistant turn, in tokens."""
+
+
+def demo(
+    target: TargetOption = DEFAULT_TARGET,
+    draft_model: Annotated[
+        str, typer.Option(help="Hugging Face id, folder, or first-layers:N (the target's own first N layers).")
+    ] = DEFAULT_DRAFT,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; above, traversal is compared with topdown.")] = 0.0,
+    full: Annotated[bool, typer.Option("--full", help="60 warming and 40 measured requests.")] = False,
+    requests: Annotated[int | None, typer.Option(min=1, help="Measure only this many requests.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the demo's warm cache first.")] = False,
+    json: JsonOption = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", dir_okay=False, help="Write a page with every token's source here.")
+    ] = None,
+) -> None:
+    """Run a LangChain tool-calling agent over repeated workflows, plain and speculated, and compare."""
+    _need_order_desk()
+    from precedent.cli import demo_table
+
+    console = Console(stderr=True)
+    bench, differences = _measured(console, target, draft_model, device, dtype, temperature, full, requests, fresh)
+    results = _results(bench, differences, temperature)
+    demo_table.show(Console(), results)
+    if json:
+        write_json(json, results)
+    if html:
+        from precedent.report import write_page
+
+        write_page(html, results, bench.runs, bench.engines["plain"].tokenizer)
+    bench.close()
+
+
+def _need_order_desk() -> None:
+    try:
+        import precedent_demo  # noqa: F401  # only whether it is there
+    except ImportError:
+        raise PrecedentError(
+            "the demo's order desk is not installed: run `make demo` in a clone, or pip install ./plugins/precedent-demo"
+        ) from None
+
+
+def _measured(
+    console: Console,
+    target: str,
+    draft_model: str,
+    device: str | None,
+    dtype: str | None,
+    temperature: float,
+    full: bool,
+    requests: int | None,
+    fresh: bool,
+) -> tuple[Bench, list[Difference]]:
+    """Load, warm, measure, compare."""
+    from precedent.cache import SpeculationCache
+    from precedent.cli.demo_runs import TOPDOWN, WAYS, Bench
+    from precedent.cli.demo_state import DemoState
+    from precedent.target.loading import load_draft, load_target
+
+    with console.status(f"loading {target} (converted once on a fresh machine, about half a minute)"):
+        model, tokenizer = load_target(target, device=device, dtype=dtype)
+        draft = load_draft(draft_model, model, tokenizer)
+    state = DemoState(target, draft_model, model.dtype, temperature, full)
+    if fresh:
+        shutil.rmtree(state.folder, ignore_errors=True)
+    ways = (*WAYS, TOPDOWN) if temperature > 0 else WAYS
+    with console.status("starting engines and measuring this machine's cost per step"):
+        cache = SpeculationCache.open(state.cache_path)
+        bench = Bench(
+            model, tokenizer, target, draft, cache, ways, temperature=temperature, max_tokens=MAX_TOKENS
+        )
+    with _progress(console) as progress:
+        _warm(bench, state, progress, full)
+        bench.copy_warm_cache()
+        _measure(bench, progress, full, requests)
+    return bench, _differences(bench) if temperature == 0 else []
+
+
+def _progress(console: Console) -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), TextColumn("{task.fields[note]}"), console=console)
+
+
+def _warm(bench: Bench, state: Any, progress: Progress, full: bool) -> None:
+    """Run set A, whose completions fill the cache; requests done by an earlier demo are not run again."""
+    from precedent_demo import make_database, make_requests
+
+    desk, wanted = make_database(seed=0), make_requests("A", full=full, seed=0)
+    done = [name for name in state.warmed() if name in {request.name for request in wanted}]
+    task = progress.add_task("warming the cache (set A)", total=len(wanted), completed=len(done), note="")
+    for request in wanted:
+        if request.name in done:
+            continue
+        bench.warm(request, desk)
+        done.append(request.name)
+        state.mark_warmed(done)
+        progress.update(task, advance=1, note=request.workflow)
+    progress.update(task, note="from disk" if done and progress.tasks[0].speed is None else "")
+
+
+def _measure(bench: Bench, progress: Progress, full: bool, limit: int | None) -> None:
+    """Run set B, other requests of the same workflows, once per way."""
+    from precedent_demo import make_database, make_requests
+
+    from precedent.cli.demo_runs import rotated
+
+    desk, wanted = make_database(seed=0), make_requests("B", full=full, seed=0)[:limit]
+    names = list(bench.engines)
+    task = progress.add_task("measuring (set B)", total=len(wanted) * len(names), note="")
+    for number, request in enumerate(wanted):
+        for name in bench.measure(request, desk, rotated(names, number)):
+            progress.update(task, advance=1, note=f"{request.workflow}, {name}")
+
+
+def _differences(bench: Bench) -> list[Difference]:
+    from precedent.cli.demo_runs import compare
+
+    plain = bench.runs["plain"]
+    found = []
+    for name, run in bench.runs.items():
+        if name != "plain":
+            found += compare(plain, run, bench.logit_gap)[1]
+    return found
+
+
+def _results(bench: Bench, differences: Sequence[Difference], temperature: float) -> dict[str, Any]:
+    total = len(bench.runs["plain"].requests)
+    differing = {name: sum(d.way == name for d in differences) for name in bench.runs}
+    return {
+        "temperature": temperature,
+        "machine": bench.machine(),
+        "runs": [run.as_dict() for run in bench.runs.values()],
+        # sampled texts differ by chance, so there is nothing to count
+        "identical_outputs": {}
+        if temperature > 0
+        else {name: [total - differing[name], total] for name in bench.runs if name != "plain"},
+        "first_differences": [
+            {"run": d.way, "request": d.request, "position": d.position, "logit_gap": round(d.logit_gap, 6)}
+            for d in differences
+        ],
+    }

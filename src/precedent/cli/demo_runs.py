@@ -1,0 +1,268 @@
+"""What `precedent demo` measures: the same requests under five ways of drafting, one after the other, interleaved.
+
+Every way is an engine of its own over the same weights, with its own planner and its own cache, so none learns from
+another. Measured runs store nothing, except that the plain run's completions go into the cache of `repeat`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from precedent.cache import NewCompletion, SpeculationCache
+from precedent.config import SpeculationConfig
+from precedent.engine import Engine
+from precedent.generation import GenerationResult
+from precedent.langchain import ChatPrecedent
+from precedent.stats import GenerationStats
+
+if TYPE_CHECKING:
+    from precedent_demo import OrderDesk, Request
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+TENANT = "order-desk"
+MEMORY = ("recall", "prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of drafting: which drafters, which cache, and how their proposals are verified."""
+
+    name: str
+    drafters: tuple[str, ...] = ()
+    cache: str = ""
+    mode: str = "auto"
+
+
+WAYS = (
+    Way("plain", cache="B"),
+    Way("draft-only", ("draft-model",)),
+    Way("cache-only", MEMORY, "A"),
+    Way("both", (*MEMORY, "draft-model"), "A"),
+    Way("repeat", (*MEMORY, "draft-model"), "B"),
+)
+"""Cache A holds other requests of the same workflows; cache B holds these requests as well."""
+
+TOPDOWN = Way("both, topdown", (*MEMORY, "draft-model"), "A", "topdown")
+"""Measured beside `both` when sampling, to show what lazy verification is worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One assistant turn: what the model was asked, and what came of it."""
+
+    prompt_ids: tuple[int, ...]
+    result: GenerationResult
+
+
+@dataclass(slots=True)
+class Run:
+    """All measured requests of one way."""
+
+    name: str
+    requests: list[list[Turn]] = field(default_factory=list)
+    solved: int = 0
+
+    @property
+    def stats(self) -> list[GenerationStats]:
+        """One entry per assistant turn."""
+        return [turn.result.stats for turns in self.requests for turn in turns]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The run as the `--json` contract has it."""
+        stats = self.stats
+        tokens, steps = sum(s.num_output_tokens for s in stats), sum(s.num_steps for s in stats)
+        decode = sum(s.decode_seconds for s in stats)
+        seconds = [sum(turn.result.stats.total_seconds for turn in turns) for turns in self.requests]
+        p50, p95 = percentiles(seconds)
+        return {
+            "name": self.name,
+            "requests": len(self.requests),
+            "tokens": tokens,
+            "steps": steps,
+            "tokens_per_step": round(tokens / steps, 3) if steps else 0.0,
+            "prefill_seconds": round(sum(s.prefill_seconds for s in stats), 3),
+            "decode_seconds": round(decode, 3),
+            "tokens_per_second": round(tokens / decode, 2) if decode else 0.0,
+            "request_seconds_p50": round(p50, 3),
+            "request_seconds_p95": round(p95, 3),
+            "num_draft_tokens": sum(s.num_draft_tokens for s in stats),
+            "num_accepted_tokens": sum(s.num_accepted_tokens for s in stats),
+            "accepted_by_source": dict(sum((s.accepted_by_source for s in stats), Counter())),
+            "solved": self.solved,
+            "milliseconds_per_step": {
+                "forward": _per_step(sum(s.forward_seconds for s in stats), steps),
+                "drafting": _per_step(sum(s.draft_seconds for s in stats), steps),
+                "draft_model": _per_step(sum(s.draft_model_seconds for s in stats), steps),
+                "verification": _per_step(sum(s.verify_seconds for s in stats), steps),
+            },
+        }
+
+
+def percentiles(values: Sequence[float]) -> tuple[float, float]:
+    """p50 and p95, interpolated; (0, 0) for no values."""
+    if len(values) < 2:
+        return (values[0], values[0]) if values else (0.0, 0.0)
+    cuts = quantiles(values, n=20, method="inclusive")
+    return cuts[9], cuts[18]
+
+
+def _per_step(seconds: float, steps: int) -> float:
+    return round(seconds / steps * 1e3, 3) if steps else 0.0
+
+
+class Bench:
+    """Model, caches and engines of one demo."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str,
+        draft_model: PreTrainedModel | None,
+        cache: SpeculationCache,
+        ways: Sequence[Way],
+        *,
+        temperature: float,
+        max_tokens: int,
+    ) -> None:
+        self._model, self._tokenizer, self._name, self._draft = model, tokenizer, name, draft_model
+        self._settings = {"temperature": temperature, "max_tokens": max_tokens, "tenant": TENANT}
+        self._turns: list[Turn] = []
+        self._caches = {"A": cache, "B": SpeculationCache.open(None)}
+        self.warm_engine = self._engine(Way("warm", (*MEMORY, "draft-model"), "A"), write_back=True)
+        self.engines = {way.name: self._engine(way, write_back=way.name == "plain") for way in ways}
+        self.runs = {way.name: Run(way.name) for way in ways}
+
+    def _engine(self, way: Way, *, write_back: bool) -> Engine:
+        speculation = SpeculationConfig(
+            enabled=bool(way.drafters), drafters=way.drafters, mode=way.mode, write_back=write_back
+        )
+        return Engine(
+            self._model,
+            self._tokenizer,
+            name=self._name,
+            draft_model=self._draft if "draft-model" in way.drafters else None,
+            cache=self._caches.get(way.cache),
+            speculation=speculation,
+            on_result=lambda prompt_ids, result: self._turns.append(Turn(prompt_ids, result)),
+        )
+
+    def copy_warm_cache(self) -> None:
+        """Give the cache of `repeat` everything that the warm cache holds."""
+        fingerprint = self.warm_engine.tokenizer_fingerprint
+        for stored in self._caches["A"].since(TENANT, fingerprint):
+            self._caches["B"].insert(
+                NewCompletion(
+                    token_ids=stored.token_ids,
+                    tokenizer=fingerprint,
+                    model=stored.model,
+                    tenant=TENANT,
+                    query=stored.query,
+                    prompt_fingerprint=stored.prompt_fingerprint,
+                    tools=stored.tools,
+                    workflow_step=stored.workflow_step,
+                    text=stored.text,
+                )
+            )
+
+    def warm(self, request: Request, desk: OrderDesk) -> None:
+        """Run one request of set A; its completions are stored."""
+        self._converse(self.warm_engine, request, desk)
+
+    def measure(self, request: Request, desk: OrderDesk, order: Sequence[str]) -> Iterator[str]:
+        """Run one request of set B under every way, in this order; yields each way's name when it is done."""
+        for name in order:
+            turns, solved = self._converse(self.engines[name], request, desk)
+            self.runs[name].requests.append(turns)
+            self.runs[name].solved += solved
+            yield name
+
+    def _converse(self, engine: Engine, request: Request, desk: OrderDesk) -> tuple[list[Turn], bool]:
+        from precedent_demo import run_request
+
+        self._turns.clear()
+        chat_model = ChatPrecedent.from_engine(engine, **self._settings)
+        transcript = run_request(chat_model, request, desk)
+        return list(self._turns), transcript.solved
+
+    def logit_gap(self, context: Sequence[int], token: int, other: int) -> float:
+        """How far apart two tokens' logits are in a plain forward over `context`."""
+        target = self.warm_engine.target
+        slot = target.new_slot()
+        target.prefill(slot, context)
+        row = target.plain_step(slot)[0].float()
+        return abs(float(row[token] - row[other]))
+
+    def machine(self) -> dict[str, Any]:
+        """What was measured on what."""
+        return {
+            "target": self._name,
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "device": str(self._model.device),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "step_milliseconds_by_width": {
+                width: round(milliseconds, 1) for width, milliseconds in self.engines["both"].planner.cost.as_dict().items()
+            },
+        }
+
+    def close(self) -> None:
+        """Stop all engines."""
+        for engine in (self.warm_engine, *self.engines.values()):
+            engine.close()
+
+
+def rotated(names: Sequence[str], number: int) -> list[str]:
+    """The ways in another order for each request, so that a slow minute hits each alike; `repeat` after `plain`."""
+    shift = number % len(names)
+    order = [*names[shift:], *names[:shift]]
+    if "repeat" in order and order.index("repeat") < order.index("plain"):
+        order.remove("repeat")
+        order.append("repeat")
+    return order
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where an answer first differs from plain decoding, and by how little plain decoding had preferred its own token.
+
+    `logit_gap` is the difference of the two tokens' logits in a plain forward over the common text.
+    """
+
+    way: str
+    request: int
+    position: int
+    logit_gap: float
+
+
+def compare(
+    plain: Run, other: Run, logit_gap: Callable[[Sequence[int], int, int], float]
+) -> tuple[tuple[int, int], list[Difference]]:
+    """How many requests came out identical, of how many, and the first difference of each that did not."""
+    differences = []
+    for number, (mine, theirs) in enumerate(zip(other.requests, plain.requests, strict=True)):
+        found = _first_difference(mine, theirs)
+        if found is not None:
+            context, position, token, plain_token = found
+            gap = logit_gap(context, token, plain_token)
+            differences.append(Difference(other.name, number, position, gap))
+    total = len(plain.requests)
+    return (total - len(differences), total), differences
+
+
+def _first_difference(mine: Sequence[Turn], theirs: Sequence[Turn]) -> tuple[list[int], int, int, int] | None:
+    """Context, output position and the two tokens of the first difference; None when all turns are equal."""
+    position = 0
+    for turn, plain_turn in zip(mine, theirs, strict=False):
+        answer, plain_answer = turn.result.token_ids, plain_turn.result.token_ids
+        for i, (token, plain_token) in enumerate(zip(answer, plain_answer, strict=False)):
+            if token != plain_token:
+                return [*plain_turn.prompt_ids, *plain_answer[:i]], position + i, token, plain_token
+        position += len(plain_answer)
+    return None

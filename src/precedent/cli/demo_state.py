@@ -1,0 +1,43 @@
+"""Where the demo keeps its warm cache, and which warming requests are done: a killed demo goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import platformdirs
+
+LAYOUT = "2"
+"""Raise when requests, prompts or templates change: completions warmed before would no longer match."""
+
+
+class DemoState:
+    """A folder in the user's cache folder, one per target, draft model, dtype, temperature and size of the demo."""
+
+    def __init__(self, *identity: object) -> None:
+        key = hashlib.sha256(json.dumps([LAYOUT, *map(str, identity)]).encode()).hexdigest()[:16]
+        self.folder = Path(platformdirs.user_cache_dir("precedent")) / "demo" / key
+        self._file = self.folder / "warmed.json"
+
+    @property
+    def cache_path(self) -> Path:
+        """Where the speculation cache lives."""
+        return self.folder / "cache"
+
+    def warmed(self) -> list[str]:
+        """Names of the requests whose completions are stored; empty when the list is unreadable."""
+        try:
+            names = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+    def mark_warmed(self, names: Sequence[str]) -> None:
+        """Replace the list, atomically; the completions themselves are already durable."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self._file.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(list(names)), encoding="utf-8")
+        temporary.replace(self._file)

@@ -1,0 +1,45 @@
+"""Options that several commands share, and the one way to write results for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+DEFAULT_TARGET = "smollm2-135m-instruct"
+"""`precedent.target.loading.DEMO_TARGET`, repeated because importing that loads torch; a test compares the two."""
+
+
+def _in_a_folder(path: Path | None) -> Path | None:
+    """Refuse a file that could not be written, before the work is done rather than after."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {str(path.absolute().parent)!r}")
+    return path
+
+
+TargetOption = Annotated[
+    str, typer.Option("--target", help="Target model: a Hugging Face id, a folder, or the packaged demo model.")
+]
+DraftModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model",
+        help="Draft model: a Hugging Face id, a folder, or first-layers:N (the target's own first N layers).",
+    ),
+]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:0 ...; by default a GPU if any.")]
+DtypeOption = Annotated[
+    str | None, typer.Option("--dtype", help="float32, bfloat16, float16 or float64; by default as stored.")
+]
+JsonOption = Annotated[
+    Path | None,
+    typer.Option("--json", dir_okay=False, writable=True, callback=_in_a_folder, help="Write the results here."),
+]
+
+
+def write_json(path: Path, results: Mapping[str, Any]) -> None:
+    """Write results as one JSON document with a final newline."""
+    path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

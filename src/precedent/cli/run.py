@@ -1,0 +1,153 @@
+"""`precedent run`: ask a model one thing and stream its answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from precedent.cli.options import (
+    DEFAULT_TARGET,
+    DeviceOption,
+    DraftModelOption,
+    DtypeOption,
+    JsonOption,
+    TargetOption,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from precedent.cache import SpeculationCache
+    from precedent.config import SamplingParams
+    from precedent.engine import Engine, Generation, GenerationResult
+
+STYLES = {"target": "default", "recall": "green", "prompt": "cyan", "draft-model": "magenta"}
+OTHER_STYLES = ("yellow", "blue", "red")
+"""For drafters of plugins, in the order in which they first appear."""
+
+
+def run(
+    prompt: Annotated[str, typer.Argument(help="What to ask the model.", show_default=False)],
+    target: TargetOption = DEFAULT_TARGET,
+    draft_model: DraftModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    system: Annotated[str, typer.Option(help="System message.", show_default=False)] = "",
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens of this total probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0 is off.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Leave out tokens below this share of the likeliest one.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes repetition less likely.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Fixes the random coins.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 512,
+    cache: Annotated[
+        Path | None, typer.Option(help="Speculation cache on disk: recall from it, and store the answer.")
+    ] = None,
+    tenant: Annotated[
+        str, typer.Option(help="Whose completions to recall; tenants never see each other's.")
+    ] = "default",
+    show_sources: Annotated[bool, typer.Option("--show-sources", help="Colour each token by who proposed it.")] = False,
+    json: JsonOption = None,
+) -> None:
+    """Ask a model one thing and stream its answer to standard output."""
+    from precedent.config import SamplingParams
+
+    sampling = SamplingParams(
+        temperature, top_k, top_p, min_p, repetition_penalty, seed=seed, max_tokens=max_tokens
+    )  # a wrong value is refused before the model is loaded
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    with ExitStack() as stack:
+        opened = stack.enter_context(_open_cache(cache)) if cache else None
+        engine = stack.enter_context(closing(_load(target, draft_model, device, dtype, opened)))
+        generation = _ask(engine, messages, sampling, tenant)
+        if show_sources:
+            _stream_with_sources(generation, engine.tokenizer)
+        else:
+            _stream(generation)
+        if json:
+            write_json(json, _results(target, generation.result()))
+
+
+def _open_cache(path: Path) -> SpeculationCache:
+    from precedent.cache import SpeculationCache
+
+    return SpeculationCache.open(path)
+
+
+def _load(
+    target: str, draft_model: str | None, device: str | None, dtype: str | None, cache: SpeculationCache | None
+) -> Engine:
+    with Console(stderr=True).status(f"loading {target}"):
+        from precedent.engine import Engine
+
+        return Engine.load(target, draft_model=draft_model, device=device, dtype=dtype, cache=cache)
+
+
+def _ask(engine: Engine, messages: list[dict[str, Any]], sampling: SamplingParams, tenant: str) -> Generation:
+    from precedent.text.prompt import render_prompt
+    from precedent.text.query import recall_query
+
+    prompt_ids = render_prompt(engine.tokenizer, messages)
+    return engine.submit(prompt_ids, sampling, tenant=tenant, query=recall_query(messages))
+
+
+def _stream(generation: Generation) -> None:
+    for emission in generation:
+        typer.echo(emission.text, nl=False)
+    typer.echo()
+
+
+def _stream_with_sources(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Print the answer in colours, then the legend on stderr; the colours were asked for, so a pipe gets them too."""
+    console, counts = Console(force_terminal=True), Counter[str]()
+    for source, text, num_tokens in _pieces(generation, tokenizer):
+        counts[source] += num_tokens
+        console.print(Text(text, _style(source, counts)), end="", soft_wrap=True)
+    console.print()
+    legend = [Text(f"■ {source} {count}", _style(source, counts)) for source, count in counts.items() if count]
+    Console(stderr=True, force_terminal=True).print(Text("   ").join([Text("tokens by source:"), *legend]))
+
+
+def _pieces(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str, int]]:
+    """The answer as (source, text, number of tokens), consecutive tokens of a step and a source in one piece."""
+    from precedent.text.detokenizer import IncrementalDetokenizer
+
+    detokenizer, source = IncrementalDetokenizer(tokenizer), "target"
+    for emission in generation:
+        for source, pairs in groupby(zip(emission.sources, emission.token_ids, strict=True), itemgetter(0)):
+            token_ids = [token_id for _, token_id in pairs]
+            yield source, detokenizer.push(token_ids), len(token_ids)
+    yield source, detokenizer.flush(), 0
+
+
+def _style(source: str, seen: Counter[str]) -> str:
+    others = [name for name in seen if name not in STYLES]
+    return STYLES[source] if source in STYLES else OTHER_STYLES[others.index(source) % len(OTHER_STYLES)]
+
+
+def _results(target: str, result: GenerationResult) -> dict[str, Any]:
+    stats = result.stats
+    return {
+        "target": target,
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "prompt_tokens": result.prompt_tokens,
+        "cached_prompt_tokens": result.cached_prompt_tokens,
+        "tokens": len(result.token_ids),
+        "tokens_per_step": stats.tokens_per_step,
+        "tokens_per_second": stats.tokens_per_second,
+        "prefill_seconds": stats.prefill_seconds,
+        "decode_seconds": stats.decode_seconds,
+        "speculation": stats.as_dict(),
+    }

@@ -1,0 +1,97 @@
+"""Which engine a chat model runs on: weights outlive the chat model objects that LangChain re-creates."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+import weakref
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from precedent.cache import SpeculationCache
+    from precedent.engine import Engine
+
+_LOADING = threading.Lock()
+_OPEN_CACHES: weakref.WeakValueDictionary[Hashable, SpeculationCache] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What an engine is built from; equal settings share one."""
+
+    model: str
+    draft_model: Any = None
+    speculation_cache: Any = None
+    embedder: Any = None
+    device: str | None = None
+    dtype: str | None = None
+
+    def key(self) -> Hashable:
+        """Names and paths by value, objects by identity."""
+        parts = (self.draft_model, self.speculation_cache, self.embedder)
+        return (self.model, *map(_key_of, parts), self.device, self.dtype)
+
+
+class EngineHolder:
+    """The engines of one chat model and of all copies made of it.
+
+    Copies share the holder, so an engine loaded for a short-lived copy stays loaded. `identity` is empty for models
+    loaded by name, else unique: two sets of weights of one name must not be taken for each other.
+    """
+
+    def __init__(self, *, engine: Engine | None = None, weights: tuple[Any, Any] | None = None) -> None:
+        self._given, self._weights = engine, weights
+        self._engines: dict[Hashable, Engine] = {}
+        self.identity = uuid.uuid4().hex if engine is not None or weights is not None else ""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def loaded(self, settings: EngineSettings) -> Engine | None:
+        """The engine if it is there already."""
+        return self._given or self._engines.get(settings.key())
+
+    def get(self, settings: EngineSettings) -> Engine:
+        """The engine, loaded on first use. Raises ModelLoadError, UnsupportedError, ConfigError or CacheError."""
+        with _LOADING:
+            engine = self.loaded(settings)
+            if engine is None:
+                engine = self._engines[settings.key()] = self._load(settings)
+            return engine
+
+    def _load(self, settings: EngineSettings) -> Engine:
+        from precedent.engine import shared_engine
+
+        target, tokenizer = self._weights or (settings.model, None)
+        return shared_engine(
+            target,
+            tokenizer=tokenizer,
+            draft_model=settings.draft_model,
+            device=settings.device,
+            dtype=settings.dtype,
+            cache=_opened(settings.speculation_cache, settings.embedder),
+        )
+
+
+def _opened(cache: Any, embedder: Any) -> Any:
+    """The cache itself, or the one of this path, which all engines of the process share."""
+    if cache is None or not isinstance(cache, str | Path):
+        return cache
+    from precedent.cache import SpeculationCache
+
+    key = (_key_of(cache), _key_of(embedder))
+    opened = _OPEN_CACHES.get(key)
+    if opened is None:
+        opened = _OPEN_CACHES[key] = SpeculationCache.open(cache, embedder=embedder)
+    return opened
+
+
+def _key_of(value: Any) -> Hashable:
+    if value is None:
+        return None
+    if isinstance(value, Path):
+        return str(value.expanduser().resolve())
+    return value if isinstance(value, str) else id(value)

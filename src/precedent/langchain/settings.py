@@ -1,0 +1,108 @@
+"""What one call asks for: the model's fields, overridden by keyword arguments and by the run's metadata."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.errors import ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    from precedent.langchain.chat_model import ChatPrecedent
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
+OF_THE_CALL = (*SAMPLING, "speculation", "drafters", "tenant", "workflow_step", "tools", "tool_choice")
+FROM_LANGCHAIN = ("stream", "ls_structured_output_format", "structured_output_format")
+"""Keyword arguments that LangChain passes on and that say nothing about the answer."""
+
+_HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
+    "strict": (None, False),
+    "parallel_tool_calls": (None, True),
+    "response_format": (None,),
+    "logprobs": (None, False),
+    "prediction": (None,),
+    "n": (None, 1),
+}
+"""Keyword arguments known from other chat models: refused by name where they ask for something."""
+
+
+def check_call(kwargs: Mapping[str, Any], model_name: str) -> None:
+    """Raise UnsupportedError or ConfigError for keyword arguments that would otherwise be dropped silently."""
+    for name, value in kwargs.items():
+        if name == "model" and value != model_name:
+            raise UnsupportedError(f"model={value!r} cannot be chosen per call: make another ChatPrecedent for it")
+        if name in _HARMLESS_VALUES and value not in _HARMLESS_VALUES[name]:
+            raise UnsupportedError(f"{name}={value!r} is not supported: leave it out")
+    check_names(kwargs, (*OF_THE_CALL, *FROM_LANGCHAIN, *_HARMLESS_VALUES, "model"), "a call")
+
+
+def check_names(names: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raise ConfigError on a name that is not known, with the nearest one that is."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            raise ConfigError(f"{where} takes no {name!r}; {hint}")
+
+
+def sampling_params(model: ChatPrecedent, stop: list[str] | None, kwargs: Mapping[str, Any]) -> SamplingParams:
+    """The model's sampling settings under those of the call; stop strings of both apply."""
+    chosen = {name: getattr(model, name) for name in SAMPLING}
+    chosen |= {name: kwargs[name] for name in SAMPLING if kwargs.get(name) is not None}
+    return SamplingParams(**chosen, stop=merged_stop(model.stop, stop))
+
+
+def merged_stop(*stops: Iterable[str] | None) -> tuple[str, ...]:
+    """All stop strings, each once, in order."""
+    return tuple(dict.fromkeys(text for texts in stops for text in texts or ()))
+
+
+def speculation_config(
+    model: ChatPrecedent, kwargs: Mapping[str, Any], default: SpeculationConfig
+) -> SpeculationConfig | None:
+    """What may be proposed in this call, or None for the engine's `default`. Raises ConfigError on other types."""
+    wanted = kwargs.get("speculation")
+    wanted = model.speculation if wanted is None else wanted
+    drafters = kwargs.get("drafters") or model.drafters
+    if isinstance(wanted, bool):
+        config = default if wanted else dataclasses.replace(default, enabled=False)
+    elif isinstance(wanted, Mapping):
+        config = SpeculationConfig.from_dict(wanted)
+    elif isinstance(wanted, SpeculationConfig):
+        config = wanted
+    else:
+        raise ConfigError(
+            f"speculation={wanted!r} is neither True, False, a SpeculationConfig nor a dict of its settings"
+        )
+    if drafters is not None:
+        config = dataclasses.replace(config, drafters=tuple(drafters))
+    return None if config is default else config
+
+
+def run_keys(metadata: Mapping[str, Any] | None) -> dict[str, str]:
+    """`tenant` and `workflow_step` as a run's metadata name them, absent ones left out.
+
+    LangChain's agents and graphs put `lc_agent_name` and `langgraph_node` there; together they name the step.
+    """
+    metadata = metadata or {}
+    step = metadata.get("workflow_step") or "/".join(
+        str(metadata[key]) for key in ("lc_agent_name", "langgraph_node") if metadata.get(key)
+    )
+    keys = {"tenant": metadata.get("tenant"), "workflow_step": step or None}
+    return {key: _checked_key(key, value) for key, value in keys.items() if value is not None}
+
+
+def _checked_key(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{key}={value!r} must be a text that is not empty")
+    return value
+
+
+def tenant_of(model: ChatPrecedent, kwargs: Mapping[str, Any], keys: Mapping[str, str]) -> str:
+    """The call's tenant: its keyword argument, else the run's metadata, else the model's field."""
+    tenant = kwargs.get("tenant")
+    return keys.get("tenant", model.tenant) if tenant is None else _checked_key("tenant", tenant)

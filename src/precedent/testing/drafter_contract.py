@@ -1,0 +1,170 @@
+"""The contract that every drafter keeps, as a pytest class: subclass it and implement `make_drafter`.
+
+class TestMyDrafter(DrafterContract):
+    def make_drafter(self) -> Drafter:
+        return MyDrafter()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from precedent.config import SamplingParams
+from precedent.drafters.base import Candidates, Drafter, Drafting, DraftRequest
+from precedent.sampling import CounterCoins
+from precedent.tree import ROOT, CandidateTree, TreeBuilder
+
+
+class DrafterContract:
+    """What the engine relies on. All token ids used here lie below `vocab_size`."""
+
+    vocab_size: int = 16
+    output: Sequence[int] = (5, 6, 7, 8, 9, 5, 6, 7, 8, 9)
+
+    def make_drafter(self) -> Drafter:
+        """A fresh drafter; two of them must behave alike."""
+        raise AssertionError("a subclass of DrafterContract implements make_drafter")
+
+    def make_prompt(self) -> tuple[int, ...]:
+        """A prompt that gives the drafter something to propose; override where it takes more than repetition."""
+        return (1, 5, 6, 7, 8, 9, 10, 2, 5, 6, 7, 11, 12, 5, 6)
+
+    def make_request(self, prompt_ids: Sequence[int] | None = None) -> DraftRequest:
+        """A greedy request of the default tenant that ends with token 2."""
+        prompt = self.make_prompt() if prompt_ids is None else tuple(prompt_ids)
+        return DraftRequest("contract", prompt, SamplingParams(), query="contract", end_token_ids=frozenset({2}))
+
+    @pytest.mark.parametrize("budget", [1, 2, 7, 64])
+    def test_candidates_are_a_trie_within_the_budget(self, budget: int) -> None:
+        """Parents precede children, siblings differ, estimates are probabilities, at every step of an output."""
+        drafting = self.make_drafter().begin(self.make_request())
+        for token in self.output:
+            self.check_candidates(drafting.match(budget), budget)
+            drafting.committed([token])
+        drafting.end()
+
+    def test_points_are_proposed_somewhere(self) -> None:
+        """A drafter that draws nothing proposes at least one point along the output, else the contract is void."""
+        drafter = self.make_drafter()
+        if not drafter.draws:
+            assert any(len(candidates) for candidates in self.run(drafter, 8))
+
+    def test_budget_zero_gives_nothing(self) -> None:
+        """Speculation that is off costs no node."""
+        drafting = self.make_drafter().begin(self.make_request())
+        assert len(drafting.match(0)) == 0
+        drafting.committed(self.output)
+        assert len(drafting.match(0)) == 0
+        drafting.end()
+
+    def test_equal_input_gives_equal_candidates(self) -> None:
+        """Two fresh drafters that see the same request propose the same."""
+        assert self.run(self.make_drafter(), 8) == self.run(self.make_drafter(), 8)
+
+    def test_matching_twice_changes_nothing(self) -> None:
+        """A step that is discarded may be matched again."""
+        drafting = self.make_drafter().begin(self.make_request())
+        drafting.committed(self.output[:3])
+        assert drafting.match(8) == drafting.match(8)
+        drafting.end()
+
+    def test_commits_of_any_size_lead_to_the_same_place(self) -> None:
+        """Whether tokens are committed one by one or at once, the next candidates carry the same tokens."""
+        at_once, one_by_one = (self.make_drafter().begin(self.make_request()) for _ in range(2))
+        at_once.committed(self.output)
+        for token in self.output:
+            one_by_one.committed([token])
+        assert at_once.match(8).token_ids == one_by_one.match(8).token_ids
+
+    def test_nothing_after_the_end(self) -> None:
+        """After `end`, which may be called twice, no candidates appear and commits are ignored."""
+        drafting = self.make_drafter().begin(self.make_request())
+        drafting.match(8)
+        drafting.end()
+        drafting.end()
+        drafting.committed(self.output)
+        assert len(drafting.match(8)) == 0
+
+    def test_inputs_are_left_alone(self) -> None:
+        """Neither the request nor a committed list is changed, and changing that list later has no effect."""
+        request, committed = self.make_request(), list(self.output)
+        drafting, other = (self.make_drafter().begin(request) for _ in range(2))
+        drafting.committed(committed)
+        assert committed == list(self.output)
+        assert request == self.make_request()
+        committed.clear()
+        other.committed(list(self.output))
+        assert drafting.match(8) == other.match(8)
+
+    def test_changing_returned_candidates_has_no_effect(self) -> None:
+        """The planner owns what `match` returns."""
+        drafting, other = (self.make_drafter().begin(self.make_request()) for _ in range(2))
+        taken = drafting.match(8)
+        for values in (taken.token_ids, taken.parents, taken.estimates, taken.features):
+            values.clear()
+        other.match(8)
+        for each in (drafting, other):
+            each.committed(self.output[:2])
+        assert drafting.match(8) == other.match(8)
+
+    @pytest.mark.parametrize("prompt", [(), (3,)], ids=["empty", "one token"])
+    def test_short_prompts(self, prompt: tuple[int, ...]) -> None:
+        """An empty prompt and one of a single token go through the whole lifecycle."""
+        drafting = self.make_drafter().begin(self.make_request(prompt))
+        for token in self.output:
+            self.check_candidates(drafting.match(8), 8)
+            drafting.committed([token])
+        drafting.end()
+
+    def test_requests_do_not_disturb_each_other(self) -> None:
+        """A second request on the same drafter leaves the first one's candidates as they would have been."""
+        alone = self.run(self.make_drafter(), 8)
+        drafter = self.make_drafter()
+        first, second = drafter.begin(self.make_request()), drafter.begin(self.make_request((3, 4, 3)))
+        together = []
+        for token in self.output:
+            together.append(first.match(8))
+            second.match(8)
+            second.committed([token, 4])
+            first.committed([token])
+        assert together == alone
+
+    def test_draws_respect_their_number(self) -> None:
+        """A drafter that draws adds at most the draws it was asked for; any other adds nothing."""
+        drafter = self.make_drafter()
+        drafting = drafter.begin(self.make_request())
+        builder = TreeBuilder()
+        drafting.draw(builder, 3, CounterCoins(entropy=7, step=0))
+        tree: CandidateTree = builder.build()
+        tree.check()
+        assert len(tree.draws) <= (3 if drafter.draws else 0)
+        drafting.end()
+
+    def run(self, drafter: Drafter, budget: int) -> list[Candidates]:
+        """All candidates of one request that commits `output` token by token."""
+        drafting: Drafting = drafter.begin(self.make_request())
+        found = []
+        for token in self.output:
+            found.append(drafting.match(budget))
+            drafting.committed([token])
+        drafting.end()
+        return found
+
+    def check_candidates(self, candidates: Candidates, budget: int) -> None:
+        """Fail unless these are valid candidates of at most `budget` nodes."""
+        number = len(candidates)
+        assert number <= budget
+        assert number == len(candidates.parents) == len(candidates.estimates) == len(candidates.features)
+        assert all(ROOT <= parent < node for node, parent in enumerate(candidates.parents)), (
+            "a parent follows its child"
+        )
+        pairs = list(zip(candidates.parents, candidates.token_ids, strict=True))
+        assert len(set(pairs)) == number, "two siblings carry the same token"
+        assert all(0 <= token < self.vocab_size for token in candidates.token_ids)
+        assert all(0.0 < estimate <= 1.0 for estimate in candidates.estimates)
+        assert all(isinstance(value, int) for feature in candidates.features for value in feature)
+        below_end = [node for node, parent in enumerate(candidates.parents)
+                     if parent != ROOT and candidates.token_ids[parent] == 2]  # fmt: skip
+        assert not below_end, "a candidate hangs below the token that ends the answer"

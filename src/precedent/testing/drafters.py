@@ -1,0 +1,108 @@
+"""Drafters that need no model and no cache: the engine's floor (nothing), its ceiling (an oracle), and an adversary."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from precedent.drafters.base import Candidates, DraftRequest
+from precedent.sampling import Coins
+from precedent.tree import ROOT, TreeBuilder
+
+
+class _PointDrafting:
+    """Shared by drafters that only match; remembers the output so far."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.output: list[int] = []
+        self.ended = False
+
+    def match(self, budget: int) -> Candidates:
+        """No candidates."""
+        return Candidates(self.name)
+
+    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
+        """Nothing to draw."""
+
+    def committed(self, token_ids: Sequence[int]) -> None:
+        """Remember the output."""
+        self.output.extend(token_ids)
+
+    def end(self) -> None:
+        """Note that the request is over."""
+        self.ended = True
+
+
+class NullDrafter:
+    """Proposes nothing: what the engine's own overhead costs."""
+
+    name, draws = "null", False
+
+    def begin(self, request: DraftRequest) -> _PointDrafting:
+        """A drafting without candidates."""
+        return _PointDrafting(self.name)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class _OracleDrafting(_PointDrafting):
+    def __init__(self, name: str, answer: Sequence[int]) -> None:
+        super().__init__(name)
+        self._answer = list(answer)
+
+    def match(self, budget: int) -> Candidates:
+        """The rest of the answer, as one chain."""
+        candidates, parent = Candidates(self.name), ROOT
+        for token in self._answer[len(self.output) :][:budget]:
+            parent = candidates.add(parent, token, 0.99, (0,))
+        return candidates
+
+
+class OracleDrafter:
+    """Knows the answer: the fastest that any drafter could make the engine."""
+
+    name, draws = "oracle", False
+
+    def __init__(self, answer: Sequence[int]) -> None:
+        self._answer = answer
+
+    def begin(self, request: DraftRequest) -> _OracleDrafting:
+        """A drafting that proposes the known answer."""
+        return _OracleDrafting(self.name, self._answer)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class _RandomDrafting(_PointDrafting):
+    def __init__(self, name: str, vocab_size: int, seed: int) -> None:
+        super().__init__(name)
+        self._choose, self._vocab_size = random.Random(seed), vocab_size
+
+    def match(self, budget: int) -> Candidates:
+        """A random tree that claims to be almost certain."""
+        candidates, places, taken = Candidates(self.name), [ROOT], set[tuple[int, int]]()
+        for _ in range(self._choose.randrange(budget + 1)):
+            place = (self._choose.choice(places), self._choose.randrange(self._vocab_size))
+            if place not in taken:
+                taken.add(place)
+                places.append(candidates.add(*place, 0.97, (0,)))
+        return candidates
+
+
+class RandomDrafter:
+    """Proposes nonsense with confidence: whatever it does, the output law must not move."""
+
+    name, draws = "random", False
+
+    def __init__(self, vocab_size: int, seed: int = 0) -> None:
+        self._vocab_size, self._seed = vocab_size, seed
+
+    def begin(self, request: DraftRequest) -> _RandomDrafting:
+        """A drafting that proposes random trees."""
+        return _RandomDrafting(self.name, self._vocab_size, self._seed)
+
+    def close(self) -> None:
+        """Nothing to release."""

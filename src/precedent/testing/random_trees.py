@@ -1,0 +1,212 @@
+"""Seeded random speculation problems, small enough to enumerate: a toy target, draft models, points and a draw plan."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from precedent.sampling import Coins
+from precedent.testing.enumeration import DraftProcess, TargetLaw
+from precedent.tree import NULL, ROOT, CandidateTree, Drawn, TreeBuilder
+
+SHAPES = (
+    (1,),
+    (2,),
+    (3,),
+    (1, 1),
+    (2, 1),
+    (1, 2),
+    (3, 1),
+    (2, 2),
+    (1, 1, 1),
+    (1, 2, 1),
+    (1, 1, 2),
+    (1, 1, 1, 1),
+    (2, 1, 1),
+)
+"""Draws per node, level by level below an anchor; none makes more than six draws."""
+
+
+def random_law(source: random.Random, vocab_size: int, *, plain: bool = False) -> Tensor:
+    """A random law `[vocab_size]` in float64: diffuse, peaked, with zeros, or (unless `plain`) deterministic."""
+    weights = [source.gammavariate(source.choice([0.3, 1.0, 5.0]), 1.0) + 1e-3 for _ in range(vocab_size)]
+    if not plain and source.random() < 0.25:
+        weights[source.randrange(vocab_size)] = 0.0
+    if not plain and source.random() < 0.1:
+        weights = [0.0] * vocab_size
+        weights[source.randrange(vocab_size)] = 1.0
+    row = torch.tensor(weights, dtype=torch.float64)
+    return row / row.sum()
+
+
+def toy_model(seed: object, vocab_size: int, *, plain: bool = False) -> TargetLaw:
+    """A model whose every row is random and depends on the whole path; the same seed gives the same model."""
+    rows: dict[tuple[int, ...], Tensor] = {}
+
+    def law(path: tuple[int, ...]) -> Tensor:
+        if path not in rows:
+            rows[path] = random_law(random.Random(f"{seed} {path}"), vocab_size, plain=plain)
+        return rows[path]
+
+    return law
+
+
+def near(target: TargetLaw, other: TargetLaw, share: float) -> TargetLaw:
+    """A draft model between two models: `share` of the target, the rest of the other."""
+    return lambda path: share * target(path) + (1.0 - share) * other(path)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPlan:
+    """How draws are made below one kind of node; it depends on the path alone, so it is fixed before anything is drawn.
+
+    `without_replacement` excludes earlier draws at the node, `exclude_points` its cached children, `threshold` swallows
+    draws of tokens with a smaller draft probability (a keep_mask).
+    """
+
+    shape: tuple[int, ...]
+    without_replacement: bool
+    exclude_points: bool
+    threshold: float | None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A speculation problem: call `draft(coins)` for a tree; `target` is the model whose law must come out."""
+
+    seed: int
+    vocab_size: int
+    target: TargetLaw
+    draft_models: tuple[TargetLaw, ...]
+    points: tuple[tuple[int, ...], ...]
+    anchors: tuple[tuple[int, ...], ...]
+    plan: DrawPlan
+
+    def draft(self, coins: Coins) -> CandidateTree:
+        """Points first, then the planned draws below every anchor, breadth first."""
+        return _Drafting(self, coins).run()
+
+
+class _Drafting:
+    """One tree in the making: `node_of` maps paths of points to nodes, `drawn` lists the tokens drawn below a node."""
+
+    def __init__(self, problem: Problem, coins: Coins) -> None:
+        self.problem, self.coins, self.builder = problem, coins, TreeBuilder()
+        self.node_of: dict[tuple[int, ...], int] = {(): ROOT}
+        self.cached: dict[int, tuple[int, ...]] = {}
+        self.drawn: dict[int, list[int]] = {}
+
+    def run(self) -> CandidateTree:
+        for path in self.problem.points:
+            for depth in range(1, len(path) + 1):
+                above = self.node_of[path[: depth - 1]]
+                self.node_of[path[:depth]] = self.builder.add_point(above, path[depth - 1], "points")
+        self.cached = {node: self.builder.children(node) for node in self.node_of.values()}
+        level = [(path, self.node_of[path]) for path in self.problem.anchors]
+        for width in self.problem.plan.shape:
+            level = [below for path, node in level for below in self.draws_below(path, node, width)]
+        return self.builder.build()
+
+    def draws_below(self, path: tuple[int, ...], node: int, width: int) -> list[tuple[tuple[int, ...], int]]:
+        """Up to `width` draws below `node`; returns the distinct children with their paths."""
+        below: dict[int, tuple[int, ...]] = {}
+        drawn = self.drawn.setdefault(node, [])
+        for _ in range(width):
+            law = self.law(path, node, drawn)
+            if law is None:
+                break  # everything this model would draw is excluded; known before the draw
+            ordinal = len(drawn)
+            token = self.coins.categorical(Drawn(law.row, law.excluded).probs(), node, f"draw {ordinal}")
+            drawn.append(token)
+            child = self.builder.add_draw(node, token, law, f"model-{ordinal}")
+            if child != NULL:
+                below[child] = (*path, token)
+        return [(tokens, child) for child, tokens in below.items()]
+
+    def law(self, path: tuple[int, ...], node: int, drawn: list[int]) -> Drawn | None:
+        """The law of the next draw below `node`, None when it would have no mass."""
+        problem, plan = self.problem, self.problem.plan
+        excluded = {*(self.cached.get(node, ()) if plan.exclude_points else ())}
+        excluded |= {*(drawn if plan.without_replacement else ())}
+        row = problem.draft_models[len(drawn) % len(problem.draft_models)](path)
+        if not any(float(row[token]) > 0.0 for token in range(problem.vocab_size) if token not in excluded):
+            return None
+        return Drawn(row, tuple(sorted(excluded)), None if plan.threshold is None else row >= plan.threshold)
+
+
+def random_problem(seed: int, *, max_trees: int = 100) -> Problem:
+    """A random problem with a vocabulary of 2 to 5, depth up to 4, at most six draws and about `max_trees` trees."""
+    source = random.Random(seed)
+    vocab_size = source.randint(2, 5)
+    shapes = [shape for shape in SHAPES if vocab_size ** num_draws(shape) <= max_trees]
+    shape = source.choice([*shapes, ()])
+    target = toy_model((seed, "target"), vocab_size)
+    share = source.choice([0.0, 0.5, 0.9, 1.0])
+    drafts = tuple(near(target, toy_model((seed, i), vocab_size), share) for i in range(source.randint(1, 3)))
+    points = _random_points(source, vocab_size)
+    anchors: tuple[tuple[int, ...], ...] = ((),)
+    if points and source.random() < 0.4:
+        path = source.choice(points)
+        anchors = (path[: source.randint(1, max(1, min(len(path), 4 - len(shape))))],)
+        if vocab_size ** (2 * num_draws(shape)) <= max_trees and source.random() < 0.7:
+            anchors = ((), *anchors)
+    threshold = source.choice([None, None, 0.1, 0.3])
+    plan = DrawPlan(shape, source.random() < 0.5, source.random() < 0.5, threshold)
+    return Problem(seed, vocab_size, target, drafts, points, anchors, plan)
+
+
+def _random_points(source: random.Random, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    number, length = source.choice([0, 1, 2, 4]), source.randint(1, 4)
+    return tuple(tuple(source.randrange(vocab_size) for _ in range(source.randint(1, length))) for _ in range(number))
+
+
+def num_draws(shape: tuple[int, ...]) -> int:
+    """The most draws that a shape makes below one anchor."""
+    return sum(math.prod(shape[: level + 1]) for level in range(len(shape)))
+
+
+def independent_paths(draft: TargetLaw, num_paths: int, length: int) -> DraftProcess:
+    """Several whole sequences drawn independently and merged into one tree (SpecInfer's merged speculation)."""
+
+    def process(coins: Coins) -> CandidateTree:
+        builder = TreeBuilder()
+        for number in range(num_paths):
+            node: int = ROOT
+            path: tuple[int, ...] = ()
+            for _ in range(length):
+                token = coins.categorical(draft(path), node, f"path {number}")
+                node, path = builder.add_draw(node, token, Drawn(draft(path)), "paths"), (*path, token)
+        return builder.build()
+
+    return process
+
+
+def sibling_draws(
+    rows: Sequence[Tensor], *, points: tuple[int, ...] = (), replacement: bool, exclude_points: bool = False
+) -> DraftProcess:
+    """One draw below the root for each row, in that order, beside point children."""
+
+    def process(coins: Coins) -> CandidateTree:
+        builder = TreeBuilder()
+        for token in points:
+            builder.add_point(ROOT, token, "points")
+        excluded = set(points) if exclude_points else set()
+        for ordinal, row in enumerate(rows):
+            law = Drawn(row, tuple(sorted(excluded)))
+            token = coins.categorical(law.probs(), ROOT, f"draw {ordinal}")
+            builder.add_draw(ROOT, token, law, "draws")
+            if not replacement:
+                excluded.add(token)
+        return builder.build()
+
+    return process
+
+
+def always(row: Tensor) -> TargetLaw:
+    """A model that answers every path with the same row."""
+    return lambda path: row

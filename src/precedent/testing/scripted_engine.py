@@ -1,0 +1,176 @@
+"""A stand-in for the engine that answers from a script: for testing agents and front ends without a model."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.errors import ContextOverflowError, GenerationError
+from precedent.generation import Emission, Generation, GenerationResult, cancelled_error
+from precedent.stats import TARGET, GenerationStats
+from precedent.text.assembly import TextAssembler
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Script = Callable[[str], str] | Sequence[str]
+"""The answer to a prompt's text, or the answers in order."""
+
+
+@dataclass(slots=True)
+class ScriptedRequest:
+    """What the engine was asked, for assertions; `ended` is set when the request is over, `cancelled` if early."""
+
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    speculation: SpeculationConfig | None
+    tenant: str
+    query: str
+    workflow_step: str
+    tools: str
+    generation: Generation = field(default_factory=Generation)
+    ended: threading.Event = field(default_factory=threading.Event)
+    cancelled: bool = False
+
+
+class ScriptedEngine:
+    """Answers like `precedent.engine.Engine`, from a `script`, in bursts of 1 to `max_burst` tokens drawn by `seed`.
+
+    Tokens, text, stop strings, usage and cancellation go through the library's own code; each request has a thread of
+    its own, which waits `pace` seconds before every burst. Without an end token the answer goes on until `max_tokens`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        script: Script,
+        *,
+        seed: int = 0,
+        max_burst: int = 5,
+        pace: float = 0.0,
+        context_length: int = 100_000,
+        model_name: str = "scripted",
+    ) -> None:
+        self.tokenizer, self.model_name, self.context_length = tokenizer, model_name, context_length
+        self.cache = None
+        self.speculation = SpeculationConfig()
+        self.requests: list[ScriptedRequest] = []
+        self._answers = script if callable(script) else _in_order(script)
+        self._random, self._max_burst, self._pace = random.Random(seed), max_burst, pace
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        speculation: SpeculationConfig | None = None,
+        tenant: str = "default",
+        query: str = "",
+        workflow_step: str = "",
+        tools: str = "",
+    ) -> Generation:
+        """Start answering and return at once. Raises ContextOverflowError like an engine."""
+        if len(prompt_ids) >= self.context_length:
+            raise ContextOverflowError(f"the prompt has {len(prompt_ids)} tokens, the context {self.context_length}")
+        prompt = str(self.tokenizer.decode(list(prompt_ids)))
+        request = ScriptedRequest(prompt, tuple(prompt_ids), sampling, speculation, tenant, query, workflow_step, tools)
+        self.requests.append(request)
+        rng = random.Random(self._random.random())
+        threading.Thread(target=self._run, args=(request, rng), daemon=True).start()
+        return request.generation
+
+    def close(self) -> None:
+        """Nothing to release; running requests end by themselves."""
+
+    def _run(self, request: ScriptedRequest, rng: random.Random) -> None:
+        try:
+            request.generation.finish(self._answer(request, rng))
+        except Exception as error:
+            request.generation.fail(error)
+        finally:
+            request.ended.set()
+
+    def _answer(self, request: ScriptedRequest, rng: random.Random) -> GenerationResult:
+        """Emit the scripted answer burst by burst."""
+        limit = request.sampling.max_tokens
+        script = self._script_ids(request.prompt)
+        assembler = TextAssembler(self.tokenizer, request.sampling.stop)
+        stats, given, shown, sources = GenerationStats(), list[int](), list[str](), list[str]()
+        while len(given) < min(limit, len(script)) and not assembler.stopped:
+            self._wait(request)
+            burst = script[len(given) : min(limit, len(given) + rng.randint(1, self._max_burst))]
+            text, kept = assembler.push(burst)
+            given += burst[:kept]
+            if assembler.stopped or len(given) >= min(limit, len(script)):
+                text += assembler.flush()
+            shown.append(text)
+            _count(stats, kept)
+            step_sources = ("recall",) * (kept - 1) + (TARGET,)
+            sources += step_sources
+            request.generation.put(Emission(text, tuple(burst[:kept]), step_sources))
+        ended = assembler.stopped or (bool(given) and given[-1] == self.tokenizer.eos_token_id)
+        return GenerationResult(
+            text="".join(shown),
+            token_ids=tuple(given),
+            sources=tuple(sources),
+            finish_reason="stop" if ended else "length",
+            prompt_tokens=len(request.prompt_ids),
+            cached_prompt_tokens=min(3, len(request.prompt_ids)),
+            stats=stats,
+        )
+
+    def _wait(self, request: ScriptedRequest) -> None:
+        if self._pace:
+            time.sleep(self._pace)
+        if request.generation.cancelled:
+            request.cancelled = True
+            raise cancelled_error()
+
+    def _script_ids(self, prompt: str) -> list[int]:
+        ids = self.tokenizer.encode(self._answers(prompt), add_special_tokens=False)
+        return [*ids, int(self.tokenizer.eos_token_id)]
+
+
+def _in_order(answers: Sequence[str]) -> Callable[[str], str]:
+    remaining = iter(answers)
+
+    def answer(prompt: str) -> str:
+        try:
+            return next(remaining)
+        except StopIteration:
+            raise GenerationError(f"the script has {len(answers)} answers, and all are used up") from None
+
+    return answer
+
+
+def _count(stats: GenerationStats, kept: int) -> None:
+    """Count one step as if all its tokens but the last had been proposed and accepted."""
+    stats.num_steps += 1
+    stats.num_output_tokens += kept
+    stats.num_draft_tokens += kept
+    stats.num_accepted_tokens += max(kept - 1, 0)
+    stats.accepted_by_source += Counter(recall=max(kept - 1, 0))
+    stats.drafted_by_source += Counter(recall=kept)
+
+
+def chatml_tokenizer(**settings: Any) -> PreTrainedTokenizerBase:
+    """A byte-level tokenizer with ChatML tokens and no merges: one token per byte, so every character can be cut."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    backend.add_special_tokens([AddedToken(token, special=True) for token in special])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", **settings
+    )

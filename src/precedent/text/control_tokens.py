@@ -1,0 +1,107 @@
+"""Control tokens in user or tool text stay text: only those that the chat template writes become tokens.
+
+transformers >= 5.23 can do this (`sanitize_control_tokens=True`). It is done here for every version alike, because
+prompt ids must not depend on the installed version, and because names (of parameters, of arguments) count as well.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from precedent.errors import PromptError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_PRIVATE_USE = range(0xF0000, 0xFFFFE)
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """Two characters that occur nowhere in the input and enclose its control tokens while the template is rendered."""
+
+    start: str
+    end: str
+    control_token: re.Pattern[str]
+
+    @classmethod
+    def for_input(cls, tokenizer: PreTrainedTokenizerBase, template: str, values: Any) -> Markers | None:
+        """The markers for these messages and tools, or None if they hold no control token."""
+        tokens = control_tokens(tokenizer, template)
+        text = json.dumps(values, ensure_ascii=False, default=str)
+        if not any(json.dumps(token, ensure_ascii=False)[1:-1] in text for token in tokens):
+            return None
+        unused = (chr(code) for code in _PRIVATE_USE if chr(code) not in text)
+        longest_first = sorted(tokens, key=len, reverse=True)
+        return cls(next(unused), next(unused), re.compile("|".join(map(re.escape, longest_first))))
+
+    def mark(self, value: Any) -> Any:
+        """`value` with every control token in its texts and keys enclosed."""
+        if isinstance(value, str):
+            return self.control_token.sub(f"{self.start}\\g<0>{self.end}", value)
+        if isinstance(value, Mapping):
+            return {self.mark(key): self.mark(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.mark(item) for item in value]
+        return value
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, rendered: str) -> list[int]:
+        """Ids of a rendered prompt: enclosed control tokens as plain text, everything else as usual.
+
+        A marker that a template tore from its partner is dropped; what it enclosed still cannot join into a token.
+        """
+        enclosed = f"{self.start}({self.control_token.pattern}){self.end}"
+        pieces = re.split(f"{enclosed}|[{self.start}{self.end}]", rendered)
+        ids = _encoder(tokenizer)(pieces[0])
+        for index, piece in enumerate(pieces[1:], start=1):
+            if piece:
+                ids += _plain_ids(tokenizer, piece) if index % 2 else _ids_within_text(piece, _encoder(tokenizer))
+        return ids
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[str, ...]:
+    """Special tokens, and other added tokens that the template writes or the tokenizer lists as chat control tokens."""
+    listed = set(getattr(tokenizer, "chat_control_tokens", None) or ())
+    return tuple(
+        token.content
+        for token in tokenizer.added_tokens_decoder.values()
+        if token.special or (not token.content.isspace() and (token.content in listed or token.content in template))
+    )
+
+
+def _plain_ids(tokenizer: PreTrainedTokenizerBase, control_token: str) -> list[int]:
+    """The ids of a control token's text. Raises PromptError if the tokenizer has none but the token itself."""
+    ids = _ids_within_text(control_token, _text_encoder(tokenizer))
+    if tokenizer.convert_tokens_to_ids(control_token) in ids:
+        raise PromptError(f"the tokenizer cannot write {control_token!r} as plain text: remove it from the messages")
+    return ids
+
+
+def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _text_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
+    """Encodes text without matching any added token."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return lambda text: list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def encode(text: str) -> list[int]:
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        splitter = backend.pre_tokenizer
+        words = [text] if splitter is None else [word for word, _ in splitter.pre_tokenize_str(text)]
+        return [token.id for word in words for token in backend.model.tokenize(word)]
+
+    return encode
+
+
+def _ids_within_text(piece: str, encode: Callable[[str], Sequence[int]]) -> list[int]:
+    """Encode a piece from the middle of a text: behind a newline, lest the tokenizer add a leading space."""
+    newline, ids = list(encode("\n")), list(encode("\n" + piece))
+    return ids[len(newline) :] if ids[: len(newline)] == newline else list(encode(piece))

@@ -1,0 +1,138 @@
+"""Messages to prompt ids, by the model's own chat template or the shipped Hermes one.
+
+The ids depend on the tokenizer, the messages and the tools alone, never on earlier requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from precedent.errors import PromptError, UnsupportedError
+from precedent.text.control_tokens import Markers
+from precedent.text.tool_calls import OPEN
+from precedent.text.tool_schema import check_tools
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, Any]
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def render_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[int]:
+    """Prompt ids of `messages` (dicts with `role` and `content`), ready for the assistant's answer.
+
+    Control tokens in messages and tools stay text. Raises PromptError on an empty list, an unknown role, a bad tool, or
+    messages that the template refuses; UnsupportedError where the model's tool format is not known.
+    """
+    _check_messages(messages)
+    check_tools(tools or ())
+    template = template_for(tokenizer, messages, bool(tools))
+    refusal: Exception | None = None
+    for form in _FORMS:
+        try:
+            return _encode(tokenizer, template, form(messages), list(tools or ()))
+        except jinja2.TemplateError as error:
+            refusal = refusal or error
+    raise PromptError(f"the model's chat template refuses these messages: {refusal}") from refusal
+
+
+def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], has_tools: bool) -> str:
+    """The model's own template where it serves (it takes tools, or none occur), else the shipped Hermes template.
+
+    Raises UnsupportedError for a template that writes tool calls in another format, or a tokenizer without ChatML.
+    """
+    own = _own_template(tokenizer, has_tools)
+    needs_tools = has_tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+    if own is not None and (not needs_tools or _takes_tools(own)):
+        if has_tools and (OPEN not in own or "<function=" in own):
+            raise UnsupportedError(
+                "the model's chat template writes tool calls in a format other than Hermes (<tool_call> with JSON): "
+                "use a model of that format, or set tokenizer.chat_template to a Hermes template"
+            )
+        return own
+    if tokenizer.convert_tokens_to_ids("<|im_end|>") in (None, tokenizer.unk_token_id):
+        lack = "takes no tools" if own else "is missing"
+        raise UnsupportedError(
+            f"the model's chat template {lack}, and the shipped Hermes template needs a tokenizer with <|im_start|> "
+            "and <|im_end|>: set tokenizer.chat_template, or use a chat model"
+        )
+    return hermes_template()
+
+
+@lru_cache(maxsize=1)
+def hermes_template() -> str:
+    """The shipped template: ChatML, tools in the system turn, calls and results as Hermes writes them."""
+    return files("precedent.text").joinpath("templates/hermes.jinja").read_text(encoding="utf-8").rstrip("\n")
+
+
+def _own_template(tokenizer: PreTrainedTokenizerBase, has_tools: bool) -> str | None:
+    own: Any = tokenizer.chat_template
+    if isinstance(own, Mapping):  # several named templates
+        own = (own.get("tool_use") if has_tools else None) or own.get("default")
+    return None if own is None else str(own)
+
+
+def _takes_tools(template: str) -> bool:
+    return re.search(r"\btools\b", template) is not None
+
+
+def _check_messages(messages: Sequence[Message]) -> None:
+    if not messages:
+        raise PromptError("the message list is empty: give at least one message")
+    for position, message in enumerate(messages, start=1):
+        if message.get("role") not in ROLES:
+            raise PromptError(f"message {position} has role {message.get('role')!r}: use one of {', '.join(ROLES)}")
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, template: str, messages: list[Message], tools: list[Any]) -> list[int]:
+    markers = Markers.for_input(tokenizer, template, [messages, tools])
+    if markers is not None:
+        messages, tools = markers.mark(messages), markers.mark(tools)
+    rendered = str(
+        tokenizer.apply_chat_template(
+            messages, tools=tools or None, chat_template=template, tokenize=False, add_generation_prompt=True
+        )
+    )
+    if markers is not None:
+        return markers.encode(tokenizer, rendered)
+    return list(tokenizer.encode(rendered, add_special_tokens=False))
+
+
+def _as_given(messages: Sequence[Message]) -> list[Message]:
+    return list(messages)
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    """System messages as one at the front, neighbours of one role as one: for templates whose turns alternate."""
+    system = [message for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
+    merged: list[Message] = []
+    for message in [*system, *others]:
+        plain = message["role"] != "tool" and not message.get("tool_calls")
+        if merged and plain and merged[-1]["role"] == message["role"] and not merged[-1].get("tool_calls"):
+            merged[-1] = {**merged[-1], "content": f"{merged[-1]['content']}\n\n{message['content']}"}
+        else:
+            merged.append(message)
+    return merged
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message]:
+    """The system text at the head of the first user message, for templates that know no system role."""
+    merged = _merged(messages)
+    if merged[0]["role"] != "system":
+        return merged
+    return _merged([{**merged[0], "role": "user"}, *merged[1:]])
+
+
+_FORMS: tuple[Callable[[Sequence[Message]], list[Message]], ...] = (_as_given, _merged, _without_system)

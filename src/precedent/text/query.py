@@ -1,0 +1,41 @@
+"""The text by which recall finds prior completions: what the request is about, the latest first.
+
+Built tail-first, because an encoder cuts its input at a few hundred tokens and must drop the oldest part. Numbers and
+identifiers are removed: they tell requests of one workflow apart, and recall looks for what they share.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NUM_MESSAGES = 3
+NUM_ACTIONS = 6
+CHARACTERS_PER_MESSAGE = 600
+
+_UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
+_DIGITS = re.compile(r"\d[\d.,:/-]*")
+_BLANK = re.compile(r"\s+")
+
+
+def recall_query(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The query for template messages (`role`, `content`, `tool_calls`): recent actions, then the last messages."""
+    actions = _recent_actions(messages)
+    spoken = [message for message in messages if message["role"] != "system" and message["content"].strip()]
+    lines = [f"actions: {' '.join(actions)}"] if actions else []
+    for message in reversed(spoken[-NUM_MESSAGES:]):
+        lines.append(f"{message['role']}: {_without_slots(message['content'])[:CHARACTERS_PER_MESSAGE]}")
+    return "\n".join(lines)
+
+
+def _recent_actions(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the latest tool calls, oldest first."""
+    names = [call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()]
+    return names[-NUM_ACTIONS:]
+
+
+def _without_slots(text: str) -> str:
+    for pattern in (_UUID, _DIGITS, _BLANK):
+        text = pattern.sub(" ", text)
+    return text.strip()

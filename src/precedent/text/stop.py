@@ -1,0 +1,49 @@
+"""Stop strings: the answer ends where one of them would be complete, and never shows a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopScanner:
+    """Scans text for stop strings; what could still become one is held back.
+
+    Of several stop strings the one that is complete first ends the answer, whatever the text is cut into.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self._stopped = False
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """`(emit, stopped)`: the text that may be shown now, and whether a stop string is complete."""
+        if self._stopped:
+            return "", True
+        text = self._held + text
+        start = self._first_match(text)
+        if start is not None:
+            self._held, self._stopped = "", True
+            return text[:start], True
+        shown = len(text) - max((partial_match(text, stop) for stop in self._stops), default=0)
+        self._held = text[shown:]
+        return text[:shown], False
+
+    def flush(self) -> str:
+        """At the end of the answer: what was held back and did not become a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, text: str) -> int | None:
+        """Where the stop string begins that is complete first (the longest, if several end there), or None."""
+        starts = [(text.find(stop), stop) for stop in self._stops]
+        matches = [(start + len(stop), start) for start, stop in starts if start >= 0]
+        return min(matches)[1] if matches else None
+
+
+def partial_match(text: str, marker: str) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of `marker`."""
+    for length in range(min(len(text), len(marker) - 1), 0, -1):
+        if text.endswith(marker[:length]):
+            return length
+    return 0

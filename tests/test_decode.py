@@ -1,0 +1,240 @@
+"""The decode loop as a whole: its output is the target model's, whatever is proposed."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.constraints import constraints_for
+from precedent.cost_curve import CostCurve
+from precedent.decode import step
+from precedent.drafters.base import Drafter, DraftRequest
+from precedent.drafters.draft_model import DraftModelDrafter
+from precedent.planner import Limits, Plan, Planner
+from precedent.sampling import Coins, probs_of
+from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.target import TargetModel
+from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
+from precedent.testing.enumeration import enumerate_outcomes
+from precedent.testing.tiny_models import tiny_causal_lm
+
+PROMPT = [11, 7, 200, 31, 5, 7]
+
+
+class EverythingPlanner(Planner):
+    """Verifies all candidates and always draws: the loop under the heaviest load, without a clock in its decisions."""
+
+    def __init__(self, num_draws: int = 2) -> None:
+        super().__init__(CostCurve())
+        self._num_draws = num_draws
+
+    def plan(self, candidates: Sequence, draw_sources: Sequence[str], limits: Limits) -> Plan:
+        """All candidates within the limits; as many draws as allowed."""
+        plan = Plan(draws={source: min(self._num_draws, limits.max_depth) for source in draw_sources})
+        pool = self._merge(candidates, limits)
+        self._add_points(plan, pool, range(len(pool)))
+        return plan
+
+
+def start(
+    target: TargetModel,
+    drafters: Sequence[Drafter],
+    sampling: SamplingParams,
+    *,
+    coins_of=entropy_coins(1),
+    prompt: Sequence[int] = PROMPT,
+    mode: str = "",
+) -> DecodingSequence:
+    """A prefilled sequence with its drafters begun."""
+    slot = target.new_slot()
+    target.prefill(slot, prompt)
+    shape = constraints_for(sampling, prompt, target.vocab_size, target.vocab_size)
+    mode = mode or ("greedy" if sampling.greedy else "traversal")
+    request = DraftRequest("test", tuple(prompt), sampling, mode=mode, shape=shape, end_token_ids=frozenset({0}))
+    return DecodingSequence(
+        slot=slot,
+        sampling=sampling,
+        speculation=SpeculationConfig(),
+        mode=mode,
+        coins_of=coins_of,
+        end_token_ids=frozenset({0}),
+        max_tokens=sampling.max_tokens,
+        shape=shape,
+        draftings={drafter.name: drafter.begin(request) for drafter in drafters},
+        draw_sources=tuple(drafter.name for drafter in drafters if drafter.draws),
+    )
+
+
+def run(target: TargetModel, sequence: DecodingSequence, planner: Planner | None = None) -> list[int]:
+    """Step to the end and return the output."""
+    planner = planner or EverythingPlanner()
+    while not sequence.finished:
+        step([sequence], target, planner)
+    if sequence.error is not None:
+        raise sequence.error
+    return sequence.output_ids
+
+
+def greedy_by_hand(target: TargetModel, sampling: SamplingParams) -> list[int]:
+    """Plain greedy decoding by whole forwards, with the request's constraints."""
+    output: list[int] = []
+    shape = constraints_for(sampling, PROMPT, target.vocab_size, target.vocab_size)
+    while len(output) < sampling.max_tokens and (not output or output[-1] != 0):
+        with torch.inference_mode():
+            row = target.model(input_ids=torch.tensor([[*PROMPT, *output]])).logits[0, -1]
+        output.append(int((row if shape is None else shape(output, row)).argmax()))
+    return output
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetModel:
+    """A tiny float64 Llama."""
+    return TargetModel(tiny_causal_lm("llama", seed=5))
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_greedy_output_equals_plain_decoding_token_for_token(target: TargetModel, penalty: float) -> None:
+    """Oracle, adversary, draft model and all at once give the very tokens of plain decoding (float64)."""
+    sampling = SamplingParams(max_tokens=40, repetition_penalty=penalty)
+    expected = greedy_by_hand(target, sampling)
+    draft = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=6, num_hidden_layers=1)))
+    same = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=5)))
+    oracle, adversary = OracleDrafter(expected), RandomDrafter(target.vocab_size)
+    for drafters in ([], [NullDrafter()], [oracle], [adversary], [draft], [same], [oracle, adversary, draft]):
+        assert run(target, start(target, drafters, sampling)) == expected
+
+
+def test_an_oracle_needs_few_steps_and_an_adversary_no_more_than_plain(target: TargetModel) -> None:
+    """The ceiling takes max_nodes + 1 tokens per step; nonsense never costs a step."""
+    sampling = SamplingParams(max_tokens=40)
+    answer = greedy_by_hand(target, sampling)
+    oracle = start(target, [OracleDrafter(answer)], sampling)
+    run(target, oracle)
+    assert oracle.stats.num_steps == -(-len(answer) // 33)
+    adversary = start(target, [RandomDrafter(target.vocab_size)], sampling)
+    run(target, adversary)
+    assert adversary.stats.num_steps <= len(answer)
+
+
+def test_every_counted_token_is_accounted_for(target: TargetModel) -> None:
+    """Output = accepted + one token of the target's own per step (less one when an accepted end token ends it)."""
+    sampling = SamplingParams(max_tokens=40, temperature=1.0)
+    sequence = start(target, [RandomDrafter(target.vocab_size), NullDrafter()], sampling)
+    output = run(target, sequence)
+    own = len(output) - sequence.stats.num_accepted_tokens
+    assert sequence.stats.num_output_tokens == len(output)
+    assert own in (sequence.stats.num_steps, sequence.stats.num_steps - 1)
+    assert sum(sequence.stats.accepted_by_source.values()) == sequence.stats.num_accepted_tokens
+
+
+def test_a_seed_fixes_the_text_whatever_is_proposed(target: TargetModel) -> None:
+    """Coupled mode: the same answer without drafts, with nonsense, with an oracle and with a draft model (float64)."""
+    draft = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=5)))
+
+    def answer(seed: int, *drafters: Drafter) -> list[int]:
+        sampling = SamplingParams(max_tokens=30, temperature=1.5, seed=seed)
+        return run(target, start(target, drafters, sampling, mode="coupled", coins_of=entropy_coins(len(drafters))))
+
+    plain = answer(17)
+    for drafters in ([RandomDrafter(259)], [OracleDrafter(plain)], [draft], [RandomDrafter(259), draft]):
+        assert answer(17, *drafters) == plain
+    assert answer(18) != plain
+
+
+def test_a_twin_draft_model_is_always_right_in_coupled_mode(target: TargetModel) -> None:
+    """With the same weights and the same noise the draft model chooses what the target chooses."""
+    sampling = SamplingParams(max_tokens=30, temperature=1.5, seed=3)
+    twin = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=5)))
+    sequence = start(target, [twin], sampling, mode="coupled")
+    run(target, sequence)
+    assert sequence.stats.num_accepted_tokens == sequence.stats.num_draft_tokens > 0
+
+
+class StepCoins:
+    """One step's view of coins that replay a whole request: nodes of different steps are different nodes."""
+
+    def __init__(self, coins: Coins, step_number: int) -> None:
+        self._coins, self._offset = coins, 1000 * step_number
+
+    def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
+        """Pass on, with the node moved into this step's range."""
+        return self._coins.bernoulli(probability, node + self._offset, purpose)
+
+    def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
+        """Pass on, with the node moved into this step's range."""
+        return self._coins.categorical(weights, node + self._offset, purpose)
+
+
+def law_of_strings(target: TargetModel, sampling: SamplingParams) -> dict[tuple[int, ...], float]:
+    """The exact law of plain sampling: all strings up to an end token or the length limit."""
+    law: dict[tuple[int, ...], float] = {}
+    for string in itertools.product(range(target.vocab_size), repeat=sampling.max_tokens):
+        cut = string[: string.index(0) + 1] if 0 in string else string
+        if cut in law:
+            continue
+        probability = 1.0
+        for i, token in enumerate(cut):
+            with torch.inference_mode():
+                row = target.model(input_ids=torch.tensor([[1, 2, *cut[:i]]])).logits[0, -1]
+            shape = constraints_for(sampling, [1, 2], target.vocab_size, target.vocab_size)
+            row = row if shape is None else shape(cut[:i], row)
+            probability *= float(probs_of(row, sampling)[token])
+        law[cut] = probability
+    return law
+
+
+@pytest.mark.parametrize("mode", ["traversal", "topdown"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(max_tokens=3, temperature=1.0),
+        SamplingParams(max_tokens=3, temperature=0.6, top_k=2, repetition_penalty=1.5),
+    ],
+    ids=["temperature 1", "temperature, top-k and penalty"],
+)
+def test_the_law_of_whole_answers_through_the_loop_is_exact(mode: str, sampling: SamplingParams) -> None:
+    """Every branch of the real loop (real tiny transformers, points, draws, KV cache): the law of all strings, to 1e-9."""
+    tiny = {"vocab_size": 3, "num_hidden_layers": 1, "hidden_size": 16, "scale": 0.3}
+    target = TargetModel(tiny_causal_lm("llama", seed=8, **tiny))
+    draft = TargetModel(tiny_causal_lm("llama", seed=9, **tiny))
+
+    def answer(coins: Coins) -> tuple[int, ...]:
+        drafters = [OracleDrafter([2, 1, 1]), DraftModelDrafter(draft)]
+        coins_of = lambda number: StepCoins(coins, number)  # noqa: E731  # a closure over this branch's coins
+        sequence = start(target, drafters, sampling, coins_of=coins_of, prompt=[1, 2], mode=mode)
+        return tuple(run(target, sequence, EverythingPlanner(num_draws=2)))
+
+    law: dict[tuple[int, ...], float] = defaultdict(float)
+    for probability, output in enumerate_outcomes(answer):
+        law[output] += probability
+    expected = {string: p for string, p in law_of_strings(target, sampling).items() if p > 0}
+    assert law == pytest.approx(expected, abs=1e-9)
+
+
+def test_sequences_stepped_together_equal_sequences_stepped_alone(target: TargetModel) -> None:
+    """Rows of a batch are independent, whatever each of them accepts."""
+    sampling = SamplingParams(max_tokens=25)
+    prompts = [PROMPT, [3, 1, 4, 1, 5, 9, 2, 6], [40] * 20]
+    alone = [run(target, start(target, [RandomDrafter(259, seed=i)], sampling, prompt=p)) for i, p in enumerate(prompts)]
+    together = [start(target, [RandomDrafter(259, seed=i)], sampling, prompt=p) for i, p in enumerate(prompts)]
+    while running := [sequence for sequence in together if not sequence.finished]:
+        step(running, target, EverythingPlanner())
+    assert [sequence.output_ids for sequence in together] == alone
+
+
+def test_a_failing_row_fails_its_own_sequence_only(target: TargetModel) -> None:
+    """A constraint that masks everything is an error of that request; its neighbour goes on."""
+    sampling = SamplingParams(max_tokens=5)
+    broken, fine = (start(target, [], sampling) for _ in range(2))
+    broken.shape = lambda output_ids, row: torch.full_like(row, -torch.inf)
+    while not fine.finished:
+        step([s for s in (broken, fine) if not s.finished], target, EverythingPlanner())
+    assert "every token is masked at output position 0" in str(broken.error)
+    assert fine.error is None
+    assert fine.output_ids == greedy_by_hand(target, sampling)

