@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
 from precedent.testing.enumeration import enumerate_outcomes
 from precedent.testing.tiny_models import tiny_causal_lm
 
+ENTROPY = entropy_coins(1)
 PROMPT = [11, 7, 200, 31, 5, 7]
 
 
@@ -47,7 +48,7 @@ def start(
     drafters: Sequence[Drafter],
     sampling: SamplingParams,
     *,
-    coins_of=entropy_coins(1),
+    coins_of: Callable[[int], Coins] = ENTROPY,
     prompt: Sequence[int] = PROMPT,
     mode: str = "",
 ) -> DecodingSequence:
@@ -199,7 +200,7 @@ def law_of_strings(target: TargetModel, sampling: SamplingParams) -> dict[tuple[
     ids=["temperature 1", "temperature, top-k and penalty"],
 )
 def test_the_law_of_whole_answers_through_the_loop_is_exact(mode: str, sampling: SamplingParams) -> None:
-    """Every branch of the real loop (real tiny transformers, points, draws, KV cache): the law of all strings, to 1e-9."""
+    """Every branch of the real loop (tiny transformers, points, draws, KV cache): the law of all strings, to 1e-9."""
     tiny = {"vocab_size": 3, "num_hidden_layers": 1, "hidden_size": 16, "scale": 0.3}
     target = TargetModel(tiny_causal_lm("llama", seed=8, **tiny))
     draft = TargetModel(tiny_causal_lm("llama", seed=9, **tiny))
@@ -221,7 +222,9 @@ def test_sequences_stepped_together_equal_sequences_stepped_alone(target: Target
     """Rows of a batch are independent, whatever each of them accepts."""
     sampling = SamplingParams(max_tokens=25)
     prompts = [PROMPT, [3, 1, 4, 1, 5, 9, 2, 6], [40] * 20]
-    alone = [run(target, start(target, [RandomDrafter(259, seed=i)], sampling, prompt=p)) for i, p in enumerate(prompts)]
+    alone = [
+        run(target, start(target, [RandomDrafter(259, seed=i)], sampling, prompt=p)) for i, p in enumerate(prompts)
+    ]
     together = [start(target, [RandomDrafter(259, seed=i)], sampling, prompt=p) for i, p in enumerate(prompts)]
     while running := [sequence for sequence in together if not sequence.finished]:
         step(running, target, EverythingPlanner())

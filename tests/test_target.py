@@ -1,4 +1,4 @@
-"""The target model: scoring a tree equals plain forwards along every path, and leaves no trace but the accepted path."""
+"""The target model: a scored tree equals plain forwards along every path, and leaves no trace but the accepted one."""
 
 from __future__ import annotations
 
@@ -76,11 +76,13 @@ def test_eager_attention_takes_the_same_tree() -> None:
 def keys_and_values(slot: Slot) -> torch.Tensor:
     """Everything committed, [layers, 2, heads, length, head_dim]."""
     length = slot.kv.length
-    return torch.stack([torch.stack([layer.keys[0, :, :length], layer.values[0, :, :length]]) for layer in slot.kv.layers])
+    return torch.stack(
+        [torch.stack([layer.keys[0, :, :length], layer.values[0, :, :length]]) for layer in slot.kv.layers]
+    )
 
 
 def test_the_kv_cache_is_as_if_nothing_had_been_speculated() -> None:
-    """After scoring trees and committing scattered paths, the cache equals that of plain decoding of the same tokens."""
+    """After scoring trees and committing scattered paths, the cache equals that of plain decoding."""
     target, prompt = full_attention("llama"), random_ids(6, 40)
     speculated, plain = target.new_slot(), target.new_slot()
     target.prefill(speculated, prompt)
@@ -126,7 +128,9 @@ def test_a_fork_leaves_its_origin_alone() -> None:
     branch = target.fork(origin, 30)
     target.prefill(branch, [*prompt[:30], 1, 2, 3])
     torch.testing.assert_close(target.plain_step(origin)[0], plain_logits(target, prompt), rtol=0, atol=1e-9)
-    torch.testing.assert_close(target.plain_step(branch)[0], plain_logits(target, [*prompt[:30], 1, 2, 3]), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        target.plain_step(branch)[0], plain_logits(target, [*prompt[:30], 1, 2, 3]), rtol=0, atol=1e-9
+    )
 
 
 def test_prefill_in_chunks_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

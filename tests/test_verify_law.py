@@ -7,35 +7,43 @@ import torch
 
 from precedent.errors import ConfigError
 from precedent.sampling import CounterCoins
-from precedent.testing.enumeration import ReplayCoins, ToyRows, enumerate_outcomes, exact_law
-from precedent.testing.random_trees import independent_paths, random_problem, toy_model
+from precedent.testing.enumeration import ExactLaw, ReplayCoins, ToyRows, enumerate_outcomes, exact_law
+from precedent.testing.random_trees import Problem, independent_paths, random_problem, toy_model
 from precedent.tree import EMPTY_TREE, NULL, ROOT, CandidateTree, Drawn, Point, TreeBuilder, chain
-from precedent.verify import MODES, Verdict, prepare, verify
+from precedent.verify import MODES, Verdict, find_mode, prepare, verify
 from precedent.verify.matching import matching
 
 REJECTION_MODES = ("traversal", "topdown")
 EXACT = 1e-12
 FIRST, COUNT = 1000, 120
+BACKENDS = pytest.mark.parametrize("batched", [False, True], ids=["reference", "batched"])
 
 
+def laws(problem: Problem, batched: bool) -> list[ExactLaw]:
+    """What `traversal` and `topdown` do with a problem, by the reference or for the whole tree at once."""
+    return [exact_law(problem.target, problem.draft, find_mode(mode, batched=batched)) for mode in REJECTION_MODES]
+
+
+@BACKENDS
 @pytest.mark.parametrize("block", range(FIRST, FIRST + COUNT, 10))
-def test_random_mixed_trees_keep_the_law_and_lazy_accepts_no_less(block: int) -> None:
+def test_random_mixed_trees_keep_the_law_and_lazy_accepts_no_less(block: int, batched: bool) -> None:
     """Points, draws, duplicates, exclusion, keep_mask, several draft models, zero and certain probabilities."""
     for seed in range(block, block + 10):
         problem = random_problem(seed, max_trees=81)
-        lazy, eager = (exact_law(problem.target, problem.draft, mode) for mode in REJECTION_MODES)
+        lazy, eager = laws(problem, batched)
         assert lazy.total_variation(problem.target) < EXACT, problem
         assert eager.total_variation(problem.target) < EXACT, problem
         assert lazy.expected_accepted >= eager.expected_accepted - EXACT, problem
 
 
+@BACKENDS
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("block", range(20_000, 20_600, 20))
-def test_many_larger_random_trees_keep_the_law(block: int) -> None:
+def test_many_larger_random_trees_keep_the_law(block: int, batched: bool) -> None:
     """600 more problems with up to 1024 trees each."""
     for seed in range(block, block + 20):
         problem = random_problem(seed, max_trees=1024)
-        lazy, eager = (exact_law(problem.target, problem.draft, mode) for mode in REJECTION_MODES)
+        lazy, eager = laws(problem, batched)
         assert max(lazy.total_variation(problem.target), eager.total_variation(problem.target)) < EXACT, problem
         assert lazy.expected_accepted >= eager.expected_accepted - EXACT, problem
 
@@ -78,14 +86,17 @@ def _features(tree: CandidateTree) -> set[str]:
     return seen
 
 
+@BACKENDS
 @pytest.mark.parametrize("mode", REJECTION_MODES)
 @pytest.mark.parametrize(
     ("vocab_size", "paths", "length"), [(2, 1, 4), (3, 1, 3), (5, 1, 2), (2, 2, 3), (2, 3, 2), (3, 2, 2)]
 )
-def test_chains_and_merged_independent_paths_keep_the_law(mode: str, vocab_size: int, paths: int, length: int) -> None:
+def test_chains_and_merged_independent_paths_keep_the_law(
+    mode: str, vocab_size: int, paths: int, length: int, batched: bool
+) -> None:
     """Block and token verification on a chain; sequences drawn independently and merged into one tree."""
     target, draft = toy_model("target", vocab_size), toy_model("draft", vocab_size)
-    law = exact_law(target, independent_paths(draft, paths, length), mode)
+    law = exact_law(target, independent_paths(draft, paths, length), find_mode(mode, batched=batched))
     assert law.total_variation(target) < EXACT
     assert sum(law.prefixes.values()) == pytest.approx(1.0, abs=EXACT)
 

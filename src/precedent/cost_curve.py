@@ -6,6 +6,7 @@ import bisect
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import median
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 257)
 
 START_UP_WIDTHS = (1, 8, 32)
 """Enough to draw the curve before the first request; the rest is interpolated until it is seen."""
+
+START_UP_SECONDS = 1.5
+"""What measuring may take; each width is run at least once, and again while a whole round fits."""
 
 REMEMBERED = 9
 """Measurements per bucket; their median shrugs off a busy machine."""
@@ -27,10 +31,14 @@ class CostCurve:
         self._seen: dict[int, deque[float]] = {}
         self._table = [1.0] * (WIDTHS[-1] + 1)
 
-    def measure(self, run: Callable[[int], float], widths: Sequence[int] = START_UP_WIDTHS, repeats: int = 2) -> None:
-        """Fill the curve with `run(width) -> milliseconds`, the best of `repeats` each."""
-        for width in widths:
-            self.observe(width, min(run(width) for _ in range(repeats)))
+    def measure(self, run: Callable[[int], float], widths: Sequence[int] = START_UP_WIDTHS) -> None:
+        """Fill the curve with `run(width) -> milliseconds`, the best of a few each, within about `START_UP_SECONDS`."""
+        deadline = perf_counter() + START_UP_SECONDS
+        best = {width: run(width) for width in widths}
+        while perf_counter() < deadline - sum(best.values()) / 1e3:
+            best = {width: min(before, run(width)) for width, before in best.items()}
+        for width, milliseconds in best.items():
+            self.observe(width, milliseconds)
 
     def observe(self, width: int, milliseconds: float) -> None:
         """Learn the time of one forward."""

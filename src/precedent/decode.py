@@ -82,9 +82,7 @@ def _verify_and_commit(
     return _account(sequence, tree, verdict, forward_seconds)
 
 
-def _account(
-    sequence: DecodingSequence, tree: CandidateTree, verdict: Verdict, forward_seconds: float
-) -> StepResult:
+def _account(sequence: DecodingSequence, tree: CandidateTree, verdict: Verdict, forward_seconds: float) -> StepResult:
     """Append what was committed, tell the drafters, and count."""
     chosen = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
     token_ids = sequence.append(chosen)

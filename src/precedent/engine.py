@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +40,8 @@ __all__ = ["Emission", "Engine", "Generation", "GenerationResult", "shared_engin
 class Engine:
     """One target model, at most one draft model, at most one speculation cache, and the thread that runs them.
 
-    `speculation` holds the defaults of every request; `on_result` sees each finished one (prompt ids and result) before
+    `speculation` holds the defaults of every request; `cost` is a cost curve measured before (engines of one model may
+    share it); `on_result` sees each finished one (prompt ids and result) before
     its caller does. The engine may be used from any thread and any event loop.
     """
 
@@ -52,6 +54,7 @@ class Engine:
         draft_model: PreTrainedModel | None = None,
         cache: SpeculationCache | None = None,
         speculation: SpeculationConfig | None = None,
+        cost: CostCurve | None = None,
         on_result: ResultObserver | None = None,
     ) -> None:
         self._on_result = on_result
@@ -67,8 +70,9 @@ class Engine:
         self._parts = DrafterParts(self.tokenizer_fingerprint, self._executor, cache, draft)
         self._drafters: dict[str, Drafter] = {}
         self._drafters_named(self.speculation.drafters)
-        self.planner = Planner(CostCurve())
-        self.planner.cost.measure(self._milliseconds_of_width)
+        self.planner = Planner(cost or CostCurve())
+        if cost is None:
+            self.planner.cost.measure(self._milliseconds_of_width)
         end_ids = _end_token_ids(model, tokenizer)
         self._worker = Worker(self.target, self.planner, end_ids, len(tokenizer), self._executor)
         self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._executor, self._drafters)
@@ -117,8 +121,8 @@ class Engine:
     ) -> Generation:
         """Start a request and return at once.
 
-        `query` is the text by which recall finds prior completions; `workflow_step` and `tools` are soft keys stored with
-        the completion. Raises ContextOverflowError or PromptError before any work starts.
+        `query` is the text by which recall finds prior completions; `workflow_step` and `tools` are soft keys stored
+        with the completion. Raises ContextOverflowError or PromptError before any work starts.
         """
         prompt = tuple(int(token) for token in prompt_ids)
         self._check_prompt(prompt)
@@ -168,7 +172,7 @@ class Engine:
         workflow_step: str,
         tools: str,
     ) -> list[Callable[[GenerationResult], None]]:
-        """What happens when a request ends normally, before its caller learns of it: a reported completion is stored."""
+        """What happens at a normal end, before the caller learns of it: a reported completion is a stored one."""
         actions: list[Callable[[GenerationResult], None]] = []
         if self._on_result is not None:
             actions.append(partial(self._on_result, prompt))
@@ -195,6 +199,7 @@ class Engine:
         return (perf_counter() - started) * 1e3
 
 
+_LOADING = threading.Lock()
 _SHARED: weakref.WeakValueDictionary[Hashable, Engine] = weakref.WeakValueDictionary()
 
 
@@ -209,19 +214,20 @@ def shared_engine(
 ) -> Engine:
     """The engine of these settings, loaded once per process and kept while somebody holds it.
 
-    LangChain re-creates chat models behind one's back (`configurable_fields`, `init_chat_model`); the weights must not be
-    loaded again each time.
+    LangChain re-creates chat models behind one's back (`configurable_fields`, `init_chat_model`); the weights must not
+    be loaded again each time.
     """
     named = str(target) if isinstance(target, str | Path) else id(target)
     draft = str(draft_model) if isinstance(draft_model, str | Path) else id(draft_model)
     key = (named, draft, device, dtype, id(cache))
-    engine = _SHARED.get(key)
-    if engine is None:
-        engine = Engine.load(
-            target, tokenizer=tokenizer, draft_model=draft_model, device=device, dtype=dtype, cache=cache
-        )
-        _SHARED[key] = engine
-    return engine
+    with _LOADING:
+        engine = _SHARED.get(key)
+        if engine is None:
+            engine = Engine.load(
+                target, tokenizer=tokenizer, draft_model=draft_model, device=device, dtype=dtype, cache=cache
+            )
+            _SHARED[key] = engine
+        return engine
 
 
 def _write_back(cache: SpeculationCache, record: NewCompletion, result: GenerationResult) -> None:
@@ -253,6 +259,6 @@ def _end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 
 def _shut_down(worker: Worker, executor: ThreadPoolExecutor, drafters: dict[str, Drafter]) -> None:
     worker.stop()
-    executor.shutdown(wait=True)
     for drafter in drafters.values():
-        drafter.close()
+        drafter.close()  # before the executor: recall still writes its credit there
+    executor.shutdown(wait=True)

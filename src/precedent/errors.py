@@ -1,15 +1,15 @@
 """Every error Precedent raises on purpose.
 
-    PrecedentError
-    ├── ConfigError            a setting is wrong (also a ValueError); says what to write instead
-    ├── UnsupportedError       a combination that is refused by name, never dropped silently
-    ├── ModelLoadError         a model, draft model or tokenizer cannot be loaded or does not fit
-    ├── PromptError            the messages or the prompt cannot be used (also a ValueError)
-    │   └── ContextOverflowError   prompt and answer do not fit into the model's context
-    ├── CacheError             the speculation cache cannot be opened, read or written
-    │   └── CacheMismatchError     the file belongs to another format, tokenizer or embedder
-    ├── GenerationError        a running request failed; others are not touched
-    └── RequestCancelled       the caller cancelled this request
+PrecedentError
+├── ConfigError            a setting is wrong (also a ValueError); says what to write instead
+├── UnsupportedError       a combination that is refused by name, never dropped silently
+├── ModelLoadError         a model, draft model or tokenizer cannot be loaded or does not fit
+├── PromptError            the messages or the prompt cannot be used (also a ValueError)
+│   └── ContextOverflowError   prompt and answer do not fit into the model's context
+├── CacheError             the speculation cache cannot be opened, read or written
+│   └── CacheMismatchError     the file belongs to another format, tokenizer or embedder
+├── GenerationError        a running request failed; others are not touched
+└── RequestCancelled       the caller cancelled this request
 """
 
 from __future__ import annotations

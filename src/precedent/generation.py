@@ -1,4 +1,4 @@
-"""A running request as its caller sees it: a queue that the engine's worker fills, read by a thread or by a coroutine."""
+"""A running request as its caller sees it: a queue that the engine's worker fills, read by a thread or a coroutine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """The whole answer, each token with its source. `finish_reason` is "stop" (end token or stop string) or "length"."""
+    """The whole answer, each token with its source.
+
+    `finish_reason` is "stop" (end token or stop string) or "length".
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -106,7 +109,7 @@ class Generation:
             self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Emission]:
-        """Yield emissions without blocking the event loop; leaving the loop or cancelling the task cancels the request."""
+        """Yield emissions without blocking the event loop; leaving it or cancelling the task cancels the request."""
         loop, wake = asyncio.get_running_loop(), asyncio.Event()
         with self._changed:
             self._listener = lambda: _wake(loop, wake)

@@ -1,8 +1,8 @@
 """Which candidates are worth verifying: the shape of the tree, decided before anything is drawn.
 
-Every candidate gets one calibrated probability of being accepted along its whole path; the tree takes them in that order
-for as long as the expected tokens per millisecond grow, by the cost curve measured on this machine. Zero nodes is a legal
-answer: plain decoding. A draft model costs sequential steps, so its draws compete in the same currency.
+Every candidate gets one calibrated probability of being accepted along its whole path; the tree takes them in that
+order for as long as the expected tokens per millisecond grow, by the cost curve measured on this machine. Zero nodes
+is a legal answer: plain decoding. A draft model costs sequential steps, so its draws compete in the same currency.
 """
 
 from __future__ import annotations

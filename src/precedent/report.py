@@ -27,7 +27,9 @@ def write_page(
     path: Path, results: Mapping[str, Any], runs: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Write the page of a demo: its table, and the answers of some requests with every token's source."""
-    legend = " ".join(f'<span style="background:{colour}">&nbsp;{name}&nbsp;</span>' for name, colour in COLOURS.items())
+    legend = " ".join(
+        f'<span style="background:{colour}">&nbsp;{name}&nbsp;</span>' for name, colour in COLOURS.items()
+    )
     sections = "".join(_run_section(name, run.requests, tokenizer) for name, run in runs.items())
     page = (
         f"<!doctype html><meta charset=utf-8><title>Where the tokens came from</title><style>{_STYLE}</style>"
@@ -60,7 +62,7 @@ def _coloured(result: Any, tokenizer: PreTrainedTokenizerBase) -> str:
     ids, sources = result.token_ids, result.sources
     for end in range(1, len(ids) + 1):
         if end == len(ids) or sources[end] != sources[start]:
-            text = html.escape(tokenizer.decode(ids[start:end]))
+            text = html.escape(str(tokenizer.decode(list(ids[start:end]))))
             colour = COLOURS.get(sources[start], OTHER_COLOUR)
             spans.append(f'<span style="background:{colour}" title="{html.escape(sources[start])}">{text}</span>')
             start = end

@@ -17,8 +17,8 @@ from precedent.target import Slot
 class DecodingSequence:
     """A prefilled request: its slot in the target model, its drafters at work, its output so far.
 
-    `coins_of(step)` gives the coins of a step (`entropy_coins`, or a test's); `draftings` maps drafter names to their work on this request, `draw_sources`
-    names those that cost model steps.
+    `coins_of(step)` gives the coins of a step (`entropy_coins`, or a test's); `draftings` maps drafter names to their
+    work on this request, `draw_sources` names those that cost model steps.
     """
 
     slot: Slot
@@ -56,7 +56,7 @@ class DecodingSequence:
         return self.coins_of(self.stats.num_steps)
 
     def append(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Commit new tokens up to an end token or the length limit; returns those that count and sets `finish_reason`."""
+        """Append tokens up to an end token or the limit; returns those that count and sets `finish_reason`."""
         for count, token in enumerate(token_ids, start=1):
             self.output_ids.append(token)
             if token in self.end_token_ids:

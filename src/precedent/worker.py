@@ -174,6 +174,7 @@ class Worker:
             sequence.finish_reason = "stop"
         if sequence.finished:
             text += request.text.flush()
+            sequence.finish_reason = "stop" if request.text.stopped else sequence.finish_reason
         if sequence.stats.num_steps == 1:
             sequence.stats.first_token_seconds = perf_counter() - request.submitted
         request.answer.append(text)

@@ -35,7 +35,9 @@ MODES = ("plain", "generate", "prompt-lookup", "assisted", "ours")
 def bench(
     traces: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="OpenAI-format chat traces (JSONL, .gz); default: the order desk."),
+        typer.Option(
+            exists=True, dir_okay=False, help="OpenAI-format chat traces (JSONL, .gz); default: the order desk."
+        ),
     ] = None,
     target: TargetOption = DEFAULT_TARGET,
     draft_model: DraftModelOption = None,
@@ -58,7 +60,9 @@ def bench(
         model, tokenizer = load_target(target, device=device, dtype=dtype)
     warming, measured = load_prompts(traces, tokenizer, prompts, warm, max_prompt_tokens)
     with console.status("starting the engines"):
-        contestants, warm_engine = _contestants(chosen, model, tokenizer, target, draft_model, device, dtype, max_tokens)
+        contestants, warm_engine = _contestants(
+            chosen, model, tokenizer, target, draft_model, device, dtype, max_tokens
+        )
     for prompt in track(warming, "filling the cache", console=console):
         warm_engine(prompt)
     timings: dict[str, list[Timing]] = defaultdict(list)

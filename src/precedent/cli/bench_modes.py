@@ -47,7 +47,7 @@ Contestant = Callable[[Sequence[int]], Timing]
 """Answers a prompt and says how long it took."""
 
 
-class _FirstToken(BaseStreamer):  # type: ignore[misc]  # transformers is untyped
+class _FirstToken(BaseStreamer):
     """Notes when the first new tokens arrive; transformers puts the prompt in first."""
 
     def __init__(self) -> None:
@@ -67,6 +67,7 @@ class TransformersContestant:
 
     def __init__(self, model: PreTrainedModel, max_tokens: int, **settings: Any) -> None:
         self._model, self._settings, self._forwards = model, {**settings, "max_new_tokens": max_tokens}, 0
+        self._generate: Any = model.generate
         model.register_forward_pre_hook(self._count)
 
     def _count(self, *_: Any) -> None:
@@ -78,7 +79,7 @@ class TransformersContestant:
         streamer, self._forwards = _FirstToken(), 0
         started = perf_counter()
         with torch.inference_mode():
-            output = self._model.generate(
+            output: Any = self._generate(
                 inputs,
                 attention_mask=torch.ones_like(inputs),
                 do_sample=False,
@@ -98,7 +99,8 @@ class OurContestant:
 
     def __call__(self, prompt_ids: Sequence[int]) -> Timing:
         """Greedy answer to a prompt."""
-        query = self._engine.tokenizer.decode(prompt_ids[-QUERY_TOKENS:], skip_special_tokens=True)
+        end_of_prompt = list(prompt_ids[-QUERY_TOKENS:])
+        query = str(self._engine.tokenizer.decode(end_of_prompt, skip_special_tokens=True))
         started, first_seconds, first_burst = perf_counter(), 0.0, 0
         generation = self._engine.submit(prompt_ids, self._sampling, query=query)
         for emission in generation:

@@ -48,15 +48,18 @@ def _order_desk(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """First turns of the demo's requests: set A warms, set B is measured."""
     try:
-        from precedent_demo import first_messages, make_database, make_requests, make_tools
+        from precedent_demo import SYSTEM_PROMPT, make_database, make_requests, make_tools
     except ImportError:
-        raise PromptError("give --traces FILE, or install the order desk: pip install ./plugins/precedent-demo") from None
+        raise PromptError(
+            "give --traces FILE, or install the order desk: pip install ./plugins/precedent-demo"
+        ) from None
     from langchain_core.utils.function_calling import convert_to_openai_tool
 
     tools = [convert_to_openai_tool(tool) for tool in make_tools(make_database(seed=0))]
 
     def ids(request: Any) -> list[int]:
-        return render_prompt(tokenizer, first_messages(request), tools)
+        messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": request.first_message}]
+        return render_prompt(tokenizer, messages, tools)
 
     warm = [ids(request) for request in make_requests("A", full=False, seed=0)][:warming]
     return warm, [ids(request) for request in make_requests("B", full=False, seed=0)][:measured]

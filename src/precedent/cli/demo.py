@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from precedent.cli.demo_runs import Bench, Difference
 
 DEFAULT_DRAFT = "first-layers:4"
-MAX_TOKENS = 96
-"""Longest assistant turn, in tokens."""
 
 
 def demo(
@@ -60,7 +58,8 @@ def _need_order_desk() -> None:
         import precedent_demo  # noqa: F401  # only whether it is there
     except ImportError:
         raise PrecedentError(
-            "the demo's order desk is not installed: run `make demo` in a clone, or pip install ./plugins/precedent-demo"
+            "the demo's order desk is not installed: run `make demo` in a clone, "
+            "or pip install ./plugins/precedent-demo"
         ) from None
 
 
@@ -80,6 +79,7 @@ def _measured(
     from precedent.cli.demo_runs import TOPDOWN, WAYS, Bench
     from precedent.cli.demo_state import DemoState
     from precedent.target.loading import load_draft, load_target
+    from precedent_demo import MAX_TOKENS_PER_TURN
 
     with console.status(f"loading {target} (converted once on a fresh machine, about half a minute)"):
         model, tokenizer = load_target(target, device=device, dtype=dtype)
@@ -91,7 +91,7 @@ def _measured(
     with console.status("starting engines and measuring this machine's cost per step"):
         cache = SpeculationCache.open(state.cache_path)
         bench = Bench(
-            model, tokenizer, target, draft, cache, ways, temperature=temperature, max_tokens=MAX_TOKENS
+            model, tokenizer, target, draft, cache, ways, temperature=temperature, max_tokens=MAX_TOKENS_PER_TURN
         )
     with _progress(console) as progress:
         _warm(bench, state, progress, full)
@@ -110,13 +110,13 @@ def _warm(bench: Bench, state: Any, progress: Progress, full: bool) -> None:
     from precedent_demo import make_database, make_requests
 
     desk, wanted = make_database(seed=0), make_requests("A", full=full, seed=0)
-    done = [name for name in state.warmed() if name in {request.name for request in wanted}]
+    done = [name for name in state.warmed() if name in {request.request_id for request in wanted}]
     task = progress.add_task("warming the cache (set A)", total=len(wanted), completed=len(done), note="")
     for request in wanted:
-        if request.name in done:
+        if request.request_id in done:
             continue
         bench.warm(request, desk)
-        done.append(request.name)
+        done.append(request.request_id)
         state.mark_warmed(done)
         progress.update(task, advance=1, note=request.workflow)
     progress.update(task, note="from disk" if done and progress.tasks[0].speed is None else "")
@@ -124,9 +124,8 @@ def _warm(bench: Bench, state: Any, progress: Progress, full: bool) -> None:
 
 def _measure(bench: Bench, progress: Progress, full: bool, limit: int | None) -> None:
     """Run set B, other requests of the same workflows, once per way."""
-    from precedent_demo import make_database, make_requests
-
     from precedent.cli.demo_runs import rotated
+    from precedent_demo import make_database, make_requests
 
     desk, wanted = make_database(seed=0), make_requests("B", full=full, seed=0)[:limit]
     names = list(bench.engines)

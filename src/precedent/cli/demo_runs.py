@@ -16,14 +16,16 @@ import torch
 
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import SpeculationConfig
+from precedent.cost_curve import CostCurve
 from precedent.engine import Engine
 from precedent.generation import GenerationResult
 from precedent.langchain import ChatPrecedent
 from precedent.stats import GenerationStats
 
 if TYPE_CHECKING:
-    from precedent_demo import OrderDesk, Request
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from precedent_demo import OrderDesk, Request
 
 TENANT = "order-desk"
 MEMORY = ("recall", "prompt")
@@ -134,8 +136,10 @@ class Bench:
         self._model, self._tokenizer, self._name, self._draft = model, tokenizer, name, draft_model
         self._settings = {"temperature": temperature, "max_tokens": max_tokens, "tenant": TENANT}
         self._turns: list[Turn] = []
+        self._cost: CostCurve | None = None  # the first engine measures it, the others share it
         self._caches = {"A": cache, "B": SpeculationCache.open(None)}
         self.warm_engine = self._engine(Way("warm", (*MEMORY, "draft-model"), "A"), write_back=True)
+        self._cost = self.warm_engine.planner.cost
         self.engines = {way.name: self._engine(way, write_back=way.name == "plain") for way in ways}
         self.runs = {way.name: Run(way.name) for way in ways}
 
@@ -150,6 +154,7 @@ class Bench:
             draft_model=self._draft if "draft-model" in way.drafters else None,
             cache=self._caches.get(way.cache),
             speculation=speculation,
+            cost=self._cost,
             on_result=lambda prompt_ids, result: self._turns.append(Turn(prompt_ids, result)),
         )
 
@@ -189,7 +194,7 @@ class Bench:
         self._turns.clear()
         chat_model = ChatPrecedent.from_engine(engine, **self._settings)
         transcript = run_request(chat_model, request, desk)
-        return list(self._turns), transcript.solved
+        return list(self._turns), transcript.solved_by_model
 
     def logit_gap(self, context: Sequence[int], token: int, other: int) -> float:
         """How far apart two tokens' logits are in a plain forward over `context`."""
@@ -208,7 +213,8 @@ class Bench:
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "step_milliseconds_by_width": {
-                width: round(milliseconds, 1) for width, milliseconds in self.engines["both"].planner.cost.as_dict().items()
+                width: round(milliseconds, 1)
+                for width, milliseconds in self.engines["both"].planner.cost.as_dict().items()
             },
         }
 

@@ -68,10 +68,10 @@ def _sentence(results: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
     promise = (
         "sampled from the target model's own law"
         if results["temperature"] > 0
-        else f"{results['identical_outputs']['both'][0]} of {plain['requests']} answers identical to plain decoding"
+        else f"{results['identical_outputs']['both'][0]} of {plain['requests']} answers identical to plain"
     )
     return (
         f"A cache warmed by other requests made decoding {_speed(both, plain):.1f} times as fast "
-        f"({both['tokens_per_step']:.1f} tokens per step) and {_speed(repeat, plain):.1f} times when it had seen these, "
+        f"({both['tokens_per_step']:.1f} tokens per step) and {_speed(repeat, plain):.1f} times having seen these, "
         f"{promise}; the target model itself chose every token."
     )

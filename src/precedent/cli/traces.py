@@ -28,7 +28,7 @@ def read_trajectories(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a file. Raises PromptError naming the line that is not a chat trace."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8") as lines:  # type: ignore[operator]  # both open text alike
+        with opened(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield _record(path, number, line)
@@ -65,8 +65,11 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
         content = "".join(part.get("text", "") for part in content if isinstance(part, dict))
     if message["role"] == "system":
         content = content[:LONGEST_SYSTEM_TEXT]
-    for call in message.get("tool_calls") or ():
-        function = call.get("function", call)
-        content += f"\n<tool_call>\n{json.dumps({'name': function.get('name'), 'arguments': function.get('arguments')})}\n</tool_call>"
+    content += "".join(f"\n<tool_call>\n{_call_text(call)}\n</tool_call>" for call in message.get("tool_calls") or ())
     role = message["role"] if message["role"] in ("system", "user", "assistant") else "user"
     return {"role": role, "content": content}
+
+
+def _call_text(call: dict[str, Any]) -> str:
+    function = call.get("function", call)
+    return json.dumps({"name": function.get("name"), "arguments": function.get("arguments")})

@@ -1,7 +1,7 @@
-"""Drafters: who proposes. Built-in ones and others' are found the same way, by the entry-point group `precedent.drafters`.
+"""Drafters: who proposes. Built-in ones and others' are found alike, by the entry-point group `precedent.drafters`.
 
-An entry point is a factory `(parts: DrafterParts) -> Drafter | None`; None means that a part it needs is absent (no cache,
-no draft model), so the drafter does not take part.
+An entry point is a factory `(parts: DrafterParts) -> Drafter | None`; None means that a part it needs is absent (no
+cache, no draft model), so the drafter does not take part.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from precedent.tree import TreeBuilder
 class DraftRequest:
     """What a drafter learns about a request when it begins.
 
-    `query` is the text that recall embeds; `mode` is how its tokens are verified; `shape` is what the target does to a row of logits before it samples, and a
-    draft model must do the same.
+    `query` is the text that recall embeds; `mode` is how its tokens are verified; `shape` is what the target does to a
+    row of logits before it samples, and a draft model must do the same.
     """
 
     request_id: str

@@ -1,8 +1,8 @@
 """A smaller causal LM with the target's tokenizer, drawing one token after the other.
 
 When sampling, every token is a draw that carries the very row it was drawn from (same constraints, temperature and
-truncation as the target's), with the cached siblings excluded. When decoding greedily it proposes its argmax as a point,
-and with a seed the token that the seed's noise makes it choose (Daliri et al. 2408.07978).
+truncation as the target's), with the cached siblings excluded. When decoding greedily it proposes its argmax as a
+point, and with a seed the token that the seed's noise makes it choose (Daliri et al. 2408.07978).
 """
 
 from __future__ import annotations

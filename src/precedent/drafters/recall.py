@@ -31,7 +31,18 @@ _MAX_OCCURRENCES = 128
 _NUM_HITS = 256
 _LENGTH_WEIGHT = 0.7
 _SIMILARITY_BINS = np.array([0.5, 0.7, 0.85, 0.95, 1.2])
-_PRIOR = lru_cache(maxsize=1 << 14)(LogisticPrior(offset=-1.3, odds=0.8, length=0.5, count=0.1, similarity=0.1))
+_EXACT_DOUBT = 0.1
+"""What is left of the doubt when a completion answered exactly this prompt."""
+
+# Fitted on recorded agent traces; the customers on whose traces figures are reported took no part.
+_PRIOR = LogisticPrior(offset=-1.65, odds=0.87, length=0.59, count=0.09, similarity=0.09)
+
+
+@lru_cache(maxsize=1 << 14)
+def _estimate(share: float, count: int, length: int, similarity: int) -> float:
+    prior = _PRIOR(share, count, length, similarity)
+    exact = similarity == _SIMILARITY_BINS.size
+    return 1.0 - _EXACT_DOUBT * (1.0 - prior) if exact else prior
 
 
 class RecallDrafter:
@@ -51,7 +62,9 @@ class RecallDrafter:
 
     def begin(self, request: DraftRequest) -> RecallDrafting:
         """Start embedding and searching; `match` works at once with what earlier requests have read."""
-        memory = self._memories.setdefault(request.tenant, TenantMemory())
+        memory = self._memories.get(request.tenant)
+        if memory is None or memory.mostly_forgotten:  # running requests keep the one they began with
+            memory = self._memories[request.tenant] = TenantMemory()
         search = self._executor.submit(self._search, memory, request)
         return RecallDrafting(self, memory, request, search)
 
@@ -162,7 +175,7 @@ class RecallDrafting:
             lengths=np.round(aligned.scores).astype(np.int64),
             similarity_bins=np.searchsorted(_SIMILARITY_BINS, nearness.similarities[slots], side="right"),
         )
-        expansion = expand(self._drafter.name, evidence, budget, _PRIOR, self._end_ids)
+        expansion = expand(self._drafter.name, evidence, budget, _estimate, self._end_ids)
         witnesses = [index.sequence_ids[int(slots[row])] for row in expansion.best_rows]
         return _Proposed(expansion.candidates, witnesses)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,8 @@ from precedent.drafters.token_index import TokenIndex
 
 EXACT_PROMPT = 1.5
 """Stands for the similarity of a completion that answered exactly this prompt: above every cosine."""
+
+_COMPACT_ABOVE = 100_000
 
 SIMILARITY_SCALE = 0.1
 """Difference in similarity that weighs as much as a factor e between votes."""
@@ -29,6 +31,9 @@ class CompletionSource(Protocol):
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
         """The tenant's completions with a greater id."""
+
+    def epoch(self) -> int:
+        """Grows whenever completions were forgotten or evicted."""
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
         """Add (accepted, rejected) tokens to completions."""
@@ -47,10 +52,20 @@ class TenantMemory:
         self._slots_by_prompt: dict[str, list[int]] = {}
         self._reading = threading.Lock()
         self._last_id = 0
+        self._epoch: int | None = None
+
+    @property
+    def mostly_forgotten(self) -> bool:
+        """True when more room is taken by erased tokens than by kept ones: time for a fresh memory."""
+        return self.index.num_forgotten > max(self.index.num_tokens, _COMPACT_ABOVE)
 
     def read(self, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
-        """Take in what was stored since the last time."""
+        """Take in what was stored since the last time, and erase what was forgotten or evicted."""
         with self._reading:
+            epoch = cache.epoch()
+            if epoch != self._epoch and self._last_id:
+                self._erase_all_but({completion.id for completion in cache.since(tenant, tokenizer)})
+            self._epoch = epoch
             for completion in cache.since(tenant, tokenizer, self._last_id):
                 with self.lock:
                     self._add(completion)
@@ -63,6 +78,12 @@ class TenantMemory:
     def log_counts(self) -> NDArray[np.float64]:
         """Log of how often each completion was written back, `[num_slots]`."""
         return np.array(self._log_counts, dtype=np.float64)
+
+    def _erase_all_but(self, kept: Set[int]) -> None:
+        for completion_id in self.index.sequence_ids:
+            if completion_id in self.index and completion_id not in kept:
+                with self.lock:
+                    self.index.forget(completion_id)
 
     def _add(self, completion: StoredCompletion) -> None:
         self.index.append(completion.id, completion.token_ids)

@@ -1,7 +1,7 @@
 """Attention over a committed prefix and a candidate tree, behind transformers' attention interface.
 
-`precedent` differs from transformers' `sdpa` in one thing: with grouped key/value heads and a mask, `sdpa` copies keys and
-values once per group; here the query heads of a group become extra query rows, which reads the KV cache once, in place.
+`precedent` differs from transformers' `sdpa` in one thing: with grouped key/value heads and a mask, `sdpa` copies keys
+and values once per group; here the query heads of a group become extra query rows, which reads the KV cache in place.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def use_tree_attention(model: PreTrainedModel) -> None:
         model.set_attn_implementation(NAME)
 
 
-def tree_mask(tree: CandidateTree, prefix_length: int, dtype: torch.dtype | None, device: torch.device) -> Tensor | None:
+def tree_mask(
+    tree: CandidateTree, prefix_length: int, dtype: torch.dtype | None, device: torch.device
+) -> Tensor | None:
     """The mask for the pending token and a tree behind it, `[1, 1, num_nodes + 1, prefix_length + num_nodes + 1]`.
 
     Every row sees the whole prefix, the pending token, its ancestors and itself. Boolean, or additive in `dtype` for

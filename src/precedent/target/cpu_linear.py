@@ -52,18 +52,18 @@ class PackedLinear(nn.Linear):
         rows = input.numel() // self.in_features
         if not 1 < rows <= self._most_rows or torch.is_grad_enabled():
             return super().forward(input)
-        if self.weight._version != self._packed_version:  # somebody loaded or trained the weight meanwhile
+        if self.weight._version != self._packed_version:  # loaded or trained meanwhile
             self.pack(self._packed.dtype, self._most_rows)
         flat = input.reshape(rows, self.in_features).to(self._packed.dtype)
-        product = torch.ops.mkldnn._linear_pointwise(flat, self._packed, self._packed_bias, "none", [], "")
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(flat, self._packed, self._packed_bias, "none", [], "")
         return product.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
 
 
 def pack_linears(model: nn.Module) -> int:
     """Pack every plain CPU `nn.Linear` of a model in place and return how many bytes the copies take.
 
-    Parameters, names and state dict stay as they are: only the class of the module changes. Does nothing (returns 0) where
-    the processor or the memory does not allow it, and says so once in the log.
+    Parameters, names and state dict stay as they are: only the class of the module changes. Does nothing (returns 0)
+    where the processor or the memory does not allow it, and says so once in the log.
     """
     linears = [module for module in model.modules() if type(module) is nn.Linear and _packable(module)]
     needed = sum(module.weight.numel() * _packed_dtype(module).itemsize for module in linears)

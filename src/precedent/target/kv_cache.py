@@ -22,9 +22,11 @@ class KVLayer(CacheLayerMixin):
 
     is_sliding = False
     is_croppable = True
+    keys: Tensor  # transformers allows None here; nobody asks before the first update
+    values: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers does not type it
         self.length = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -87,7 +89,9 @@ class KVLayer(CacheLayerMixin):
 def _grown(buffer: Tensor, used: int, extra: int) -> Tensor:
     """A copy with `extra` more rows; only the first `used` rows are carried over."""
     shape = (*buffer.shape[:2], buffer.shape[2] + extra, buffer.shape[3])
-    grown = buffer.new_zeros(shape)  # zeros, not garbage: masked rows still enter 0 · value products, and 0 · NaN is NaN
+    grown = buffer.new_zeros(
+        shape
+    )  # zeros, not garbage: masked rows still enter 0 · value products, and 0 · NaN is NaN
     grown[:, :, :used] = buffer[:, :, :used]
     return grown
 
@@ -97,6 +101,7 @@ class KVCache(Cache):
 
     def __init__(self, layers: Sequence[KVLayer]) -> None:
         super().__init__(layers=list(layers))
+        self._layers = tuple(layers)
 
     @classmethod
     def empty(cls, num_layers: int) -> KVCache:
@@ -105,18 +110,18 @@ class KVCache(Cache):
 
     def fork(self, length: int) -> KVCache:
         """A cache of its own that starts with a copy of the first `length` tokens."""
-        return KVCache([layer.fork(length) for layer in self.layers])
+        return KVCache([layer.fork(length) for layer in self._layers])
 
     @property
     def length(self) -> int:
         """Number of committed tokens."""
-        return int(self.layers[0].length)
+        return self._layers[0].length
 
     @property
     def nbytes(self) -> int:
         """Bytes held by all buffers."""
-        initialized = [layer for layer in self.layers if layer.is_initialized]
-        return sum(buffer.nbytes for layer in initialized for buffer in (layer.keys, layer.values))
+        initialized = [layer for layer in self._layers if layer.is_initialized]
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in initialized)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last forward (increasing offsets, 0 = its first token); modifies the cache.
@@ -126,7 +131,7 @@ class KVCache(Cache):
         in_place = next((i for i, row in enumerate(rows) if row != i), len(rows))
         self._advance(in_place)
         if in_place < len(rows):
-            for layer in self.layers:
+            for layer in self._layers:
                 moved = torch.tensor([row - in_place for row in rows[in_place:]], device=layer.keys.device)
                 layer.keep(moved)
             self._advance(len(rows) - in_place)
@@ -135,9 +140,9 @@ class KVCache(Cache):
         """Forget all tokens from `length` on; modifies the cache. Raises ValueError when it holds fewer."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot rewind to {length} tokens: the KV cache holds {self.length}")
-        for layer in self.layers:
+        for layer in self._layers:
             layer.length = length
 
     def _advance(self, rows: int) -> None:
-        for layer in self.layers:
+        for layer in self._layers:
             layer.length += rows

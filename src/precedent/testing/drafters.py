@@ -19,7 +19,10 @@ class _PointDrafting:
         self.ended = False
 
     def match(self, budget: int) -> Candidates:
-        """No candidates."""
+        """What this drafter proposes, nothing after the end."""
+        return Candidates(self.name) if self.ended else self._propose(budget)
+
+    def _propose(self, budget: int) -> Candidates:
         return Candidates(self.name)
 
     def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
@@ -27,7 +30,8 @@ class _PointDrafting:
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """Remember the output."""
-        self.output.extend(token_ids)
+        if not self.ended:
+            self.output.extend(token_ids)
 
     def end(self) -> None:
         """Note that the request is over."""
@@ -52,7 +56,7 @@ class _OracleDrafting(_PointDrafting):
         super().__init__(name)
         self._answer = list(answer)
 
-    def match(self, budget: int) -> Candidates:
+    def _propose(self, budget: int) -> Candidates:
         """The rest of the answer, as one chain."""
         candidates, parent = Candidates(self.name), ROOT
         for token in self._answer[len(self.output) :][:budget]:
@@ -79,13 +83,14 @@ class OracleDrafter:
 class _RandomDrafting(_PointDrafting):
     def __init__(self, name: str, vocab_size: int, seed: int) -> None:
         super().__init__(name)
-        self._choose, self._vocab_size = random.Random(seed), vocab_size
+        self._seed, self._vocab_size = seed, vocab_size
 
-    def match(self, budget: int) -> Candidates:
-        """A random tree that claims to be almost certain."""
+    def _propose(self, budget: int) -> Candidates:
+        """A random tree that claims to be almost certain; the same one for the same output."""
+        choose = random.Random(f"{self._seed} {self.output}")
         candidates, places, taken = Candidates(self.name), [ROOT], set[tuple[int, int]]()
-        for _ in range(self._choose.randrange(budget + 1)):
-            place = (self._choose.choice(places), self._choose.randrange(self._vocab_size))
+        for _ in range(choose.randrange(budget + 1)):
+            place = (choose.choice(places), choose.randrange(self._vocab_size))
             if place not in taken:
                 taken.add(place)
                 places.append(candidates.add(*place, 0.97, (0,)))

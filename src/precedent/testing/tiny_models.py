@@ -26,7 +26,7 @@ _SHAPE: dict[str, Any] = {
 
 
 def byte_tokenizer(merges: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFast:
-    """A tokenizer with one token per byte (plus `merges`), ChatML control tokens, and a ChatML template without tools."""
+    """A tokenizer with one token per byte (plus `merges`), ChatML control tokens, and a template without tools."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {symbol: i for i, symbol in enumerate([*alphabet, *(left + right for left, right in merges)])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
@@ -58,9 +58,12 @@ def tiny_causal_lm(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        with torch.no_grad():  # transformers initialises with a spread of 0.02: too flat to tell one position from another
+        with (
+            torch.no_grad()
+        ):  # transformers initialises with a spread of 0.02: too flat to tell one position from another
             for parameter in model.parameters():
                 if parameter.dim() > 1:
                     parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
             model.get_output_embeddings().weight.mul_(scale * 4.0)
-    return model.eval()
+    model.eval()
+    return model

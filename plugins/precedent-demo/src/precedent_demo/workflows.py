@@ -1,0 +1,176 @@
+"""Repeated workflows of an order desk: which requests there are, and the script that leads each conversation.
+
+Set A and set B never share a customer, an order, a name or a sentence, only the workflows and the lead
+(`Say exactly:` and the call), which is the desk's protocol and not a customer's wording.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from precedent.errors import ConfigError
+from precedent_demo.catalogue import CITIES, STREETS
+from precedent_demo.database import day
+from precedent_demo.desk import CANCEL_REASONS, RETURN_WINDOW_DAYS, OrderDesk
+from precedent_demo.wording import WORDINGS
+
+SIZES = {"A": (30, 60), "B": (15, 40)}  # requests: usual, full
+LEAD = "\n\nSay exactly:\n"  # of the leads tried, a 135M model follows this one most often
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call that the desk needs."""
+
+    name: str
+    arguments: dict[str, str] = field(hash=False)
+
+    def text(self) -> str:
+        """The call as a model writes it (Hermes format)."""
+        shown = json.dumps({"name": self.name, "arguments": self.arguments})
+        return f"<tool_call>\n{shown}\n</tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing the scripted customer says; with `call`, the assistant is expected to answer with that tool call."""
+
+    text: str
+    call: Call | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One customer's request: its workflow and the script, one line for each turn of the assistant."""
+
+    request_id: str
+    workflow: str
+    customer_id: str
+    script: tuple[Line, ...]
+
+    @property
+    def first_message(self) -> str:
+        """What the customer says first."""
+        return self.script[0].text
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls that lead to the gold state of the database, in order."""
+        return tuple(line.call for line in self.script if line.call is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A customer's concern before it is put into words: the blanks of the wording and the calls it needs."""
+
+    blanks: dict[str, str]
+    calls: tuple[Call, ...]
+
+
+_Facts = dict[str, Any]
+_Workflow = tuple[str, Callable[[OrderDesk, random.Random, _Facts], _Case]]
+
+
+def make_requests(set_name: str, full: bool, seed: int, desk: OrderDesk) -> list[Request]:
+    """The requests of set "A" or "B" for the database of `desk`; without `full` the first 30 (A) or 15 (B) of them.
+
+    Raises ConfigError for another set name.
+    """
+    if set_name not in SIZES:
+        raise ConfigError(f"there is no request set {set_name!r}; the sets are A and B")
+    rng = random.Random(f"requests {set_name} {seed}")
+    served: set[str] = set()
+    names = list(_WORKFLOWS)
+    requests = [_request(desk, rng, set_name, names[i % len(names)], i, served) for i in range(SIZES[set_name][1])]
+    return requests if full else requests[: SIZES[set_name][0]]
+
+
+def _request(
+    desk: OrderDesk, rng: random.Random, set_name: str, workflow: str, number: int, served: set[str]
+) -> Request:
+    condition, make_case = _WORKFLOWS[workflow]
+    facts = _pick(desk, rng, set_name, condition, served)
+    served.add(facts["customer_id"])
+    case = make_case(desk, rng, facts)
+    blanks = {"name": facts["name"], "order_id": facts["order_id"], **case.blanks}
+    script = _script(rng, set_name, workflow, blanks, case.calls)
+    return Request(f"{set_name}{number + 1:02d}", workflow, facts["customer_id"], script)
+
+
+def _script(
+    rng: random.Random, set_name: str, workflow: str, blanks: dict[str, str], calls: tuple[Call, ...]
+) -> tuple[Line, ...]:
+    wording = WORDINGS[workflow][set_name]
+    opening = rng.choice(wording.openings).format(**blanks)
+    led = [Line((opening if i == 0 else "Go on.") + LEAD + call.text(), call) for i, call in enumerate(calls)]
+    asked = [Line(rng.choice(choices).format(**blanks)) for choices in (wording.questions, wording.last_questions)]
+    return (*led, *asked)
+
+
+def _pick(desk: OrderDesk, rng: random.Random, set_name: str, condition: str, served: set[str]) -> _Facts:
+    """An order that meets the condition, of a customer of this set who was not served yet."""
+    query = f"""SELECT customers.*, orders.order_id FROM orders JOIN customers USING (customer_id)
+                LEFT JOIN tracking USING (order_id)
+                WHERE customers.number % 2 = {"AB".index(set_name)} AND {condition} ORDER BY orders.order_id"""
+    return dict(rng.choice([row for row in desk.rows(query) if row["customer_id"] not in served]))
+
+
+def _one_order(tool: str) -> Callable[[OrderDesk, random.Random, _Facts], _Case]:
+    def make_case(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
+        return _Case({}, (Call(tool, {"order_id": facts["order_id"]}),))
+
+    return make_case
+
+
+def _change_address(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
+    place = {"street": f"{rng.randint(1, 99)} {rng.choice(STREETS)}", "city": rng.choice(CITIES)}
+    place["zip"] = str(rng.randint(10_000, 99_999))
+    blanks = {"address": f"{place['street']}, {place['city']} {place['zip']}"}
+    return _Case(blanks, (Call("change_address", {"order_id": facts["order_id"], **place}),))
+
+
+def _cancel(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
+    reason = rng.choice(CANCEL_REASONS)
+    return _Case({"reason": reason}, (Call("cancel_order", {"order_id": facts["order_id"], "reason": reason}),))
+
+
+def _return(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
+    item = rng.choice(_items(desk, facts["order_id"]))
+    arguments = {"order_id": facts["order_id"], "item_id": item["item_id"]}
+    return _Case({"item": item["product"]}, (Call("request_return", arguments),))
+
+
+def _exchange(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
+    item = rng.choice(_items(desk, facts["order_id"]))
+    query = "SELECT * FROM products WHERE product = ? AND item_id != ? ORDER BY in_stock = 0, item_id"
+    new = desk.rows(query, item["product"], item["item_id"])[0]
+    arguments = {"order_id": facts["order_id"], "item_id": item["item_id"], "new_item_id": new["item_id"]}
+    return _Case({"item": item["product"], "option": new["option"]}, (Call("exchange_item", arguments),))
+
+
+def _list_orders(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
+    calls = Call("find_customer", {"email": facts["email"]}), Call("list_orders", {"customer_id": facts["customer_id"]})
+    return _Case({"email": facts["email"]}, calls)
+
+
+def _items(desk: OrderDesk, order_id: str) -> list[Any]:
+    query = "SELECT item_id, product FROM items JOIN products USING (item_id) WHERE order_id = ? ORDER BY item_id"
+    return desk.rows(query, order_id)
+
+
+_RETURNABLE = f"status = 'delivered' AND delivered_on >= '{day(-RETURN_WINDOW_DAYS)}'"
+_WORKFLOWS: dict[str, _Workflow] = {
+    "look up": ("status != 'cancelled'", _one_order("get_order")),
+    "track": ("status = 'shipped'", _one_order("track_shipment")),
+    "refund status": ("status = 'cancelled'", _one_order("get_refund_status")),
+    "change address": ("status = 'pending'", _change_address),
+    "cancel": ("status = 'pending'", _cancel),
+    "late cancel": ("status = 'shipped'", _cancel),
+    "return": (_RETURNABLE, _return),
+    "exchange": (_RETURNABLE, _exchange),
+    "list orders": ("status != 'cancelled'", _list_orders),
+}

@@ -1,0 +1,63 @@
+"""A language model that is a table: the shape of `TargetModel` at the price of a look-up, for tests that sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from precedent.target import common_prefix
+from precedent.tree import ROOT, CandidateTree
+
+
+@dataclass(slots=True)
+class TabledSlot:
+    """One sequence: committed tokens and the pending one, nothing computed."""
+
+    token_ids: list[int] = field(default_factory=list)
+    pending: int = -1
+
+
+class TabledModel:
+    """Answers with `logits_of(token_ids)` `[vocab_size]`, asked once for each context."""
+
+    def __init__(self, logits_of: Callable[[tuple[int, ...]], Tensor]) -> None:
+        self._logits_of = logits_of
+        self._rows: dict[tuple[int, ...], Tensor] = {}
+
+    def new_slot(self) -> TabledSlot:
+        """An empty slot."""
+        return TabledSlot()
+
+    def prefill(self, slot: TabledSlot, prompt_ids: Sequence[int]) -> int:
+        """Bring `slot` to `prompt_ids`, the last one pending; returns how many tokens it held already."""
+        reused = common_prefix(slot.token_ids, prompt_ids[:-1])
+        slot.token_ids, slot.pending = list(prompt_ids[:-1]), prompt_ids[-1]
+        return reused
+
+    def score(self, batch: Sequence[tuple[TabledSlot, CandidateTree]]) -> list[Tensor]:
+        """Logits after the pending token and after every node, `[num_nodes + 1, vocab_size]` for each sequence."""
+        return [self._score((*slot.token_ids, slot.pending), tree) for slot, tree in batch]
+
+    def commit(self, slot: TabledSlot, tree: CandidateTree, path: Sequence[int], next_token: int) -> None:
+        """Keep the pending token and the accepted `path`; `next_token` becomes pending."""
+        slot.token_ids += [slot.pending, *(tree.token_ids[node] for node in path)]
+        slot.pending = next_token
+
+    def rewind(self, slot: TabledSlot, length: int) -> None:
+        """Forget all committed tokens from `length` on."""
+        del slot.token_ids[length:]
+
+    def discard(self, slot: TabledSlot) -> None:
+        """Nothing was kept."""
+
+    def _score(self, context: tuple[int, ...], tree: CandidateTree) -> Tensor:
+        rows = [self._row((*context, *tree.tokens_to(node))) for node in range(ROOT, len(tree))]
+        return torch.stack(rows)
+
+    def _row(self, context: tuple[int, ...]) -> Tensor:
+        if context not in self._rows:
+            self._rows[context] = self._logits_of(context)
+        return self._rows[context]

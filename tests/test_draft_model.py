@@ -1,0 +1,115 @@
+"""The draft model as a drafter: the shared contract, its own KV cache in step, and what it excludes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from precedent.config import SamplingParams
+from precedent.drafters.base import Drafter, DraftRequest
+from precedent.drafters.draft_model import CATCH_UP_LIMIT, DraftModelDrafter
+from precedent.sampling import CounterCoins, probs_of
+from precedent.target import TargetModel
+from precedent.testing.drafter_contract import DrafterContract
+from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
+from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.tree import ROOT, Drawn, TreeBuilder
+
+TINY = {"vocab_size": 16, "num_hidden_layers": 2, "hidden_size": 16, "seed": 31}
+
+
+class TestDraftModelDrafter(DrafterContract):
+    """A draft model keeps the contract of every drafter."""
+
+    def make_drafter(self) -> Drafter:
+        """A fresh tiny model with the same weights each time."""
+        return DraftModelDrafter(TargetModel(tiny_causal_lm("llama", **TINY)))
+
+
+class TestRandomDrafter(DrafterContract):
+    """The shipped adversary keeps the contract as well."""
+
+    def make_drafter(self) -> Drafter:
+        """A seeded adversary that never proposes the end token."""
+        return RandomDrafter(2)
+
+
+class TestOracleDrafter(DrafterContract):
+    """The shipped ceiling."""
+
+    output = (5, 6, 7, 8, 9, 5, 6, 7, 8, 9)
+
+    def make_drafter(self) -> Drafter:
+        """An oracle that knows the contract's output and more."""
+        return OracleDrafter([*self.output, 3, 4, 1])
+
+
+def test_the_null_drafter_proposes_nothing() -> None:
+    """The engine's floor."""
+    drafting = NullDrafter().begin(DraftRequest("r", (1, 2), SamplingParams()))
+    assert len(drafting.match(32)) == 0
+
+
+def drafting_on(model: TargetModel, prompt: list[int], sampling: SamplingParams, mode: str) -> object:
+    """A draft model at work on a prompt."""
+    return DraftModelDrafter(model).begin(DraftRequest("r", tuple(prompt), sampling, mode=mode))
+
+
+def fresh_row(model: TargetModel, token_ids: list[int]) -> torch.Tensor:
+    """Logits after a text, without any cache."""
+    with torch.inference_mode():
+        return model.model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0, -1]
+
+
+@pytest.mark.parametrize("missed", [1, 3, CATCH_UP_LIMIT + 9])
+def test_the_draft_models_kv_cache_stays_in_step(missed: int) -> None:
+    """Whatever was drafted and rejected before, the next draws are those of a fresh model (float64)."""
+    model, choose = TargetModel(tiny_causal_lm("llama", **TINY)), random.Random(1)
+    context = [3, 1, 4, 1, 5]
+    drafting = drafting_on(model, context, SamplingParams(), "greedy")
+    for step in range(6):
+        builder = TreeBuilder()
+        drafting.draw(builder, 3, CounterCoins(0, step))
+        expected, text = [], list(context)
+        for _ in range(3):
+            expected.append(int(fresh_row(model, text).argmax()))
+            text.append(expected[-1])
+        assert builder.token_ids == expected
+        new = [choose.randrange(16) for _ in range(missed)] if step % 2 else [*expected, 7][: choose.randrange(1, 5)]
+        drafting.committed(new)
+        context += new
+
+
+def test_draws_carry_the_row_they_were_drawn_from_without_the_cached_siblings() -> None:
+    """The law of the first draw is the draft model's own row, the cached tokens excluded."""
+    model, sampling = TargetModel(tiny_causal_lm("llama", **TINY)), SamplingParams(temperature=0.8, top_p=0.95)
+    drafting = drafting_on(model, [3, 1, 4], sampling, "traversal")
+    builder = TreeBuilder()
+    cached = [int(token) for token in fresh_row(model, [3, 1, 4]).topk(2).indices]
+    for token in cached:
+        builder.add_point(ROOT, token, "recall")
+    drafting.draw(builder, 1, CounterCoins(5, 0))
+    tree = builder.build()
+    tree.check()
+    drawn = tree.draws_at[ROOT][0]
+    assert isinstance(drawn.law, Drawn)
+    expected = probs_of(fresh_row(model, [3, 1, 4]), sampling)
+    expected[cached] = 0
+    torch.testing.assert_close(drawn.law.probs(), expected / expected.sum(), rtol=0, atol=1e-12)
+    assert tree.token_ids[drawn.child] not in cached
+
+
+def test_exclusion_gives_way_when_nothing_else_could_be_drawn() -> None:
+    """All of the draft model's mass on a cached token: it may be drawn again, and is one node, listed as drawn."""
+    model = TargetModel(tiny_causal_lm("llama", **TINY))
+    top = int(fresh_row(model, [3, 1, 4]).argmax())
+    drafting = drafting_on(model, [3, 1, 4], SamplingParams(temperature=0.8, top_k=1), "traversal")
+    builder = TreeBuilder()
+    builder.add_point(ROOT, top, "recall")
+    drafting.draw(builder, 1, CounterCoins(5, 0))
+    tree = builder.build()
+    tree.check()
+    assert tree.token_ids == (top,)
+    assert isinstance(tree.draws[0].law, Drawn)
