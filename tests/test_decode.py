@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
@@ -35,9 +35,9 @@ class EverythingPlanner(Planner):
         super().__init__(CostCurve())
         self._num_draws = num_draws
 
-    def plan(self, candidates: Sequence, draw_sources: Sequence[str], limits: Limits) -> Plan:
+    def plan(self, candidates: Sequence, behind: Mapping[str, int], limits: Limits) -> Plan:
         """All candidates within the limits; as many draws as allowed."""
-        plan = Plan(draws={source: min(self._num_draws, limits.max_depth) for source in draw_sources})
+        plan = Plan(draws={source: min(self._num_draws, limits.max_depth) for source in behind})
         pool = self._merge(candidates, limits)
         self._add_points(plan, pool, range(len(pool)))
         return plan

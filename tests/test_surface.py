@@ -35,6 +35,7 @@ LAYERS = (
     "stats",
     "calibration",
     "cost_curve",
+    "draw_gate",
     "planner",
     "sequence",
     "decode",

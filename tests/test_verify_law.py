@@ -101,6 +101,24 @@ def test_chains_and_merged_independent_paths_keep_the_law(
     assert sum(law.prefixes.values()) == pytest.approx(1.0, abs=EXACT)
 
 
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 60))
+def test_the_k_seq_plan_keeps_the_law_on_random_trees(seed: int) -> None:
+    """Groups of independent draws, repeated tokens, subtrees and cached tokens beside them."""
+    problem = random_problem(seed, max_trees=81)
+    assert exact_law(problem.target, problem.draft, "topdown:plan=k-seq").total_variation(problem.target) < EXACT
+
+
+@pytest.mark.parametrize(("vocab_size", "paths", "length"), [(2, 2, 3), (2, 3, 2), (3, 2, 2), (4, 3, 1)])
+def test_the_k_seq_plan_keeps_the_law_on_merged_independent_paths(vocab_size: int, paths: int, length: int) -> None:
+    """SpecTr's own drafts; the draws at a node share one row."""
+    rows: dict[tuple[int, ...], torch.Tensor] = {}
+    target, model = toy_model("target", vocab_size), toy_model("draft", vocab_size)
+    draft = independent_paths(lambda path: rows.setdefault(path, model(path)), paths, length)
+    planned, plain = (exact_law(target, draft, mode) for mode in ("topdown:plan=k-seq", "topdown"))
+    assert planned.total_variation(target) < EXACT
+    assert planned.expected_accepted != pytest.approx(plain.expected_accepted, abs=1e-6), "no group was formed"
+
+
 @pytest.mark.parametrize("mode", REJECTION_MODES)
 @pytest.mark.parametrize("seed", range(8))
 def test_all_point_trees_reach_their_upper_bound(mode: str, seed: int) -> None:
@@ -192,7 +210,7 @@ def test_the_empty_tree_is_plain_decoding(mode: str) -> None:
         assert verdict.path == ()
         assert verdict.kind == "bonus"
         assert verdict.num_accepted == 0
-        expected = float(target(())[verdict.next_token]) if mode in REJECTION_MODES else 1.0
+        expected = 1.0 if mode in ("greedy", "coupled") else float(target(())[verdict.next_token])
         assert probability == pytest.approx(expected)
 
 

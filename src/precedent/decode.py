@@ -47,15 +47,17 @@ def _draft(sequence: DecodingSequence, planner: Planner) -> tuple[Plan, Candidat
     started, limits = perf_counter(), sequence.limits
     if limits.max_depth < 1 or limits.max_nodes + limits.max_draws == 0:
         return Plan(), CandidateTree()
-    candidates = [drafting.match(limits.max_nodes) for drafting in sequence.draftings.values()]
-    plan = planner.plan(candidates, sequence.draw_sources, limits)
+    candidates = [drafting.match(sequence.match_budget) for drafting in sequence.draftings.values()]
+    behind = {name: sequence.draftings[name].behind for name in sequence.draw_sources}
+    plan = planner.plan(candidates, behind, limits)
+    sequence.last_num_points = len(plan.builder)
     sequence.stats.draft_seconds += perf_counter() - started
     for source, number in plan.draws.items():
         started = perf_counter()
         sequence.draftings[source].draw(plan.builder, number, sequence.coins())
         seconds = perf_counter() - started
         sequence.stats.draft_model_seconds += seconds
-        planner.observe_draws(source, number, seconds * 1e3)
+        planner.observe_draws(source, number, behind[source], seconds * 1e3)
     return plan, plan.builder.build()
 
 
@@ -77,8 +79,7 @@ def _verify_and_commit(
         return StepResult()
     target.commit(sequence.slot, tree, verdict.path, verdict.next_token)
     sequence.stats.verify_seconds += perf_counter() - started
-    planner.cost.observe(len(tree) + 1, forward_seconds * 1e3)
-    planner.observe(plan, tree, verdict.path)
+    planner.observe(plan, tree, verdict.path, forward_seconds * 1e3)
     return _account(sequence, tree, verdict, forward_seconds)
 
 

@@ -7,21 +7,17 @@ is a legal answer: plain decoding. A draft model costs sequential steps, so its 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from precedent.calibration import Calibration
 from precedent.cost_curve import CostCurve
+from precedent.draw_gate import DrawGate
 from precedent.drafters.base import Candidates
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 
-FIRST_PROBE_GAP = 32
-"""Steps after which a draft model that did not pay is tried again; doubles up to `LAST_PROBE_GAP`."""
-
-LAST_PROBE_GAP = 2048
-
-PROBE_DRAWS = 2
-"""Draws of such a trial: enough to learn its acceptance, too few to cost much."""
+MARGIN = 1.02
+"""By how much draws must seem to pay before they are made: estimates err, and the steps they cost do not."""
 
 DRAFT_PRIOR = 0.6
 """Acceptance assumed of a draft model that has never been asked."""
@@ -59,33 +55,19 @@ class _Pooled:
     path_probability: float = 0.0
 
 
-@dataclass(slots=True)
-class _DrawGate:
-    """Whether a drafter that costs model steps is asked; re-opens by rare trials."""
-
-    milliseconds_per_draw: float | None = None
-    gap: int = FIRST_PROBE_GAP
-    idle_steps: int = 0
-
-    def probe_due(self) -> bool:
-        """Count a step in which it was not asked; true when a trial is due."""
-        self.idle_steps += 1
-        return self.milliseconds_per_draw is None or self.idle_steps >= self.gap
-
-
 class Planner:
     """Engine-wide: what was learned from one request serves the next."""
 
     def __init__(self, cost: CostCurve) -> None:
         self.cost = cost
         self.calibration = Calibration()
-        self._gates: dict[str, _DrawGate] = {}
+        self._gates: dict[str, DrawGate] = {}
 
-    def plan(self, candidates: Sequence[Candidates], draw_sources: Sequence[str], limits: Limits) -> Plan:
-        """The points of the tree, and how many draws to make from each source."""
+    def plan(self, candidates: Sequence[Candidates], behind: Mapping[str, int], limits: Limits) -> Plan:
+        """The points of the tree, and how many draws to make of each source that is `behind` by so many tokens."""
         pool = self._merge(candidates, limits)
         ranked = sorted(range(len(pool)), key=lambda i: (-pool[i].path_probability, i))[: limits.max_nodes]
-        num_points, draws = self._best_shape([pool[i] for i in ranked], draw_sources, limits)
+        num_points, draws = self._best_shape([pool[i] for i in ranked], behind, limits)
         plan = Plan(draws=draws)
         self._add_points(plan, pool, ranked[:num_points])
         return plan
@@ -125,7 +107,7 @@ class Planner:
             node.path_probability = above * probability / max(1.0, total[node.parent])
 
     def _best_shape(
-        self, ranked: Sequence[_Pooled], draw_sources: Sequence[str], limits: Limits
+        self, ranked: Sequence[_Pooled], behind: Mapping[str, int], limits: Limits
     ) -> tuple[int, dict[str, int]]:
         """How many of the ranked points, and how many draws, give the most tokens per millisecond."""
         expected, at_root, best_rate, best_points = 1.0, 0.0, 1.0 / self.cost.milliseconds(1), 0
@@ -137,31 +119,28 @@ class Planner:
             if rate > best_rate:
                 best_rate, best_points, best_expected, best_root = rate, count, expected, at_root
         draws = {}
-        for source in draw_sources:
-            number = self._num_draws(source, best_points, best_expected, 1.0 - min(best_root, 1.0), limits)
+        for source, missed in behind.items():
+            gate = self._gates.setdefault(source, DrawGate())
+            gate.behind = missed
+            open_mass = 1.0 - min(best_root, 1.0)
+            number = self._num_draws(source, gate, best_points, best_expected, open_mass, limits)
             if number:
                 draws[source] = number
         return best_points, draws
 
-    def _num_draws(self, source: str, points: int, expected: float, open_mass: float, limits: Limits) -> int:
-        """Draws that pay for their sequential steps, or a rare trial when none seem to."""
+    def _num_draws(
+        self, source: str, gate: DrawGate, points: int, expected: float, open_mass: float, limits: Limits
+    ) -> int:
+        """Draws that pay for their sequential steps and for catching up, or those of a trial."""
         most = min(limits.max_draws, limits.max_depth)
-        gate = self._gates.setdefault(source, _DrawGate())
-        step = gate.milliseconds_per_draw or 0.0
-        best, best_rate, reach = 0, expected / self.cost.milliseconds(points + 1), open_mass
+        best, best_rate, reach = 0, MARGIN * expected / self.cost.milliseconds(points + 1), open_mass
         for number in range(1, most + 1):
             reach *= self.calibration.probability((source, min(number, 6)), DRAFT_PRIOR)
             expected += reach
-            rate = expected / (self.cost.milliseconds(points + 1 + number) + number * step)
+            rate = expected / (self.cost.milliseconds(points + 1 + number) + gate.milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
-        if gate.milliseconds_per_draw is not None and best:
-            gate.gap, gate.idle_steps = FIRST_PROBE_GAP, 0
-            return best
-        if gate.probe_due() and most:
-            gate.gap, gate.idle_steps = min(2 * gate.gap, LAST_PROBE_GAP), 0
-            return min(PROBE_DRAWS, most)
-        return 0
+        return min(gate.decide(best), most)
 
     @staticmethod
     def _add_points(plan: Plan, pool: Sequence[_Pooled], chosen: Sequence[int]) -> None:
@@ -173,15 +152,15 @@ class Planner:
                 place[i] = plan.builder.add_point(place[node.parent], node.token_id, source)
             plan.evidence[place[i]] = [key for _, _, key in node.support]
 
-    def observe_draws(self, source: str, num_draws: int, milliseconds: float) -> None:
-        """Learn what a draw of `source` costs."""
-        gate = self._gates.setdefault(source, _DrawGate())
-        each = milliseconds / max(num_draws, 1)
-        before = gate.milliseconds_per_draw
-        gate.milliseconds_per_draw = each if before is None else 0.8 * before + 0.2 * each
+    def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float) -> None:
+        """Learn what draws of `source` cost, `behind` tokens of catching up included."""
+        self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds)
 
-    def observe(self, plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:
-        """Learn from a verdict: the outcome of every child of an accepted node is known."""
+    def observe(self, plan: Plan, tree: CandidateTree, path: Sequence[int], milliseconds: float) -> None:
+        """Learn from a verdict and its forward's time: the outcome of every child of an accepted node is known."""
+        self.cost.observe(len(tree) + 1, milliseconds)
+        for gate in self._gates.values():
+            gate.elapsed += milliseconds
         accepted = {ROOT, *path}
         for node in range(len(tree)):
             if tree.parents[node] in accepted:

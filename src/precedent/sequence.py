@@ -13,6 +13,10 @@ from precedent.stats import GenerationStats
 from precedent.target import Slot
 
 
+FEW = 8
+"""Candidates that every drafter is always asked for, in nodes."""
+
+
 @dataclass(slots=True, eq=False)
 class DecodingSequence:
     """A prefilled request: its slot in the target model, its drafters at work, its output so far.
@@ -32,6 +36,7 @@ class DecodingSequence:
     draftings: dict[str, Drafting] = field(default_factory=dict)
     draw_sources: tuple[str, ...] = ()
     output_ids: list[int] = field(default_factory=list)
+    last_num_points: int | None = None
     finish_reason: str | None = None
     error: Exception | None = None
     stats: GenerationStats = field(default_factory=GenerationStats)
@@ -50,6 +55,12 @@ class DecodingSequence:
             max_depth=self.max_tokens - len(self.output_ids) - 1,
             end_token_ids=self.end_token_ids,
         )
+
+    @property
+    def match_budget(self) -> int:
+        """Candidates worth asking of each drafter: twice what the last tree could use, all that is allowed at first."""
+        allowed = self.limits.max_nodes
+        return allowed if self.last_num_points is None else min(allowed, max(FEW, 2 * self.last_num_points))
 
     def coins(self) -> Coins:
         """The coins of the step that comes next."""

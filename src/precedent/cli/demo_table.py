@@ -16,6 +16,7 @@ def show(console: Console, results: Mapping[str, Any]) -> None:
     """Print the table, the first differences, and one sentence."""
     plain = results["runs"][0]
     console.print(_table(results, plain))
+    _show_sources(console, results)
     _show_differences(console, results)
     console.print(_sentence(results, plain), soft_wrap=True)
 
@@ -23,11 +24,10 @@ def show(console: Console, results: Mapping[str, Any]) -> None:
 def _table(results: Mapping[str, Any], plain: Mapping[str, Any]) -> Table:
     machine = results["machine"]
     setting = f"{machine['target']}, {machine['dtype']}, {machine['device']}, temperature {results['temperature']}"
-    table = Table(title=f"{plain['requests']} requests the cache has not seen (repeat: has seen) · {setting}")
-    table.add_column("run")
-    for heading in ("tok/s", "speed", "tok/step", "prefill s", "decode s", "request p50/p95 s", "identical", "solved"):
-        table.add_column(heading, justify="right")
-    table.add_column("accepted by source")
+    table = Table(title=f"{plain['requests']} requests, {plain['tokens']} tokens\n{setting}")
+    table.add_column("run", no_wrap=True)
+    for heading in ("tok/s", "speed", "tok/\nstep", "prefill\ns", "decode\ns", "request s\np50", "p95", "iden-\ntical"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for run in results["runs"]:
         table.add_row(*_row(run, plain, results["identical_outputs"]))
     return table
@@ -42,11 +42,21 @@ def _row(run: Mapping[str, Any], plain: Mapping[str, Any], identical: Mapping[st
         f"{run['tokens_per_step']:.2f}",
         f"{run['prefill_seconds']:.1f}",
         f"{run['decode_seconds']:.1f}",
-        f"{run['request_seconds_p50']:.1f} / {run['request_seconds_p95']:.1f}",
+        f"{run['request_seconds_p50']:.1f}",
+        f"{run['request_seconds_p95']:.1f}",
         f"{same[0]}/{same[1]}" if same else "-",
-        f"{run['solved']}/{run['requests']}",
-        ", ".join(f"{source} {count}" for source, count in run["accepted_by_source"].items()) or "-",
     ]
+
+
+def _show_sources(console: Console, results: Mapping[str, Any]) -> None:
+    for run in results["runs"]:
+        sources = ", ".join(f"{count} by {source}" for source, count in run["accepted_by_source"].items())
+        if run["num_draft_tokens"]:
+            console.print(
+                f"{run['name']}: {run['num_accepted_tokens']} of {run['num_draft_tokens']} drafted tokens accepted"
+                f"{' (' + sources + ')' if sources else ''}",
+                highlight=False,
+            )
 
 
 def _speed(run: Mapping[str, Any], plain: Mapping[str, Any]) -> float:

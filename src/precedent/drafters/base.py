@@ -62,7 +62,15 @@ class Candidates:
 
 
 class Drafting(Protocol):
-    """One drafter at work on one request."""
+    """One drafter at work on one request.
+
+    `behind` counts the committed tokens that a drafter's own model would have to compute before its first draw; 0 for
+    drafters without a model.
+    """
+
+    @property
+    def behind(self) -> int:
+        """Tokens to catch up on before a draw."""
 
     def match(self, budget: int) -> Candidates:
         """At most `budget` point candidates that may follow the committed text; cheap (well under a millisecond)."""

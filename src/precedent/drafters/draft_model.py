@@ -47,6 +47,11 @@ class _DraftModelDrafting:
         self._slot = model.new_slot()
         self._context = list(request.prompt_ids)
 
+    @property
+    def behind(self) -> int:
+        """Committed tokens that its KV cache lacks."""
+        return len(self._context) - common_prefix(self._slot.token_ids, self._context)
+
     def match(self, budget: int) -> Candidates:
         """A draft model has no points to offer before the shape of the tree is fixed."""
         return Candidates(self._name)

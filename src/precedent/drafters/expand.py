@@ -27,6 +27,9 @@ COUNT_BINS = (2, 3, 5, 9, 20, 60)
 MIN_SHARE = 0.02
 """Votes below this share of their parent's are not followed up."""
 
+MIN_PATH = 0.02
+"""Candidates whose whole path is less likely than this are not proposed: no forward is cheap enough for them."""
+
 Estimator = Callable[[float, int, int, int], float]
 """`(vote share, number of occurrences, matched tokens, similarity bin) -> probability of acceptance` in (0, 1]."""
 
@@ -65,6 +68,8 @@ def expand(
     heapq.heapify(queue)
     while queue and len(candidates) < budget:
         minus_path, _, parent, range_ = heapq.heappop(queue)
+        if -minus_path < MIN_PATH:
+            break
         node = candidates.add(parent, range_.token, range_.estimate, range_.feature)
         expansion.best_rows.append(range_.best_row)
         if range_.token not in end_ids:

@@ -38,6 +38,8 @@ class PromptDrafter:
 class PromptDrafting:
     """One live prompt and the output that grows behind it."""
 
+    behind = 0
+
     def __init__(self, source: str, request: DraftRequest) -> None:
         self._source, self._end_ids = source, request.end_token_ids
         self._index: TokenIndex | None = TokenIndex()

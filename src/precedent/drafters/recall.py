@@ -107,6 +107,8 @@ class _Proposed:
 class RecallDrafting:
     """One live output, followed through its tenant's memory."""
 
+    behind = 0
+
     def __init__(
         self, drafter: RecallDrafter, memory: TenantMemory, request: DraftRequest, search: Future[list[Hit]]
     ) -> None:

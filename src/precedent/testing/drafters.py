@@ -13,6 +13,8 @@ from precedent.tree import ROOT, TreeBuilder
 class _PointDrafting:
     """Shared by drafters that only match; remembers the output so far."""
 
+    behind = 0
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.output: list[int] = []

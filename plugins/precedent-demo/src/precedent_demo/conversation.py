@@ -24,8 +24,8 @@ from precedent_demo.tools import make_tools
 from precedent_demo.workflows import Call, Request
 
 SYSTEM_PROMPT = (
-    "You are the assistant of an order desk. Write the tool call that is asked for, and nothing else. "
-    "When the customer asks, answer in one short sentence, from the result shown."
+    "You are the assistant of an order desk. When a message ends with a tool call, repeat that tool call. "
+    "Answer questions in one short sentence."
 )
 MAX_TOKENS_PER_TURN = 80  # give this to the chat model: a small one may not stop by itself
 
@@ -72,7 +72,7 @@ class ScriptedCustomer(AgentMiddleware[AgentState[Any], None, Any]):
             return {"jump_to": "end"}  # the last turn made a call that nobody asked for; its tool has run
         if not answers:
             return None  # the first line is the input of the run
-        return {"messages": [HumanMessage(self._line_after(answers))]}
+        return {"messages": [HumanMessage(text) for text in self._line_after(answers)]}
 
     @hook_config(can_jump_to=["model"])
     def after_model(self, state: AgentState[Any], runtime: Runtime[None]) -> dict[str, Any] | None:
@@ -82,12 +82,12 @@ class ScriptedCustomer(AgentMiddleware[AgentState[Any], None, Any]):
             return None
         return {"jump_to": "model"}
 
-    def _line_after(self, answers: list[AIMessage]) -> str:
+    def _line_after(self, answers: list[AIMessage]) -> tuple[str, ...]:
         line, asked = self._request.script[len(answers)], self._request.script[len(answers) - 1].call
         if asked is None or made(answers[-1], asked):
-            return line.text
+            return line.messages
         result = self._by_name[asked.name].invoke(dict(asked.arguments))
-        return f"The system shows: {result}\n\n{line.text}"
+        return (f"The system shows: {result}", *line.messages)
 
 
 def made(answer: AIMessage, call: Call) -> bool:
@@ -115,7 +115,7 @@ def _converse(chat_model: BaseChatModel, request: Request, desk: OrderDesk) -> l
     tools = make_tools(desk)
     customer = ScriptedCustomer(request, tools)
     agent = create_agent(chat_model, tools, system_prompt=SYSTEM_PROMPT, middleware=[customer], name="order-desk")
-    opening: InputAgentState = {"messages": [HumanMessage(request.first_message)]}
+    opening: InputAgentState = {"messages": [HumanMessage(text) for text in request.script[0].messages]}
     nodes_per_turn = 4  # customer, model, turn check, tools
     limit = nodes_per_turn * len(request.script) + nodes_per_turn
     messages: list[AnyMessage] = agent.invoke(opening, config={"recursion_limit": limit})["messages"]

@@ -138,20 +138,26 @@ WORDINGS: dict[str, dict[str, Wording]] = {
     },
     "list orders": {
         "A": Wording(
-            (
-                "Hello, this is {name}. What have I ordered? My email is {email}.",
-                "Please list my orders. I am {email}.",
-            ),
+            ("Hello, this is {name}. What have I ordered?", "Please list my orders. I am customer {customer_id}."),
             ("Which orders do I have, and what is their status?", "How many orders do I have?"),
             ("What is the status of my first order?", "What is the number of my last order?"),
         ),
         "B": Wording(
-            (
-                "I lost track of my purchases. I use the email {email}.",
-                "Could you go through my purchases? It is {email}.",
-            ),
+            ("I lost track of my purchases, says {name}.", "Could you go through my purchases? I am {customer_id}."),
             ("What purchases did you find, and how far are they?", "Can you name my purchases?"),
             ("How far is the oldest one?", "Which one is the newest?"),
+        ),
+    },
+    "my account": {
+        "A": Wording(
+            ("Hello, is my address right? My email is {email}.", "{name} here, {email}. Please look me up."),
+            ("Which address do you have for me?", "What is my customer number?"),
+            ("Under which name am I known?", "In which city do I live?"),
+        ),
+        "B": Wording(
+            ("I forgot my customer number. I write from {email}.", "Do you know where I live? I use {email}."),
+            ("What number do I have with you?", "Where would you send a parcel to?"),
+            ("What is my full name in your files?", "Which street is on file for me?"),
         ),
     },
 }

@@ -1,7 +1,7 @@
 """Repeated workflows of an order desk: which requests there are, and the script that leads each conversation.
 
-Set A and set B never share a customer, an order, a name or a sentence, only the workflows and the lead
-(`Say exactly:` and the call), which is the desk's protocol and not a customer's wording.
+Set A and set B never share a customer, an order, a name or a sentence, only the workflows, the lead (`LEAD` and the
+call) and `BRIEFLY`, which are the desk's protocol and not a customer's wording.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from precedent_demo.desk import CANCEL_REASONS, RETURN_WINDOW_DAYS, OrderDesk
 from precedent_demo.wording import WORDINGS
 
 SIZES = {"A": (30, 60), "B": (15, 40)}  # requests: usual, full
-LEAD = "\n\nSay exactly:\n"  # of the leads tried, a 135M model follows this one most often
+# Chosen by trial on SmolLM2-135M-Instruct: with the lead in a message of its own it made 8 of 8 calls, behind the
+# customer's words in the same message at best 6; without the plea to be brief it echoes tool results more often.
+LEAD = "Repeat this tool call:\n"
+BRIEFLY = " Answer in one short sentence."
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing the scripted customer says; with `call`, the assistant is expected to answer with that tool call."""
+    """What is said before one turn of the assistant: the customer's words, then the lead if a `call` is to be made."""
 
     text: str
     call: Call | None = None
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """The user messages of this line, in order (one or two)."""
+        return (self.text,) if self.call is None else (self.text, LEAD + self.call.text())
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +73,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A customer's concern before it is put into words: the blanks of the wording and the calls it needs."""
+    """A customer's concern before it is put into words: blanks of the wording beside the facts, and the call."""
 
     blanks: dict[str, str]
-    calls: tuple[Call, ...]
+    call: Call
 
 
 _Facts = dict[str, Any]
-_Workflow = tuple[str, Callable[[OrderDesk, random.Random, _Facts], _Case]]
+_MakeCase = Callable[[OrderDesk, random.Random, _Facts], _Case]
 
 
 def make_requests(set_name: str, full: bool, seed: int, desk: OrderDesk) -> list[Request]:
@@ -96,19 +104,15 @@ def _request(
     facts = _pick(desk, rng, set_name, condition, served)
     served.add(facts["customer_id"])
     case = make_case(desk, rng, facts)
-    blanks = {"name": facts["name"], "order_id": facts["order_id"], **case.blanks}
-    script = _script(rng, set_name, workflow, blanks, case.calls)
+    script = _script(rng, set_name, workflow, facts | case.blanks, case.call)
     return Request(f"{set_name}{number + 1:02d}", workflow, facts["customer_id"], script)
 
 
-def _script(
-    rng: random.Random, set_name: str, workflow: str, blanks: dict[str, str], calls: tuple[Call, ...]
-) -> tuple[Line, ...]:
+def _script(rng: random.Random, set_name: str, workflow: str, blanks: _Facts, call: Call) -> tuple[Line, ...]:
     wording = WORDINGS[workflow][set_name]
-    opening = rng.choice(wording.openings).format(**blanks)
-    led = [Line((opening if i == 0 else "Go on.") + LEAD + call.text(), call) for i, call in enumerate(calls)]
-    asked = [Line(rng.choice(choices).format(**blanks)) for choices in (wording.questions, wording.last_questions)]
-    return (*led, *asked)
+    opening = Line(rng.choice(wording.openings).format(**blanks), call)
+    chosen = [rng.choice(choices).format(**blanks) for choices in (wording.questions, wording.last_questions)]
+    return opening, *(Line(question + BRIEFLY) for question in chosen)
 
 
 def _pick(desk: OrderDesk, rng: random.Random, set_name: str, condition: str, served: set[str]) -> _Facts:
@@ -119,29 +123,30 @@ def _pick(desk: OrderDesk, rng: random.Random, set_name: str, condition: str, se
     return dict(rng.choice([row for row in desk.rows(query) if row["customer_id"] not in served]))
 
 
-def _one_order(tool: str) -> Callable[[OrderDesk, random.Random, _Facts], _Case]:
-    def make_case(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
-        return _Case({}, (Call(tool, {"order_id": facts["order_id"]}),))
+def _about_order(tool: str) -> _MakeCase:
+    return lambda desk, rng, facts: _Case({}, Call(tool, {"order_id": facts["order_id"]}))
 
-    return make_case
+
+def _about_customer(tool: str, key: str) -> _MakeCase:
+    return lambda desk, rng, facts: _Case({}, Call(tool, {key: facts[key]}))
 
 
 def _change_address(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
     place = {"street": f"{rng.randint(1, 99)} {rng.choice(STREETS)}", "city": rng.choice(CITIES)}
     place["zip"] = str(rng.randint(10_000, 99_999))
     blanks = {"address": f"{place['street']}, {place['city']} {place['zip']}"}
-    return _Case(blanks, (Call("change_address", {"order_id": facts["order_id"], **place}),))
+    return _Case(blanks, Call("change_address", {"order_id": facts["order_id"], **place}))
 
 
 def _cancel(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
     reason = rng.choice(CANCEL_REASONS)
-    return _Case({"reason": reason}, (Call("cancel_order", {"order_id": facts["order_id"], "reason": reason}),))
+    return _Case({"reason": reason}, Call("cancel_order", {"order_id": facts["order_id"], "reason": reason}))
 
 
 def _return(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
     item = rng.choice(_items(desk, facts["order_id"]))
     arguments = {"order_id": facts["order_id"], "item_id": item["item_id"]}
-    return _Case({"item": item["product"]}, (Call("request_return", arguments),))
+    return _Case({"item": item["product"]}, Call("request_return", arguments))
 
 
 def _exchange(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
@@ -149,12 +154,7 @@ def _exchange(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
     query = "SELECT * FROM products WHERE product = ? AND item_id != ? ORDER BY in_stock = 0, item_id"
     new = desk.rows(query, item["product"], item["item_id"])[0]
     arguments = {"order_id": facts["order_id"], "item_id": item["item_id"], "new_item_id": new["item_id"]}
-    return _Case({"item": item["product"], "option": new["option"]}, (Call("exchange_item", arguments),))
-
-
-def _list_orders(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
-    calls = Call("find_customer", {"email": facts["email"]}), Call("list_orders", {"customer_id": facts["customer_id"]})
-    return _Case({"email": facts["email"]}, calls)
+    return _Case({"item": item["product"], "option": new["option"]}, Call("exchange_item", arguments))
 
 
 def _items(desk: OrderDesk, order_id: str) -> list[Any]:
@@ -163,14 +163,15 @@ def _items(desk: OrderDesk, order_id: str) -> list[Any]:
 
 
 _RETURNABLE = f"status = 'delivered' AND delivered_on >= '{day(-RETURN_WINDOW_DAYS)}'"
-_WORKFLOWS: dict[str, _Workflow] = {
-    "look up": ("status != 'cancelled'", _one_order("get_order")),
-    "track": ("status = 'shipped'", _one_order("track_shipment")),
-    "refund status": ("status = 'cancelled'", _one_order("get_refund_status")),
+_WORKFLOWS: dict[str, tuple[str, _MakeCase]] = {
+    "look up": ("status != 'cancelled'", _about_order("get_order")),
+    "track": ("status = 'shipped'", _about_order("track_shipment")),
+    "refund status": ("status = 'cancelled'", _about_order("get_refund_status")),
     "change address": ("status = 'pending'", _change_address),
     "cancel": ("status = 'pending'", _cancel),
     "late cancel": ("status = 'shipped'", _cancel),
     "return": (_RETURNABLE, _return),
     "exchange": (_RETURNABLE, _exchange),
-    "list orders": ("status != 'cancelled'", _list_orders),
+    "list orders": ("status != 'cancelled'", _about_customer("list_orders", "customer_id")),
+    "my account": ("status != 'cancelled'", _about_customer("find_customer", "email")),
 }

@@ -1,0 +1,67 @@
+"""Whether a draft model is asked at all: measured time decides, and a closed gate can re-open.
+
+Nobody knows beforehand whether a draft model pays on this machine and this traffic. So it is tried for a few steps at
+first, and later again whenever all trials together stay within a hundredth of the time spent decoding.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+TRIAL_STEPS = 4
+"""Steps of a trial: the first one may have to prefill the draft model, the others show what a draw costs then."""
+
+TRIAL_DRAWS = 2
+"""Draws in each step of a trial: enough to learn from, too few to cost much."""
+
+TRIAL_SHARE = 0.01
+"""What trials may cost, as a share of the time spent decoding; the first trial is not held to it."""
+
+REMEMBERED = 8
+"""Draw times of which the least counts: the others were disturbed."""
+
+FAR_BEHIND = 32
+"""Missed tokens above which a draw's time is mostly that of catching up."""
+
+SPREAD_OVER = 16
+"""Steps over which catching up is paid off: a request that has begun to draw goes on drawing."""
+
+
+@dataclass(slots=True)
+class DrawGate:
+    """The account of one drafter that costs model steps; all times in milliseconds."""
+
+    elapsed: float = 0.0
+    spent_on_trials: float = 0.0
+    last_trial: float = 0.0
+    trial_steps_left: int = TRIAL_STEPS
+    on_trial: bool = False
+    behind: int = 0
+    milliseconds_per_missed_token: float = 0.0
+    _each: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+    def milliseconds(self, num_draws: int) -> float:
+        """What that many draws cost now, with a step's share of catching up."""
+        return num_draws * min(self._each, default=0.0) + self.behind * self.milliseconds_per_missed_token / SPREAD_OVER
+
+    def decide(self, wanted: int) -> int:
+        """How many draws to make when `wanted` seem to pay (0: none)."""
+        self.on_trial = self.trial_steps_left > 0
+        if self.on_trial:
+            self.trial_steps_left -= 1
+            return max(TRIAL_DRAWS, wanted) if self._each else TRIAL_DRAWS
+        if not wanted and self.spent_on_trials + self.last_trial < TRIAL_SHARE * self.elapsed:
+            self.trial_steps_left, self.last_trial = TRIAL_STEPS, 0.0
+        return wanted
+
+    def observe(self, num_draws: int, behind: int, milliseconds: float) -> None:
+        """Learn what the draws of a step cost, of which the first had `behind` tokens to catch up on."""
+        if behind > FAR_BEHIND:
+            catching_up = milliseconds - num_draws * min(self._each, default=0.0)
+            self.milliseconds_per_missed_token = max(0.0, catching_up) / behind
+        else:
+            self._each.append(milliseconds / max(num_draws, 1))
+        if self.on_trial:
+            self.spent_on_trials += milliseconds
+            self.last_trial += milliseconds

@@ -1,0 +1,88 @@
+"""K-SEQ (SpecTr 2310.15141): another way to weigh several independent draws from one law at a node, with eager coins.
+
+Recursive rejection tests the first draw against all of p, the second against what is left. K-SEQ tests each of K draws
+against p / rho, rho in [1, K], with a coin of its own, so each accepts with probability beta = sum min(q, p / rho).
+The smallest rho for which nothing is overpaid solves `1 - (1 - beta)^K = rho beta`. It accepts at least
+`1 - (1 - 1/K)^K` of what an optimal transport plan would. Two plans need no code here, for they are ways of drafting
+that the recursion verifies optimally: greedy draft (2502.18779: top tokens as points and one draw beside them) and its
+case of two candidates, SpecHub (2411.05289).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from precedent.tree import CandidateTree, Draw, Drawn
+from precedent.verify.recursion import Residual, RowsOf, State, Weights
+
+BISECTIONS = 50
+
+
+class KSeqWeights(Weights):
+    """Weights with eager coins where the draws that open a node's list and share one law form a K-SEQ group."""
+
+    def __init__(self, tree: CandidateTree, rows: RowsOf) -> None:
+        super().__init__(tree, rows, lazy=False)
+        self._group_of = {node: _group(draws) for node, draws in self._trials.items()}
+        self._accepted: dict[int, tuple[Tensor, float]] = {}
+
+    def worth(self, node: int, ordinal: int) -> float:
+        """The chance of a trial; inside a group the same for every draw of a token, repeated ones included."""
+        if ordinal >= self._group_of[node]:
+            return super().worth(node, ordinal)
+        draw = self._trials[node][ordinal]
+        assert isinstance(draw.law, Drawn)
+        token, each = self.tree.token_ids[draw.child], self._plan(node)[0]
+        return min(1.0, float(each[token]) / float(self._law(draw.law)[token]))
+
+    def _after(self, state: State, draw: Draw) -> State:
+        position = len(self._states[draw.parent])
+        if position > self._group_of[draw.parent]:
+            return super()._after(state, draw)
+        return state if position < self._group_of[draw.parent] else self._after_group(draw.parent)
+
+    def _after_group(self, node: int) -> State:
+        """B once the whole group was rejected: what the target is owed beyond what the group pays."""
+        each, share = self._plan(node)
+        left = (self.row(node) - share * each).clamp_(min=0.0)
+        mass = float(left.sum())
+        return State(1.0, Residual(left, mass) if mass > torch.finfo(left.dtype).tiny else Residual(self.row(node)))
+
+    def _plan(self, node: int) -> tuple[Tensor, float]:
+        """min(q, p / rho), and the factor by which a group of K pays it."""
+        if node not in self._accepted:
+            law = self._trials[node][0].law
+            assert isinstance(law, Drawn)
+            self._accepted[node] = k_seq(self.row(node), self._law(law).to(self.row(node)), self._group_of[node])
+        return self._accepted[node]
+
+
+def _group(draws: tuple[Draw, ...]) -> int:
+    """How many draws at the front are independent draws from one law; a single one needs no plan."""
+    first = draws[0].law if draws else None
+    if not isinstance(first, Drawn) or first.excluded or first.keep_mask is not None:
+        return 0
+    count = 0
+    while count < len(draws) and _is_same(draws[count].law, first):
+        count += 1
+    return count if count > 1 else 0
+
+
+def _is_same(law: object, first: Drawn) -> bool:
+    return isinstance(law, Drawn) and law.row is first.row and not law.excluded and law.keep_mask is None
+
+
+def k_seq(target_probs: Tensor, draft_probs: Tensor, num_draws: int) -> tuple[Tensor, float]:
+    """`min(draft, target / rho)` `[vocab_size]` for the smallest rho, and (1 - (1 - beta)^K) / beta."""
+
+    def paid(rho: float) -> tuple[Tensor, float]:
+        each = torch.minimum(draft_probs, target_probs / rho)
+        beta = min(1.0, float(each.sum()))
+        return each, (1.0 - (1.0 - beta) ** num_draws) / beta if beta > 0.0 else float(num_draws)
+
+    low, high = 1.0, float(num_draws)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if paid(middle)[1] <= middle else (middle, high)
+    return paid(high)
