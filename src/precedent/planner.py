@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from precedent.calibration import Calibration
 from precedent.cost_curve import CostCurve
-from precedent.draw_gate import DrawGate
 from precedent.drafters.base import Candidates
+from precedent.draw_gate import DrawGate
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 
 MARGIN = 1.02

@@ -12,7 +12,6 @@ from precedent.sampling import Coins, CounterCoins, RowShaper
 from precedent.stats import GenerationStats
 from precedent.target import Slot
 
-
 FEW = 8
 """Candidates that every drafter is always asked for, in nodes."""
 

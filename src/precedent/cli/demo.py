@@ -16,8 +16,17 @@ from precedent.errors import PrecedentError
 
 if TYPE_CHECKING:
     from precedent.cli.demo_runs import Bench, Difference
+    from precedent.cli.demo_state import DemoState
 
 DEFAULT_DRAFT = "first-layers:4"
+
+MEASURING_SECONDS = 240
+"""About how long warming and measuring may take by default; a slow machine serves fewer requests."""
+
+REQUEST_SECONDS = 0.55
+"""Seconds that one measured request takes, with its share of warming, per millisecond of a plain step."""
+
+FEWEST_REQUESTS, WARMING_PER_MEASURED = 4, 2
 
 
 def demo(
@@ -94,9 +103,10 @@ def _measured(
             model, tokenizer, target, draft, cache, ways, temperature=temperature, max_tokens=MAX_TOKENS_PER_TURN
         )
     with _progress(console) as progress:
-        _warm(bench, state, progress, full)
+        count = None if full else requests or state.measured_requests(lambda: _affordable(bench))
+        _warm(bench, state, progress, full, count)
         bench.copy_warm_cache()
-        _measure(bench, progress, full, requests)
+        _measure(bench, progress, full, count)
     return bench, _differences(bench) if temperature == 0 else []
 
 
@@ -105,11 +115,18 @@ def _progress(console: Console) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), TextColumn("{task.fields[note]}"), console=console)
 
 
-def _warm(bench: Bench, state: Any, progress: Progress, full: bool) -> None:
+def _affordable(bench: Bench) -> int:
+    """How many requests this machine measures in about `MEASURING_SECONDS`."""
+    step = bench.warm_engine.planner.cost.milliseconds(1)
+    return max(FEWEST_REQUESTS, int(MEASURING_SECONDS / (REQUEST_SECONDS * step)))
+
+
+def _warm(bench: Bench, state: DemoState, progress: Progress, full: bool, count: int | None) -> None:
     """Run set A, whose completions fill the cache; requests done by an earlier demo are not run again."""
     from precedent_demo import make_database, make_requests
 
-    desk, wanted = make_database(seed=0), make_requests("A", full=full, seed=0)
+    wanted = make_requests("A", full=full, seed=0)[: None if count is None else WARMING_PER_MEASURED * count]
+    desk = make_database(seed=0)
     done = [name for name in state.warmed() if name in {request.request_id for request in wanted}]
     task = progress.add_task("warming the cache (set A)", total=len(wanted), completed=len(done), note="")
     for request in wanted:

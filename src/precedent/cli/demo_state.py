@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import platformdirs
@@ -26,6 +26,17 @@ class DemoState:
     def cache_path(self) -> Path:
         """Where the speculation cache lives."""
         return self.folder / "cache"
+
+    def measured_requests(self, choose: Callable[[], int]) -> int:
+        """How many requests to measure: what an earlier demo here chose, so that its warm cache fits, or `choose()`."""
+        file = self.folder / "requests"
+        try:
+            return int(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            number = choose()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file.write_text(str(number), encoding="utf-8")
+            return number
 
     def warmed(self) -> list[str]:
         """Names of the requests whose completions are stored; empty when the list is unreadable."""
