@@ -10,7 +10,15 @@ from typing import Any, Self
 
 from precedent.errors import ConfigError
 
-MODES = ("auto", "greedy", "coupled", "traversal", "topdown")
+MODES = ("auto", "greedy", "coupled", "traversal", "topdown", "topdown:plan=k-seq")
+
+LOSSY_MODES = ("lossy_mentored", "lossy_typical", "lossy_top_beta", "lossy_judge")
+"""Modes that change the output law, on purpose only; parameters follow a colon, as in `lossy_mentored:kl=0.05`."""
+
+
+def is_lossy(mode: str) -> bool:
+    """True for a mode that changes the output law."""
+    return mode.partition(":")[0] in LOSSY_MODES
 
 
 class _FromDict:
@@ -73,7 +81,7 @@ class SpeculationConfig(_FromDict):
     """What may be proposed and how it is verified.
 
     `drafters` names the drafters in order of credit (see `precedent.drafters`); `max_nodes` bounds the candidate
-    tree (nodes per step); `mode` is one of `MODES`, `auto` meaning greedy at temperature 0,
+    tree (nodes per step); `mode` is one of `MODES` or `LOSSY_MODES`, `auto` meaning greedy at temperature 0,
     else coupled with a seed and traversal without.
     `enabled=False` is plain decoding through the same loop. `write_back=False` stores nothing.
     """
@@ -86,8 +94,8 @@ class SpeculationConfig(_FromDict):
     write_back: bool = True
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError(f"mode={self.mode!r} is not one of {', '.join(MODES)}")
+        if self.mode not in MODES and not is_lossy(self.mode):
+            raise ConfigError(f"mode={self.mode!r} is not one of {', '.join((*MODES, *LOSSY_MODES))}")
         if not 0 <= self.max_nodes <= 256:
             raise ConfigError(f"max_nodes={self.max_nodes} must lie between 0 and 256 nodes per step")
         if not 0 <= self.max_draws <= 64:

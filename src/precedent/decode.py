@@ -73,7 +73,8 @@ def _verify_and_commit(
     started = perf_counter()
     rows = TargetRows(logits, tree, sequence.sampling, sequence.output_ids, sequence.shape)
     try:
-        verdict = verify(tree, rows, sequence.mode, sequence.coins())
+        batched = logits.is_cuda and sequence.mode in ("traversal", "topdown")
+        verdict = verify(tree, rows, sequence.mode, sequence.coins(), batched=batched)
     except PrecedentError as error:
         sequence.error = error
         return StepResult()
@@ -92,6 +93,7 @@ def _account(sequence: DecodingSequence, tree: CandidateTree, verdict: Verdict, 
         drafting.committed(token_ids)
     stats = sequence.stats
     stats.num_steps += 1
+    stats.spent_tv += verdict.spent_tv
     stats.forward_seconds += forward_seconds
     stats.num_output_tokens += len(token_ids)
     stats.num_draft_tokens += len(tree)

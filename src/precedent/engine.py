@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from precedent.cache import NewCompletion
 from precedent.cache.fingerprint import model_fingerprint, prompt_fingerprint, tokenizer_fingerprint
-from precedent.config import SamplingParams, SpeculationConfig
+from precedent.config import SamplingParams, SpeculationConfig, is_lossy
 from precedent.cost_curve import CostCurve
 from precedent.drafters import Drafter, DrafterParts, load_drafters
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
@@ -24,6 +24,7 @@ from precedent.target import TargetModel
 from precedent.target.loading import load_draft, load_target
 from precedent.text.assembly import TextAssembler
 from precedent.tree import chain
+from precedent.verify import find_mode
 from precedent.worker import Request, Worker
 
 if TYPE_CHECKING:
@@ -64,8 +65,6 @@ class Engine:
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.model_fingerprint = model_fingerprint(model.config.to_dict(), model.state_dict())
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="precedent-cache")
-        if cache is not None:
-            self._executor.submit(cache.warm_up)  # loading the embedder takes seconds; the weights load meanwhile
         draft = None if draft_model is None else TargetModel(draft_model)
         self._parts = DrafterParts(self.tokenizer_fingerprint, self._executor, cache, draft)
         self._drafters: dict[str, Drafter] = {}
@@ -73,6 +72,8 @@ class Engine:
         self.planner = Planner(cost or CostCurve())
         if cost is None:
             self.planner.cost.measure(self._milliseconds_of_width)
+        if cache is not None:
+            self._executor.submit(cache.warm_up)  # after measuring: loading the embedder would disturb it
         end_ids = _end_token_ids(model, tokenizer)
         self._worker = Worker(self.target, self.planner, end_ids, len(tokenizer), self._executor)
         self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._executor, self._drafters)
@@ -237,6 +238,9 @@ def _write_back(cache: SpeculationCache, record: NewCompletion, result: Generati
 def _mode(speculation: SpeculationConfig, sampling: SamplingParams) -> str:
     """The verification mode of a request. Raises ConfigError when the mode asked for would ignore a setting."""
     mode, seeded = speculation.mode, sampling.seed is not None
+    if is_lossy(mode):
+        find_mode(mode)  # a wrong parameter is refused now, not in the middle of an answer
+        return mode
     if mode == "auto" or sampling.greedy:
         return "greedy" if sampling.greedy else "coupled" if seeded else "traversal"
     if mode == "greedy":

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from precedent.config import is_lossy
+
 TARGET = "target"
 """The source of a token that the target model chose itself (recovered or bonus)."""
 
@@ -29,6 +31,8 @@ class GenerationStats:
     verify_seconds: float = 0.0
     first_token_seconds: float = 0.0
     total_seconds: float = 0.0
+    spent_tv: float = 0.0
+    """Total variation spent by a lossy mode, summed over steps: a bound on how far the answer's law may have moved."""
 
     @property
     def tokens_per_step(self) -> float:
@@ -41,13 +45,14 @@ class GenerationStats:
         return self.num_output_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts as plain integers, for `response_metadata["speculation"]`."""
+        """The counts for `response_metadata["speculation"]`: no floats, which two merged chunks could not add."""
         return {
             "mode": self.mode,
-            "lossless": True,
+            "lossless": not is_lossy(self.mode),
             "num_steps": self.num_steps,
             "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_tokens": self.num_accepted_tokens,
             "drafted_by_source": dict(self.drafted_by_source),
             "accepted_by_source": dict(self.accepted_by_source),
+            **({"spent_total_variation": f"{self.spent_tv:.6f}"} if is_lossy(self.mode) else {}),
         }

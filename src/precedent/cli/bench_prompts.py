@@ -58,8 +58,8 @@ def _order_desk(
     tools = [convert_to_openai_tool(tool) for tool in make_tools(make_database(seed=0))]
 
     def ids(request: Any) -> list[int]:
-        messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": request.first_message}]
-        return render_prompt(tokenizer, messages, tools)
+        texts = [{"role": "user", "content": text} for text in request.script[0].messages]
+        return render_prompt(tokenizer, [{"role": "system", "content": SYSTEM_PROMPT}, *texts], tools)
 
     warm = [ids(request) for request in make_requests("A", full=False, seed=0)][:warming]
     return warm, [ids(request) for request in make_requests("B", full=False, seed=0)][:measured]

@@ -26,7 +26,7 @@ def _table(results: Mapping[str, Any], plain: Mapping[str, Any]) -> Table:
     setting = f"{machine['target']}, {machine['dtype']}, {machine['device']}, temperature {results['temperature']}"
     table = Table(title=f"{plain['requests']} requests, {plain['tokens']} tokens\n{setting}")
     table.add_column("run", no_wrap=True)
-    for heading in ("tok/s", "speed", "tok/\nstep", "prefill\ns", "decode\ns", "request s\np50", "p95", "iden-\ntical"):
+    for heading in ("tok/s", "speed", "tok/\nstep", "prefill\ns", "decode\ns", "request s\np50/p95", "equal"):
         table.add_column(heading, justify="right", no_wrap=True)
     for run in results["runs"]:
         table.add_row(*_row(run, plain, results["identical_outputs"]))
@@ -42,8 +42,7 @@ def _row(run: Mapping[str, Any], plain: Mapping[str, Any], identical: Mapping[st
         f"{run['tokens_per_step']:.2f}",
         f"{run['prefill_seconds']:.1f}",
         f"{run['decode_seconds']:.1f}",
-        f"{run['request_seconds_p50']:.1f}",
-        f"{run['request_seconds_p95']:.1f}",
+        f"{run['request_seconds_p50']:.1f}/{run['request_seconds_p95']:.1f}",
         f"{same[0]}/{same[1]}" if same else "-",
     ]
 
