@@ -16,11 +16,11 @@ DEMO_ARGS  ?=
 BENCH_ARGS ?=
 TEST_ARGS  ?=
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-exhaustive check bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/run.stamp  ## a LangChain agent with and without speculation, on a real model (DEMO_ARGS="--full")
 	@$(BIN)/precedent demo $(DEMO_ARGS)
@@ -32,6 +32,10 @@ bench: $(VENV)/run.stamp  ## wall clock against plain decoding and transformers'
 test: $(VENV)/dev.stamp  ## the fast tests (TEST_ARGS="-m slow" for the slow ones)
 	@echo "== tests: about two minutes"
 	@$(BIN)/python -m pytest $(TEST_ARGS)
+
+test-exhaustive: $(VENV)/dev.stamp  ## the fast tests and the long enumerations (half an hour and more)
+	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -m exhaustive tests
 
 check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
 	@echo "== ruff"

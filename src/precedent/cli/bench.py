@@ -171,7 +171,7 @@ def _table(results: Mapping[str, Any], prompts: int) -> Table:
     machine = results["machine"]
     table = Table(title=f"{prompts} prompts, greedy, decode only · {machine['target']}, {machine['dtype']}")
     table.add_column("mode")
-    for heading in ("tok/s", "vs plain", "tok/step", "ms/step", "first token s", "request s", "identical"):
+    for heading in ("tok/s", "vs\nplain", "tok/\nstep", "ms/\nstep", "first s", "request s", "equal"):
         table.add_column(heading, justify="right")
     for mode in results["modes"]:
         same, total = mode["identical_outputs"]
