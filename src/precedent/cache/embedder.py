@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,10 +86,24 @@ def _load_model(name: str, device: str) -> Any:
     except ImportError as error:
         raise CacheError("the speculation cache embeds text: pip install sentence-transformers") from error
     try:
-        return library.SentenceTransformer(name, device=device)
+        with _no_progress_bars():
+            return library.SentenceTransformer(name, device=device)
     except Exception as error:  # the library passes on whatever its own dependencies raise
         reason = str(error).strip().split("\n", 1)[0]
         raise CacheError(f"cannot load the embedder {name!r}: {reason}; give its folder or id") from error
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """A bar for the embedder's hundred tensors would stand in the middle of somebody's answer."""
+    logging = importlib.import_module("transformers.utils.logging")
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _encode(model: Any, texts: Sequence[str]) -> Vector:
