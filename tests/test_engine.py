@@ -299,8 +299,10 @@ def test_equal_settings_share_one_engine_which_ends_with_its_last_user() -> None
 def test_closing_the_engine_cancels_what_is_running() -> None:
     """Nobody waits for ever on a closed engine."""
     running = make_engine()
-    generation = running.submit(PROMPT, SamplingParams(max_tokens=900), speculation=PLAIN)
-    next(iter(generation))
+    generations = [running.submit(PROMPT, SamplingParams(max_tokens=900), speculation=PLAIN) for _ in range(4)]
+    next(iter(generations[-1]))
     running.close()
-    with pytest.raises(RequestCancelled):
-        generation.result()
+    for generation in generations:
+        assert generation.done
+        with pytest.raises(RequestCancelled):
+            generation.result()

@@ -81,7 +81,7 @@ class Worker:
             self._drop_cancelled()
             if self._running:
                 self._step()
-        for request in self._running:
+        for request in list(self._running):  # _fail takes it out of the list
             self._fail(request, cancelled_error())
 
     def _admit(self) -> bool:
