@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.cache.fingerprint import prompt_fingerprint
-from precedent.cache.records import Hit
 from precedent.compiled import Int32s, Int64s, compiled
 from precedent.drafters.alignment import Trail
 from precedent.drafters.base import Candidates, DraftRequest, Nodes
@@ -59,8 +58,9 @@ class RecallDrafter:
         memory = self._memories.get(request.tenant)
         if memory is None or memory.mostly_forgotten:  # running requests keep the one they began with
             memory = self._memories[request.tenant] = TenantMemory()
-        search = self._executor.submit(self._search, memory, request)
-        return RecallDrafting(self, memory, request, search)
+        prompt = prompt_fingerprint(request.prompt_ids)
+        search = self._executor.submit(self._search, memory, request, prompt)
+        return RecallDrafting(self, memory, request, Nearness(memory, prompt), search)
 
     def close(self) -> None:
         """Wait for the credit that is still being written, and drop the indexes."""
@@ -75,11 +75,12 @@ class RecallDrafter:
         written.add_done_callback(_report)
         self._credits.append(written)
 
-    def _search(self, memory: TenantMemory, request: DraftRequest) -> list[Hit]:
+    def _search(self, memory: TenantMemory, request: DraftRequest, prompt: str) -> Nearness:
         memory.read(self._cache, request.tenant, self._tokenizer)
         if not request.query:
-            return []
-        return self._cache.recall(request.query, tenant=request.tenant, tokenizer=self._tokenizer, k=_NUM_HITS)
+            return Nearness(memory, prompt)
+        hits = self._cache.recall(request.query, tenant=request.tenant, tokenizer=self._tokenizer, k=_NUM_HITS)
+        return Nearness(memory, prompt, hits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +98,15 @@ class RecallDrafting:
     behind = 0
 
     def __init__(
-        self, drafter: RecallDrafter, memory: TenantMemory, request: DraftRequest, search: Future[list[Hit]]
+        self,
+        drafter: RecallDrafter,
+        memory: TenantMemory,
+        request: DraftRequest,
+        nearness: Nearness,
+        search: Future[Nearness],
     ) -> None:
-        self._drafter, self._memory = drafter, memory
-        self._search: Future[list[Hit]] | None = search
-        self._nearness = Nearness(memory, prompt_fingerprint(request.prompt_ids))
+        self._drafter, self._memory, self._nearness = drafter, memory, nearness
+        self._search: Future[Nearness] | None = search
         self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
         self._context = [START]
         self._trail = Trail()
@@ -144,13 +149,13 @@ class RecallDrafting:
         self._trail, self._proposed, self._context = Trail(), self._nothing, [START]
 
     def _poll(self) -> None:
-        """Take over the hits once the search is done; the first call in which they are there sorts their tokens."""
+        """Take over what the search found once it is done."""
         if self._search is None or not self._search.done():
             return
         search, self._search = self._search, None
         _report(search)
         if search.exception() is None:
-            self._nearness.set_hits(search.result())
+            self._nearness = search.result()
 
     def _match(self, budget: int) -> _Proposed:
         index, nearness, recent = self._memory.index, self._nearness, reversed_context(self._context)

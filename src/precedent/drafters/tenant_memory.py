@@ -24,7 +24,7 @@ SIMILARITY_SCALE = 0.1
 """Difference in similarity that weighs as much as a factor e between votes."""
 
 
-_SIMILARITY_EDGES = (0.5, 0.7, 0.85, 0.95, 1.2)
+_EDGES = (0.5, 0.7, 0.85, 0.95, 1.2)
 _MAX_NEAR = 128
 _RECENCY = 1e-3
 
@@ -104,29 +104,21 @@ class TenantMemory:
 class Nearness:
     """How near the completions of a memory are to one live request, as log weights of their votes.
 
-    Completions that are no hit lie as low as the farthest hit; before the search is done all are equal, but for those
-    that answered exactly this prompt.
+    Completions that are no hit lie as low as the farthest hit; without hits all are equal, but for those that answered
+    exactly this prompt. `order` holds the positions of the nearest, so that a crowd cannot hide them; sorting them
+    takes milliseconds, which is why a `Nearness` is made where the search runs.
     """
 
-    def __init__(self, memory: TenantMemory, fingerprint: str) -> None:
+    def __init__(self, memory: TenantMemory, prompt: str, hits: Sequence[Hit] = ()) -> None:
         self._memory = memory
-        self._exact = dict.fromkeys(memory.slots_of_prompt(fingerprint), EXACT_PROMPT)
-        self.set_hits([])
-
-    def set_hits(self, hits: Sequence[Hit]) -> None:
-        """Weigh by these from now on; the nearest get an order of their own, so that a crowd cannot hide them."""
-        index = self._memory.index
         floor = min((hit.similarity for hit in hits), default=0.0)
-        found = {slot: hit.similarity for hit in hits if (slot := index.slot(hit.completion_id)) is not None}
-        found |= self._exact
-        best = max(found.values(), default=floor)
-        rows = [(-1, floor), *sorted(found.items())]
-        self._hits = np.array(
-            [(slot, bisect_right(_SIMILARITY_EDGES, near), (near - best) / SIMILARITY_SCALE) for slot, near in rows],
-            dtype=HIT,
-        )
-        nearest = sorted(found, key=lambda slot: -found[slot])[:_MAX_NEAR]
-        self.order = index.order_of(nearest)
+        near = {slot: hit.similarity for hit in hits if (slot := memory.index.slot(hit.completion_id)) is not None}
+        near |= dict.fromkeys(memory.slots_of_prompt(prompt), EXACT_PROMPT)
+        best = max(near.values(), default=floor)
+        rows = [(slot, value, (value - best) / SIMILARITY_SCALE) for slot, value in sorted(near.items())]
+        rows.insert(0, (-1, floor, (floor - best) / SIMILARITY_SCALE))
+        self._hits = np.array([(slot, bisect_right(_EDGES, value), weight) for slot, value, weight in rows], dtype=HIT)
+        self.order = memory.index.order_of(sorted(near, key=lambda slot: -near[slot])[:_MAX_NEAR])
 
     @property
     def weights(self) -> Weights:
