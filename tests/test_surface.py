@@ -46,6 +46,7 @@ LAYERS = (
     "generation",
     "worker",
     "engine",
+    "replay",
     "report",
     "langchain",
     "cli",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from precedent.calibration import BINS_PER_SOURCE, Calibration, learn_from_verdict
-from precedent.compiled import Int32s, Int64s
+from precedent.compiled import Floats, Int32s, Int64s
 from precedent.cost_curve import CostCurve
 from precedent.drafters.base import Candidates
 from precedent.draw_gate import DrawGate
@@ -46,13 +46,15 @@ class Limits:
 class Plan:
     """Points already in the builder, draws still to be made, and what the points were chosen for.
 
-    Candidate i of calibration bin `bins[i]` became point `node_of[i]` (-1: none); both `[num_candidates]`.
+    Candidate i of calibration bin `bins[i]` became point `node_of[i]` (-1: none); both `[num_candidates]`. `estimates`
+    `[num_points]` are the probabilities of being accepted once the parent is.
     """
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
     draws: dict[str, int] = field(default_factory=dict)
     bins: Int64s = field(default_factory=lambda: _NONE)
     node_of: Int32s = field(default_factory=lambda: _NONE.astype(np.int32))
+    estimates: Floats = field(default_factory=lambda: _NONE.astype(np.float64))
 
 
 class Planner:
@@ -74,7 +76,7 @@ class Planner:
             return plan
         plan.bins = self._bins(proposals)
         choice = self._choose(proposals, plan.bins, limits)
-        plan.node_of = choice.node_of
+        plan.node_of, plan.estimates = choice.node_of, choice.estimates
         names = tuple(proposal.source for proposal in proposals)
         pairs = zip(choice.source.tolist(), choice.sources.tolist(), strict=True)
         plan.builder.add_points(
@@ -143,10 +145,14 @@ class Planner:
         self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds)
 
     def observe(self, plan: Plan, tree: CandidateTree, path: Sequence[int], milliseconds: float) -> None:
-        """Learn from a verdict and its forward's time: the outcome of every child of an accepted node is known."""
+        """Learn from a verdict and its forward's time."""
         self.cost.observe(len(tree) + 1, milliseconds)
         for gate in self._gates.values():
             gate.elapsed += milliseconds
+        self.learn(plan, tree, path)
+
+    def learn(self, plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:
+        """Learn from a verdict: the outcome of every child of an accepted node is known."""
         verdict = np.zeros(len(tree) + 1)
         verdict[[*path, ROOT]] = 1.0
         learned, parents = self.calibration, np.array(tree.parents, dtype=np.int32)

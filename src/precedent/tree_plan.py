@@ -37,16 +37,18 @@ Pool = NDArray[np.void]
 
 
 class Choice(NamedTuple):
-    """The points of a tree: `token_ids`, `parents`, best `source` and bits of all `sources` `[num_points]`.
+    """The points of a tree and what was expected of them.
 
-    `node_of` `[num_candidates]` is the point that a candidate became, -1 for none; `expected` tokens per step with
-    these points alone, `at_root` the probability that one of them follows first.
+    `token_ids`, `parents`, best `source`, bits of all `sources` and calibrated `estimates` (of being accepted once the
+    parent is) are `[num_points]`; `node_of` `[num_candidates]` is the point that a candidate became, -1 for none;
+    `expected` tokens per step with these points alone, `at_root` the probability that one of them follows first.
     """
 
     token_ids: Int32s
     parents: Int32s
     source: Int32s
     sources: Int64s
+    estimates: Floats
     node_of: Int32s
     expected: float
     at_root: float
@@ -165,13 +167,14 @@ def _chosen(pool: Pool, kept: Int64s, place: Int32s, expected: float, at_root: f
     number = np.full(pool.size + 1, _NONE, np.int32)
     token_ids, parents = np.empty(kept.size, np.int32), np.empty(kept.size, np.int32)
     source, sources = np.empty(kept.size, np.int32), np.empty(kept.size, np.int64)
+    estimates = np.empty(kept.size)
     for i in range(kept.size):
         node = pool[kept[i]]
         number[kept[i]] = i
         token_ids[i], parents[i] = node.token_id, ROOT if node.parent == ROOT else number[node.parent]
-        source[i], sources[i] = node.source, node.sources
+        source[i], sources[i], estimates[i] = node.source, node.sources, node.estimate
     node_of = np.full(place.size, _NONE, np.int32)
     for i in range(place.size):
         if place[i] != _NONE:
             node_of[i] = number[place[i]]
-    return Choice(token_ids, parents, source, sources, node_of, expected, at_root)
+    return Choice(token_ids, parents, source, sources, estimates, node_of, expected, at_root)

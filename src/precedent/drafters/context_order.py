@@ -123,8 +123,11 @@ def sort_positions(tokens: Int32s, positions: Int32s) -> Int32s:
 
 
 @compiled
-def _bounds(tokens: Int32s, order: Int32s, recent: Int32s, inner_low: int, inner_high: int) -> tuple[int, int]:
-    """The range of `order` whose contexts agree in all of `recent`, known to contain `inner_low:inner_high`."""
+def bounds(tokens: Int32s, order: Int32s, recent: Int32s, inner_low: int, inner_high: int) -> tuple[int, int]:
+    """The range of `order` whose contexts agree in all of `recent`.
+
+    It is known to contain `inner_low:inner_high` (give `order.size`, 0 when nothing is known).
+    """
     low, high = 0, inner_low
     while low < high:
         middle = (low + high) // 2
@@ -182,7 +185,7 @@ def longest_matches(tokens: Int32s, order: Int32s, recent: Int32s, found: Int32s
         if length < least:
             break
         least = max(least, length - LENGTHS_BELOW_BEST)
-        begin, end = _bounds(tokens, order, recent[:length], low, high)
+        begin, end = bounds(tokens, order, recent[:length], low, high)
         start = count
         share = room * (low - begin) // max(1, low - begin + end - high)
         count = _collect(order, begin, low, min(low - begin, max(share, room - (end - high))), found, count)

@@ -59,6 +59,11 @@ class TokenIndex:
         return Text(self._tokens, self._owners, self._size)
 
     @property
+    def runs(self) -> tuple[Text, Int32s, Int32s]:
+        """The text, and the two orders of its positions; valid until the next change."""
+        return self.text, self._order, self._tail[: self._tail_size]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return self._tokens.nbytes + self._owners.nbytes + self._order.nbytes + self._tail.nbytes

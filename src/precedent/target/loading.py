@@ -40,6 +40,11 @@ def load_target(
     return _load_model(source, place, precision), _load_tokenizer(source)
 
 
+def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a Hugging Face id, a folder or `DEMO_TARGET`, without its model. Raises ModelLoadError."""
+    return _load_tokenizer(_source(name_or_path))
+
+
 def load_draft(
     spec: str | Path | PreTrainedModel, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:

@@ -1,0 +1,259 @@
+"""What Precedent has to beat: prompt lookup, SuffixDecoding, and a suffix tree of four branches.
+
+SuffixDecoding (Oliaro et al., 2411.04975, and its reference implementation): for every length m of the live context's
+end (up to 64), draft at most `alpha * m` tokens best first, a node's probability being the product of its children's
+shares of the occurrences; the length whose tree has the greatest sum of probabilities wins, and of the trees from the
+live text and from all earlier outputs, the one with the greater sum. Nothing is merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from precedent.compiled import Int32s, compiled
+from precedent.drafters.context_order import MAX_MATCH, START, bounds, matched
+from precedent.drafters.token_index import TokenIndex, reversed_context
+from precedent.replay.pool import Pool
+from precedent.replay.turns import Turn
+from precedent.tree import ROOT, CandidateTree, TreeBuilder, chain
+
+LONGEST_MATCH = 64
+"""SuffixDecoding's depth, in tokens."""
+
+MIN_PROBABILITY = 0.1
+"""SuffixDecoding drops nodes that are less likely than this."""
+
+LIVE, POOLED = "prompt", "suffix"
+
+
+class PromptLookup:
+    """transformers' prompt lookup: what followed the last three tokens (then two, then one) where they stood first."""
+
+    name = "prompt-lookup"
+
+    def __init__(self, num_tokens: int = 10, longest: int = 3) -> None:
+        self._num_tokens, self._longest = num_tokens, longest
+        self._text: list[int] = []
+
+    def begin(self, turn: Turn) -> None:
+        """The prompt is the text."""
+        self._text = list(turn.prompt_ids)
+
+    def propose(self, room: int) -> CandidateTree:
+        """One chain."""
+        text = np.array(self._text, dtype=np.int32)
+        for length in range(min(self._longest, text.size - 1), 0, -1):
+            found = first_occurrence(text, length)
+            if found >= 0:
+                return chain(self._text[found : found + min(self._num_tokens, room)], LIVE)
+        return CandidateTree()
+
+    def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
+        """The text grew."""
+        self._text.extend(token_ids)
+
+    def end(self) -> None:
+        """Nothing is shared."""
+
+
+@compiled
+def first_occurrence(text: Int32s, length: int) -> int:
+    """Where the text goes on behind the first earlier place of its last `length` tokens, -1 when there is none."""
+    last = text.size - length
+    for begin in range(last):
+        at = 0
+        while at < length and text[begin + at] == text[last + at]:
+            at += 1
+        if at == length:
+            return begin + length
+    return -1
+
+
+class SuffixDecoding:
+    """The better of the live text's and the pool's suffix tree."""
+
+    def __init__(self, pool: Pool, alpha: float, budget: int) -> None:
+        self.name = f"suffix-{alpha:g}" if alpha != 1 else "suffix"
+        self._pool, self._alpha, self._budget = pool, alpha, budget
+        self._live, self._recent = TokenIndex(), [START]
+
+    def begin(self, turn: Turn) -> None:
+        """Index the prompt."""
+        self._live = TokenIndex()
+        self._live.append(0, turn.prompt_ids)
+        self._recent = list(turn.prompt_ids)
+
+    def propose(self, room: int) -> CandidateTree:
+        """The tree with the greater score."""
+        recent = np.array(self._recent[: -LONGEST_MATCH - 1 : -1], dtype=np.int32)
+        best, best_score = CandidateTree(), 0.0
+        for name, index in ((LIVE, self._live), (POOLED, self._pool.index)):
+            tokens, parents, score = suffix_tree(index, recent, self._alpha, min(self._budget, room))
+            if score > best_score:
+                best, best_score = _as_tree(tokens, parents, name), score
+        return best
+
+    def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
+        """The live text grew."""
+        self._live.append(0, token_ids)
+        self._recent = [*self._recent, *token_ids][-64:]
+
+    def end(self) -> None:
+        """The pool is not ours."""
+
+
+class SuffixTree:
+    """Four branches by count: the live text's longest match, and the pool's three commonest next tokens."""
+
+    name = "suffix-tree"
+
+    def __init__(self, pool: Pool, budget: int) -> None:
+        self._pool, self._length = pool, max(1, budget // 4)
+        self._live, self._recent = TokenIndex(), [START]
+
+    def begin(self, turn: Turn) -> None:
+        """Index the prompt."""
+        self._live = TokenIndex()
+        self._live.append(0, turn.prompt_ids)
+        self._recent = list(turn.prompt_ids)
+
+    def propose(self, room: int) -> CandidateTree:
+        """Chains of a quarter of the budget each, merged."""
+        recent, builder = reversed_context(self._recent), TreeBuilder()
+        for name, index, branches in ((LIVE, self._live, 1), (POOLED, self._pool.index, 3)):
+            for tokens in commonest_chains(index, recent, branches, min(self._length, room)):
+                node = ROOT
+                for token in tokens:
+                    node = builder.add_point(node, token, name)
+        return builder.build()
+
+    def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
+        """The live text grew."""
+        self._live.append(0, token_ids)
+        self._recent = [*self._recent, *token_ids][-64:]
+
+    def end(self) -> None:
+        """The pool is not ours."""
+
+
+def _as_tree(tokens: Int32s, parents: Int32s, source: str) -> CandidateTree:
+    builder = TreeBuilder()
+    builder.add_points(tokens.tolist(), parents.tolist(), [(source,)] * tokens.size)
+    return builder.build()
+
+
+def places(index: TokenIndex, recent: Int32s) -> Int32s:
+    """All places where `recent` (newest first) continues."""
+    text, order, tail = index.runs
+    return matching(text.tokens, order, tail, recent)
+
+
+def suffix_tree(index: TokenIndex, recent: Int32s, alpha: float, most: int) -> tuple[Int32s, Int32s, float]:
+    """SuffixDecoding's tree of one text: tokens, parents, and the sum of the nodes' probabilities."""
+    text, order, tail = index.runs
+    return best_suffix_tree(text.tokens, order, tail, recent, alpha, most)
+
+
+def commonest_chains(index: TokenIndex, recent: Int32s, branches: int, length: int) -> list[list[int]]:
+    """For each of the commonest next tokens at the longest match, the commonest way on."""
+    text = index.text.tokens
+    for size in range(recent.size, 0, -1):
+        found = places(index, recent[:size])
+        if found.size:
+            break
+    else:
+        return []
+    firsts, counts = np.unique(text[found + 1], return_counts=True)
+    chains = []
+    for first in firsts[np.argsort(-counts, kind="stable")[:branches]]:
+        chains.append(_commonest_path(text, found[text[found + 1] == first], length))
+    return chains
+
+
+def _commonest_path(tokens: Int32s, found: Int32s, length: int) -> list[int]:
+    path: list[int] = []
+    for depth in range(1, length + 1):
+        following = tokens[found + depth]
+        found = found[following >= 0]
+        if not found.size:
+            break
+        values, counts = np.unique(tokens[found + depth], return_counts=True)
+        path.append(int(values[counts.argmax()]))
+        found = found[tokens[found + depth] == path[-1]]
+    return path
+
+
+@compiled
+def matching(tokens: Int32s, order: Int32s, tail: Int32s, recent: Int32s) -> Int32s:
+    """The positions of two orders that agree in all of `recent`."""
+    low, high = bounds(tokens, order, recent, order.size, 0)
+    low_tail, high_tail = bounds(tokens, tail, recent, tail.size, 0)
+    return np.concatenate((order[low:high], tail[low_tail:high_tail]))
+
+
+@compiled
+def agreeing(tokens: Int32s, found: Int32s, recent: Int32s) -> Int32s:
+    """Those of some positions that agree in all of `recent`."""
+    kept, size = np.empty_like(found), 0
+    for position in found:
+        if matched(tokens, position, recent) == recent.size:
+            kept[size] = position
+            size += 1
+    return kept[:size]
+
+
+@compiled
+def best_suffix_tree(
+    tokens: Int32s, order: Int32s, tail: Int32s, recent: Int32s, alpha: float, most: int
+) -> tuple[Int32s, Int32s, float]:
+    """The best tree over all match lengths, longest first; a length that cannot reach the best score is skipped."""
+    best_tokens, best_parents, best_score = np.empty(0, np.int32), np.empty(0, np.int32), 0.0
+    for length in range(recent.size, 0, -1):
+        size = min(most, int(alpha * length))
+        if size <= best_score:
+            break
+        found = matching(tokens, order, tail, recent[: min(length, MAX_MATCH)])
+        if length > MAX_MATCH:  # the orders tell no longer contexts apart
+            found = agreeing(tokens, found, recent[:length])
+        if found.size:
+            drafted, parents, score = frequency_tree(tokens, found, size)
+            if score > best_score:
+                best_tokens, best_parents, best_score = drafted, parents, score
+    return best_tokens, best_parents, best_score
+
+
+@compiled
+def frequency_tree(tokens: Int32s, found: Int32s, size: int) -> tuple[Int32s, Int32s, float]:
+    """Best first by the product of the children's shares, at most `size` nodes of at least `MIN_PROBABILITY`."""
+    most = size * 10 + 10  # waiting children: at most ten per node can have a tenth of its probability
+    begins, ends = np.empty(most, np.int64), np.empty(most, np.int64)
+    depths, parents = np.empty(most, np.int64), np.empty(most, np.int32)
+    chance, token_of = np.empty(most), np.empty(most, np.int32)
+    out, above, score, count, waiting = np.empty(size, np.int32), np.empty(size, np.int32), 0.0, 0, 0
+    rows, begin, end, depth, parent, path = found.copy(), 0, found.size, 0, ROOT, 1.0
+    while count <= size:
+        following = tokens[rows[begin:end] + depth + 1]
+        by_token = np.argsort(following, kind="mergesort")
+        rows[begin:end] = rows[begin:end][by_token]
+        following, low = following[by_token], 0
+        while low < following.size:
+            high = low
+            while high < following.size and following[high] == following[low]:
+                high += 1
+            probability = path * (high - low) / following.size
+            if following[low] >= 0 and probability >= MIN_PROBABILITY:
+                begins[waiting], ends[waiting], depths[waiting] = begin + low, begin + high, depth + 1
+                parents[waiting], chance[waiting], token_of[waiting] = parent, probability, following[low]
+                waiting += 1
+            low = high
+        if waiting == 0 or count == size:
+            break
+        at = int(np.argmax(chance[:waiting]))
+        out[count], above[count] = token_of[at], parents[at]
+        begin, end, depth, parent, path = begins[at], ends[at], depths[at], count, chance[at]
+        score, count, waiting = score + path, count + 1, waiting - 1
+        begins[at], ends[at], depths[at] = begins[waiting], ends[waiting], depths[waiting]
+        parents[at], chance[at], token_of[at] = parents[waiting], chance[waiting], token_of[waiting]
+    return out[:count], above[:count], score

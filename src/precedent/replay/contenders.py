@@ -1,0 +1,92 @@
+"""Who drafts in a replay: Precedent's own drafters under its planner, behind the interface that baselines share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any, Protocol
+
+import numpy as np
+
+from precedent.calibration import Reliability
+from precedent.config import SamplingParams
+from precedent.drafters.base import Drafter, Drafting, DraftRequest
+from precedent.planner import Limits, Plan, Planner
+from precedent.replay.turns import Turn
+from precedent.tree import ROOT, CandidateTree
+
+
+class Contender(Protocol):
+    """Proposes a tree of points before every step of a turn."""
+
+    name: str
+
+    def begin(self, turn: Turn) -> None:
+        """A new turn; nothing of its answer is known."""
+
+    def propose(self, room: int) -> CandidateTree:
+        """Candidates for the next step, at most `room` deep."""
+
+    def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
+        """The tree's accepted path, and the tokens it and the target brought."""
+
+    def end(self) -> None:
+        """The turn is over."""
+
+
+class AtOnce(Executor):
+    """Runs work where it is submitted: a replay has nothing to overlap it with."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run it now."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Drafted:
+    """Precedent's drafters and planner."""
+
+    def __init__(self, name: str, drafters: Sequence[Drafter], planner: Planner, budget: int, end_id: int) -> None:
+        self.name = name
+        self._drafters, self.planner, self._budget = drafters, planner, budget
+        self._end_ids = frozenset({end_id})
+        self.reliability = Reliability()
+        self._draftings: list[Drafting] = []
+        self._plan, self._tree = Plan(), CandidateTree()
+
+    def begin(self, turn: Turn) -> None:
+        """Begin all drafters."""
+        request = DraftRequest(
+            self.name, turn.prompt_ids, SamplingParams(), query=turn.query, end_token_ids=self._end_ids
+        )
+        self._draftings = [drafter.begin(request) for drafter in self._drafters]
+
+    def propose(self, room: int) -> CandidateTree:
+        """Match and plan."""
+        candidates = [drafting.match(self._budget) for drafting in self._draftings]
+        self._plan = self.planner.plan(candidates, {}, Limits(self._budget, 0, room, self._end_ids))
+        self._tree = self._plan.builder.build()
+        return self._tree
+
+    def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Let planner and drafters learn."""
+        self._judge(path)
+        self.planner.learn(self._plan, self._tree, path)
+        for drafting in self._draftings:
+            drafting.committed(token_ids)
+
+    def _judge(self, path: Sequence[int]) -> None:
+        """Compare the estimates of all children of accepted nodes with what became of them."""
+        right = {ROOT, *path}
+        tried = [node for node, parent in enumerate(self._tree.parents) if parent in right]
+        outcome = np.array([node in right for node in tried], dtype=np.float64)
+        self.reliability.observe(self._plan.estimates[tried], outcome)
+
+    def end(self) -> None:
+        """End all drafters."""
+        for drafting in self._draftings:
+            drafting.end()

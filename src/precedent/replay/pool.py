@@ -1,0 +1,106 @@
+"""The completions that a replayed turn may see, and how near each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from precedent.cache.fingerprint import prompt_fingerprint
+from precedent.cache.records import Hit, StoredCompletion
+from precedent.drafters.token_index import TokenIndex
+from precedent.replay.turns import Turn
+
+Vectors = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a pool keeps of a turn: its answer, the query that finds it, and the mark of an equal prompt."""
+
+    trajectory: int
+    group: str
+    token_ids: tuple[int, ...]
+    query: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, turn: Turn) -> Answer:
+        """The answer of a turn, without its prompt: prompts of a whole log would not fit in memory."""
+        return cls(turn.trajectory, turn.group, turn.token_ids, turn.query, prompt_fingerprint(turn.prompt_ids))
+
+
+POOLS = ("online", "same-task", "other-tasks", "none")
+
+
+class Pool:
+    """A speculation cache in memory, whose completions can be hidden and shown again.
+
+    `vectors` maps a query to its unit vector; without one (`None`) nothing is near anything. `index` holds the tokens
+    of what is visible, for baselines.
+    """
+
+    def __init__(self, vectors: Vectors | None) -> None:
+        self._vectors = vectors
+        self._completions: list[StoredCompletion] = []
+        self._matrix = np.empty((0, 0), dtype=np.float32)
+        self._next_id = 1
+        self._epoch = 0
+        self.index = TokenIndex()
+
+    def __len__(self) -> int:
+        return len(self._completions)
+
+    def add(self, answer: Answer) -> int:
+        """Make an answer visible; returns its id."""
+        number, self._next_id = self._next_id, self._next_id + 1
+        self._completions.append(
+            StoredCompletion(answer.token_ids, "", "", prompt_fingerprint=answer.fingerprint, id=number)
+        )
+        self._add_vector(answer.query)
+        self.index.append(number, answer.token_ids)
+        return number
+
+    def hide(self, ids: Sequence[int]) -> None:
+        """Make completions invisible; showing one again means adding it again."""
+        gone = set(ids)
+        kept = [place for place, completion in enumerate(self._completions) if completion.id not in gone]
+        if self._vectors is not None:
+            self._matrix[: len(kept)] = self._matrix[kept]
+        self._completions = [self._completions[place] for place in kept]
+        self.index.forget(gone)
+        self._epoch += 1
+
+    def _add_vector(self, query: str) -> None:
+        if self._vectors is None:
+            return
+        vector, place = self._vectors[query], len(self._completions) - 1
+        if place >= len(self._matrix):
+            grown = np.zeros((max(1024, 2 * len(self._matrix)), vector.size), dtype=np.float32)
+            grown[: len(self._matrix)] = self._matrix if self._matrix.size else 0.0
+            self._matrix = grown
+        self._matrix[place] = vector
+
+    def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
+        """The visible completions whose queries are nearest."""
+        if self._vectors is None or not self._completions:
+            return []
+        similarities = self._matrix[: len(self._completions)] @ self._vectors[query]
+        best = np.argsort(-similarities, kind="stable")[:k]
+        return [Hit(self._completions[place].id, float(similarities[place])) for place in best.tolist()]
+
+    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
+        """The visible completions with a greater id."""
+        low = len(self._completions)
+        while low and self._completions[low - 1].id > after_id:
+            low -= 1
+        return self._completions[low:]
+
+    def epoch(self) -> int:
+        """Grows whenever something was hidden."""
+        return self._epoch
+
+    def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
+        """Nobody asks."""

@@ -1,0 +1,96 @@
+"""Assistant turns as token ids: what was asked, what was answered, and the text by which recall finds it.
+
+Prompts are written in ChatML with Hermes tool calls, each message encoded once and remembered: the same policy stands
+at the head of thousands of prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from precedent.replay.traces import Message, Trajectory
+from precedent.text.query import recall_query
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+REMEMBERED_MESSAGES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One recorded answer, end token included, and the prompt it answered."""
+
+    trajectory: int
+    task: str
+    group: str
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    query: str
+    calls_tools: bool
+    text: str
+
+
+class TurnReader:
+    """Cuts trajectories into turns, with the ids of one tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._encode = lru_cache(REMEMBERED_MESSAGES)(lambda text: tuple(_encode(tokenizer, text)))
+        ends = self._encode("<|im_end|>")
+        self.end_token_id = ends[0] if len(ends) == 1 else int(tokenizer.eos_token_id or 0)
+
+    def turns(self, trajectory: Trajectory) -> Iterator[Turn]:
+        """The assistant turns, in order."""
+        ids = [*self._encode(_head(trajectory))]
+        plain: list[Message] = []
+        for place, message in enumerate(trajectory.messages):
+            body = message_text(message)
+            if message["role"] == "assistant":
+                answered = not trajectory.only_last or place == len(trajectory.messages) - 1
+                answer = (*self._encode(body), self.end_token_id)
+                ids += self._encode("<|im_start|>assistant\n")
+                if answered and body and plain:
+                    yield Turn(
+                        trajectory.number, trajectory.task, trajectory.group, tuple(ids), answer,
+                        recall_query(plain), bool(message.get("tool_calls")), body,
+                    )  # fmt: skip
+                ids += [*answer, *self._encode("\n")]
+            else:
+                ids += self._encode(f"<|im_start|>{message['role']}\n{body}<|im_end|>\n")
+            plain.append({**message, "content": _content(message)})
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _head(trajectory: Trajectory) -> str:
+    """The tool schemas, as a Hermes template lists them before everything else."""
+    if not trajectory.tools:
+        return ""
+    schemas = "\n".join(json.dumps(tool) for tool in trajectory.tools)
+    return f"<|im_start|>system\n<tools>\n{schemas}\n</tools><|im_end|>\n"
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """Content and tool calls of a message as one text."""
+    calls = [_call_text(call) for call in message.get("tool_calls") or ()]
+    return "\n".join(part for part in (_content(message), *calls) if part)
+
+
+def _call_text(call: Mapping[str, Any]) -> str:
+    function = call.get("function", call)
+    arguments = function.get("arguments", {})
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return f'<tool_call>\n{{"name": {json.dumps(function.get("name"))}, "arguments": {written}}}\n</tool_call>'
