@@ -6,7 +6,9 @@ one small tree is scored in the first moments of every model, and a model that g
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import logging
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,8 +21,11 @@ from precedent.target.packing import chain_rows, tree_rows
 from precedent.target.runner import Runner, use_tree_attention
 from precedent.tree import ROOT, TreeBuilder
 
-TEXT = (1, 2, 3, 0, 2)
+TEXT = (1, 2, 1, 0, 2)
 """Token ids of the examination, small enough for any vocabulary: two prompt tokens, the pending one, two of a path."""
+
+SIBLING = 1
+"""Stands between the pending token and the path, and must not be seen by it."""
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
 """Accepted relative difference between a scored tree and plain forwards; wrong masks or positions give about 1."""
@@ -30,6 +35,11 @@ LOOSE_TOLERANCE = 0.5
 
 MISFITS = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, AssertionError)
 """What a forward raises that cannot work with a KV cache or masks of ours."""
+
+
+Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
 
 
 class Examined(NamedTuple):
@@ -43,26 +53,35 @@ class Examined(NamedTuple):
 @torch.inference_mode()
 def examine(model: PreTrainedModel) -> Examined:
     """Observe a model and choose how to run it. Raises UnsupportedError, naming it, when a tree cannot be scored."""
-    name, difference = model.config.get_text_config().model_type, ""
-    ways = [True, False] if use_tree_attention(model) else [False]
-    try:
-        shape, expected = _observe(Runner(model, packed=False))
-        for packed in ways:
-            runner = Runner(model, packed=packed)
-            try:
-                error = _error(runner, shape, expected)
-            except MISFITS as misfit:
-                if isinstance(misfit, torch.OutOfMemoryError) or packed is ways[-1]:
-                    raise
-                continue
-            if error <= _tolerance(model):
+    runners = [Runner(model, packed=packed) for packed in ((True, False) if use_tree_attention(model) else (False,))]
+    shape, expected = _attempt(model, lambda: _observe(runners[-1]))
+    for runner in runners[:-1]:
+        try:
+            if _error(runner, shape, expected) <= _tolerance(model):
                 return Examined(runner, shape, expected.shape[-1])
-            difference = f"a scored tree is {error:.2g} off"
+        except torch.OutOfMemoryError:
+            raise
+        except MISFITS as misfit:
+            log.debug("%s is scored one sequence after the other: %r", type(model).__name__, misfit)
+    error = _attempt(model, lambda: _error(runners[-1], shape, expected))
+    if error > _tolerance(model):
+        raise _unfit(model, f"a scored tree is {error:.2g} off")
+    return Examined(runners[-1], shape, expected.shape[-1])
+
+
+def _attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
+    """Whatever a forward stumbles over is this model's not fitting, except that the machine is too small."""
+    try:
+        return action()
     except torch.OutOfMemoryError:
         raise
     except MISFITS as misfit:
-        difference = f"{type(misfit).__name__}: {misfit}".splitlines()[0]
-    raise UnsupportedError(f"{name} cannot be the target: its forward pass does not fit candidate trees ({difference})")
+        raise _unfit(model, f"{type(misfit).__name__}: {misfit}".splitlines()[0]) from misfit
+
+
+def _unfit(model: PreTrainedModel, reason: str) -> UnsupportedError:
+    name = model.config.get_text_config().model_type
+    return UnsupportedError(f"{name} cannot be the target: its forward pass does not fit candidate trees ({reason})")
 
 
 def _observe(runner: Runner) -> tuple[KVShape, Tensor]:
@@ -82,7 +101,7 @@ def _error(runner: Runner, shape: KVShape, expected: Tensor) -> float:
     long.keep(range(2))
     short.keep(range(1))
     builder = TreeBuilder()
-    builder.add_point(ROOT, 1, "examination")  # the sibling; it stands between the pending token and the path
+    builder.add_point(ROOT, SIBLING, "examination")
     node = builder.add_point(ROOT, TEXT[3], "examination")
     builder.add_point(node, TEXT[4], "examination")
     rows = tree_rows(long, TEXT[2], builder.build()), chain_rows(short, TEXT[1:3])

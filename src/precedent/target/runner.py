@@ -45,8 +45,8 @@ class Runner:
     @property
     def device(self) -> torch.device:
         """Where input ids go; accelerate moves them on where the first layer's weights are kept elsewhere."""
-        embeddings: Tensor = self.model.get_input_embeddings().weight
-        device = embeddings.device
+        embeddings: Any = self.model.get_input_embeddings()
+        device: torch.device = embeddings.weight.device
         return torch.device("cpu") if device.type == "meta" else device
 
     def logits(self, sequences: Sequence[Rows]) -> list[Tensor]:
