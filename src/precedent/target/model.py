@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -26,11 +28,13 @@ PREFILL_CHUNK = 512
 """Tokens per prefill forward: bounds the memory of activations, costs nothing measurable."""
 
 
+Tokens = Sequence[int] | NDArray[np.int64]
+
 NOTHING_PENDING = -1
 """`Slot.pending` while a prompt is still being computed."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Slot:
     """One sequence: `token_ids` have their keys and values in `kv`, `pending` is chosen but not computed."""
 
@@ -148,6 +152,13 @@ class TargetModel:
         return self.score([(slot, EMPTY_TREE)])[0]
 
 
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common prefix, in tokens."""
-    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+def common_prefix(left: Tokens, right: Tokens) -> int:
+    """Length of the longest common prefix, in tokens; fast for arrays, and where the two differ soon."""
+    length, start, width = min(len(left), len(right)), 0, 64
+    while start < length:
+        stop = min(start + width, length)
+        differing = np.flatnonzero(np.asarray(left[start:stop]) != np.asarray(right[start:stop]))
+        if differing.size:
+            return start + int(differing[0])
+        start, width = stop, 8 * width
+    return length
