@@ -39,7 +39,7 @@ class RowMasks:
     ) -> None:
         self.forward = forward
         self._rule, self._reach, self._device, self._rows = rule, reach, device, rows
-        self._allowed: dict[int, tuple[int, Tensor | None, bool]] = {}
+        self._visible_to: dict[int, Visible] = {}
         self._views: dict[tuple[int, int, torch.dtype, torch.device], View] = {}
 
     def view(self, index: int, like: Tensor, repeats: int = 1) -> View:
@@ -47,10 +47,9 @@ class RowMasks:
         key = index, repeats, like.dtype, like.device
         view = self._views.get(key)
         if view is None:
-            first, allowed, causal = self._visible(index)
-            if self._rows != slice(None):
-                allowed, causal = self._of_rows(index, allowed, causal), False
-            mask = None if allowed is None else additive(allowed, like.dtype).to(like.device).repeat(repeats, 1)
+            rows, (first, allowed, causal) = self.forward.sequences[index], self._visible(index)
+            num_keys = rows.kv.length + len(rows) - first
+            mask = None if allowed is None else additive(allowed.to(like.device), num_keys, like.dtype, repeats)
             view = self._views[key] = View(first, mask, causal)
         return view
 
@@ -63,46 +62,61 @@ class RowMasks:
             raise TypeError("only the masks of a single sequence can be cut")
         return RowMasks(self.forward, self._rule, self._reach, self._device, rows)
 
-    def _of_rows(self, index: int, allowed: Tensor | None, causal: bool) -> Tensor | None:
-        allowed = _within(self.forward.sequences[index]).to(self._device) if causal else allowed
-        return None if allowed is None else allowed[self._rows]
-
-    def _visible(self, index: int) -> tuple[int, Tensor | None, bool]:
-        if index not in self._allowed:
+    def _visible(self, index: int) -> Visible:
+        visible = self._visible_to.get(index)
+        if visible is None:
             rows = self.forward.sequences[index]
-            self._allowed[index] = visible_keys(rows, self._rule, self._reach, self._device)
-        return self._allowed[index]
+            visible = visible_keys(rows, self._rule, self._reach, self._device)
+            if self._rows != slice(None):
+                allowed = _within(rows, self._device) if visible.causal else visible.allowed
+                visible = Visible(visible.first, None if allowed is None else allowed[self._rows], False)
+            self._visible_to[index] = visible
+        return visible
 
 
-def visible_keys(rows: Rows, rule: Rule, reach: int | None, device: torch.device) -> tuple[int, Tensor | None, bool]:
-    """First key that any row sees, what each row sees from there on (`[rows, keys]`, None: everything), whether causal.
+class Visible(NamedTuple):
+    """What some rows see: all keys from `first` on, but of the last ones only what `allowed` `[rows, columns]` says.
 
-    Only a rule that hides something of these positions is evaluated, and only where its window may reach.
+    `causal` says that the rows are the keys, each seeing those up to itself.
     """
+
+    first: int
+    allowed: Tensor | None
+    causal: bool
+
+
+def visible_keys(rows: Rows, rule: Rule, reach: int | None, device: torch.device) -> Visible:
+    """What `rows` see under a rule; it is evaluated only if it hides something, and only where its window may reach."""
     length, positions = rows.kv.length, rows.positions
     plain = rule is causal_mask_function or (reach is not None and int(positions.max()) < reach)
     if plain and len(rows) == 1:
-        return 0, None, False
+        return Visible(0, None, False)
     if plain and rows.ancestors is None and length == 0:
-        return 0, None, True
-    first = 0 if plain or reach is None else max(0, length - reach + 1)
-    allowed = torch.ones((len(rows), length - first + len(rows)), dtype=torch.bool, device=device)
-    allowed[:, length - first :] = _within(rows).to(device)
-    if not plain:
-        allowed &= _ruled(rule, positions, first, length, device)
-    return first, allowed, False
+        return Visible(0, None, True)
+    within = _within(rows, device)
+    if plain:
+        return Visible(0, within, False)
+    first = 0 if reach is None else max(0, length - reach + 1)
+    allowed = _ruled(rule, positions, first, length, device)
+    allowed[:, length - first :] &= within
+    return Visible(first, allowed, False)
 
 
-def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a key is allowed and -inf elsewhere, for attention that adds its mask."""
-    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
+def additive(allowed: Tensor, num_keys: int, dtype: torch.dtype, repeats: int = 1) -> Tensor:
+    """0 where a key may be seen and -inf elsewhere, for attention that adds its mask, `[repeats * rows, num_keys]`.
+
+    `allowed` speaks of the last keys; the others, usually a long prefix, are seen by every row.
+    """
+    mask = torch.zeros((repeats, len(allowed), num_keys), dtype=dtype, device=allowed.device)
+    mask[:, :, num_keys - allowed.shape[1] :].masked_fill_(~allowed, float("-inf"))
+    return mask.view(-1, num_keys)
 
 
-def _within(rows: Rows) -> Tensor:
+def _within(rows: Rows, device: torch.device) -> Tensor:
     """Which of each other the new rows see, `[rows, rows]`."""
     if rows.ancestors is not None:
-        return torch.from_numpy(rows.ancestors)
-    return torch.ones((len(rows), len(rows)), dtype=torch.bool).tril_()
+        return torch.from_numpy(rows.ancestors).to(device)
+    return torch.ones((len(rows), len(rows)), dtype=torch.bool, device=device).tril_()
 
 
 def _ruled(rule: Rule, positions: NDArray[np.int64], first: int, length: int, device: torch.device) -> Tensor:
@@ -111,4 +125,4 @@ def _ruled(rule: Rule, positions: NDArray[np.int64], first: int, length: int, de
     keys = torch.cat([torch.arange(first, length, device=device), queries])
     batch = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
     allowed: Tensor = rule(batch, batch, queries[None, None, :, None], keys[None, None, None, :])
-    return allowed.expand(1, 1, len(queries), len(keys))[0, 0]
+    return allowed.expand(1, 1, len(queries), len(keys))[0, 0].clone()

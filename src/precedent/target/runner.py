@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
@@ -85,11 +86,12 @@ class Runner:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _mask_of(self, rows: Rows, rule: Rule) -> Tensor:
-        _, allowed, _ = visible_keys(rows, rule, None, self.device)
+        allowed = visible_keys(rows, rule, None, self.device).allowed
         assert allowed is not None  # only a chain or a single row can do without
+        num_keys = rows.kv.length + len(rows)
         if self.model.config._attn_implementation == "eager":
-            allowed = additive(allowed, self.model.dtype)
-        return allowed[None, None]
+            return additive(allowed, num_keys, self.model.dtype)[None, None]
+        return pad(allowed, (num_keys - allowed.shape[1], 0), value=True)[None, None]
 
     @cached_property
     def _rules(self) -> dict[str, Rule]:
