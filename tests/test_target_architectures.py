@@ -167,6 +167,43 @@ def test_every_precision_scores_trees(dtype: torch.dtype) -> None:
     assert (logits[8] - expected).norm() < (1e-4 if dtype == torch.float32 else 0.1) * expected.norm()
 
 
+class WeightsInBytes(torch.nn.Module):
+    """A linear layer with 8-bit weights and no `weight` in floating point, as quantisation leaves them."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.scales = torch.nn.Parameter(linear.weight.abs().amax(dim=1, keepdim=True) / 127)
+        self.register_buffer("codes", (linear.weight / self.scales).round().to(torch.int8))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs @ (self.codes * self.scales).T
+
+
+def test_quantised_linears_are_no_hindrance() -> None:
+    """Nothing asks for a floating-point weight, not even of the output head."""
+    model = tiny_causal_lm("llama", **settings_of("llama"))
+    for name, module in list(model.named_modules()):
+        if isinstance(module, torch.nn.Linear):
+            model.set_submodule(name, WeightsInBytes(module))
+    target, prompt, tree = TargetModel(model), random_ids(22, 30), random_tree(23, 8)
+    logits = target.score([(prefilled(target, prompt), tree)])[0]
+    with torch.inference_mode():
+        expected = model(torch.tensor([[*prompt, *tree.tokens_to(7)]]), use_cache=False).logits[0, -1]
+    torch.testing.assert_close(logits[8], expected, rtol=0, atol=EXACT)
+
+
+def test_offloaded_layers_are_no_hindrance() -> None:
+    """Where weights are fetched when a layer runs and inputs moved there, masks pass and KV lives where it ran."""
+    accelerate = pytest.importorskip("accelerate")
+    prompt, tree = random_ids(24, 30), random_tree(25, 8)
+    model = tiny_causal_lm("gemma3_text", **settings_of("gemma3_text"))
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    offloaded, whole = TargetModel(model), target_of("gemma3_text")
+    assert model.model.layers[0].mlp.up_proj.weight.is_meta
+    scored = [target.score([(prefilled(target, prompt), tree)])[0] for target in (offloaded, whole)]
+    torch.testing.assert_close(*scored, rtol=0, atol=EXACT)
+
+
 @pytest.mark.parametrize(
     ("model_type", "settings", "named"),
     [
