@@ -111,6 +111,8 @@ def test_a_prompt_is_computed_in_pieces_of_the_callers_size() -> None:
     target, prompt = full_attention("llama"), random_ids(15, 20)
     slot = target.new_slot()
     assert target.begin_prefill(slot, prompt) == 0
+    with pytest.raises(ValueError, match="finish its prefill"):
+        target.plain_step(slot)
     lengths = []
     while not target.continue_prefill(slot, prompt, 8):
         lengths.append(slot.kv.length)

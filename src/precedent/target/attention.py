@@ -75,7 +75,7 @@ def attention(
 def _of_each_sequence(query: Tensor, key: Tensor, value: Tensor, masks: RowMasks, terms: Terms) -> Tensor:
     forward, groups, parts = masks.forward, query.shape[1] // key.shape[1], []
     for index, (start, stop) in enumerate(forward.spans):
-        part = query[:, :, start:stop]
+        part = query if len(forward.spans) == 1 else query[:, :, start:stop]
         folded = terms.plain and part.shape[2] <= FOLDED_ROWS
         view = masks.view(index, query, groups if folded else 1)
         keys, values = forward.keys_and_values(index, key, value, view.first)

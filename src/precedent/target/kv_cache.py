@@ -29,7 +29,7 @@ class KVBlock:
 
     def __init__(self, shape: LayerShape, num_layers: int) -> None:
         self.shape, self.num_layers = shape, num_layers
-        self.keys, self.values = self._buffers(0)
+        self._hold(*self._buffers(0))
 
     @property
     def capacity(self) -> int:
@@ -46,7 +46,7 @@ class KVBlock:
         if rows > self.capacity:
             keys, values = self._buffers(capacity_for(rows))
             keys[:, :, :used], values[:, :, :used] = self.keys[:, :, :used], self.values[:, :, :used]
-            self.keys, self.values = keys, values
+            self._hold(keys, values)
 
     def move(self, sources: Tensor, start: int) -> None:
         """Copy rows `sources` (`[num_rows]`, on this block's device) to the rows from `start` on."""
@@ -57,6 +57,11 @@ class KVBlock:
     def copy_from(self, other: KVBlock, rows: int) -> None:
         """Take over the first `rows` rows of a block of the same shape."""
         self.keys[:, :, :rows], self.values[:, :, :rows] = other.keys[:, :, :rows], other.values[:, :, :rows]
+
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
+        """Use these buffers; `layers` are views `[1, heads, capacity, dim]` of them, made once, not in every step."""
+        self.keys, self.values = keys, values
+        self.layers = [(keys[index, None], values[index, None]) for index in range(self.num_layers)]
 
     def _buffers(self, capacity: int) -> tuple[Tensor, Tensor]:
         shape = self.shape
@@ -89,17 +94,18 @@ class KVLayer(CacheLayerMixin):
     def write(self, key_states: Tensor, value_states: Tensor) -> int:
         """Write rows `[1, heads, rows, dim]` behind the committed ones; returns the number of rows up to their end."""
         assert self._block is not None, "a layer wrote keys and values that wrote none when the model was examined"
-        start = self._filled.length
-        end = start + key_states.shape[2]
-        self._block.reserve(end, start)
-        self._block.keys[self._index, :, start:end] = key_states[0]
-        self._block.values[self._index, :, start:end] = value_states[0]
-        return end
+        start, count = self._filled.length, key_states.shape[2]
+        self._block.reserve(start + count, start)
+        keys, values = self._block.layers[self._index]
+        keys.narrow(2, start, count).copy_(key_states)
+        values.narrow(2, start, count).copy_(value_states)
+        return start + count
 
     def rows(self, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values `[1, heads, end - first, dim]` of these rows, without a copy."""
         assert self._block is not None
-        return self._block.keys[self._index, None, :, first:end], self._block.values[self._index, None, :, first:end]
+        keys, values = self._block.layers[self._index]
+        return keys.narrow(2, first, end - first), values.narrow(2, first, end - first)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write rows behind the committed ones and return all of them, `[1, heads, length + rows, dim]`."""

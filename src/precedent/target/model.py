@@ -126,8 +126,10 @@ class TargetModel:
         """Logits after the pending token and after every node, `[num_nodes + 1, vocab_size]` for each sequence.
 
         All sequences go through the model together. Nothing is committed: the next `commit` or `discard` decides. A
-        failed forward leaves every slot as it was.
+        failed forward leaves every slot as it was. Raises ValueError for a slot whose prompt is not complete.
         """
+        if any(slot.pending == NOTHING_PENDING for slot, _ in batch):
+            raise ValueError("a sequence without a pending token cannot be scored: finish its prefill first")
         return self._runner.logits([tree_rows(slot.kv, slot.pending, tree) for slot, tree in batch])
 
     @torch.inference_mode()

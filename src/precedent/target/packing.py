@@ -120,7 +120,7 @@ class Forward:
     def keys_and_values(self, index: int, key: Tensor, value: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """Sequence `index`'s keys and values `[1, heads, keys, dim]` from row `first` on, new rows included."""
         if self.packed is None:
-            return key[:, :, first:], value[:, :, first:]
+            return (key[:, :, first:], value[:, :, first:]) if first else (key, value)
         rows = self.sequences[index]
         return self.packed.layers_of(key)[index].rows(first, rows.kv.length + len(rows))
 
