@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, T5Config
 
 from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
-from precedent.target import packaged
+from precedent.target import TargetModel, packaged
 from precedent.target.loading import DEMO_TARGET, load_draft, load_target
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -146,13 +146,50 @@ def test_an_encoder_decoder_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_layers_that_cannot_be_rewound_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="sliding_attention"):
-        load_target(saved(tmp_path, tiny_causal_lm("mistral", sliding_window=8)))
+    mixed = tiny_causal_lm("lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"])
+    with pytest.raises(UnsupportedError, match="lfm2 has conv layers"):
+        load_target(saved(tmp_path, mixed))
+
+
+def test_sliding_windows_are_loaded(tmp_path: Path) -> None:
+    model, _ = load_target(saved(tmp_path, tiny_causal_lm("mistral", sliding_window=8)))
+    assert TargetModel(model).vocab_size == 259
+
+
+def test_layers_are_placed_as_transformers_is_told(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    places |= {"model.layers.0": "cpu", "model.layers.1": "disk", "model.layers.2": "cpu"}
+    model, _ = load_target(folder, model_kwargs={"device_map": places, "offload_folder": tmp_path / "offloaded"})
+    assert model.model.layers[1].mlp.up_proj.weight.is_meta
+    assert torch.equal(logits_of(model), logits_of(tiny_causal_lm(dtype=torch.bfloat16)))
+    assert TargetModel(model).vocab_size == 259
+
+
+def test_the_device_may_be_left_to_accelerate(folder: Path) -> None:
+    pytest.importorskip("accelerate")
+    expected = torch.device("cuda" if torch.cuda.is_available() else "cpu").type
+    assert load_target(folder, device="auto")[0].device.type == expected
+
+
+def test_settings_go_to_transformers(folder: Path) -> None:
+    model, _ = load_target(folder, model_kwargs={"attn_implementation": "eager"})
+    assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("name", ["dtype", "trust_remote_code", "output_loading_info"])
+def test_a_setting_with_a_place_of_its_own_is_refused(folder: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"model_kwargs cannot hold '{name}'"):
+        load_target(folder, model_kwargs={name: True})
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
-    [({"dtype": "int8"}, "bfloat16"), ({"device": "toaster"}, "give cpu or cuda"), ({"device": "cuda:77"}, "give cpu")],
+    [
+        ({"dtype": "int8"}, "bfloat16"),
+        ({"device": "toaster"}, "give cpu, cuda or auto"),
+        ({"device": "cuda:77"}, "give cpu"),
+    ],
 )
 def test_wrong_settings_are_refused_before_anything_is_loaded(settings: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:

@@ -88,20 +88,23 @@ class CandidateTree:
     @cached_property
     def depths(self) -> NDArray[np.int64]:
         """Depth of each node, `[num_nodes]`; children of the root have depth 1."""
-        depths = np.ones(len(self), dtype=np.int64)
-        for node, parent in enumerate(self.parents):
-            if parent != ROOT:
-                depths[node] = depths[parent] + 1
-        return depths
+        return np.asarray(self.ancestors.sum(axis=1), dtype=np.int64)
 
     @cached_property
     def ancestors(self) -> NDArray[np.bool_]:
-        """`[num_nodes, num_nodes]`, true where the column is the row's ancestor or the row itself."""
-        mask = np.eye(len(self), dtype=np.bool_)
-        for node, parent in enumerate(self.parents):
-            if parent != ROOT:
-                mask[node] |= mask[parent]
-        return mask
+        """`[num_nodes, num_nodes]`, true where the column is the row's ancestor or the row itself.
+
+        Built in the logarithm of the depth: after n rounds `mask` knows 2^n generations and `up` leads 2^n up.
+        """
+        count = len(self)
+        mask = np.eye(count + 1, dtype=np.bool_)  # the last row stands for the root, its own parent
+        mask[-1, -1] = False
+        up = np.array((*self.parents, count))
+        up[up == ROOT] = count
+        while (up != count).any():
+            mask |= mask[up]
+            up = up[up]
+        return mask[:count, :count]
 
     @cached_property
     def draws_at(self) -> dict[int, tuple[Draw, ...]]:

@@ -86,7 +86,8 @@ def _as_packed(module: Any) -> PackedLinear:
 
 
 def _packable(module: nn.Linear) -> bool:
-    return module.weight.device.type == "cpu" and module.weight.dtype in (torch.float32, torch.bfloat16)
+    weight = module.weight  # quantisation may put a tensor of its own kind there, which calls itself bfloat16
+    return type(weight) is nn.Parameter and weight.is_cpu and weight.dtype in (torch.float32, torch.bfloat16)
 
 
 def _packed_dtype(module: nn.Linear) -> torch.dtype:

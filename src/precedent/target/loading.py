@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,37 @@ from precedent.target.support import check_supported
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
+OURS = {
+    "dtype": "give dtype= itself",
+    "torch_dtype": "give dtype= itself",
+    "trust_remote_code": "code from a model repository is never run; load the model yourself and pass it",
+    "output_loading_info": "incomplete weights are always refused",
+}
+"""Arguments of `from_pretrained` that have a place of their own here, and what to do instead."""
+
 __all__ = ["DEMO_TARGET", "DTYPES", "FIRST_LAYERS", "load_draft", "load_target"]
 
 
 def load_target(
-    name_or_path: str | Path, *, device: str | None = None, dtype: str | None = None
+    name_or_path: str | Path,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model and its tokenizer from a Hugging Face id, a folder or `DEMO_TARGET`.
 
-    `device` None is cuda where there is one, else cpu; `dtype` None or "auto" keeps the weights as they are stored.
-    Raises ConfigError for a wrong device or dtype, ModelLoadError when nothing can be loaded, UnsupportedError for a
-    model whose layers cannot be rewound.
+    `device` None is cuda where there is one, else cpu, "auto" spreads the layers over all devices; `dtype` None or
+    "auto" keeps the weights as they are stored; `model_kwargs` go to transformers' `from_pretrained` as they are
+    (`device_map`, `max_memory`, `quantization_config`, ...). Raises ConfigError for a wrong setting, ModelLoadError
+    when nothing can be loaded, UnsupportedError for a model whose layers cannot be rewound.
     """
-    place, precision = _device(device), _precision(dtype)
+    settings = _settings(model_kwargs)
+    if device == "auto":
+        settings.setdefault("device_map", "auto")
+    place, precision = _device(None if device == "auto" else device), _precision(dtype)
     source = _source(name_or_path)
-    return _load_model(source, place, precision), _load_tokenizer(source)
+    return _load_model(source, place, precision, settings), _load_tokenizer(source)
 
 
 def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
@@ -87,11 +103,17 @@ def _load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _load_model(source: str | Path, device: torch.device, dtype: str | torch.dtype) -> PreTrainedModel:
+def _load_model(
+    source: str | Path, device: torch.device, dtype: str | torch.dtype, settings: Mapping[str, Any] | None = None
+) -> PreTrainedModel:
+    placed = dict(settings or {})
     with _explained(source, "the model"):
-        check_supported(AutoConfig.from_pretrained(source, trust_remote_code=False))
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        check_supported(config)
+        if getattr(config, "quantization_config", None) or "quantization_config" in placed:
+            placed.setdefault("device_map", {"": device})  # quantised weights are loaded in place, never moved
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, trust_remote_code=False, output_loading_info=True
+            source, dtype=dtype, trust_remote_code=False, output_loading_info=True, **placed
         )
     model, report = loaded
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
@@ -99,8 +121,17 @@ def _load_model(source: str | Path, device: torch.device, dtype: str | torch.dty
             f"the weights in {source} are incomplete: {min(report['missing_keys'])} is missing; "
             "get all of its files again, or give another model"
         )
-    ready: PreTrainedModel = model.to(device).eval().requires_grad_(False)
+    ready: PreTrainedModel = model if "device_map" in placed else model.to(device)
+    ready.eval().requires_grad_(False)
     return ready
+
+
+def _settings(model_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    settings = dict(model_kwargs or {})
+    ours = sorted(settings.keys() & OURS.keys())
+    if ours:
+        raise ConfigError(f"model_kwargs cannot hold {ours[0]!r}: {OURS[ours[0]]}")
+    return settings
 
 
 @contextmanager
@@ -157,7 +188,9 @@ def _device(device: str | None) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA fails an assertion
-        raise ConfigError(f"device={device!r} cannot be used here ({_first_line(error)}); give cpu or cuda") from error
+        raise ConfigError(
+            f"device={device!r} cannot be used here ({_first_line(error)}); give cpu, cuda or auto"
+        ) from error
 
 
 def _precision(dtype: str | None) -> str:

@@ -10,28 +10,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent.errors import ContextOverflowError
-from precedent.target.attention import tree_mask, tree_positions, use_tree_attention
+from precedent.errors import ContextOverflowError, PromptError
 from precedent.target.cpu_linear import pack_linears
+from precedent.target.examine import examine
 from precedent.target.kv_cache import KVCache
-from precedent.target.support import check_supported
+from precedent.target.packing import chain_rows, tree_rows
+from precedent.target.support import check_supported, context_length
 from precedent.tree import EMPTY_TREE, CandidateTree
 
 PREFILL_CHUNK = 512
 """Tokens per prefill forward: bounds the memory of activations, costs nothing measurable."""
 
 
-@dataclass(slots=True)
+Tokens = Sequence[int] | NDArray[np.int64]
+
+NOTHING_PENDING = -1
+"""`Slot.pending` while a prompt is still being computed."""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Slot:
     """One sequence: `token_ids` have their keys and values in `kv`, `pending` is chosen but not computed."""
 
     kv: KVCache
     token_ids: list[int] = field(default_factory=list)
-    pending: int = -1
+    pending: int = NOTHING_PENDING
 
 
 class TargetModel:
@@ -40,42 +49,42 @@ class TargetModel:
     def __init__(self, model: PreTrainedModel) -> None:
         check_supported(model.config)
         self.model = model.eval()
-        use_tree_attention(self.model)
         pack_linears(self.model)
-        self._additive = None if self.model.config._attn_implementation != "eager" else self.model.dtype
+        self._runner, self._kv_shape, self.vocab_size = examine(self.model)
+        self.context_length = context_length(model.config.get_text_config())
 
     @property
     def device(self) -> torch.device:
         """Where input ids go."""
-        embeddings: torch.Tensor = self.model.get_input_embeddings().weight
-        return embeddings.device
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the output head, padding included."""
-        return int(self.model.get_output_embeddings().weight.shape[0])
-
-    @property
-    def context_length(self) -> int:
-        """Longest sequence the model was made for, in tokens."""
-        return int(self.model.config.get_text_config().max_position_embeddings)
+        return self._runner.device
 
     def new_slot(self) -> Slot:
         """An empty slot."""
-        return Slot(KVCache.empty(self.model.config.get_text_config().num_hidden_layers))
+        return Slot(KVCache(self._kv_shape))
 
     @torch.inference_mode()
-    def fork(self, slot: Slot, length: int) -> Slot:
-        """A new slot that starts with a copy of the first `length` tokens; leaves `slot` as it is."""
-        return Slot(slot.kv.fork(length), slot.token_ids[:length])
+    def fork(self, slot: Slot, length: int, room: int = 0) -> Slot:
+        """A new slot with a copy of the first `length` tokens and room for `room`; leaves `slot` as it is."""
+        return Slot(slot.kv.fork(length, room), slot.token_ids[:length])
 
-    @torch.inference_mode()
     def prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
         """Bring `slot` to `prompt_ids`, the last one pending; returns how many tokens were reused from its KV cache.
 
-        The longest common prefix with what the slot holds is kept, the rest is rewound; a failed prefill leaves the
-        slot at the last whole chunk. Raises ContextOverflowError when the prompt does not fit.
+        A failed prefill leaves the slot at the last whole chunk. Raises what `begin_prefill` raises.
         """
+        reused = self.begin_prefill(slot, prompt_ids)
+        while not self.continue_prefill(slot, prompt_ids, PREFILL_CHUNK):
+            pass
+        return reused
+
+    def begin_prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
+        """Keep the longest common prefix of `prompt_ids` and what the slot holds, rewind the rest; returns its length.
+
+        Computes nothing: `continue_prefill` does. Raises PromptError when the prompt is empty, ContextOverflowError
+        when it does not fit.
+        """
+        if not prompt_ids:
+            raise PromptError("the prompt is empty: give at least one token")
         if len(prompt_ids) >= self.context_length:
             raise ContextOverflowError(
                 f"the prompt has {len(prompt_ids)} tokens, the model's context holds {self.context_length}: "
@@ -83,17 +92,32 @@ class TargetModel:
             )
         reused = common_prefix(slot.token_ids, prompt_ids[:-1])
         self.rewind(slot, reused)
-        for start in range(reused, len(prompt_ids) - 1, PREFILL_CHUNK):
-            self._prefill_chunk(slot, prompt_ids[start : min(start + PREFILL_CHUNK, len(prompt_ids) - 1)])
-        slot.pending = prompt_ids[-1]
+        slot.pending = NOTHING_PENDING
         return reused
 
+    @torch.inference_mode()
+    def continue_prefill(self, slot: Slot, prompt_ids: Sequence[int], max_tokens: int) -> bool:
+        """Compute at most `max_tokens` more tokens of the prompt that `begin_prefill` was given.
+
+        True when all but the last prompt token are in the KV cache and the last is pending. A failed forward leaves the
+        slot as it was before the call.
+        """
+        done, goal = len(slot.token_ids), len(prompt_ids) - 1
+        slot.kv.reserve(len(prompt_ids))
+        if done < goal:
+            chunk = prompt_ids[done : min(done + max(max_tokens, 1), goal)]
+            self._prefill_chunk(slot, chunk)
+            done += len(chunk)
+        if done == goal:
+            slot.pending = prompt_ids[-1]
+        return done == goal
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        """Bytes that a sequence of `num_tokens` (prompt, answer and the largest tree) takes in the KV cache at most."""
+        return self._kv_shape.nbytes(num_tokens)
+
     def _prefill_chunk(self, slot: Slot, token_ids: Sequence[int]) -> None:
-        input_ids = torch.tensor([token_ids], device=self.device)
-        positions = torch.arange(slot.kv.length, slot.kv.length + len(token_ids), device=self.device)[None]
-        self.model(
-            input_ids=input_ids, position_ids=positions, past_key_values=slot.kv, use_cache=True, logits_to_keep=1
-        )
+        self._runner.fill(chain_rows(slot.kv, token_ids))
         slot.kv.keep(range(len(token_ids)))
         slot.token_ids.extend(token_ids)
 
@@ -101,20 +125,12 @@ class TargetModel:
     def score(self, batch: Sequence[tuple[Slot, CandidateTree]]) -> list[Tensor]:
         """Logits after the pending token and after every node, `[num_nodes + 1, vocab_size]` for each sequence.
 
-        Nothing is committed: the next `commit` or `discard` decides. Sequences run one after the other today.
+        All sequences go through the model together. Nothing is committed: the next `commit` or `discard` decides. A
+        failed forward leaves every slot as it was. Raises ValueError for a slot whose prompt is not complete.
         """
-        return [self._score(slot, tree) for slot, tree in batch]
-
-    def _score(self, slot: Slot, tree: CandidateTree) -> Tensor:
-        length = slot.kv.length
-        logits: Tensor = self.model(
-            input_ids=torch.tensor([[slot.pending, *tree.token_ids]], device=self.device),
-            position_ids=tree_positions(tree, length, self.device),
-            attention_mask=tree_mask(tree, length, self._additive, self.device),
-            past_key_values=slot.kv,
-            use_cache=True,
-        ).logits
-        return logits[0]
+        if any(slot.pending == NOTHING_PENDING for slot, _ in batch):
+            raise ValueError("a sequence without a pending token cannot be scored: finish its prefill first")
+        return self._runner.logits([tree_rows(slot.kv, slot.pending, tree) for slot, tree in batch])
 
     @torch.inference_mode()
     def commit(self, slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: int) -> None:
@@ -138,6 +154,21 @@ class TargetModel:
         return self.score([(slot, EMPTY_TREE)])[0]
 
 
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common prefix, in tokens."""
-    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+def common_prefix(left: Tokens, right: Tokens) -> int:
+    """Length of the longest common prefix, in tokens: compared in growing pieces, arrays and sequences at C speed."""
+    length, start, width = min(len(left), len(right)), 0, 64
+    while start < length:
+        stop = min(start + width, length)
+        differing = _first_difference(left[start:stop], right[start:stop])
+        if differing is not None:
+            return start + differing
+        start, width = stop, 8 * width
+    return length
+
+
+def _first_difference(left: Tokens, right: Tokens) -> int | None:
+    """Index of the first token that differs between two pieces of equal length."""
+    if not (isinstance(left, np.ndarray) and isinstance(right, np.ndarray)) and list(left) == list(right):
+        return None  # converting lists to arrays would take longer than comparing them
+    differing = np.flatnonzero(np.asarray(left) != np.asarray(right))
+    return int(differing[0]) if differing.size else None

@@ -1,0 +1,128 @@
+"""Which keys a row may see: its sequence's prefix, as far as the layer's window reaches, its ancestors, and itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.masking_utils import causal_mask_function
+
+from precedent.target.packing import Forward, Rows
+
+Rule = Callable[..., Any]
+"""transformers' mask function: (batch index, head index, query position, key position) -> visible."""
+
+
+class View(NamedTuple):
+    """What the rows of one sequence see: keys from `first` on, of these what `mask` `[rows, keys]` (additive) allows.
+
+    Without a mask they see all of them; `causal` says that the rows are the keys, each seeing those up to itself.
+    """
+
+    first: int
+    mask: Tensor | None
+    causal: bool
+
+
+class RowMasks:
+    """The views of one kind of layer (full attention, or one with a window) for one forward, made when first asked for.
+
+    `reach` is the number of positions that the kind's window spans at most, None when it may be any.
+    """
+
+    def __init__(
+        self, forward: Forward, rule: Rule, reach: int | None, device: torch.device, rows: slice = slice(None)
+    ) -> None:
+        self.forward = forward
+        self._rule, self._reach, self._device, self._rows = rule, reach, device, rows
+        self._visible_to: dict[int, Visible] = {}
+        self._views: dict[tuple[int, int, torch.dtype, torch.device], View] = {}
+
+    def view(self, index: int, like: Tensor, repeats: int = 1) -> View:
+        """Sequence `index`'s view, its mask in dtype and on device of `like`, rows repeated `repeats` times."""
+        key = index, repeats, like.dtype, like.device
+        view = self._views.get(key)
+        if view is None:
+            rows, (first, allowed, causal) = self.forward.sequences[index], self._visible(index)
+            num_keys = rows.kv.length + len(rows) - first
+            mask = None if allowed is None else additive(allowed.to(like.device), num_keys, like.dtype, repeats)
+            view = self._views[key] = View(first, mask, causal)
+        return view
+
+    def __getitem__(self, index: tuple[slice, slice, slice, slice]) -> RowMasks:
+        """The masks of a part of the rows: some models compute their last layers for the last row alone (Gemma 4)."""
+        rows = index[2]
+        if rows.indices(self.forward.spans[-1][1]) == (0, self.forward.spans[-1][1], 1):
+            return self
+        if len(self.forward.sequences) > 1:
+            raise TypeError("only the masks of a single sequence can be cut")
+        return RowMasks(self.forward, self._rule, self._reach, self._device, rows)
+
+    def _visible(self, index: int) -> Visible:
+        visible = self._visible_to.get(index)
+        if visible is None:
+            rows = self.forward.sequences[index]
+            visible = visible_keys(rows, self._rule, self._reach, self._device)
+            if self._rows != slice(None):
+                allowed = _within(rows, self._device) if visible.causal else visible.allowed
+                visible = Visible(visible.first, None if allowed is None else allowed[self._rows], False)
+            self._visible_to[index] = visible
+        return visible
+
+
+class Visible(NamedTuple):
+    """What some rows see: all keys from `first` on, but of the last ones only what `allowed` `[rows, columns]` says.
+
+    `causal` says that the rows are the keys, each seeing those up to itself.
+    """
+
+    first: int
+    allowed: Tensor | None
+    causal: bool
+
+
+def visible_keys(rows: Rows, rule: Rule, reach: int | None, device: torch.device) -> Visible:
+    """What `rows` see under a rule; it is evaluated only if it hides something, and only where its window may reach."""
+    length, positions = rows.kv.length, rows.positions
+    plain = rule is causal_mask_function or (reach is not None and int(positions.max()) < reach)
+    if plain and len(rows) == 1:
+        return Visible(0, None, False)
+    if plain and rows.ancestors is None and length == 0:
+        return Visible(0, None, True)
+    within = _within(rows, device)
+    if plain:
+        return Visible(0, within, False)
+    first = 0 if reach is None else max(0, length - reach + 1)
+    allowed = _ruled(rule, positions, first, length, device)
+    allowed[:, length - first :] &= within
+    return Visible(first, allowed, False)
+
+
+def additive(allowed: Tensor, num_keys: int, dtype: torch.dtype, repeats: int = 1) -> Tensor:
+    """0 where a key may be seen and -inf elsewhere, for attention that adds its mask, `[repeats * rows, num_keys]`.
+
+    `allowed` speaks of the last keys; the others, usually a long prefix, are seen by every row.
+    """
+    mask = torch.zeros((repeats, len(allowed), num_keys), dtype=dtype, device=allowed.device)
+    mask[:, :, num_keys - allowed.shape[1] :].masked_fill_(~allowed, float("-inf"))
+    return mask.view(-1, num_keys)
+
+
+def _within(rows: Rows, device: torch.device) -> Tensor:
+    """Which of each other the new rows see, `[rows, rows]`."""
+    if rows.ancestors is not None:
+        return torch.from_numpy(rows.ancestors).to(device)
+    return torch.ones((len(rows), len(rows)), dtype=torch.bool, device=device).tril_()
+
+
+def _ruled(rule: Rule, positions: NDArray[np.int64], first: int, length: int, device: torch.device) -> Tensor:
+    """What the rule allows, by position alone, `[rows, keys from first on]`."""
+    queries = torch.from_numpy(positions).to(device)
+    keys = torch.cat([torch.arange(first, length, device=device), queries])
+    batch = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
+    allowed: Tensor = rule(batch, batch, queries[None, None, :, None], keys[None, None, None, :])
+    return allowed.expand(1, 1, len(queries), len(keys))[0, 0].clone()
