@@ -41,7 +41,9 @@ class CostCurve:
             self.observe(width, milliseconds)
 
     def observe(self, width: int, milliseconds: float) -> None:
-        """Learn the time of one forward."""
+        """Learn the time of one forward; a wider one than the table is left to its last slope."""
+        if width > WIDTHS[-1]:
+            return
         bucket = WIDTHS[min(bisect.bisect_left(WIDTHS, width), len(WIDTHS) - 1)]
         self._seen.setdefault(bucket, deque(maxlen=REMEMBERED)).append(milliseconds)
         edges = sorted(self._seen)
@@ -59,8 +61,11 @@ class CostCurve:
         return table
 
     def milliseconds(self, width: int) -> float:
-        """Expected time of a forward over `width` tokens."""
-        return self._table[min(width, WIDTHS[-1])]
+        """Expected time of a forward over `width` tokens, all sequences of the step together."""
+        if width <= WIDTHS[-1]:
+            return self._table[width]
+        slope = self._table[-1] - self._table[-2]
+        return self._table[-1] + slope * (width - WIDTHS[-1])
 
     def as_dict(self) -> dict[int, float]:
         """Median milliseconds of each width bucket that was seen."""

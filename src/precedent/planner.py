@@ -27,21 +27,28 @@ Key = tuple[Hashable, ...]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one sequence allows in this step: nodes, draws, tokens until its end, and the tokens that end it."""
+    """What one sequence allows in this step: nodes, draws, tokens until its end, and the tokens that end it.
+
+    `rows_beside` and `tokens_beside` are the rows of the other sequences of the step and the tokens expected of them:
+    a node pays when it raises the rate of all of them together, for all of them wait for it.
+    """
 
     max_nodes: int
     max_draws: int
     max_depth: int
     end_token_ids: frozenset[int]
+    rows_beside: int = 0
+    tokens_beside: float = 0.0
 
 
 @dataclass(slots=True)
 class Plan:
-    """Points already in the builder, draws still to be made, and why each node was chosen."""
+    """Points already in the builder, draws still to be made, why each node was chosen, and the tokens expected."""
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
     draws: dict[str, int] = field(default_factory=dict)
     evidence: dict[int, list[Key]] = field(default_factory=dict)
+    expected_tokens: float = 1.0
 
 
 @dataclass(slots=True)
@@ -68,7 +75,8 @@ class Planner:
         pool = self._merge(candidates, limits)
         ranked = sorted(range(len(pool)), key=lambda i: (-pool[i].path_probability, i))[: limits.max_nodes]
         num_points, draws = self._best_shape([pool[i] for i in ranked], behind, limits)
-        plan = Plan(draws=draws)
+        expected = 1.0 + sum(pool[i].path_probability for i in ranked[:num_points])
+        plan = Plan(draws=draws, expected_tokens=expected)
         self._add_points(plan, pool, ranked[:num_points])
         return plan
 
@@ -110,12 +118,13 @@ class Planner:
         self, ranked: Sequence[_Pooled], behind: Mapping[str, int], limits: Limits
     ) -> tuple[int, dict[str, int]]:
         """How many of the ranked points, and how many draws, give the most tokens per millisecond."""
-        expected, at_root, best_rate, best_points = 1.0, 0.0, 1.0 / self.cost.milliseconds(1), 0
+        width, expected, at_root, best_points = limits.rows_beside + 1, limits.tokens_beside + 1.0, 0.0, 0
+        best_rate = expected / self.cost.milliseconds(width)
         best_expected, best_root = expected, at_root
         for count, node in enumerate(ranked, start=1):
             expected += node.path_probability
             at_root += node.path_probability if node.parent == ROOT else 0.0
-            rate = expected / self.cost.milliseconds(count + 1)
+            rate = expected / self.cost.milliseconds(width + count)
             if rate > best_rate:
                 best_rate, best_points, best_expected, best_root = rate, count, expected, at_root
         draws = {}
@@ -132,12 +141,12 @@ class Planner:
         self, source: str, gate: DrawGate, points: int, expected: float, open_mass: float, limits: Limits
     ) -> int:
         """Draws that pay for their sequential steps and for catching up, or those of a trial."""
-        most = min(limits.max_draws, limits.max_depth)
-        best, best_rate, reach = 0, MARGIN * expected / self.cost.milliseconds(points + 1), open_mass
+        most, width = min(limits.max_draws, limits.max_depth), limits.rows_beside + points + 1
+        best, best_rate, reach = 0, MARGIN * expected / self.cost.milliseconds(width), open_mass
         for number in range(1, most + 1):
             reach *= self.calibration.probability((source, min(number, 6)), DRAFT_PRIOR)
             expected += reach
-            rate = expected / (self.cost.milliseconds(points + 1 + number) + gate.milliseconds(number))
+            rate = expected / (self.cost.milliseconds(width + number) + gate.milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
         return min(gate.decide(best), most)
@@ -156,11 +165,14 @@ class Planner:
         """Learn what draws of `source` cost, `behind` tokens of catching up included."""
         self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds)
 
-    def observe(self, plan: Plan, tree: CandidateTree, path: Sequence[int], milliseconds: float) -> None:
-        """Learn from a verdict and its forward's time: the outcome of every child of an accepted node is known."""
-        self.cost.observe(len(tree) + 1, milliseconds)
+    def observe_forward(self, width: int, milliseconds: float) -> None:
+        """Learn from one forward over `width` tokens, all sequences of the step together."""
+        self.cost.observe(width, milliseconds)
         for gate in self._gates.values():
             gate.elapsed += milliseconds
+
+    def observe(self, plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:
+        """Learn from a verdict: the outcome of every child of an accepted node is known."""
         accepted = {ROOT, *path}
         for node in range(len(tree)):
             if tree.parents[node] in accepted:

@@ -47,5 +47,14 @@ class PrefixPool:
         """Take a slot back; the oldest ones go when the pool holds more than `max_bytes`."""
         self.target.discard(slot)
         self._idle.append((tenant, slot))
-        while self._idle and sum(idle.kv.nbytes for _, idle in self._idle) > self.max_bytes:
+        self.shrink(self.max_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by all idle slots."""
+        return sum(slot.kv.nbytes for _, slot in self._idle)
+
+    def shrink(self, max_bytes: int) -> None:
+        """Drop the least recently used slots until the others hold at most `max_bytes`."""
+        while self._idle and self.nbytes > max_bytes:
             self._idle.pop(0)
