@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from precedent.errors import ContextOverflowError
 from precedent.target.attention import tree_mask, tree_positions, use_tree_attention
 from precedent.target.cpu_linear import pack_linears
-from precedent.target.kv_cache import BUCKET, KVCache
+from precedent.target.kv_cache import KVCache
 from precedent.target.support import check_supported
 from precedent.tree import EMPTY_TREE, CandidateTree
 
@@ -69,16 +69,12 @@ class TargetModel:
         """A new slot that starts with a copy of the first `length` tokens; leaves `slot` as it is."""
         return Slot(slot.kv.fork(length), slot.token_ids[:length])
 
+    @torch.inference_mode()
     def prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
-        """Bring `slot` to `prompt_ids`, the last one pending; returns how many tokens were reused from its KV cache."""
-        reused = self.begin_prefill(slot, prompt_ids)
-        self.continue_prefill(slot, prompt_ids, len(prompt_ids))
-        return reused
+        """Bring `slot` to `prompt_ids`, the last one pending; returns how many tokens were reused from its KV cache.
 
-    def begin_prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
-        """Rewind `slot` to its longest common prefix with `prompt_ids`; returns how many tokens that is.
-
-        Raises ContextOverflowError when the prompt does not fit.
+        The longest common prefix with what the slot holds is kept, the rest is rewound; a failed prefill leaves the
+        slot at the last whole chunk. Raises ContextOverflowError when the prompt does not fit.
         """
         if len(prompt_ids) >= self.context_length:
             raise ContextOverflowError(
@@ -87,27 +83,10 @@ class TargetModel:
             )
         reused = common_prefix(slot.token_ids, prompt_ids[:-1])
         self.rewind(slot, reused)
-        return reused
-
-    @torch.inference_mode()
-    def continue_prefill(self, slot: Slot, prompt_ids: Sequence[int], max_tokens: int) -> bool:
-        """Compute at most `max_tokens` more of the prompt; True when all is done and its last token is pending."""
-        begin, last = len(slot.token_ids), len(prompt_ids) - 1
-        end = min(begin + max_tokens, last)
-        for start in range(begin, end, PREFILL_CHUNK):
-            self._prefill_chunk(slot, prompt_ids[start : min(start + PREFILL_CHUNK, end)])
-        if end < last:
-            return False
+        for start in range(reused, len(prompt_ids) - 1, PREFILL_CHUNK):
+            self._prefill_chunk(slot, prompt_ids[start : min(start + PREFILL_CHUNK, len(prompt_ids) - 1)])
         slot.pending = prompt_ids[-1]
-        return True
-
-    def kv_bytes(self, num_tokens: int) -> int:
-        """Bytes of keys and values of a slot that holds `num_tokens` tokens."""
-        config = self.model.config.get_text_config()
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        rows = -(-num_tokens // BUCKET) * BUCKET
-        per_row = 2 * config.num_key_value_heads * head_dim * self.model.dtype.itemsize
-        return int(config.num_hidden_layers * rows * per_row)
+        return reused
 
     def _prefill_chunk(self, slot: Slot, token_ids: Sequence[int]) -> None:
         input_ids = torch.tensor([token_ids], device=self.device)
