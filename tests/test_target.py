@@ -7,9 +7,10 @@ import random
 import pytest
 import torch
 
-from precedent.errors import ContextOverflowError, UnsupportedError
+from precedent.errors import ContextOverflowError, PromptError, UnsupportedError
 from precedent.target import Slot, TargetModel
 from precedent.target.cpu_linear import PackedLinear, pack_linears
+from precedent.target.model import NOTHING_PENDING
 from precedent.target.support import check_supported
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder, chain
@@ -75,10 +76,7 @@ def test_eager_attention_takes_the_same_tree() -> None:
 
 def keys_and_values(slot: Slot) -> torch.Tensor:
     """Everything committed, [layers, 2, heads, length, head_dim]."""
-    length = slot.kv.length
-    return torch.stack(
-        [torch.stack([layer.keys[0, :, :length], layer.values[0, :, :length]]) for layer in slot.kv.layers]
-    )
+    return torch.stack([torch.cat(layer.rows(0, slot.kv.length)) for layer in slot.kv.layers])
 
 
 def test_the_kv_cache_is_as_if_nothing_had_been_speculated() -> None:
@@ -140,6 +138,37 @@ def test_prefill_in_chunks_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatc
     slot = target.new_slot()
     target.prefill(slot, prompt)
     torch.testing.assert_close(target.plain_step(slot)[0], plain_logits(target, prompt), rtol=0, atol=1e-9)
+
+
+def test_a_prompt_is_computed_in_pieces_of_the_callers_size() -> None:
+    """`begin_prefill` computes nothing, each `continue_prefill` at most what it may, and only the last one is ready."""
+    target, prompt = full_attention("llama"), random_ids(15, 20)
+    slot = target.new_slot()
+    assert target.begin_prefill(slot, prompt) == 0
+    lengths = []
+    while not target.continue_prefill(slot, prompt, 8):
+        lengths.append(slot.kv.length)
+        assert slot.pending == NOTHING_PENDING
+    assert (lengths, slot.kv.length, slot.pending) == ([8, 16], 19, prompt[-1])
+    torch.testing.assert_close(target.plain_step(slot)[0], plain_logits(target, prompt), rtol=0, atol=1e-9)
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    """There would be no token to predict from."""
+    target = full_attention("llama")
+    with pytest.raises(PromptError, match="empty"):
+        target.begin_prefill(target.new_slot(), [])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 256, 257, 5000])
+def test_a_sequence_takes_the_bytes_that_were_announced(num_tokens: int) -> None:
+    """`kv_bytes` is what the buffers of a sequence of that length hold, rounding included."""
+    target = full_attention("llama", max_position_embeddings=8192)
+    slot = target.new_slot()
+    assert slot.kv.nbytes == 0
+    slot.kv.reserve(num_tokens)
+    assert slot.kv.nbytes == target.kv_bytes(num_tokens)
+    assert num_tokens <= target.kv_bytes(num_tokens) / target._kv_shape.row_bytes < num_tokens * 1.125 + 256
 
 
 def test_a_prompt_longer_than_the_context_is_refused() -> None:

@@ -2,147 +2,179 @@
 
 Rows `[0, length)` are committed. A forward pass writes its rows behind them; `keep` makes some of those permanent (in
 place, in order), and whatever is not kept is overwritten by the next forward. No token is ever computed twice.
+
+Every layer keeps all of its keys and values, also one with a sliding window: its mask hides what the window has left
+behind. That is what makes any earlier token a place to rewind to. Rows that were not written are never read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-BUCKET = 256
-"""Buffers grow in steps of this many tokens, so that a growing answer seldom reallocates."""
+from precedent.target.kv_shape import KVShape, LayerShape, capacity_for
+
+
+class KVBlock:
+    """Keys `[num_layers, heads, capacity, key_dim]` and values of some consecutive layers of equal shape.
+
+    Layers share a buffer so that `keep` is a few operations, not a few per layer; not all layers share one, so that
+    growing needs room for one block twice, not for the whole cache.
+    """
+
+    def __init__(self, shape: LayerShape, num_layers: int) -> None:
+        self.shape, self.num_layers = shape, num_layers
+        self.keys, self.values = self._buffers(0)
+
+    @property
+    def capacity(self) -> int:
+        """Rows that fit without growing."""
+        return self.keys.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both buffers."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def reserve(self, rows: int, used: int) -> None:
+        """Make room for `rows` rows, carrying over the first `used`. A failed allocation leaves the block as it was."""
+        if rows > self.capacity:
+            keys, values = self._buffers(capacity_for(rows))
+            keys[:, :, :used], values[:, :, :used] = self.keys[:, :, :used], self.values[:, :, :used]
+            self.keys, self.values = keys, values
+
+    def move(self, sources: Tensor, start: int) -> None:
+        """Copy rows `sources` (`[num_rows]`, on this block's device) to the rows from `start` on."""
+        stop = start + sources.numel()
+        self.keys[:, :, start:stop] = self.keys.index_select(2, sources)
+        self.values[:, :, start:stop] = self.values.index_select(2, sources)
+
+    def copy_from(self, other: KVBlock, rows: int) -> None:
+        """Take over the first `rows` rows of a block of the same shape."""
+        self.keys[:, :, :rows], self.values[:, :, :rows] = other.keys[:, :, :rows], other.values[:, :, :rows]
+
+    def _buffers(self, capacity: int) -> tuple[Tensor, Tensor]:
+        shape = self.shape
+        sizes = (shape.key_heads, capacity, shape.key_dim), (shape.value_heads, capacity, shape.value_dim)
+        keys, values = (torch.empty((self.num_layers, *size), dtype=shape.dtype, device=shape.device) for size in sizes)
+        return keys, values
+
+
+@dataclass(slots=True)
+class _Filled:
+    """Number of committed rows, shared by a cache and its layers."""
+
+    length: int = 0
 
 
 class KVLayer(CacheLayerMixin):
-    """Keys and values of one attention layer, `[1, num_key_value_heads, capacity, head_dim]`."""
+    """One attention layer's part of a block, as transformers asks for it; a layer without KV has no block."""
 
-    is_sliding = False
+    is_sliding = False  # also where a window slides: nothing is dropped, the mask hides it
     is_croppable = True
-    keys: Tensor  # transformers allows None here; nobody asks before the first update
-    values: Tensor
+    is_initialized = True
+    supports_early_init = False
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers does not type it
-        self.length = 0
+    def __init__(self, filled: _Filled, block: KVBlock | None = None, index: int = 0) -> None:
+        self._filled, self._block, self._index = filled, block, index
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the first bucket in the dtype and on the device of the first keys."""
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys = key_states.new_empty((*key_states.shape[:2], 0, key_states.shape[3]))
-        self.values = value_states.new_empty((*value_states.shape[:2], 0, value_states.shape[3]))
-        self.is_initialized = True
+        """Nothing to do: the shape was known from the start."""
+
+    def write(self, key_states: Tensor, value_states: Tensor) -> int:
+        """Write rows `[1, heads, rows, dim]` behind the committed ones; returns the number of rows up to their end."""
+        assert self._block is not None, "a layer wrote keys and values that wrote none when the model was examined"
+        start = self._filled.length
+        end = start + key_states.shape[2]
+        self._block.reserve(end, start)
+        self._block.keys[self._index, :, start:end] = key_states[0]
+        self._block.values[self._index, :, start:end] = value_states[0]
+        return end
+
+    def rows(self, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values `[1, heads, end - first, dim]` of these rows, without a copy."""
+        assert self._block is not None
+        return self._block.keys[self._index, None, :, first:end], self._block.values[self._index, None, :, first:end]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write rows behind the committed ones and return all of them, `[1, heads, length + rows, head_dim]`."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        end = self.length + key_states.shape[-2]
-        self._reserve(end)
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def _reserve(self, rows: int) -> None:
-        missing = rows - self.keys.shape[-2]
-        if missing > 0:
-            extra = -(-missing // BUCKET) * BUCKET
-            self.keys = _grown(self.keys, self.length, extra)
-            self.values = _grown(self.values, self.length, extra)
-
-    def keep(self, rows: Tensor) -> None:
-        """Move scored rows (offsets behind `length`, `[num_kept]`, increasing) to the front and commit them."""
-        end = self.length + rows.numel()
-        source = rows + self.length
-        self.keys[:, :, self.length : end] = self.keys.index_select(2, source)
-        self.values[:, :, self.length : end] = self.values.index_select(2, source)
-
-    def fork(self, length: int) -> KVLayer:
-        """A layer that starts with a copy of the first `length` rows."""
-        copy = KVLayer()
-        if self.is_initialized:
-            copy.dtype, copy.device, copy.is_initialized = self.dtype, self.device, True
-            extra = -(-length // BUCKET) * BUCKET
-            copy.keys = _grown(self.keys[:, :, :0], 0, extra)
-            copy.values = _grown(self.values[:, :, :0], 0, extra)
-            copy.keys[:, :, :length] = self.keys[:, :, :length]
-            copy.values[:, :, :length] = self.values[:, :, :length]
-            copy.length = length
-        return copy
+        """Write rows behind the committed ones and return all of them, `[1, heads, length + rows, dim]`."""
+        return self.rows(0, self.write(key_states, value_states))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of keys that a query of `query_length` tokens sees, and their offset."""
-        return self.length + query_length, 0
+        return self._filled.length + query_length, 0
 
     def get_seq_length(self) -> int:
         """Number of committed tokens."""
-        return self.length
+        return self._filled.length
 
     def get_max_length(self) -> int:
         """No limit of its own."""
         return -1
 
 
-def _grown(buffer: Tensor, used: int, extra: int) -> Tensor:
-    """A copy with `extra` more rows; only the first `used` rows are carried over."""
-    shape = (*buffer.shape[:2], buffer.shape[2] + extra, buffer.shape[3])
-    grown = buffer.new_zeros(
-        shape
-    )  # zeros, not garbage: masked rows still enter 0 · value products, and 0 · NaN is NaN
-    grown[:, :, :used] = buffer[:, :, :used]
-    return grown
-
-
 class KVCache(Cache):
     """One sequence's keys and values for all layers, with `keep` and `rewind`."""
 
-    def __init__(self, layers: Sequence[KVLayer]) -> None:
+    def __init__(self, shape: KVShape) -> None:
+        self._filled, self._shape = _Filled(), shape
+        self._blocks: list[KVBlock] = []
+        layers: list[KVLayer] = []
+        for layer, count in shape.blocks:
+            block = None if layer is None else KVBlock(layer, count)
+            layers.extend(KVLayer(self._filled, block, index) for index in range(count))
+            self._blocks.extend([] if block is None else [block])
         super().__init__(layers=list(layers))
-        self._layers = tuple(layers)
-
-    @classmethod
-    def empty(cls, num_layers: int) -> KVCache:
-        """A cache that holds nothing yet."""
-        return cls([KVLayer() for _ in range(num_layers)])
-
-    def fork(self, length: int) -> KVCache:
-        """A cache of its own that starts with a copy of the first `length` tokens."""
-        return KVCache([layer.fork(length) for layer in self._layers])
 
     @property
     def length(self) -> int:
         """Number of committed tokens."""
-        return self._layers[0].length
+        return self._filled.length
 
     @property
     def nbytes(self) -> int:
         """Bytes held by all buffers."""
-        initialized = [layer for layer in self._layers if layer.is_initialized]
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in initialized)
+        return sum(block.nbytes for block in self._blocks)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` rows in all layers at once, so that a long prompt is not copied again and again."""
+        for block in self._blocks:
+            block.reserve(rows, self.length)
+
+    def fork(self, length: int, room: int = 0) -> KVCache:
+        """A cache of its own that starts with a copy of the first `length` rows and has room for `room`."""
+        fork = KVCache(self._shape)
+        fork.reserve(max(length, room))
+        for mine, theirs in zip(self._blocks, fork._blocks, strict=True):
+            theirs.copy_from(mine, length)
+        fork._filled.length = length
+        return fork
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last forward (increasing offsets, 0 = its first token); modifies the cache.
 
         Rows that already stand in place, which is the common case of a chain, are not copied.
         """
+        length = self.length
         in_place = next((i for i, row in enumerate(rows) if row != i), len(rows))
-        self._advance(in_place)
         if in_place < len(rows):
-            for layer in self._layers:
-                moved = torch.tensor([row - in_place for row in rows[in_place:]], device=layer.keys.device)
-                layer.keep(moved)
-            self._advance(len(rows) - in_place)
+            sources = torch.tensor([length + row for row in rows[in_place:]])
+            placed = {block.keys.device: sources.to(block.keys.device) for block in self._blocks}
+            for block in self._blocks:
+                block.move(placed[block.keys.device], length + in_place)
+        self._filled.length = length + len(rows)
+
+    def can_rewind(self, length: int) -> bool:
+        """Whether exactly the first `length` tokens can be kept: always, unless the cache holds fewer."""
+        return 0 <= length <= self.length
 
     def rewind(self, length: int) -> None:
         """Forget all tokens from `length` on; modifies the cache. Raises ValueError when it holds fewer."""
-        if not 0 <= length <= self.length:
+        if not self.can_rewind(length):
             raise ValueError(f"cannot rewind to {length} tokens: the KV cache holds {self.length}")
-        for layer in self._layers:
-            layer.length = length
-
-    def _advance(self, rows: int) -> None:
-        for layer in self._layers:
-            layer.length += rows
+        self._filled.length = length

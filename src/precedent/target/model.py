@@ -14,15 +14,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent.errors import ContextOverflowError
+from precedent.errors import ContextOverflowError, PromptError
 from precedent.target.attention import tree_mask, tree_positions, use_tree_attention
 from precedent.target.cpu_linear import pack_linears
 from precedent.target.kv_cache import KVCache
+from precedent.target.kv_shape import KVShape, ShapeObserver
 from precedent.target.support import check_supported
 from precedent.tree import EMPTY_TREE, CandidateTree
 
 PREFILL_CHUNK = 512
 """Tokens per prefill forward: bounds the memory of activations, costs nothing measurable."""
+
+
+NOTHING_PENDING = -1
+"""`Slot.pending` while a prompt is still being computed."""
 
 
 @dataclass(slots=True)
@@ -31,7 +36,7 @@ class Slot:
 
     kv: KVCache
     token_ids: list[int] = field(default_factory=list)
-    pending: int = -1
+    pending: int = NOTHING_PENDING
 
 
 class TargetModel:
@@ -42,6 +47,7 @@ class TargetModel:
         self.model = model.eval()
         use_tree_attention(self.model)
         pack_linears(self.model)
+        self._kv_shape = self._observed_shape()
         self._additive = None if self.model.config._attn_implementation != "eager" else self.model.dtype
 
     @property
@@ -62,20 +68,38 @@ class TargetModel:
 
     def new_slot(self) -> Slot:
         """An empty slot."""
-        return Slot(KVCache.empty(self.model.config.get_text_config().num_hidden_layers))
+        return Slot(KVCache(self._kv_shape))
 
     @torch.inference_mode()
-    def fork(self, slot: Slot, length: int) -> Slot:
-        """A new slot that starts with a copy of the first `length` tokens; leaves `slot` as it is."""
-        return Slot(slot.kv.fork(length), slot.token_ids[:length])
+    def _observed_shape(self) -> KVShape:
+        """What a forward stores in each layer; no config says it for every architecture."""
+        observer = ShapeObserver(int(self.model.config.get_text_config().num_hidden_layers))
+        self.model(input_ids=torch.tensor([[0, 0]], device=self.device), past_key_values=observer, use_cache=True)
+        return observer.shape
 
     @torch.inference_mode()
+    def fork(self, slot: Slot, length: int, room: int = 0) -> Slot:
+        """A new slot with a copy of the first `length` tokens and room for `room`; leaves `slot` as it is."""
+        return Slot(slot.kv.fork(length, room), slot.token_ids[:length])
+
     def prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
         """Bring `slot` to `prompt_ids`, the last one pending; returns how many tokens were reused from its KV cache.
 
-        The longest common prefix with what the slot holds is kept, the rest is rewound; a failed prefill leaves the
-        slot at the last whole chunk. Raises ContextOverflowError when the prompt does not fit.
+        A failed prefill leaves the slot at the last whole chunk. Raises what `begin_prefill` raises.
         """
+        reused = self.begin_prefill(slot, prompt_ids)
+        while not self.continue_prefill(slot, prompt_ids, PREFILL_CHUNK):
+            pass
+        return reused
+
+    def begin_prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
+        """Keep the longest common prefix of `prompt_ids` and what the slot holds, rewind the rest; returns its length.
+
+        Computes nothing: `continue_prefill` does. Raises PromptError when the prompt is empty, ContextOverflowError
+        when it does not fit.
+        """
+        if not prompt_ids:
+            raise PromptError("the prompt is empty: give at least one token")
         if len(prompt_ids) >= self.context_length:
             raise ContextOverflowError(
                 f"the prompt has {len(prompt_ids)} tokens, the model's context holds {self.context_length}: "
@@ -83,10 +107,29 @@ class TargetModel:
             )
         reused = common_prefix(slot.token_ids, prompt_ids[:-1])
         self.rewind(slot, reused)
-        for start in range(reused, len(prompt_ids) - 1, PREFILL_CHUNK):
-            self._prefill_chunk(slot, prompt_ids[start : min(start + PREFILL_CHUNK, len(prompt_ids) - 1)])
-        slot.pending = prompt_ids[-1]
+        slot.pending = NOTHING_PENDING
         return reused
+
+    @torch.inference_mode()
+    def continue_prefill(self, slot: Slot, prompt_ids: Sequence[int], max_tokens: int) -> bool:
+        """Compute at most `max_tokens` more tokens of the prompt that `begin_prefill` was given.
+
+        True when all but the last prompt token are in the KV cache and the last is pending. A failed forward leaves the
+        slot as it was before the call.
+        """
+        done, goal = len(slot.token_ids), len(prompt_ids) - 1
+        slot.kv.reserve(len(prompt_ids))
+        if done < goal:
+            chunk = prompt_ids[done : min(done + max(max_tokens, 1), goal)]
+            self._prefill_chunk(slot, chunk)
+            done += len(chunk)
+        if done == goal:
+            slot.pending = prompt_ids[-1]
+        return done == goal
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        """Bytes that a sequence of `num_tokens` (prompt, answer and the largest tree) takes in the KV cache at most."""
+        return self._kv_shape.nbytes(num_tokens)
 
     def _prefill_chunk(self, slot: Slot, token_ids: Sequence[int]) -> None:
         input_ids = torch.tensor([token_ids], device=self.device)

@@ -1,0 +1,109 @@
+"""What one row of a model's KV cache looks like, seen in a forward pass, and how much memory a sequence of it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+BUCKET = 256
+"""Buffers hold a multiple of this many tokens, so that a growing answer seldom reallocates."""
+
+GROWTH_SHARE = 8
+"""A long sequence grows by a power of two of about this part of itself: copying stays linear in its length."""
+
+BLOCK_LAYERS = 8
+"""At most so many layers share a buffer."""
+
+
+def capacity_for(num_tokens: int) -> int:
+    """Rows in a buffer that has to hold `num_tokens`: rounded up to a bucket, or to about an eighth of a long one."""
+    bucket = max(BUCKET, 1 << (max(num_tokens // GROWTH_SHARE, 1).bit_length() - 1))
+    return -(-num_tokens // bucket) * bucket
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """One layer's keys `[heads, tokens, key_dim]` and values, their dtype and the device of that layer."""
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token in this layer."""
+        return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """The shapes of all layers; None for a layer without keys and values of its own."""
+
+    layers: tuple[LayerShape | None, ...]
+
+    @property
+    def blocks(self) -> list[tuple[LayerShape | None, int]]:
+        """Runs of equal consecutive layers with their lengths, none longer than `BLOCK_LAYERS`."""
+        runs = [(shape, len(list(run))) for shape, run in groupby(self.layers)]
+        return [
+            (shape, min(BLOCK_LAYERS, count - start))
+            for shape, count in runs
+            for start in range(0, count, BLOCK_LAYERS)
+        ]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token in all layers."""
+        return sum(shape.row_bytes for shape in self.layers if shape is not None)
+
+    def nbytes(self, num_tokens: int) -> int:
+        """Bytes of a cache that has to hold `num_tokens`, rounding included."""
+        return capacity_for(num_tokens) * self.row_bytes
+
+
+class ShapeObserver(Cache):
+    """Stands in for the KV cache in the first forward of a model and notes what each layer would store."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._observing = [_ObserverLayer() for _ in range(num_layers)]
+        super().__init__(layers=list(self._observing))
+
+    @property
+    def shape(self) -> KVShape:
+        """What was seen."""
+        return KVShape(tuple(layer.shape for layer in self._observing))
+
+
+class _ObserverLayer(CacheLayerMixin):
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers does not type it
+        self.shape: LayerShape | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing is stored."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        (_, key_heads, _, key_dim), (_, value_heads, _, value_dim) = key_states.shape, value_states.shape
+        place = key_states.dtype, key_states.device
+        self.shape = LayerShape(key_heads, key_dim, value_heads, value_dim, *place)
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
