@@ -24,6 +24,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
     "errors",
+    "compiled",
     "config",
     "tree",
     "sampling",
@@ -37,7 +38,9 @@ LAYERS = (
     "calibration",
     "cost_curve",
     "draw_gate",
+    "tree_plan",
     "planner",
+    "warm_up",
     "failures",
     "sequence",
     "decode",

@@ -29,7 +29,8 @@ class CostCurve:
 
     def __init__(self) -> None:
         self._seen: dict[int, deque[float]] = {}
-        self._table = [1.0] * (WIDTHS[-1] + 1)
+        self.table = np.ones(WIDTHS[-1])
+        """Milliseconds of a forward over 1, 2, … tokens, `[WIDTHS[-1]]`."""
 
     def measure(self, run: Callable[[int], float], widths: Sequence[int] = START_UP_WIDTHS) -> None:
         """Fill the curve with `run(width) -> milliseconds`, the best of a few each, within about `START_UP_SECONDS`."""
@@ -48,12 +49,12 @@ class CostCurve:
         self._seen.setdefault(bucket, deque(maxlen=REMEMBERED)).append(milliseconds)
         edges = sorted(self._seen)
         levels = np.maximum.accumulate([median(self._seen[edge]) for edge in edges])
-        self._table = self._interpolate(edges, levels).tolist()
+        self.table = self._interpolate(edges, levels)
 
     @staticmethod
     def _interpolate(edges: Sequence[int], levels: NDArray[np.float64]) -> NDArray[np.float64]:
         """Linear between what was seen, and beyond it with the last slope."""
-        widths = np.arange(WIDTHS[-1] + 1)
+        widths = np.arange(1, WIDTHS[-1] + 1)
         table = np.interp(widths, edges, levels)
         if len(edges) > 1:
             slope = (levels[-1] - levels[-2]) / (edges[-1] - edges[-2])
@@ -63,9 +64,20 @@ class CostCurve:
     def milliseconds(self, width: int) -> float:
         """Expected time of a forward over `width` tokens, all sequences of the step together."""
         if width <= WIDTHS[-1]:
-            return self._table[width]
-        slope = self._table[-1] - self._table[-2]
-        return self._table[-1] + slope * (width - WIDTHS[-1])
+            return float(self.table[width - 1])
+        return float(self.table[-1] + self._last_slope * (width - WIDTHS[-1]))
+
+    def beside(self, rows: int) -> NDArray[np.float64]:
+        """Milliseconds of a forward over `rows` tokens of other sequences and 1, 2, … more, `[WIDTHS[-1]]`."""
+        if rows == 0:
+            return self.table
+        widths = np.arange(max(rows, WIDTHS[-1]) + 1, rows + WIDTHS[-1] + 1)
+        beyond = self.table[-1] + self._last_slope * (widths - WIDTHS[-1])
+        return np.concatenate([self.table[rows:], beyond])
+
+    @property
+    def _last_slope(self) -> float:
+        return float(self.table[-1] - self.table[-2])
 
     def as_dict(self) -> dict[int, float]:
         """Median milliseconds of each width bucket that was seen."""

@@ -30,6 +30,7 @@ from precedent.target import TargetModel
 from precedent.target.loading import load_draft, load_target
 from precedent.text.assembly import TextAssembler
 from precedent.tree import chain
+from precedent.warm_up import compile_inner_loops
 from precedent.worker import Worker
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Engine:
         self._drafters: dict[str, Drafter] = {}
         self._loading = threading.Lock()
         self._drafters_named(self.speculation.drafters)
+        compile_inner_loops()
         self.planner = Planner(cost or CostCurve())
         if cost is None:
             self.planner.cost.measure(self._milliseconds_of_width)
