@@ -334,6 +334,20 @@ def test_broken_logits_inside_a_drafted_answer_are_named_by_their_position(monke
         running.close()
 
 
+def test_a_draft_model_whose_law_is_nan_is_an_error_and_bends_no_answer() -> None:
+    """Sampling compares with the law that was drawn from; a proposal by argmax needs none, and is only useless."""
+    draft = tiny_causal_lm("llama", seed=22, num_hidden_layers=1)
+    with torch.no_grad():
+        draft.get_output_embeddings().weight[7] = torch.nan
+    running, only = make_engine(draft_model=draft), SpeculationConfig(drafters=("draft-model",))
+    with pytest.raises(GenerationError, match="draft model's probabilities hold NaN"):
+        running.submit(PROMPT, SamplingParams(temperature=1.0, max_tokens=9), speculation=only).result()
+    greedy = running.submit(PROMPT, SamplingParams(max_tokens=9), speculation=only).result()
+    plain = running.submit(PROMPT, SamplingParams(max_tokens=9), speculation=PLAIN).result()
+    running.close()
+    assert greedy.token_ids == plain.token_ids
+
+
 @pytest.mark.parametrize("temperature", [0.0, 3.0])
 def test_padded_output_rows_are_never_emitted(temperature: float) -> None:
     """A head with more rows than the tokenizer has tokens, which the model loves: masked, also where it is proposed."""

@@ -14,7 +14,7 @@ from precedent.cost_curve import CostCurve
 from precedent.delivery import store_and_finish
 from precedent.drafters import Drafter
 from precedent.drafters.prompt import PromptDrafter
-from precedent.errors import CapacityError, GenerationError, PrecedentError, RequestCancelled
+from precedent.errors import CapacityError, ConfigError, GenerationError, PrecedentError, RequestCancelled
 from precedent.failures import OutOfMemory
 from precedent.planner import Planner
 from precedent.request import Request
@@ -217,6 +217,14 @@ def test_what_does_not_fit_waits_and_nobody_overtakes_it(target: WatchedTarget) 
     assert most <= scheduler.admission.max_kv_bytes
     assert all(len(r.generation.result().token_ids) == 8 for r in requests)
     assert nothing_is_held(scheduler)
+
+
+def test_limits_out_of_their_range_are_refused_by_name() -> None:
+    for name, value in (("max_running", 0), ("max_kv_bytes", 0), ("max_idle_kv_bytes", -1)):
+        with pytest.raises(ConfigError, match=f"{name}={value} must be at least"):
+            EngineLimits.from_dict({name: value})
+    with pytest.raises(ConfigError, match="did you mean 'prefill_tokens_per_round'"):
+        EngineLimits.from_dict({"prefill_tokens_per_rounds": 5})
 
 
 def test_no_more_than_max_running_are_inside(target: WatchedTarget) -> None:

@@ -43,6 +43,7 @@ LAYERS = (
     "warm_up",
     "failures",
     "sequence",
+    "drafting",
     "decode",
     "text",
     "generation",

@@ -4,84 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from time import perf_counter
 
 from torch import Tensor
 
+from precedent.drafting import Draft, draft_all
 from precedent.errors import PrecedentError
 from precedent.failures import as_ours
-from precedent.planner import Limits, Plan, Planner
+from precedent.planner import Planner
 from precedent.sampling import TargetRows
-from precedent.sequence import DecodingSequence
+from precedent.sequence import DecodingSequence, StepResult
 from precedent.stats import TARGET
 from precedent.target import TargetModel
-from precedent.tree import EMPTY_TREE, CandidateTree
+from precedent.tree import CandidateTree
 from precedent.verify import Verdict, verify
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one sequence gained in one step: committed tokens and, for each, the source that proposed it."""
-
-    token_ids: tuple[int, ...] = ()
-    sources: tuple[str, ...] = ()
-
-
-@dataclass(slots=True, eq=False)
-class Draft:
-    """One sequence's part in a step: what was planned for it, and the finished tree."""
-
-    sequence: DecodingSequence
-    plan: Plan
-    tree: CandidateTree
-    result: StepResult = StepResult()
-
-
 def step(sequences: Sequence[DecodingSequence], target: TargetModel, planner: Planner) -> list[StepResult]:
     """Advance every sequence by one target forward. A sequence that fails carries its error; the others go on."""
-    drafts = _draft_all(sequences, planner)
+    drafts = draft_all(sequences, planner)
     try:
         _advance([draft for draft in drafts if draft.sequence.error is None], target, planner)
     finally:
         for sequence in sequences:
             target.discard(sequence.slot)
     return [draft.result for draft in drafts]
-
-
-def _draft_all(sequences: Sequence[DecodingSequence], planner: Planner) -> list[Draft]:
-    """Draft for one after the other, each beside the rows and the expected tokens of all others as they are by then."""
-    rows, tokens, drafts = len(sequences), float(len(sequences)), []
-    for sequence in sequences:
-        limits = replace(sequence.limits, rows_beside=rows - 1, tokens_beside=tokens - 1.0)
-        try:
-            plan, tree = _draft(sequence, planner, limits)
-        except Exception as error:
-            sequence.error, plan, tree = as_ours(error, "drafting"), Plan(), EMPTY_TREE
-        drafts.append(Draft(sequence, plan, tree))
-        rows, tokens = rows + len(tree), tokens + plan.expected_tokens - 1.0
-    return drafts
-
-
-def _draft(sequence: DecodingSequence, planner: Planner, limits: Limits) -> tuple[Plan, CandidateTree]:
-    """Match and plan the points, then draw; returns the finished tree."""
-    started = perf_counter()
-    if limits.max_depth < 1 or limits.max_nodes + limits.max_draws == 0:
-        return Plan(), EMPTY_TREE
-    candidates = sequence.match()
-    behind = {name: sequence.draftings[name].behind for name in sequence.draw_sources}
-    plan = planner.plan(candidates, behind, limits)
-    sequence.last_num_points = len(plan.builder)
-    sequence.stats.draft_seconds += perf_counter() - started
-    for source, number in plan.draws.items():
-        started = perf_counter()
-        sequence.draftings[source].draw(plan.builder, number, sequence.coins())
-        seconds = perf_counter() - started
-        sequence.stats.draft_model_seconds += seconds
-        planner.observe_draws(source, number, behind[source], seconds * 1e3)
-    return plan, plan.builder.build()
 
 
 def _advance(drafts: Sequence[Draft], target: TargetModel, planner: Planner) -> None:

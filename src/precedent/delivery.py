@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Executor
 from time import perf_counter
 
-from precedent.decode import StepResult
 from precedent.generation import Emission, GenerationResult
 from precedent.request import Request
-from precedent.sequence import DecodingSequence
+from precedent.sequence import DecodingSequence, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -60,3 +60,11 @@ def store_and_finish(request: Request, result: GenerationResult) -> None:
         except Exception as error:
             log.warning("the completion was not stored: %s", error, exc_info=log.isEnabledFor(logging.DEBUG))
     request.generation.finish(result)
+
+
+def finish_on(executor: Executor, request: Request, result: GenerationResult) -> None:
+    """Store and report on another thread, since storing waits for the disk; on this one when the interpreter ends."""
+    try:
+        executor.submit(store_and_finish, request, result)
+    except RuntimeError:
+        store_and_finish(request, result)

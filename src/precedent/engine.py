@@ -18,7 +18,7 @@ from precedent.cache.fingerprint import model_fingerprint, prompt_fingerprint, t
 from precedent.checks import check_prompt, end_token_ids, mode_of
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
-from precedent.delivery import store_and_finish
+from precedent.delivery import finish_on
 from precedent.drafters import Drafter, DrafterParts, load_drafters
 from precedent.errors import ConfigError
 from precedent.generation import Emission, Generation, GenerationResult
@@ -105,7 +105,7 @@ class Engine:
             end_token_ids=end_ids,
             num_tokens=len(self.tokenizer),
             prefill_tokens=limits.prefill_tokens_per_round,
-            finish=partial(_finish, self._executor),
+            finish=partial(finish_on, self._executor),
         )
         return Worker(scheduler, partial(_release, self._drafters, self._executor))
 
@@ -282,14 +282,6 @@ def shared_engine(
 
 def _write_back(cache: SpeculationCache, record: NewCompletion, result: GenerationResult) -> None:
     cache.insert(replace(record, token_ids=result.token_ids, text=result.text))
-
-
-def _finish(executor: ThreadPoolExecutor, request: Request, result: GenerationResult) -> None:
-    """Store and report on another thread, since storing waits for the disk; on this one when the interpreter ends."""
-    try:
-        executor.submit(store_and_finish, request, result)
-    except RuntimeError:
-        store_and_finish(request, result)
 
 
 def _release(drafters: dict[str, Drafter], executor: ThreadPoolExecutor) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from precedent.admission import Admission
-from precedent.decode import StepResult, step
+from precedent.decode import step
 from precedent.delivery import deliver, result_of
 from precedent.drafters import Drafting
 from precedent.errors import PrecedentError, RequestCancelled
@@ -22,7 +22,7 @@ from precedent.generation import GenerationResult, cancelled_error
 from precedent.metrics import EngineMetrics, MetricsRecorder
 from precedent.planner import Planner
 from precedent.request import Request, begin
-from precedent.sequence import DecodingSequence
+from precedent.sequence import DecodingSequence, StepResult
 from precedent.target import TargetModel
 from precedent.target.model import PREFILL_CHUNK
 
@@ -78,7 +78,7 @@ class Scheduler:
         for request in requests:
             request.generation.fail(error)
         for request in requests:
-            self._leave(request, "cancelled", keep_slot=False)
+            self._leave(request, _how(error), keep_slot=False)
 
     def metrics(self, num_arriving: int) -> EngineMetrics:
         """A snapshot; `num_arriving` requests are on their way to `add`. Safe on any thread."""
@@ -179,8 +179,7 @@ class Scheduler:
 
     def _fail(self, request: Request, error: PrecedentError) -> None:
         """Let a request go and tell its caller why; the slot of one that was cancelled is sound, others' may not be."""
-        cancelled = isinstance(error, RequestCancelled)
-        self._leave(request, "cancelled" if cancelled else "failed", keep_slot=cancelled)
+        self._leave(request, _how(error), keep_slot=isinstance(error, RequestCancelled))
         if isinstance(error, OutOfMemory):
             self.admission.drop_idle()
         request.generation.fail(error)
@@ -195,6 +194,11 @@ class Scheduler:
             _end_all(sequence.draftings.values() if sequence else ())
             self.admission.leave(request, sequence.slot if sequence and keep_slot else None)
         self.recorder.ended(how, request.stats, len(request.prompt_ids), request.cached_prompt_tokens)
+
+
+def _how(error: PrecedentError) -> str:
+    """How a request that was not finished ended."""
+    return "cancelled" if isinstance(error, RequestCancelled) else "failed"
 
 
 def _sequence(request: Request) -> DecodingSequence:

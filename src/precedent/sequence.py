@@ -17,6 +17,14 @@ FEW = 8
 """Candidates that every drafter is always asked for, in nodes."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one sequence gained in one step: committed tokens and, for each, the source that proposed it."""
+
+    token_ids: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+
+
 @dataclass(slots=True, eq=False)
 class DecodingSequence:
     """A request in the target model: its slot, its drafters at work, its output so far.
