@@ -53,6 +53,7 @@ LAYERS = (
     "device_memory",
     "admission",
     "delivery",
+    "turns",
     "scheduler",
     "worker",
     "engine",

@@ -7,15 +7,12 @@ import random
 import pytest
 import torch
 
-from precedent.errors import ContextOverflowError, PromptError, UnsupportedError
+from precedent.errors import ContextOverflowError, PromptError
 from precedent.target import Slot, TargetModel
 from precedent.target.cpu_linear import PackedLinear, pack_linears
 from precedent.target.model import NOTHING_PENDING
-from precedent.target.support import check_supported
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder, chain
-
-FULL_ATTENTION_MODELS = ["llama", "qwen2", "qwen3", "mistral", "gpt_neox", "phi", "olmo2", "granite"]
 
 
 def random_tree(seed: int, num_nodes: int, vocab_size: int = 259) -> CandidateTree:
@@ -39,39 +36,8 @@ def plain_logits(target: TargetModel, token_ids: list[int]) -> torch.Tensor:
 
 
 def full_attention(model_type: str, **settings: object) -> TargetModel:
-    """A tiny model of this architecture without a sliding window."""
-    if model_type == "mistral":
-        settings["sliding_window"] = None
+    """A tiny model of this architecture."""
     return TargetModel(tiny_causal_lm(model_type, **settings))
-
-
-@pytest.mark.parametrize("model_type", FULL_ATTENTION_MODELS)
-def test_a_scored_tree_equals_plain_forwards_along_every_path(model_type: str) -> None:
-    """One tree forward gives, at every node, the logits of a plain forward over prompt and path (float64, 1e-9)."""
-    target, prompt, tree = full_attention(model_type), random_ids(1, 70), random_tree(2, 24)
-    slot = target.new_slot()
-    target.prefill(slot, prompt)
-    logits = target.score([(slot, tree)])[0]
-    for node in (ROOT, *range(len(tree))):
-        expected = plain_logits(target, [*prompt, *tree.tokens_to(node)])
-        torch.testing.assert_close(logits[node + 1], expected, rtol=0, atol=1e-9)
-
-
-def test_eager_attention_takes_the_same_tree() -> None:
-    """A model with transformers' eager attention keeps it and gives the same logits."""
-    model = tiny_causal_lm("llama", seed=3)
-    prompt, tree = random_ids(4, 20), random_tree(5, 9)
-    fused = TargetModel(model)
-    slot = fused.new_slot()
-    fused.prefill(slot, prompt)
-    expected = fused.score([(slot, tree)])[0]
-    model.set_attn_implementation("eager")
-    eager = TargetModel(model)
-    slot = eager.new_slot()
-    eager.prefill(slot, prompt)
-    assert model.config._attn_implementation == "eager"
-    # transformers' eager attention computes its softmax in float32 whatever the model's dtype is
-    torch.testing.assert_close(eager.score([(slot, tree)])[0], expected, rtol=0, atol=1e-4)
 
 
 def keys_and_values(slot: Slot) -> torch.Tensor:
@@ -178,24 +144,6 @@ def test_a_prompt_longer_than_the_context_is_refused() -> None:
     with pytest.raises(ContextOverflowError, match=r"32 tokens.*holds 32"):
         target.prefill(slot, [1] * 32)
     target.prefill(slot, [1] * 31)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "settings", "named"),
-    [
-        ("mistral", {"sliding_window": 16}, "sliding_attention"),
-        ("gemma3_text", {"head_dim": 12}, "sliding_attention"),
-        ("mamba", {"state_size": 4}, "linear_attention|recurrent"),
-        ("qwen3_next", {}, "linear_attention"),
-        ("t5", {}, "encoder-decoder"),
-    ],
-)
-def test_layers_that_cannot_be_rewound_are_refused_by_name(model_type: str, settings: dict, named: str) -> None:
-    """The error names the kind of layer that is in the way."""
-    from transformers import AutoConfig
-
-    with pytest.raises(UnsupportedError, match=named):
-        check_supported(AutoConfig.for_model(model_type, **settings))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

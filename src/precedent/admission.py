@@ -44,20 +44,25 @@ class Admission:
         fits = self.reserved_bytes + request.kv_bytes <= self.max_kv_bytes
         return fits and self.num_inside < self.max_running
 
-    def enter(self, request: Request) -> Slot:
-        """Set the memory aside and find the slot that holds most of the prompt. `leave` follows even if this raises."""
+    def enter(self, request: Request) -> None:
+        """Set the request's memory aside."""
         self.num_inside += 1
         self.reserved_bytes += request.kv_bytes
+
+    def slot_for(self, request: Request) -> Slot:
+        """The slot that holds most of the prompt; idle conversations give way to what it will grow to."""
         slot = self._pool.acquire(request.tenant, request.prompt_ids)
         self._make_room()
         return slot
 
-    def leave(self, request: Request, slot: Slot | None) -> None:
-        """Give the memory back; `slot` is kept as an idle conversation, None where it was lost or cannot be trusted."""
+    def leave(self, request: Request, slot: Slot | None, *, keep: bool) -> None:
+        """Give the memory back. `slot` becomes an idle conversation, or is dropped where it cannot be trusted."""
         self.num_inside -= 1
         self.reserved_bytes -= request.kv_bytes
-        if slot is not None:
+        if slot is not None and keep:
             self._pool.release(request.tenant, slot)
+        elif slot is not None:
+            self._pool.drop(slot)
         self._make_room()
 
     def drop_idle(self) -> None:

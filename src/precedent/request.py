@@ -13,13 +13,17 @@ from precedent.drafters import Drafter, DraftRequest
 from precedent.generation import Generation, GenerationResult
 from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.stats import GenerationStats
-from precedent.target import Slot, TargetModel
+from precedent.target import TargetModel
 from precedent.text.assembly import TextAssembler
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What was asked for, how far it has come, and where its answer goes. `kv_bytes` is the memory set aside for it."""
+    """What was asked for, how far it has come, and where its answer goes.
+
+    `kv_bytes` is the memory set aside for it. It has `started` once its slot is its own; until then the first
+    `num_shared` tokens of its prompt may be on their way in another request, `shares_with`.
+    """
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -37,7 +41,10 @@ class Request:
     stats: GenerationStats = field(default_factory=GenerationStats)
     submitted: float = field(default_factory=perf_counter)
     last_emission: float = 0.0
+    started: bool = False
     num_prefilled: int = 0
+    num_shared: int = 0
+    shares_with: Request | None = None
     cached_prompt_tokens: int = 0
     answer: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
@@ -51,14 +58,14 @@ class Request:
         return len(self.prompt_ids) - 1 - self.num_prefilled
 
 
-def begin(request: Request, slot: Slot, target: TargetModel, end_token_ids: frozenset[int], num_tokens: int) -> None:
-    """Set the request's sequence up on its slot, then begin the drafters: recall embeds while the target prefills.
+def begin(request: Request, target: TargetModel, end_token_ids: frozenset[int], num_tokens: int) -> None:
+    """Set the request's sequence up on an empty slot and begin the drafters: recall embeds while others prefill.
 
     `num_tokens` is how many the tokenizer has. Raises what a drafter raises; those begun before are in the sequence.
     """
     shape = constraints_for(request.sampling, request.prompt_ids, num_tokens, target.vocab_size)
     request.sequence = sequence = DecodingSequence(
-        slot=slot,
+        slot=target.new_slot(),
         sampling=request.sampling,
         speculation=request.speculation,
         mode=request.mode,

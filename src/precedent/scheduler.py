@@ -25,6 +25,7 @@ from precedent.request import Request, begin
 from precedent.sequence import DecodingSequence, StepResult
 from precedent.target import TargetModel
 from precedent.target.model import PREFILL_CHUNK
+from precedent.turns import next_prompt, note_shared_prefix
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class Scheduler:
     def _admit(self) -> None:
         while self.waiting and self.admission.admits(self.waiting[0]):
             request = self.waiting.popleft()
+            note_shared_prefix(request, self.prefilling)
             self.prefilling.append(request)
             try:
                 self._enter(request)
@@ -102,25 +104,28 @@ class Scheduler:
                 self._fail(request, as_ours(error, "starting the request"))
 
     def _enter(self, request: Request) -> None:
-        """Take a slot, begin the drafters, and rewind the slot to what it shares with the prompt."""
+        """Set memory aside and begin the drafters."""
         request.stats.queue_seconds = perf_counter() - request.submitted
-        slot = self.admission.enter(request)
-        begin(request, slot, self.target, self.end_token_ids, self.num_tokens)
-        request.num_prefilled = request.cached_prompt_tokens = self.target.begin_prefill(slot, request.prompt_ids)
+        self.admission.enter(request)
+        begin(request, self.target, self.end_token_ids, self.num_tokens)
 
     def _prefill(self) -> None:
         """Give the prompts their turns, a round's tokens in all: few beside running requests, a whole chunk else."""
         spent = 0
         while self.prefilling:
+            request = next_prompt(self.prefilling)
             left = (self.prefill_tokens if self.running else PREFILL_CHUNK) - spent
-            if spent and left < min(SMALLEST_PIECE, self.prefilling[0].num_missing):
+            if spent and left < min(SMALLEST_PIECE, request.num_missing):
                 return
-            spent += self._prefill_piece(self.prefilling[0], max(left, 1))
+            spent += self._prefill_piece(request, max(left, 1))
 
     def _prefill_piece(self, request: Request, most: int) -> int:
-        """Compute at most `most` tokens of the first prompt, then it is another's turn; returns their number."""
-        started, number = perf_counter(), min(most, request.num_missing)
+        """Compute at most `most` tokens of a prompt, then it is another's turn; returns their number."""
+        started, number = perf_counter(), 0
         try:
+            if not request.started:
+                self._start(request)
+            number = min(most, request.num_missing)
             ready = self.target.continue_prefill(_sequence(request).slot, request.prompt_ids, max(number, 1))
         except Exception as error:
             log.debug("prefill failed", exc_info=True)
@@ -128,9 +133,17 @@ class Scheduler:
             return number
         request.num_prefilled += number
         request.stats.prefill_seconds += perf_counter() - started
-        self.prefilling.popleft()
+        self.prefilling.remove(request)
         (self.running if ready else self.prefilling).append(request)
         return number
+
+    def _start(self, request: Request) -> None:
+        """Take the slot that holds most of the prompt, and rewind it to what the two have in common."""
+        sequence = _sequence(request)
+        sequence.slot = self.admission.slot_for(request)
+        request.started, request.shares_with = True, None
+        request.num_prefilled = self.target.begin_prefill(sequence.slot, request.prompt_ids)
+        request.cached_prompt_tokens = request.num_prefilled
 
     # Running
 
@@ -192,7 +205,7 @@ class Scheduler:
             (self.running if request in self.running else self.prefilling).remove(request)
             sequence, request.sequence = request.sequence, None
             _end_all(sequence.draftings.values() if sequence else ())
-            self.admission.leave(request, sequence.slot if sequence and keep_slot else None)
+            self.admission.leave(request, sequence.slot if sequence and request.started else None, keep=keep_slot)
         self.recorder.ended(how, request.stats, len(request.prompt_ids), request.cached_prompt_tokens)
 
 

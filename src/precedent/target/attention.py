@@ -1,21 +1,49 @@
-"""Attention over a committed prefix and a candidate tree, behind transformers' attention interface.
+"""Attention over committed prefixes and candidate trees, behind transformers' attention interface.
 
-`precedent` differs from transformers' `sdpa` in one thing: with grouped key/value heads and a mask, `sdpa` copies keys
-and values once per group; here the query heads of a group become extra query rows, which reads the KV cache in place.
+`precedent` differs from transformers' `sdpa` in three things. It serves rows of several sequences in one forward, each
+with its own keys (`packing`). With grouped key/value heads and a mask, `sdpa` copies keys and values once per group;
+here the query heads of a group become extra query rows, which reads the KV cache in place. And it honours attention
+sinks and capped scores, which `sdpa` does not know.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from precedent.tree import CandidateTree
+from precedent.errors import UnsupportedError
+from precedent.target.packing import running_forward
+from precedent.target.row_masks import RowMasks, Rule, View
 
 NAME = "precedent"
+
+FOLDED_ROWS = 64
+"""Up to this many rows query heads are folded into rows (keys are read once); above it the mask would grow too much."""
+
+SCORES_AT_ONCE = 1 << 24
+"""Scores `[heads, rows, keys]` that attention written out here holds at a time."""
+
+REFUSED = ("position_bias", "sinks", "indices", "block_indices")
+"""Terms of attention that some architectures pass and that are not computed here."""
+
+
+class Terms(NamedTuple):
+    """What some architectures add to plain attention: a scale, a cap on scores, a learned sink per head `[heads]`."""
+
+    scaling: float | None
+    softcap: float | None
+    sinks: Tensor | None
+
+    @property
+    def plain(self) -> bool:
+        """Whether torch's fused attention computes it."""
+        return self.softcap is None and self.sinks is None
 
 
 def attention(
@@ -23,62 +51,122 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: RowMasks | Tensor | None,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Scaled dot-product attention, `query [batch, heads, rows, dim]`, `key/value [batch, kv_heads, keys, dim]`.
 
-    Returns `[batch, rows, heads, dim]` and no weights. With a mask or a single row, groups are folded into rows.
+    Returns `[batch, rows, heads, dim]` and no weights. Raises UnsupportedError for terms that it does not compute.
     """
-    batch, heads, rows, _ = query.shape
-    groups = heads // key.shape[1]
-    causal = attention_mask is None and rows > 1 and is_causal is not False
-    if causal:
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1
+    _refuse(module, kwargs)
+    terms = Terms(scaling, softcap, s_aux)
+    if isinstance(attention_mask, RowMasks):
+        return _of_each_sequence(query, key, value, attention_mask, terms), None
+    if terms.plain:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, 0.0, scaling, is_causal)
+    causal = attention_mask is None and query.shape[2] > 1 and is_causal is not False
+    return written_out(query, key, value, attention_mask, causal, terms).transpose(1, 2).contiguous(), None
+
+
+def _of_each_sequence(query: Tensor, key: Tensor, value: Tensor, masks: RowMasks, terms: Terms) -> Tensor:
+    forward, groups, parts = masks.forward, query.shape[1] // key.shape[1], []
+    for index, (start, stop) in enumerate(forward.spans):
+        part = query[:, :, start:stop]
+        folded = terms.plain and part.shape[2] <= FOLDED_ROWS
+        view = masks.view(index, query, groups if folded else 1)
+        keys, values = forward.keys_and_values(index, key, value, view.first)
+        parts.append(_attend_view(part, keys, values, view, terms))
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _attend_view(query: Tensor, keys: Tensor, values: Tensor, view: View, terms: Terms) -> Tensor:
+    """One sequence's rows `[1, heads, rows, dim]` over its keys; returns `[1, rows, heads, dim]`."""
+    heads, rows, kv_heads = query.shape[1], query.shape[2], keys.shape[1]
+    if not terms.plain:
+        mask = None if view.mask is None else view.mask[None, None]
+        return written_out(query, keys, values, mask, view.causal, terms).transpose(1, 2)
+    if view.causal:
+        attended = scaled_dot_product_attention(
+            query, keys, values, is_causal=True, scale=terms.scaling, enable_gqa=heads > kv_heads
         )
+    elif rows <= FOLDED_ROWS:
+        folded = query.reshape(1, kv_heads, heads // kv_heads * rows, -1)
+        attended = scaled_dot_product_attention(folded, keys, values, attn_mask=_four(view.mask), scale=terms.scaling)
     else:
-        folded = query.reshape(batch, key.shape[1], groups * rows, -1)
-        mask = attention_mask if attention_mask is None or groups == 1 else attention_mask.repeat(1, 1, groups, 1)
-        attended = torch.nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
-        attended = attended.reshape(batch, heads, rows, -1)
-    return attended.transpose(1, 2).contiguous(), None
+        groups = query.reshape(kv_heads, heads // kv_heads, rows, -1)
+        keys, values = (each[0, :, None].expand(-1, groups.shape[1], -1, -1) for each in (keys, values))
+        attended = scaled_dot_product_attention(groups, keys, values, attn_mask=_four(view.mask), scale=terms.scaling)
+    return attended.reshape(1, heads, rows, -1).transpose(1, 2)
+
+
+def written_out(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool, terms: Terms) -> Tensor:
+    """Attention with capped scores or sinks, `[batch, heads, rows, dim]`, a bounded number of scores at a time.
+
+    `mask` is additive or boolean, `[batch or 1, heads or 1, rows, keys]`. Scores are at least float32. A sink is one
+    more score per head that takes its share of the softmax and gives no value (gpt-oss).
+    """
+    rows, num_keys = query.shape[2], keys.shape[2]
+    if causal:
+        mask = torch.ones((rows, num_keys), dtype=torch.bool, device=query.device).tril()[None, None]
+    step = max(1, SCORES_AT_ONCE // (query.shape[0] * query.shape[1] * num_keys))
+    parts = [
+        _weighted(query[:, :, start : start + step], keys, values, _rows(mask, start, step), terms)
+        for start in range(0, rows, step)
+    ]
+    return torch.cat(parts, dim=2)
+
+
+def _weighted(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, terms: Terms) -> Tensor:
+    batch, heads, rows, dim = query.shape
+    precision = torch.promote_types(query.dtype, torch.float32)
+    folded = query.reshape(batch, keys.shape[1], -1, dim)
+    scores = (folded @ keys.transpose(2, 3)).reshape(batch, heads, rows, -1).to(precision)
+    scores = scores * (dim**-0.5 if terms.scaling is None else terms.scaling)
+    if terms.softcap is not None:
+        scores = torch.tanh(scores / terms.softcap) * terms.softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    if terms.sinks is not None:
+        sinks = terms.sinks.to(precision).reshape(1, heads, 1, 1).expand(batch, heads, rows, 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : keys.shape[2]].to(values.dtype)
+    return (weights.reshape(batch, keys.shape[1], -1, keys.shape[2]) @ values).reshape(batch, heads, rows, -1)
+
+
+def _rows(mask: Tensor | None, start: int, count: int) -> Tensor | None:
+    return None if mask is None else mask[:, :, start : start + count]
+
+
+def _four(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask[None, None]
+
+
+def row_masks(
+    *,
+    mask_function: Rule,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    device: torch.device,
+    **kwargs: Any,
+) -> RowMasks | Tensor | None:
+    """The mask of one kind of layer, as transformers asks for it: `RowMasks` in a forward of ours, else `sdpa`'s."""
+    forward = running_forward()
+    if forward is None:
+        return sdpa_mask(mask_function=mask_function, local_size=local_size, use_vmap=use_vmap, device=device, **kwargs)
+    if use_vmap:
+        raise UnsupportedError("the model lays a mask of its own over causal attention, which a tree cannot follow")
+    return RowMasks(forward, mask_function, local_size, device)
+
+
+def _refuse(module: torch.nn.Module, terms: dict[str, Any]) -> None:
+    for name in REFUSED:
+        if terms.get(name) is not None:
+            raise UnsupportedError(f"{type(module).__name__} attends with {name}, which is not supported")
 
 
 AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
-
-
-def use_tree_attention(model: PreTrainedModel) -> None:
-    """Switch a model from transformers' `sdpa` to `precedent`; `eager` stays, for it takes 4D masks as well."""
-    if model.config._attn_implementation == "sdpa":
-        model.set_attn_implementation(NAME)
-
-
-def tree_mask(
-    tree: CandidateTree, prefix_length: int, dtype: torch.dtype | None, device: torch.device
-) -> Tensor | None:
-    """The mask for the pending token and a tree behind it, `[1, 1, num_nodes + 1, prefix_length + num_nodes + 1]`.
-
-    Every row sees the whole prefix, the pending token, its ancestors and itself. Boolean, or additive in `dtype` for
-    attention implementations that add their mask. None when there is nothing to hide (an empty tree).
-    """
-    rows = len(tree) + 1
-    if rows == 1:
-        return None
-    mask = torch.ones((rows, prefix_length + rows), dtype=torch.bool)
-    mask[0, prefix_length + 1 :] = False
-    mask[1:, prefix_length + 1 :] = torch.from_numpy(tree.ancestors)
-    if dtype is not None:
-        additive = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
-        return additive.to(device)[None, None]
-    return mask.to(device)[None, None]
-
-
-def tree_positions(tree: CandidateTree, prefix_length: int, device: torch.device) -> Tensor:
-    """Position ids of the pending token and the nodes, `[1, num_nodes + 1]`: prefix length + depth."""
-    depths = torch.zeros(len(tree) + 1, dtype=torch.long)
-    depths[1:] = torch.from_numpy(tree.depths)
-    return (depths + prefix_length).to(device)[None]
+AttentionMaskInterface.register(NAME, row_masks)

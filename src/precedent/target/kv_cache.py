@@ -129,12 +129,17 @@ class KVCache(Cache):
             block = None if layer is None else KVBlock(layer, count)
             layers.extend(KVLayer(self._filled, block, index) for index in range(count))
             self._blocks.extend([] if block is None else [block])
+        self._layers = tuple(layers)
         super().__init__(layers=list(layers))
 
     @property
     def length(self) -> int:
         """Number of committed tokens."""
         return self._filled.length
+
+    def layer(self, index: int) -> KVLayer:
+        """One layer's part."""
+        return self._layers[index]
 
     @property
     def nbytes(self) -> int:

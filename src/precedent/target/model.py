@@ -10,27 +10,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.errors import ContextOverflowError, PromptError
-from precedent.target.attention import tree_mask, tree_positions, use_tree_attention
 from precedent.target.cpu_linear import pack_linears
+from precedent.target.examine import examine
 from precedent.target.kv_cache import KVCache
-from precedent.target.kv_shape import KVShape, ShapeObserver
-from precedent.target.support import check_supported
+from precedent.target.packing import chain_rows, tree_rows
+from precedent.target.support import check_supported, context_length
 from precedent.tree import EMPTY_TREE, CandidateTree
 
 PREFILL_CHUNK = 512
 """Tokens per prefill forward: bounds the memory of activations, costs nothing measurable."""
 
 
+Tokens = Sequence[int] | NDArray[np.int64]
+
 NOTHING_PENDING = -1
 """`Slot.pending` while a prompt is still being computed."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Slot:
     """One sequence: `token_ids` have their keys and values in `kv`, `pending` is chosen but not computed."""
 
@@ -45,37 +49,18 @@ class TargetModel:
     def __init__(self, model: PreTrainedModel) -> None:
         check_supported(model.config)
         self.model = model.eval()
-        use_tree_attention(self.model)
         pack_linears(self.model)
-        self._kv_shape = self._observed_shape()
-        self._additive = None if self.model.config._attn_implementation != "eager" else self.model.dtype
+        self._runner, self._kv_shape, self.vocab_size = examine(self.model)
+        self.context_length = context_length(model.config.get_text_config())
 
     @property
     def device(self) -> torch.device:
         """Where input ids go."""
-        embeddings: torch.Tensor = self.model.get_input_embeddings().weight
-        return embeddings.device
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the output head, padding included."""
-        return int(self.model.get_output_embeddings().weight.shape[0])
-
-    @property
-    def context_length(self) -> int:
-        """Longest sequence the model was made for, in tokens."""
-        return int(self.model.config.get_text_config().max_position_embeddings)
+        return self._runner.device
 
     def new_slot(self) -> Slot:
         """An empty slot."""
         return Slot(KVCache(self._kv_shape))
-
-    @torch.inference_mode()
-    def _observed_shape(self) -> KVShape:
-        """What a forward stores in each layer; no config says it for every architecture."""
-        observer = ShapeObserver(int(self.model.config.get_text_config().num_hidden_layers))
-        self.model(input_ids=torch.tensor([[0, 0]], device=self.device), past_key_values=observer, use_cache=True)
-        return observer.shape
 
     @torch.inference_mode()
     def fork(self, slot: Slot, length: int, room: int = 0) -> Slot:
@@ -132,11 +117,7 @@ class TargetModel:
         return self._kv_shape.nbytes(num_tokens)
 
     def _prefill_chunk(self, slot: Slot, token_ids: Sequence[int]) -> None:
-        input_ids = torch.tensor([token_ids], device=self.device)
-        positions = torch.arange(slot.kv.length, slot.kv.length + len(token_ids), device=self.device)[None]
-        self.model(
-            input_ids=input_ids, position_ids=positions, past_key_values=slot.kv, use_cache=True, logits_to_keep=1
-        )
+        self._runner.fill(chain_rows(slot.kv, token_ids))
         slot.kv.keep(range(len(token_ids)))
         slot.token_ids.extend(token_ids)
 
@@ -144,20 +125,10 @@ class TargetModel:
     def score(self, batch: Sequence[tuple[Slot, CandidateTree]]) -> list[Tensor]:
         """Logits after the pending token and after every node, `[num_nodes + 1, vocab_size]` for each sequence.
 
-        Nothing is committed: the next `commit` or `discard` decides. Sequences run one after the other today.
+        All sequences go through the model together. Nothing is committed: the next `commit` or `discard` decides. A
+        failed forward leaves every slot as it was.
         """
-        return [self._score(slot, tree) for slot, tree in batch]
-
-    def _score(self, slot: Slot, tree: CandidateTree) -> Tensor:
-        length = slot.kv.length
-        logits: Tensor = self.model(
-            input_ids=torch.tensor([[slot.pending, *tree.token_ids]], device=self.device),
-            position_ids=tree_positions(tree, length, self.device),
-            attention_mask=tree_mask(tree, length, self._additive, self.device),
-            past_key_values=slot.kv,
-            use_cache=True,
-        ).logits
-        return logits[0]
+        return self._runner.logits([tree_rows(slot.kv, slot.pending, tree) for slot, tree in batch])
 
     @torch.inference_mode()
     def commit(self, slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: int) -> None:
@@ -181,6 +152,13 @@ class TargetModel:
         return self.score([(slot, EMPTY_TREE)])[0]
 
 
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common prefix, in tokens."""
-    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+def common_prefix(left: Tokens, right: Tokens) -> int:
+    """Length of the longest common prefix, in tokens; fast for arrays, and where the two differ soon."""
+    length, start, width = min(len(left), len(right)), 0, 64
+    while start < length:
+        stop = min(start + width, length)
+        differing = np.flatnonzero(np.asarray(left[start:stop]) != np.asarray(right[start:stop]))
+        if differing.size:
+            return start + int(differing[0])
+        start, width = stop, 8 * width
+    return length

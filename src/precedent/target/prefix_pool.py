@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
 
 from precedent.target.model import Slot, TargetModel, common_prefix
 
@@ -13,48 +17,94 @@ CONTINUED_WITHIN = 16
 """A prompt that leaves a slot at most this many tokens before its end continues it (a re-rendered last turn)."""
 
 
+@dataclass(slots=True, eq=False)
+class _Idle:
+    """A slot that nobody uses, with its tokens as an array: prompts are compared with many of them."""
+
+    tenant: str
+    slot: Slot
+    token_ids: NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return self.slot.kv.nbytes
+
+
 @dataclass(slots=True)
 class PrefixPool:
     """Idle slots per tenant, least recently used first; `max_bytes` bounds their KV caches together.
 
-    A slot never crosses tenants: how fast a prompt is prefilled would tell whether somebody else sent it before.
+    A slot never crosses tenants: how fast a prompt is prefilled would tell whether somebody else sent it before. Slots
+    in use lend their prefix as well: concurrent requests under one system prompt compute it once. To be used by the
+    thread that runs the target, between forwards.
     """
 
     target: TargetModel
     max_bytes: int = DEFAULT_MAX_BYTES
-    _idle: list[tuple[str, Slot]] = field(default_factory=list)
-
-    def acquire(self, tenant: str, prompt_ids: Sequence[int]) -> Slot:
-        """A slot that holds as much of the prompt as any of the tenant's idle slots; it is no longer in the pool.
-
-        A slot that the prompt continues is taken over. One that it merely resembles (another conversation under the
-        same system prompt) is forked, so that the other conversation finds its own again.
-        """
-        shared = [
-            (common_prefix(slot.token_ids, prompt_ids), place)
-            for place, (owner, slot) in enumerate(self._idle)
-            if owner == tenant
-        ]
-        longest, place = max(shared, default=(0, -1))
-        if longest == 0:
-            return self.target.new_slot()
-        slot = self._idle[place][1]
-        if len(slot.token_ids) - longest > CONTINUED_WITHIN:
-            return self.target.fork(slot, longest)
-        return self._idle.pop(place)[1]
-
-    def release(self, tenant: str, slot: Slot) -> None:
-        """Take a slot back; the oldest ones go when the pool holds more than `max_bytes`."""
-        self.target.discard(slot)
-        self._idle.append((tenant, slot))
-        self.shrink(self.max_bytes)
+    _idle: list[_Idle] = field(default_factory=list)
+    _in_use: WeakKeyDictionary[Slot, str] = field(default_factory=WeakKeyDictionary)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all idle slots."""
-        return sum(slot.kv.nbytes for _, slot in self._idle)
+        """Bytes that the idle slots hold."""
+        return sum(idle.nbytes for idle in self._idle)
+
+    def acquire(self, tenant: str, prompt_ids: Sequence[int]) -> Slot:
+        """A slot that holds as much of the prompt as any of the tenant's slots does; it is no longer idle.
+
+        An idle slot that the prompt continues is taken over. One that it merely resembles (another conversation under
+        the same system prompt) or that is in use is forked, so that its own conversation finds it as it was.
+        """
+        slot = self._best(tenant, np.asarray(prompt_ids[:-1], dtype=np.int64), len(prompt_ids))
+        self._in_use[slot] = tenant
+        return slot
+
+    def release(self, tenant: str, slot: Slot) -> None:
+        """Take a slot back; the oldest ones go when the pool holds more than `max_bytes`."""
+        self._in_use.pop(slot, None)
+        self.target.discard(slot)
+        if slot.token_ids and slot.kv.nbytes <= self.max_bytes:
+            self._idle.append(_Idle(tenant, slot, np.asarray(slot.token_ids, dtype=np.int64)))
+            self.shrink(self.max_bytes)
+
+    def drop(self, slot: Slot) -> None:
+        """Lend no more from a slot that was in use: what failed cannot be trusted."""
+        self._in_use.pop(slot, None)
 
     def shrink(self, max_bytes: int) -> None:
-        """Drop the least recently used slots until the others hold at most `max_bytes`."""
-        while self._idle and self.nbytes > max_bytes:
-            self._idle.pop(0)
+        """Let the least recently used idle slots go until the others hold at most `max_bytes`."""
+        held, gone = self.nbytes, 0
+        while held > max_bytes:
+            held -= self._idle[gone].nbytes
+            gone += 1
+        del self._idle[:gone]
+
+    def _best(self, tenant: str, context: NDArray[np.int64], room: int) -> Slot:
+        length, idle = self._longest_idle(tenant, context)
+        used_length, used = self._longest_in_use(tenant, context)
+        if used is not None and used_length > length:
+            return self.target.fork(used, used_length, room)
+        if idle is None:
+            return self.target.new_slot()
+        self._idle.remove(idle)
+        if len(idle.token_ids) - length <= CONTINUED_WITHIN:
+            return idle.slot
+        self._idle.append(idle)  # it was of use: others go before it
+        return self.target.fork(idle.slot, length, room)
+
+    def _longest_idle(self, tenant: str, context: NDArray[np.int64]) -> tuple[int, _Idle | None]:
+        """The idle slot that shares most with `context`, of equals the one used last; None when none shares a token."""
+        best: tuple[int, _Idle | None] = (0, None)
+        for idle in reversed(self._idle):
+            if idle.tenant == tenant:
+                shared = common_prefix(idle.token_ids, context)
+                best = (shared, idle) if shared > best[0] else best
+        return best
+
+    def _longest_in_use(self, tenant: str, context: NDArray[np.int64]) -> tuple[int, Slot | None]:
+        best: tuple[int, Slot | None] = (0, None)
+        for slot, user in self._in_use.items():
+            if user == tenant:
+                shared = common_prefix(slot.token_ids, context)
+                best = (shared, slot) if shared > best[0] else best
+        return best

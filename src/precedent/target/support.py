@@ -4,9 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.cache_utils import get_layer_types_and_kwargs
+
 from precedent.errors import UnsupportedError
 
 FULL_ATTENTION = "full_attention"
+SLIDING_ATTENTION = "sliding_attention"
+
+REWINDABLE = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, "chunked_attention"})
+"""Attention that can be taken back to any earlier token: all keys and values are kept, and masks hide the rest."""
+
+WITHOUT_ATTENTION = frozenset({"dummy", "moe", "mlp"})
+"""Layers that keep nothing, or read what another layer keeps."""
+
+BY_INDEX = {
+    "bloom": "tells positions by a key's place in the KV cache (ALiBi)",
+    "mpt": "tells positions by a key's place in the KV cache (ALiBi)",
+    "alibi": "tells positions by a key's place in the KV cache (ALiBi)",
+    "gpt_neo": "cuts its local windows by a key's place in the KV cache",
+    "keep_window_size": "chooses which keys it attends to among all that are in the KV cache (dynamic mask)",
+}
+"""Model types, or settings of a config, whose attention goes by the place of a key and not by its position id."""
+
+LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "dynamic"})
+"""Rotary embeddings whose frequencies change for all tokens when a forward passes the length they were trained for."""
 
 
 def check_supported(config: Any) -> None:
@@ -14,22 +36,40 @@ def check_supported(config: Any) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
     text = config.get_text_config()
-    others = sorted({kind for kind in _layer_kinds(text) if kind != FULL_ATTENTION})
+    others = sorted(attention_kinds(text) - REWINDABLE) or (["recurrent"] if _is_recurrent(text) else [])
     if others:
         raise UnsupportedError(
-            f"{text.model_type} has {', '.join(others)} layers; today only models whose every layer is "
-            f"{FULL_ATTENTION} can be rewound after a rejected draft"
+            f"{text.model_type} has {', '.join(others)} layers, which cannot be rewound after a rejected draft; "
+            "give a model with full or sliding-window attention in every layer"
         )
+    for marker, reason in BY_INDEX.items():
+        if marker == text.model_type or getattr(text, marker, None):
+            raise UnsupportedError(
+                f"{text.model_type} {reason}, so it cannot score a candidate tree; give a model with position ids"
+            )
 
 
-def _layer_kinds(config: Any) -> list[str]:
-    """The kind of each layer, from `layer_types` where the config has it."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds:
-        return list(kinds)
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        return ["sliding_attention"]
-    for marker, kind in (("ssm_state_size", "recurrent"), ("state_size", "recurrent"), ("conv_kernel", "recurrent")):
-        if getattr(config, marker, None):
-            return [kind]
-    return [FULL_ATTENTION] * int(config.num_hidden_layers)
+def attention_kinds(config: Any) -> set[str]:
+    """The kinds of attention among a text model's layers, in transformers' words."""
+    kinds, _ = get_layer_types_and_kwargs(config)
+    return set(kinds) - WITHOUT_ATTENTION
+
+
+def context_length(config: Any) -> int:
+    """Longest sequence that a text model serves, in tokens.
+
+    Where rotary frequencies switch at a length, that length is the limit: beyond it a forward over a tree would not be
+    the forward of plain decoding, nor would keys computed before the switch be those of a fresh prefill.
+    """
+    longest = int(config.max_position_embeddings)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *(each for each in rope.values() if isinstance(each, dict))):
+        if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+            longest = min(longest, int(parameters.get("original_max_position_embeddings") or longest))
+    return longest
+
+
+def _is_recurrent(config: Any) -> bool:
+    """Whether the model class says that it carries state which is no KV cache (RWKV, xLSTM)."""
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return bool(getattr(model_class, "_is_stateful", False))

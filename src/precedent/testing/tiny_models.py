@@ -54,13 +54,13 @@ def tiny_causal_lm(
     `scale` multiplies the output head: larger makes the next token more certain.
     """
     config = AutoConfig.for_model(model_type, vocab_size=vocab_size, **{**_SHAPE, **settings})
+    config._experts_implementation = "eager"  # the only one that computes in float64
     config.eos_token_id = config.bos_token_id = config.pad_token_id = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        with (
-            torch.no_grad()
-        ):  # transformers initialises with a spread of 0.02: too flat to tell one position from another
+        with torch.no_grad():
+            # transformers initialises with a spread of 0.02: too flat to tell one position from another
             for parameter in model.parameters():
                 if parameter.dim() > 1:
                     parameter.normal_(0.0, parameter.shape[-1] ** -0.5)

@@ -1,0 +1,120 @@
+"""Looks at a model before it is used: what its layers store, and whether a scored tree equals plain forwards.
+
+An architecture may keep state between tokens, ignore masks or positions, or mix rows in a way that no config tells. So
+one small tree is scored in the first moments of every model, and a model that gets it wrong is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from precedent.errors import UnsupportedError
+from precedent.target.kv_cache import KVCache
+from precedent.target.kv_shape import KVShape, ShapeObserver
+from precedent.target.packing import chain_rows, tree_rows
+from precedent.target.runner import Runner, use_tree_attention
+from precedent.tree import ROOT, TreeBuilder
+
+TEXT = (1, 2, 1, 0, 2)
+"""Token ids of the examination, small enough for any vocabulary: two prompt tokens, the pending one, two of a path."""
+
+SIBLING = 1
+"""Stands between the pending token and the path, and must not be seen by it."""
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
+"""Accepted relative difference between a scored tree and plain forwards; wrong masks or positions give about 1."""
+
+LOOSE_TOLERANCE = 0.5
+"""The same for low precision and quantised weights, where rounding may send a token to another expert."""
+
+MISFITS = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, AssertionError)
+"""What a forward raises that cannot work with a KV cache or masks of ours."""
+
+
+Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
+
+
+class Examined(NamedTuple):
+    """What the rest of the library needs to know of a model."""
+
+    runner: Runner
+    kv_shape: KVShape
+    vocab_size: int
+
+
+@torch.inference_mode()
+def examine(model: PreTrainedModel) -> Examined:
+    """Observe a model and choose how to run it. Raises UnsupportedError, naming it, when a tree cannot be scored."""
+    runners = [Runner(model, packed=packed) for packed in ((True, False) if use_tree_attention(model) else (False,))]
+    shape, expected = _attempt(model, lambda: _observe(runners[-1]))
+    for runner in runners[:-1]:
+        try:
+            if _error(runner, shape, expected) <= _tolerance(model):
+                return Examined(runner, shape, expected.shape[-1])
+        except torch.OutOfMemoryError:
+            raise
+        except MISFITS as misfit:
+            log.debug("%s is scored one sequence after the other: %r", type(model).__name__, misfit)
+    error = _attempt(model, lambda: _error(runners[-1], shape, expected))
+    if error > _tolerance(model):
+        raise _unfit(model, f"a scored tree is {error:.2g} off")
+    return Examined(runners[-1], shape, expected.shape[-1])
+
+
+def _attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
+    """Whatever a forward stumbles over is this model's not fitting, except that the machine is too small."""
+    try:
+        return action()
+    except torch.OutOfMemoryError:
+        raise
+    except MISFITS as misfit:
+        raise _unfit(model, f"{type(misfit).__name__}: {misfit}".splitlines()[0]) from misfit
+
+
+def _unfit(model: PreTrainedModel, reason: str) -> UnsupportedError:
+    name = model.config.get_text_config().model_type
+    return UnsupportedError(f"{name} cannot be the target: its forward pass does not fit candidate trees ({reason})")
+
+
+def _observe(runner: Runner) -> tuple[KVShape, Tensor]:
+    """What a forward stores in each layer, and the logits of `TEXT`, `[tokens, vocab_size]`."""
+    observer = ShapeObserver(int(runner.model.config.get_text_config().num_hidden_layers))
+    token_ids = torch.tensor([TEXT], device=runner.device)
+    logits: Tensor = runner.model(input_ids=token_ids, past_key_values=observer, use_cache=True).logits
+    if not any(observer.shape.layers):
+        raise ValueError("no layer uses the KV cache")
+    return observer.shape, logits[0]
+
+
+def _error(runner: Runner, shape: KVShape, expected: Tensor) -> float:
+    """Score `TEXT` beside another sequence and with a sibling in its way; largest relative difference."""
+    long, short = KVCache(shape), KVCache(shape)
+    runner.logits([chain_rows(long, TEXT[:2]), chain_rows(short, TEXT[:1])])
+    long.keep(range(2))
+    short.keep(range(1))
+    builder = TreeBuilder()
+    builder.add_point(ROOT, SIBLING, "examination")
+    node = builder.add_point(ROOT, TEXT[3], "examination")
+    builder.add_point(node, TEXT[4], "examination")
+    rows = tree_rows(long, TEXT[2], builder.build()), chain_rows(short, TEXT[1:3])
+    scored, beside = runner.logits(rows)
+    pairs = [*zip(scored[[0, 2, 3]], expected[2:], strict=True), *zip(beside, expected[1:3], strict=True)]
+    return max(_relative(*(row.float() for row in pair)) for pair in pairs)
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    spread = (expected - expected.mean()).norm().clamp(min=torch.finfo(expected.dtype).tiny)
+    return float((found.to(expected.device) - expected).norm() / spread)
+
+
+def _tolerance(model: PreTrainedModel) -> float:
+    quantised = getattr(model.config, "quantization_config", None) is not None
+    return LOOSE_TOLERANCE if quantised else TOLERANCE.get(model.dtype, LOOSE_TOLERANCE)

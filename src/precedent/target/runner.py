@@ -1,0 +1,108 @@
+"""Runs the rows of one or several sequences through the model, in the way that this architecture allows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+
+from precedent.errors import UnsupportedError
+from precedent.target.attention import NAME
+from precedent.target.packing import Forward, Rows
+from precedent.target.row_masks import Rule, additive, visible_keys
+from precedent.target.support import FULL_ATTENTION, SLIDING_ATTENTION, attention_kinds
+
+
+def use_tree_attention(model: PreTrainedModel) -> bool:
+    """Switch a model to `precedent` attention; False when its architecture has no such switch or `eager` was asked for.
+
+    A model that offers no `sdpa` (gpt-oss) comes with `eager` unasked, so there `eager` says nothing.
+    """
+    chosen = model.config._attn_implementation
+    if not model._supports_attention_backend or (chosen == "eager" and model._supports_sdpa):
+        return False
+    if chosen != NAME:
+        model.set_attn_implementation(NAME)
+    return True
+
+
+class Runner:
+    """A model and how it is called: `packed`, all sequences in one forward, or one sequence after the other.
+
+    One after the other is for architectures that do not go through transformers' attention interface, or change keys or
+    masks on the way; they get the tree as a 4D mask.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, packed: bool) -> None:
+        self.model, self.packed = model, packed
+
+    @property
+    def device(self) -> torch.device:
+        """Where input ids go; accelerate moves them on where the first layer's weights are kept elsewhere."""
+        embeddings: Any = self.model.get_input_embeddings()
+        device: torch.device = embeddings.weight.device
+        return torch.device("cpu") if device.type == "meta" else device
+
+    def logits(self, sequences: Sequence[Rows]) -> list[Tensor]:
+        """Logits after every row, `[rows, vocab_size]` for each sequence; their keys and values wait to be kept."""
+        for rows in sequences:
+            rows.kv.reserve(rows.kv.length + len(rows))
+        if not self.packed:
+            return [self._one(rows)[0] for rows in sequences]
+        forward = Forward(sequences)
+        with forward.running():
+            logits: Tensor = self.model(**forward.inputs(self.device)).logits[0]
+        return [logits[start:stop] for start, stop in forward.spans]
+
+    def fill(self, rows: Rows) -> None:
+        """Compute keys and values of a chain of rows, and no more logits than the architecture insists on."""
+        rows.kv.reserve(rows.kv.length + len(rows))
+        fewest = {"logits_to_keep": 1} if self._takes_logits_to_keep else {}
+        if not self.packed:
+            self._one(rows, **fewest)
+            return
+        forward = Forward([rows])
+        with forward.running():
+            self.model(**forward.inputs(self.device), **fewest)
+
+    def _one(self, rows: Rows, **settings: Any) -> Tensor:
+        logits: Tensor = self.model(
+            **Forward([rows]).inputs(self.device), attention_mask=self._mask(rows), **settings
+        ).logits
+        return logits
+
+    def _mask(self, rows: Rows) -> Tensor | dict[str, Tensor] | None:
+        """A 4D mask, or one per kind of layer; None for a chain, which every model masks itself."""
+        if rows.ancestors is None:
+            return None
+        masks = {kind: self._mask_of(rows, rule) for kind, rule in self._rules.items()}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _mask_of(self, rows: Rows, rule: Rule) -> Tensor:
+        _, allowed, _ = visible_keys(rows, rule, None, self.device)
+        assert allowed is not None  # only a chain or a single row can do without
+        if self.model.config._attn_implementation == "eager":
+            allowed = additive(allowed, self.model.dtype)
+        return allowed[None, None]
+
+    @cached_property
+    def _rules(self) -> dict[str, Rule]:
+        config = self.model.config.get_text_config()
+        kinds = attention_kinds(config)
+        rules: dict[str, Rule] = {FULL_ATTENTION: causal_mask_function}
+        if SLIDING_ATTENTION in kinds:
+            rules[SLIDING_ATTENTION] = sliding_window_causal_mask_function(config.sliding_window)
+        unknown = sorted(kinds - rules.keys())
+        if unknown:
+            raise UnsupportedError(f"{config.model_type} with eager attention: {', '.join(unknown)} is not supported")
+        return {kind: rule for kind, rule in rules.items() if kind in kinds}
+
+    @cached_property
+    def _takes_logits_to_keep(self) -> bool:
+        return "logits_to_keep" in inspect.signature(self.model.forward).parameters
