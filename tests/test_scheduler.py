@@ -198,6 +198,60 @@ def test_prompts_take_turns(target: WatchedTarget) -> None:
     assert 64 <= long.num_prefilled <= 192
 
 
+def with_tail(system: Sequence[int], number: int) -> list[int]:
+    return [*system, 200 + number, *range(10, 10 + 3 * number)]
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["nobody runs", "beside a runner"])
+def test_a_common_beginning_is_computed_once(target: WatchedTarget, running: bool) -> None:
+    """The branches of a graph under one system prompt: the others wait for it, then go on from a copy."""
+    scheduler, system = scheduler_on(target, EngineLimits(prefill_tokens_per_round=64)), prompt_of(300)
+    if running:
+        scheduler.add(request_for(target, prompt_of(5, 90), max_tokens=200))
+        scheduler.round()
+    target.pieces.clear()
+    requests = [request_for(target, with_tail(system, i)) for i in range(5)]
+    for request in requests:
+        scheduler.add(request)
+    run(scheduler)
+    assert sum(target.pieces) == sum(len(r.prompt_ids) - 1 for r in requests) - 4 * 300
+    assert [r.generation.result().cached_prompt_tokens for r in requests] == [0, 300, 300, 300, 300]
+    assert all(r.generation.result().token_ids == answer_alone(r.prompt_ids) for r in requests)
+    assert nothing_is_held(scheduler)
+
+
+def test_a_common_beginning_is_not_shared_across_tenants(target: WatchedTarget) -> None:
+    """How fast a prompt is computed would tell whether somebody else sent it."""
+    scheduler, system = scheduler_on(target), prompt_of(300)
+    first, second = (request_for(target, with_tail(system, i)) for i in range(2))
+    second.tenant = "another"
+    for request in (first, second):
+        scheduler.add(request)
+    run(scheduler)
+    assert second.generation.result().cached_prompt_tokens == 0
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_who_waits_for_a_beginning_goes_on_when_it_is_given_up(target: WatchedTarget, how: str) -> None:
+    scheduler, system = scheduler_on(target), prompt_of(600)
+    first, second = (request_for(target, with_tail(system, i)) for i in range(2))
+    for request in (first, second):
+        scheduler.add(request)
+    scheduler.round()
+    assert 0 < first.num_prefilled < 600
+    assert not second.started
+    if how == "cancelled":
+        first.generation.cancel()
+    else:
+        broken = first.sequence.slot
+        target.guilty = lambda slot: ValueError("boom") if slot is broken else None
+    run(scheduler)
+    error_of(first)
+    result = second.generation.result()
+    assert result.token_ids == answer_alone(second.prompt_ids)
+    assert result.cached_prompt_tokens == (first.num_prefilled if how == "cancelled" else 0)
+
+
 def test_what_does_not_fit_waits_and_nobody_overtakes_it(target: WatchedTarget) -> None:
     """Memory for two small requests or one large: strictly first come, first served, and all of them finish."""
     small, large = target.kv_bytes(60), target.kv_bytes(600)
