@@ -16,7 +16,7 @@ DEMO_ARGS  ?=
 BENCH_ARGS ?=
 TEST_ARGS  ?=
 
-.PHONY: help demo test test-exhaustive check bench clean
+.PHONY: help demo test test-exhaustive test-stress check bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -36,6 +36,9 @@ test: $(VENV)/dev.stamp  ## the fast tests (TEST_ARGS="-m slow" for the slow one
 test-exhaustive: $(VENV)/dev.stamp  ## the fast tests and the long enumerations (half an hour and more)
 	@$(BIN)/python -m pytest
 	@$(BIN)/python -m pytest -m exhaustive tests
+
+test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine with random cancels (minutes)
+	@$(BIN)/python -m pytest -m stress tests/test_stress.py
 
 check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
 	@echo "== ruff"

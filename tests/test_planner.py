@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,23 @@ def test_the_choice_is_the_best_of_all_prefixes_of_the_ranking() -> None:
         assert _rate(planner, proposal, set(tree.token_ids)) == pytest.approx(best)
 
 
+def test_the_sequences_of_a_step_share_its_width() -> None:
+    """Beside 7 others in a compute-bound step, a node must raise the rate of all 8 together, not that of one alone."""
+    planner = Planner(curve(w1=10.0, w8=10.0, w16=20.0))
+    proposal = candidates((ROOT, 1, 0.9), (0, 2, 0.9), (1, 3, 0.3))
+    beside = replace(ROOMY, rows_beside=7, tokens_beside=7.0)
+    assert len(chosen(planner, proposal)) == 3
+    assert len(chosen(planner, proposal, limits=beside)) == 0
+    assert len(chosen(planner, proposal, limits=replace(beside, tokens_beside=1.0))) == 2
+    assert len(chosen(planner, proposal, limits=replace(beside, rows_beside=3, tokens_beside=3.0))) == 3
+
+
+def test_a_plan_says_what_it_expects() -> None:
+    """One token of the target's own and every path's probability: what the next sequence of the step counts beside."""
+    plan = Planner(curve(w1=10.0, w32=10.0)).plan([candidates((ROOT, 1, 0.5), (0, 2, 0.5))], {}, ROOMY)
+    assert plan.expected_tokens == pytest.approx(1.75)
+
+
 def _closed_subsets(proposal: Candidates) -> list[set[int]]:
     """All sets of nodes that contain every member's parent."""
     subsets = itertools.chain.from_iterable(itertools.combinations(range(len(proposal)), k) for k in range(7))
@@ -105,7 +123,8 @@ def test_outcomes_teach_the_planner_whom_to_believe() -> None:
     for _ in range(60):
         plan = planner.plan([liar], {}, ROOMY)
         tree = plan.builder.build()
-        planner.observe(plan, tree, (), 12.0 if len(tree) else 10.0)
+        planner.observe_forward(len(tree) + 1, 12.0 if len(tree) else 10.0)
+        planner.observe(plan, tree, ())
     assert len(chosen(planner, liar)) == 0
 
 
@@ -119,7 +138,8 @@ def test_a_draft_model_that_does_not_pay_costs_hardly_anything() -> None:
             plan.builder.add_point(ROOT, 7, "draft-model")
             planner.observe_draws("draft-model", number, 0, 10.0 * number)
             spent += 10.0 * number if step >= TRIAL_STEPS else 0.0
-        planner.observe(plan, plan.builder.build(), (), 10.0)
+        planner.observe_forward(len(plan.builder) + 1, 10.0)
+        planner.observe(plan, plan.builder.build(), ())
     assert TRIAL_DRAWS * 10.0 < spent <= 0.011 * 5000 * 10.0
 
 
@@ -133,7 +153,8 @@ def test_a_draft_model_that_pays_is_asked_in_every_step() -> None:
             node = plan.builder.add_point(node, token, "draft-model")
             path.append(node)
         planner.observe_draws("draft-model", max(1, len(path)), 0, 0.2 * max(1, len(path)))
-        planner.observe(plan, plan.builder.build(), path, 10.0)
+        planner.observe_forward(len(plan.builder) + 1, 10.0)
+        planner.observe(plan, plan.builder.build(), path)
     assert planner.plan([], {"draft-model": 0}, ROOMY).draws == {"draft-model": 6}
 
 
@@ -144,7 +165,8 @@ def test_catching_up_counts_before_a_draw_is_made() -> None:
         plan = planner.plan([], {"draft-model": 0}, ROOMY)
         node = plan.builder.add_point(ROOT, 1, "draft-model")
         planner.observe_draws("draft-model", 1, 0, 2.0)
-        planner.observe(plan, plan.builder.build(), (node,), 10.0)
+        planner.observe_forward(len(plan.builder) + 1, 10.0)
+        planner.observe(plan, plan.builder.build(), (node,))
     planner.observe_draws("draft-model", 1, 1000, 1002.0)
     assert planner.plan([], {"draft-model": 3}, ROOMY).draws
     assert not planner.plan([], {"draft-model": 5000}, ROOMY).draws
@@ -168,7 +190,8 @@ def _one_step(planner: Planner, *, accepted: bool) -> int:
         path.append(node)
     if number:
         planner.observe_draws("draft-model", number, 0, 2.0 * number)
-    planner.observe(plan, plan.builder.build(), path if accepted else (), 10.0)
+    planner.observe_forward(len(plan.builder) + 1, 10.0)
+    planner.observe(plan, plan.builder.build(), path if accepted else ())
     return number
 
 
@@ -199,3 +222,11 @@ def test_the_cost_curve_shrugs_off_one_slow_step() -> None:
         cost.observe(1, 10.0)
     cost.observe(1, 500.0)
     assert cost.milliseconds(1) == 10.0
+
+
+def test_forwards_wider_than_the_table_cost_by_its_last_slope() -> None:
+    """Many sequences in one step: width goes on costing beyond the widest forward that was measured."""
+    cost = curve(w1=10.0, w32=41.0)
+    assert cost.milliseconds(1001) == pytest.approx(1010.0)
+    cost.observe(1000, 5.0)
+    assert cost.milliseconds(257) == pytest.approx(266.0)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from precedent.cache import SpeculationCache
-    from precedent.config import SamplingParams, SpeculationConfig
+    from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
     from precedent.engine import Engine
     from precedent.errors import (
         CacheError,
         CacheMismatchError,
+        CapacityError,
         ConfigError,
         ContextOverflowError,
+        EngineClosedError,
         GenerationError,
         ModelLoadError,
         PrecedentError,
@@ -31,10 +33,13 @@ __version__ = "0.1.0"
 __all__ = [
     "CacheError",
     "CacheMismatchError",
+    "CapacityError",
     "ChatPrecedent",
     "ConfigError",
     "ContextOverflowError",
     "Engine",
+    "EngineClosedError",
+    "EngineLimits",
     "GenerationError",
     "ModelLoadError",
     "PrecedentError",
@@ -50,6 +55,7 @@ __all__ = [
 _HOMES = {
     "ChatPrecedent": "precedent.langchain",
     "Engine": "precedent.engine",
+    "EngineLimits": "precedent.config",
     "SamplingParams": "precedent.config",
     "SpeculationCache": "precedent.cache",
     "SpeculationConfig": "precedent.config",

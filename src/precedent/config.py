@@ -100,3 +100,28 @@ class SpeculationConfig(_FromDict):
             raise ConfigError(f"max_nodes={self.max_nodes} must lie between 0 and 256 nodes per step")
         if not 0 <= self.max_draws <= 64:
             raise ConfigError(f"max_draws={self.max_draws} must lie between 0 and 64 draws per step")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits(_FromDict):
+    """How much one engine does and holds at once; what does not fit now waits, first come, first served.
+
+    `max_running`: requests that are prefilled or decoded at once. `max_kv_bytes`: keys and values of all of them, each
+    with room for its whole answer and its largest tree, and of idle conversations, which give way first; None is half
+    of the free memory when the engine starts (on an accelerator four fifths). `max_idle_kv_bytes`: how much of that
+    idle conversations may take. `prefill_tokens_per_round`: prompt tokens computed between two steps of the requests
+    that are being answered: fewer keep their streams even, more bring a new request's first token sooner.
+    Raises ConfigError when a value is out of its range.
+    """
+
+    max_running: int = 32
+    max_kv_bytes: int | None = None
+    max_idle_kv_bytes: int = 512 * 2**20
+    prefill_tokens_per_round: int = 128
+
+    def __post_init__(self) -> None:
+        least = {"max_running": 1, "max_kv_bytes": 1, "max_idle_kv_bytes": 0, "prefill_tokens_per_round": 1}
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise ConfigError(f"{name}={value} must be at least {bound}")

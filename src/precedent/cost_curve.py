@@ -42,7 +42,9 @@ class CostCurve:
             self.observe(width, milliseconds)
 
     def observe(self, width: int, milliseconds: float) -> None:
-        """Learn the time of one forward."""
+        """Learn the time of one forward; a wider one than the table is left to its last slope."""
+        if width > WIDTHS[-1]:
+            return
         bucket = WIDTHS[min(bisect.bisect_left(WIDTHS, width), len(WIDTHS) - 1)]
         self._seen.setdefault(bucket, deque(maxlen=REMEMBERED)).append(milliseconds)
         edges = sorted(self._seen)
@@ -60,8 +62,22 @@ class CostCurve:
         return table
 
     def milliseconds(self, width: int) -> float:
-        """Expected time of a forward over `width` tokens."""
-        return float(self.table[min(width, WIDTHS[-1]) - 1])
+        """Expected time of a forward over `width` tokens, all sequences of the step together."""
+        if width <= WIDTHS[-1]:
+            return float(self.table[width - 1])
+        return float(self.table[-1] + self._last_slope * (width - WIDTHS[-1]))
+
+    def beside(self, rows: int) -> NDArray[np.float64]:
+        """Milliseconds of a forward over `rows` tokens of other sequences and 1, 2, … more, `[WIDTHS[-1]]`."""
+        if rows == 0:
+            return self.table
+        widths = np.arange(max(rows, WIDTHS[-1]) + 1, rows + WIDTHS[-1] + 1)
+        beyond = self.table[-1] + self._last_slope * (widths - WIDTHS[-1])
+        return np.concatenate([self.table[rows:], beyond])
+
+    @property
+    def _last_slope(self) -> float:
+        return float(self.table[-1] - self.table[-2])
 
     def as_dict(self) -> dict[int, float]:
         """Median milliseconds of each width bucket that was seen."""

@@ -2,89 +2,81 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
 from torch import Tensor
 
+from precedent.drafting import Draft, draft_all
 from precedent.errors import PrecedentError
-from precedent.planner import Plan, Planner
+from precedent.failures import as_ours
+from precedent.planner import Planner
 from precedent.sampling import TargetRows
-from precedent.sequence import DecodingSequence
+from precedent.sequence import DecodingSequence, StepResult
 from precedent.stats import TARGET
 from precedent.target import TargetModel
 from precedent.tree import CandidateTree
 from precedent.verify import Verdict, verify
 
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one sequence gained in one step: committed tokens and, for each, the source that proposed it."""
-
-    token_ids: tuple[int, ...] = ()
-    sources: tuple[str, ...] = ()
+log = logging.getLogger(__name__)
 
 
 def step(sequences: Sequence[DecodingSequence], target: TargetModel, planner: Planner) -> list[StepResult]:
     """Advance every sequence by one target forward. A sequence that fails carries its error; the others go on."""
-    drafts = [_draft(sequence, planner) for sequence in sequences]
-    started = perf_counter()
+    drafts = draft_all(sequences, planner)
     try:
-        scored = target.score([(s.slot, tree) for s, (_, tree) in zip(sequences, drafts, strict=True)])
-        seconds = (perf_counter() - started) / len(sequences)
-        return [
-            _verify_and_commit(sequence, plan, tree, logits, seconds, target, planner)
-            for sequence, (plan, tree), logits in zip(sequences, drafts, scored, strict=True)
-        ]
+        _advance([draft for draft in drafts if draft.sequence.error is None], target, planner)
     finally:
         for sequence in sequences:
             target.discard(sequence.slot)
+    return [draft.result for draft in drafts]
 
 
-def _draft(sequence: DecodingSequence, planner: Planner) -> tuple[Plan, CandidateTree]:
-    """Match and plan the points, then draw; returns the finished tree."""
-    started, limits = perf_counter(), sequence.limits
-    if limits.max_depth < 1 or limits.max_nodes + limits.max_draws == 0:
-        return Plan(), CandidateTree()
-    candidates = [drafting.match(sequence.match_budget) for drafting in sequence.draftings.values()]
-    behind = {name: sequence.draftings[name].behind for name in sequence.draw_sources}
-    plan = planner.plan(candidates, behind, limits)
-    sequence.last_num_points = len(plan.builder)
-    sequence.stats.draft_seconds += perf_counter() - started
-    for source, number in plan.draws.items():
-        started = perf_counter()
-        sequence.draftings[source].draw(plan.builder, number, sequence.coins())
-        seconds = perf_counter() - started
-        sequence.stats.draft_model_seconds += seconds
-        planner.observe_draws(source, number, behind[source], seconds * 1e3)
-    return plan, plan.builder.build()
-
-
-def _verify_and_commit(
-    sequence: DecodingSequence,
-    plan: Plan,
-    tree: CandidateTree,
-    logits: Tensor,
-    forward_seconds: float,
-    target: TargetModel,
-    planner: Planner,
-) -> StepResult:
+def _advance(drafts: Sequence[Draft], target: TargetModel, planner: Planner) -> None:
+    """One forward for all drafts, then verdicts and commits; one by one if it fails, so that only the guilty fails."""
     started = perf_counter()
-    rows = TargetRows(logits, tree, sequence.sampling, sequence.output_ids, sequence.shape)
     try:
-        batched = logits.is_cuda and sequence.mode in ("traversal", "topdown")
-        verdict = verify(tree, rows, sequence.mode, sequence.coins(), batched=batched)
-    except PrecedentError as error:
-        sequence.error = error
-        return StepResult()
+        scored = target.score([(draft.sequence.slot, draft.tree) for draft in drafts]) if drafts else []
+    except Exception as error:
+        log.debug("a forward of %d sequences failed", len(drafts), exc_info=True)
+        failure = as_ours(error, f"scoring at output position {len(drafts[0].sequence.output_ids)}")
+        _advance_one_by_one(drafts, failure, target, planner)
+        return
+    seconds = perf_counter() - started
+    if drafts:
+        planner.observe_forward(sum(len(draft.tree) + 1 for draft in drafts), seconds * 1e3)
+    for draft, logits in zip(drafts, scored, strict=True):
+        draft.sequence.stats.forward_seconds += seconds
+        try:
+            draft.result = _verify_and_commit(draft, logits, target, planner)
+        except Exception as error:
+            draft.sequence.error = as_ours(error, "verifying")
+
+
+def _advance_one_by_one(drafts: Sequence[Draft], error: PrecedentError, target: TargetModel, planner: Planner) -> None:
+    """The same trees again, each in a forward of its own: to draw again after a failure could bias the answer."""
+    if len(drafts) == 1:
+        drafts[0].sequence.error = error
+        return
+    for draft in drafts:
+        target.discard(draft.sequence.slot)
+    for draft in drafts:
+        _advance([draft], target, planner)
+
+
+def _verify_and_commit(draft: Draft, logits: Tensor, target: TargetModel, planner: Planner) -> StepResult:
+    started, sequence, tree = perf_counter(), draft.sequence, draft.tree
+    rows = TargetRows(logits, tree, sequence.sampling, sequence.output_ids, sequence.shape)
+    batched = logits.is_cuda and sequence.mode in ("traversal", "topdown")
+    verdict = verify(tree, rows, sequence.mode, sequence.coins(), batched=batched)
     target.commit(sequence.slot, tree, verdict.path, verdict.next_token)
     sequence.stats.verify_seconds += perf_counter() - started
-    planner.observe(plan, tree, verdict.path, forward_seconds * 1e3)
-    return _account(sequence, tree, verdict, forward_seconds)
+    planner.observe(draft.plan, tree, verdict.path)
+    return _account(sequence, tree, verdict)
 
 
-def _account(sequence: DecodingSequence, tree: CandidateTree, verdict: Verdict, forward_seconds: float) -> StepResult:
+def _account(sequence: DecodingSequence, tree: CandidateTree, verdict: Verdict) -> StepResult:
     """Append what was committed, tell the drafters, and count."""
     chosen = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
     token_ids = sequence.append(chosen)
@@ -94,7 +86,6 @@ def _account(sequence: DecodingSequence, tree: CandidateTree, verdict: Verdict, 
     stats = sequence.stats
     stats.num_steps += 1
     stats.spent_tv += verdict.spent_tv
-    stats.forward_seconds += forward_seconds
     stats.num_output_tokens += len(token_ids)
     stats.num_draft_tokens += len(tree)
     stats.num_accepted_tokens += len(token_ids) - sources.count(TARGET)

@@ -12,21 +12,26 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from precedent.admission import Admission
 from precedent.cache import NewCompletion
 from precedent.cache.fingerprint import model_fingerprint, prompt_fingerprint, tokenizer_fingerprint
-from precedent.config import SamplingParams, SpeculationConfig, is_lossy
+from precedent.checks import check_prompt, end_token_ids, mode_of
+from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
+from precedent.delivery import finish_on
 from precedent.drafters import Drafter, DrafterParts, load_drafters
-from precedent.errors import ConfigError, ContextOverflowError, PromptError
+from precedent.errors import ConfigError
 from precedent.generation import Emission, Generation, GenerationResult
+from precedent.metrics import EngineMetrics
 from precedent.planner import Planner
+from precedent.request import Request
+from precedent.scheduler import Scheduler
 from precedent.target import TargetModel
 from precedent.target.loading import load_draft, load_target
 from precedent.text.assembly import TextAssembler
 from precedent.tree import chain
-from precedent.verify import find_mode
 from precedent.warm_up import compile_inner_loops
-from precedent.worker import Request, Worker
+from precedent.worker import Worker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -36,15 +41,18 @@ if TYPE_CHECKING:
 ResultObserver = Callable[[tuple[int, ...], GenerationResult], None]
 """Called with a finished request's prompt ids and its result, on a thread of the engine's."""
 
+DRAWING = "draft-model"
+"""The drafter whose model keeps keys and values of its own."""
+
 __all__ = ["Emission", "Engine", "Generation", "GenerationResult", "shared_engine"]
 
 
 class Engine:
     """One target model, at most one draft model, at most one speculation cache, and the thread that runs them.
 
-    `speculation` holds the defaults of every request; `cost` is a cost curve measured before (engines of one model may
-    share it); `on_result` sees each finished one (prompt ids and result) before
-    its caller does. The engine may be used from any thread and any event loop.
+    `speculation` holds the defaults of every request; `limits` what is done and held at once; `cost` is a cost curve
+    measured before (engines of one model may share it); `on_result` sees each finished one (prompt ids and result)
+    before its caller does. The engine may be used from any thread and any event loop.
     """
 
     def __init__(
@@ -56,6 +64,7 @@ class Engine:
         draft_model: PreTrainedModel | None = None,
         cache: SpeculationCache | None = None,
         speculation: SpeculationConfig | None = None,
+        limits: EngineLimits | None = None,
         cost: CostCurve | None = None,
         on_result: ResultObserver | None = None,
     ) -> None:
@@ -65,10 +74,17 @@ class Engine:
         self.target = TargetModel(model)
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.model_fingerprint = model_fingerprint(model.config.to_dict(), model.state_dict())
-        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="precedent-cache")
+        self._own_threads: set[threading.Thread] = set()
+        self._executor = ThreadPoolExecutor(
+            max_workers=2,
+            thread_name_prefix="precedent-cache",
+            initializer=_remember_thread,
+            initargs=(self._own_threads,),
+        )
         draft = None if draft_model is None else TargetModel(draft_model)
         self._parts = DrafterParts(self.tokenizer_fingerprint, self._executor, cache, draft)
         self._drafters: dict[str, Drafter] = {}
+        self._loading = threading.Lock()
         self._drafters_named(self.speculation.drafters)
         compile_inner_loops()
         self.planner = Planner(cost or CostCurve())
@@ -76,9 +92,22 @@ class Engine:
             self.planner.cost.measure(self._milliseconds_of_width)
         if cache is not None:
             self._executor.submit(cache.warm_up)  # after measuring: loading the embedder would disturb it
-        end_ids = _end_token_ids(model, tokenizer)
-        self._worker = Worker(self.target, self.planner, end_ids, len(tokenizer), self._executor)
-        self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._executor, self._drafters)
+        self._worker = self._started_worker(limits or EngineLimits(), end_token_ids(model, tokenizer))
+        weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
+
+    def _started_worker(self, limits: EngineLimits, end_ids: frozenset[int]) -> Worker:
+        """The thread that runs all requests; it may not know the engine, which must be free to go."""
+        self.admission = Admission(self.target, limits)
+        scheduler = Scheduler(
+            target=self.target,
+            planner=self.planner,
+            admission=self.admission,
+            end_token_ids=end_ids,
+            num_tokens=len(self.tokenizer),
+            prefill_tokens=limits.prefill_tokens_per_round,
+            finish=partial(finish_on, self._executor),
+        )
+        return Worker(scheduler, partial(_release, self._drafters, self._executor))
 
     @classmethod
     def load(
@@ -91,6 +120,7 @@ class Engine:
         dtype: str | None = None,
         cache: SpeculationCache | None = None,
         speculation: SpeculationConfig | None = None,
+        limits: EngineLimits | None = None,
     ) -> Engine:
         """Load a target (Hugging Face id, folder, or a model with its `tokenizer`) and start an engine on it.
 
@@ -104,7 +134,7 @@ class Engine:
                 raise ConfigError("a model object needs its tokenizer: pass tokenizer=… as well")
             model, name = target, target.config._name_or_path or type(target).__name__
         draft = None if draft_model is None else load_draft(draft_model, model, tokenizer)
-        return cls(model, tokenizer, name=name, draft_model=draft, cache=cache, speculation=speculation)
+        return cls(model, tokenizer, name=name, draft_model=draft, cache=cache, speculation=speculation, limits=limits)
 
     @property
     def context_length(self) -> int:
@@ -125,18 +155,21 @@ class Engine:
         """Start a request and return at once.
 
         `query` is the text by which recall finds prior completions; `workflow_step` and `tools` are soft keys stored
-        with the completion. Raises ContextOverflowError or PromptError before any work starts.
+        with the completion. Raises ContextOverflowError, PromptError, CapacityError or EngineClosedError before any
+        work starts.
         """
         prompt = tuple(int(token) for token in prompt_ids)
-        self._check_prompt(prompt)
+        check_prompt(prompt, self.context_length, self.target.vocab_size)
         speculation = speculation or self.speculation
         names = speculation.drafters if speculation.enabled else ()
+        drafters = self._drafters_named(names)
         request = Request(
             prompt_ids=prompt,
             sampling=sampling,
             speculation=speculation,
-            mode=_mode(speculation, sampling),
-            drafters=self._drafters_named(names),
+            mode=mode_of(speculation, sampling),
+            drafters=drafters,
+            kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
             text=TextAssembler(self.tokenizer, sampling.stop),
             tenant=tenant,
             query=query,
@@ -146,24 +179,38 @@ class Engine:
         self._worker.submit(request)
         return request.generation
 
-    def close(self) -> None:
-        """Stop the worker; running requests are cancelled. The cache stays open: it belongs to whoever opened it."""
-        self._finalizer()
+    def metrics(self) -> EngineMetrics:
+        """What runs and waits now, counts since the start, and latencies of the recent requests."""
+        return self._worker.metrics()
 
-    def _check_prompt(self, prompt: tuple[int, ...]) -> None:
-        if not prompt:
-            raise PromptError("the prompt is empty: give at least one token")
-        if len(prompt) >= self.context_length:
-            raise ContextOverflowError(
-                f"the prompt has {len(prompt)} tokens, the model's context holds {self.context_length}: "
-                "shorten the conversation or the tool results"
-            )
+    def close(self) -> None:
+        """Cancel all requests and wait for the end; harmless when closed already. The cache stays open for its owner.
+
+        On a thread of the engine's own (`on_result`, a drafter) it returns at once, and the end follows.
+        """
+        self._worker.stop()
+        if threading.current_thread() not in self._own_threads:
+            self._worker.close()
+            self._executor.shutdown(wait=True)
+
+    def _kv_bytes(
+        self, prompt_tokens: int, max_tokens: int, speculation: SpeculationConfig, drafters: dict[str, Drafter]
+    ) -> int:
+        """Keys and values of a whole request, its draft model's included. Raises CapacityError if they never fit."""
+        tree = speculation.max_nodes + speculation.max_draws if drafters else 0
+        num_tokens = min(prompt_tokens + max_tokens, self.context_length) + tree + 1
+        num_bytes = self.target.kv_bytes(num_tokens)
+        if self._parts.draft_model is not None and DRAWING in drafters:
+            num_bytes += self._parts.draft_model.kv_bytes(num_tokens)
+        self.admission.check(num_bytes, prompt_tokens, max_tokens)
+        return num_bytes
 
     def _drafters_named(self, names: Sequence[str]) -> dict[str, Drafter]:
         """The engine's drafters of these names, built on first use; those whose parts are absent are left out."""
-        for name in names:
-            if name not in self._drafters:
-                self._drafters.update({drafter.name: drafter for drafter in load_drafters([name], self._parts)})
+        with self._loading:
+            for name in names:
+                if name not in self._drafters:
+                    self._drafters.update({drafter.name: drafter for drafter in load_drafters([name], self._parts)})
         return {name: self._drafters[name] for name in names if name in self._drafters}
 
     def _at_normal_end(
@@ -237,34 +284,12 @@ def _write_back(cache: SpeculationCache, record: NewCompletion, result: Generati
     cache.insert(replace(record, token_ids=result.token_ids, text=result.text))
 
 
-def _mode(speculation: SpeculationConfig, sampling: SamplingParams) -> str:
-    """The verification mode of a request. Raises ConfigError when the mode asked for would ignore a setting."""
-    mode, seeded = speculation.mode, sampling.seed is not None
-    if is_lossy(mode):
-        find_mode(mode)  # a wrong parameter is refused now, not in the middle of an answer
-        return mode
-    if mode == "auto" or sampling.greedy:
-        return "greedy" if sampling.greedy else "coupled" if seeded else "traversal"
-    if mode == "greedy":
-        raise ConfigError(f"mode='greedy' would ignore temperature={sampling.temperature}: set temperature=0")
-    if seeded and mode != "coupled":
-        # coins that depend on the seed alone would be known to a completion cached from the same seed
-        raise ConfigError(f"mode={mode!r} draws fresh coins for every request: drop the seed, or use mode='coupled'")
-    if mode == "coupled" and not seeded:
-        raise ConfigError("mode='coupled' needs a seed")
-    return mode
-
-
-def _end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """End tokens by the generation config and the tokenizer."""
-    config = getattr(model, "generation_config", None)
-    configured = getattr(config, "eos_token_id", None)
-    ids = configured if isinstance(configured, list) else [configured]
-    return frozenset(int(token) for token in (*ids, tokenizer.eos_token_id) if token is not None)
-
-
-def _shut_down(worker: Worker, executor: ThreadPoolExecutor, drafters: dict[str, Drafter]) -> None:
-    worker.stop()
-    for drafter in drafters.values():
+def _release(drafters: dict[str, Drafter], executor: ThreadPoolExecutor) -> None:
+    """Let go of what the requests shared, once they are all over."""
+    for drafter in list(drafters.values()):
         drafter.close()  # before the executor: recall still writes its credit there
-    executor.shutdown(wait=True)
+    executor.shutdown(wait=False)
+
+
+def _remember_thread(threads: set[threading.Thread]) -> None:
+    threads.add(threading.current_thread())

@@ -8,8 +8,10 @@ PrecedentError
 │   └── ContextOverflowError   prompt and answer do not fit into the model's context
 ├── CacheError             the speculation cache cannot be opened, read or written
 │   └── CacheMismatchError     the file belongs to another format, tokenizer or embedder
+├── CapacityError          a request needs more memory than the engine may ever use for it
+├── EngineClosedError      the engine was closed before this request was submitted
 ├── GenerationError        a running request failed; others are not touched
-└── RequestCancelled       the caller cancelled this request
+└── RequestCancelled       the caller cancelled this request, or closed the engine while it ran
 """
 
 from __future__ import annotations
@@ -47,9 +49,17 @@ class CacheMismatchError(CacheError):
     """The cache file belongs to another format, tokenizer or embedder."""
 
 
+class CapacityError(PrecedentError):
+    """A request needs more memory than the engine may ever use for it."""
+
+
+class EngineClosedError(PrecedentError):
+    """The engine was closed before this request was submitted."""
+
+
 class GenerationError(PrecedentError):
     """A running request failed; the engine and all other requests go on."""
 
 
 class RequestCancelled(PrecedentError):
-    """The caller cancelled this request."""
+    """The caller cancelled this request, or closed the engine before it was finished."""

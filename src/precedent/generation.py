@@ -116,9 +116,10 @@ class Generation:
         try:
             while True:
                 wake.clear()
+                last = self.done  # asked first: what came before the end is in the queue by then
                 while (emission := self._take()) is not None:
                     yield emission
-                if self.done:
+                if last:
                     return
                 await wake.wait()
         finally:

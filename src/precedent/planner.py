@@ -34,12 +34,18 @@ _NONE = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one sequence allows in this step: nodes, draws, tokens until its end, and the tokens that end it."""
+    """What one sequence allows in this step: nodes, draws, tokens until its end, and the tokens that end it.
+
+    `rows_beside` and `tokens_beside` are the rows of the other sequences of the step and the tokens expected of them:
+    a node pays when it raises the rate of all of them together, for all of them wait for it.
+    """
 
     max_nodes: int
     max_draws: int
     max_depth: int
     end_token_ids: frozenset[int]
+    rows_beside: int = 0
+    tokens_beside: float = 0.0
 
 
 @dataclass(slots=True)
@@ -47,7 +53,8 @@ class Plan:
     """Points already in the builder, draws still to be made, and what the points were chosen for.
 
     Candidate i of calibration bin `bins[i]` became point `node_of[i]` (-1: none); both `[num_candidates]`. `estimates`
-    `[num_points]` are the probabilities of being accepted once the parent is.
+    `[num_points]` are the probabilities of being accepted once the parent is; `expected_tokens` counts the points and
+    the token of the target's own.
     """
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
@@ -55,6 +62,7 @@ class Plan:
     bins: Int64s = field(default_factory=lambda: _NONE)
     node_of: Int32s = field(default_factory=lambda: _NONE.astype(np.int32))
     estimates: Floats = field(default_factory=lambda: _NONE.astype(np.float64))
+    expected_tokens: float = 1.0
 
 
 class Planner:
@@ -72,11 +80,12 @@ class Planner:
         proposals = [proposal for proposal in candidates if len(proposal)]
         plan = Plan()
         if not proposals or limits.max_nodes < 1:
-            plan.draws = self._draws(behind, 0, 1.0, 0.0, limits)
+            plan.draws = self._draws(behind, 0, 1.0 + limits.tokens_beside, 0.0, limits)
             return plan
         plan.bins = self._bins(proposals)
         choice = self._choose(proposals, plan.bins, limits)
         plan.node_of, plan.estimates = choice.node_of, choice.estimates
+        plan.expected_tokens = choice.expected - limits.tokens_beside
         names = tuple(proposal.source for proposal in proposals)
         pairs = zip(choice.source.tolist(), choice.sources.tolist(), strict=True)
         plan.builder.add_points(
@@ -100,8 +109,8 @@ class Planner:
         ends = np.cumsum([len(proposal) for proposal in proposals])
         learned = self.calibration
         return choose_points(
-            nodes, ends, bins, learned.accepted, learned.seen, self.cost.table, limits.max_nodes, limits.max_depth,
-            end_ids,
+            nodes, ends, bins, learned.accepted, learned.seen, self.cost.beside(limits.rows_beside),
+            limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids,
         )  # fmt: skip
 
     def _names(self, names: tuple[str, ...], best: int, sources: int) -> tuple[str, ...]:
@@ -116,7 +125,7 @@ class Planner:
     def _draws(
         self, behind: Mapping[str, int], points: int, expected: float, at_root: float, limits: Limits
     ) -> dict[str, int]:
-        """How many draws of each source beside so many points."""
+        """How many draws of each source beside so many points; `expected` counts the other sequences' tokens too."""
         draws = {}
         for source, missed in behind.items():
             gate = self._gates.setdefault(source, DrawGate())
@@ -130,12 +139,12 @@ class Planner:
         self, source: str, gate: DrawGate, points: int, expected: float, open_mass: float, limits: Limits
     ) -> int:
         """Draws that pay for their sequential steps and for catching up, or those of a trial."""
-        most = min(limits.max_draws, limits.max_depth)
-        best, best_rate, reach = 0, MARGIN * expected / self.cost.milliseconds(points + 1), open_mass
+        most, width = min(limits.max_draws, limits.max_depth), limits.rows_beside + points + 1
+        best, best_rate, reach = 0, MARGIN * expected / self.cost.milliseconds(width), open_mass
         for number in range(1, most + 1):
             reach *= self.calibration.probability(source, min(number, DEEPEST_DRAW), DRAFT_PRIOR)
             expected += reach
-            rate = expected / (self.cost.milliseconds(points + 1 + number) + gate.milliseconds(number))
+            rate = expected / (self.cost.milliseconds(width + number) + gate.milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
         return min(gate.decide(best), most)
@@ -144,14 +153,13 @@ class Planner:
         """Learn what draws of `source` cost, `behind` tokens of catching up included."""
         self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds)
 
-    def observe(self, plan: Plan, tree: CandidateTree, path: Sequence[int], milliseconds: float) -> None:
-        """Learn from a verdict and its forward's time."""
-        self.cost.observe(len(tree) + 1, milliseconds)
+    def observe_forward(self, width: int, milliseconds: float) -> None:
+        """Learn from one forward over `width` tokens, all sequences of the step together."""
+        self.cost.observe(width, milliseconds)
         for gate in self._gates.values():
             gate.elapsed += milliseconds
-        self.learn(plan, tree, path)
 
-    def learn(self, plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:
+    def observe(self, plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:
         """Learn from a verdict: the outcome of every child of an accepted node is known."""
         verdict = np.zeros(len(tree) + 1)
         verdict[[*path, ROOT]] = 1.0

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.drafters.base import Drafting
+from precedent.drafters.base import Candidates, Drafting
+from precedent.errors import PrecedentError
 from precedent.planner import Limits
 from precedent.sampling import Coins, CounterCoins, RowShaper
 from precedent.stats import GenerationStats
@@ -16,12 +17,21 @@ FEW = 8
 """Candidates that every drafter is always asked for, in nodes."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one sequence gained in one step: committed tokens and, for each, the source that proposed it."""
+
+    token_ids: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+
+
 @dataclass(slots=True, eq=False)
 class DecodingSequence:
-    """A prefilled request: its slot in the target model, its drafters at work, its output so far.
+    """A request in the target model: its slot, its drafters at work, its output so far.
 
     `coins_of(step)` gives the coins of a step (`entropy_coins`, or a test's); `draftings` maps drafter names to their
-    work on this request, `draw_sources` names those that cost model steps.
+    work on this request, `draw_sources` names those that cost model steps. `num_tokens` is how many token ids the
+    tokenizer has (None: nobody counted): a damaged cache may propose any.
     """
 
     slot: Slot
@@ -34,10 +44,11 @@ class DecodingSequence:
     shape: RowShaper | None = None
     draftings: dict[str, Drafting] = field(default_factory=dict)
     draw_sources: tuple[str, ...] = ()
+    num_tokens: int | None = None
     output_ids: list[int] = field(default_factory=list)
     last_num_points: int | None = None
     finish_reason: str | None = None
-    error: Exception | None = None
+    error: PrecedentError | None = None
     stats: GenerationStats = field(default_factory=GenerationStats)
 
     @property
@@ -60,6 +71,16 @@ class DecodingSequence:
         """Candidates worth asking of each drafter: twice what the last tree could use, all that is allowed at first."""
         allowed = self.limits.max_nodes
         return allowed if self.last_num_points is None else min(allowed, max(FEW, 2 * self.last_num_points))
+
+    def match(self) -> list[Candidates]:
+        """What every drafter proposes for the next step; nothing of one that names a token which does not exist."""
+        candidates = [drafting.match(self.match_budget) for drafting in self.draftings.values()]
+        return [one if self._knows(one.token_ids) else Candidates(one.source) for one in candidates]
+
+    def _knows(self, token_ids: Sequence[int]) -> bool:
+        if self.num_tokens is None or not token_ids:
+            return True
+        return min(token_ids) >= 0 and max(token_ids) < self.num_tokens
 
     def coins(self) -> Coins:
         """The coins of the step that comes next."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from precedent.config import is_lossy
+from precedent.latency import InterTokenLatency
 
 TARGET = "target"
 """The source of a token that the target model chose itself (recovered or bonus)."""
@@ -14,7 +15,11 @@ TARGET = "target"
 
 @dataclass(slots=True)
 class GenerationStats:
-    """Counts (tokens, steps) and wall-clock seconds of one request."""
+    """Counts (tokens, steps) and wall-clock seconds of one request.
+
+    Seconds are those that the request was there: a step that several requests share counts in full for each of them.
+    `queue_seconds` run from submission to admission, `first_token_seconds` and `total_seconds` from submission too.
+    """
 
     mode: str = "greedy"
     num_steps: int = 0
@@ -23,6 +28,7 @@ class GenerationStats:
     num_accepted_tokens: int = 0
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
+    queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -31,6 +37,7 @@ class GenerationStats:
     verify_seconds: float = 0.0
     first_token_seconds: float = 0.0
     total_seconds: float = 0.0
+    inter_token: InterTokenLatency = field(default_factory=InterTokenLatency)
     spent_tv: float = 0.0
     """Total variation spent by a lossy mode, summed over steps: a bound on how far the answer's law may have moved."""
 
@@ -45,7 +52,7 @@ class GenerationStats:
         return self.num_output_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts for `response_metadata["speculation"]`: no floats, which two merged chunks could not add."""
+        """The counts and latencies for `response_metadata`: no floats, which two merged chunks could not add."""
         return {
             "mode": self.mode,
             "lossless": not is_lossy(self.mode),
@@ -54,5 +61,19 @@ class GenerationStats:
             "num_accepted_tokens": self.num_accepted_tokens,
             "drafted_by_source": dict(self.drafted_by_source),
             "accepted_by_source": dict(self.accepted_by_source),
+            "latency_microseconds": self.latency_microseconds(),
             **({"spent_total_variation": f"{self.spent_tv:.6f}"} if is_lossy(self.mode) else {}),
         }
+
+    def latency_microseconds(self) -> dict[str, int]:
+        """Latencies under vLLM's names; `inter_token_latency` is per token, `longest_gap` between two emissions."""
+        between = self.inter_token.percentiles()
+        seconds = {
+            "request_queue_time": self.queue_seconds,
+            "time_to_first_token": self.first_token_seconds,
+            "inter_token_latency_p50": between.p50,
+            "inter_token_latency_p95": between.p95,
+            "longest_gap": self.inter_token.longest_gap,
+            "e2e_request_latency": self.total_seconds,
+        }
+        return {name: round(value * 1e6) for name, value in seconds.items()}

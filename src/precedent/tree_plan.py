@@ -41,7 +41,8 @@ class Choice(NamedTuple):
 
     `token_ids`, `parents`, best `source`, bits of all `sources` and calibrated `estimates` (of being accepted once the
     parent is) are `[num_points]`; `node_of` `[num_candidates]` is the point that a candidate became, -1 for none;
-    `expected` tokens per step with these points alone, `at_root` the probability that one of them follows first.
+    `expected` tokens per step with these points and of the sequences beside, `at_root` the probability that one of
+    them follows first.
     """
 
     token_ids: Int32s
@@ -62,6 +63,7 @@ def choose_points(
     accepted: Floats,
     seen: Floats,
     costs: Floats,
+    tokens_beside: float,
     max_nodes: int,
     max_depth: int,
     end_ids: Int32s,
@@ -69,13 +71,14 @@ def choose_points(
     """The points that give the most tokens per millisecond.
 
     `candidates` `[n]` are the `NODE` records of all drafters, those of drafter s before `ends[s]`; `numbers` `[n]`
-    their bins in `accepted` and `seen`; `costs[w]` the milliseconds of a step of w + 1 tokens.
+    their bins in `accepted` and `seen`; `costs[w]` the milliseconds of a step of w + 1 tokens, with the rows of the
+    sequences beside, of which `tokens_beside` are expected.
     """
     pool, place = _merged(candidates, ends, numbers, accepted, seen, max_depth, end_ids)
     _set_paths(pool)
     ranked = np.argsort(-pool["path"], kind="mergesort")[:max_nodes]
-    expected, at_root = 1.0, 0.0
-    count, best_rate, best_expected, best_root = 0, 1.0 / costs[0], 1.0, 0.0
+    expected, at_root = 1.0 + tokens_beside, 0.0
+    count, best_rate, best_expected, best_root = 0, expected / costs[0], expected, 0.0
     for i in range(ranked.size):
         node = pool[ranked[i]]
         expected += node.path

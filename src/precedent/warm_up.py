@@ -24,7 +24,7 @@ def compile_inner_loops() -> None:
     drafting = PromptDrafter().begin(DraftRequest("warm-up", (5, 6, 7) * SORT_ABOVE, SamplingParams()))
     candidates, planner = drafting.match(4), Planner(CostCurve())
     plan = planner.plan([candidates], {}, Limits(4, 0, 4, frozenset({2})))
-    planner.observe(plan, plan.builder.build(), (0,), 1.0)
+    planner.observe(plan, plan.builder.build(), (0,))
     drafting.committed([5, 6])
     outcomes(candidates.nodes, np.array([5], dtype=np.int32))
     _follow_a_trail()

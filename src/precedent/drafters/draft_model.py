@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from precedent.drafters.base import Candidates, Drafting, DraftRequest
+from precedent.errors import GenerationError
 from precedent.sampling import Coins, coupled_choice, probs_of
 from precedent.target import TargetModel, common_prefix
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder, chain
@@ -81,7 +82,7 @@ class _DraftModelDrafting:
         if self._request.mode in CHOSEN:
             token = self._choose(row, path)
             return token, builder.add_point(parent, token, self._name)
-        law = _law(probs_of(row, self._request.sampling), builder.children(parent))
+        law = _law(_checked(probs_of(row, self._request.sampling)), builder.children(parent))
         token = coins.categorical(law.probs(), parent, f"draft {self._name}")
         return token, builder.add_draw(parent, token, law, self._name)
 
@@ -109,6 +110,13 @@ class _DraftModelDrafting:
     def end(self) -> None:
         """Drop the KV cache."""
         self._slot = self._model.new_slot()
+
+
+def _checked(probs: Tensor) -> Tensor:
+    """The very probabilities; a law that holds NaN would bend the answer unseen. Raises GenerationError."""
+    if not float(probs.sum()) > 0.0:
+        raise GenerationError("the draft model's probabilities hold NaN: load it in another dtype, or go without it")
+    return probs
 
 
 def _law(row: Tensor, siblings: tuple[int, ...]) -> Drawn:

@@ -75,7 +75,7 @@ class Drafted:
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
         """Let planner and drafters learn."""
         self._judge(path)
-        self.planner.learn(self._plan, self._tree, path)
+        self.planner.observe(self._plan, self._tree, path)
         for drafting in self._draftings:
             drafting.committed(token_ids)
 

@@ -67,6 +67,10 @@ class PrefixPool:
             self._idle.append(_Idle(tenant, slot, np.asarray(slot.token_ids, dtype=np.int64)))
             self.shrink(self.max_bytes)
 
+    def drop(self, slot: Slot) -> None:
+        """Lend no more from a slot that was in use: what failed cannot be trusted."""
+        self._in_use.pop(slot, None)
+
     def shrink(self, max_bytes: int) -> None:
         """Let the least recently used idle slots go until the others hold at most `max_bytes`."""
         held, gone = self.nbytes, 0

@@ -1,0 +1,86 @@
+"""Who may join: memory is set aside for a request's whole answer before it starts, so that none can starve another."""
+
+from __future__ import annotations
+
+from precedent.config import EngineLimits
+from precedent.device_memory import free_bytes
+from precedent.errors import CapacityError
+from precedent.request import Request
+from precedent.target import Slot, TargetModel
+from precedent.target.prefix_pool import PrefixPool
+
+SHARE_OF_FREE_MEMORY = {"cpu": 0.5}
+"""What keys and values may take of the memory that is free when the engine starts; other programs use a CPU's too."""
+
+SHARE_ON_ACCELERATORS = 0.8
+
+
+class Admission:
+    """The account of keys and values: `reserved_bytes` for those inside, the rest for idle conversations.
+
+    A reservation covers prompt, answer and the largest tree. Idle slots give way first, the oldest before the others.
+    """
+
+    def __init__(self, target: TargetModel, limits: EngineLimits) -> None:
+        self.max_running = limits.max_running
+        self.max_kv_bytes = limits.max_kv_bytes or _default_bytes(target)
+        self.reserved_bytes = self.num_inside = 0
+        self.idle_bytes = 0
+        self._pool = PrefixPool(target, limits.max_idle_kv_bytes)
+
+    def check(self, num_bytes: int, prompt_tokens: int, max_tokens: int) -> None:
+        """Raise CapacityError for a request that could not run even alone."""
+        if num_bytes > self.max_kv_bytes:
+            raise CapacityError(
+                f"the request needs {_mebibytes(num_bytes)} of keys and values ({prompt_tokens} prompt tokens, "
+                f"max_tokens={max_tokens}, and its largest tree), the engine may hold {_mebibytes(self.max_kv_bytes)}: "
+                "ask for fewer max_tokens or a shorter prompt, or raise max_kv_bytes of EngineLimits"
+            )
+
+    def admits(self, request: Request) -> bool:
+        """Whether the request fits beside those inside; alone it always does, `check` saw to that."""
+        if self.num_inside == 0:
+            return True
+        fits = self.reserved_bytes + request.kv_bytes <= self.max_kv_bytes
+        return fits and self.num_inside < self.max_running
+
+    def enter(self, request: Request) -> None:
+        """Set the request's memory aside."""
+        self.num_inside += 1
+        self.reserved_bytes += request.kv_bytes
+
+    def slot_for(self, request: Request) -> Slot:
+        """The slot that holds most of the prompt; idle conversations give way to what it will grow to."""
+        slot = self._pool.acquire(request.tenant, request.prompt_ids)
+        self._make_room()
+        return slot
+
+    def leave(self, request: Request, slot: Slot | None, *, keep: bool) -> None:
+        """Give the memory back. `slot` becomes an idle conversation, or is dropped where it cannot be trusted."""
+        self.num_inside -= 1
+        self.reserved_bytes -= request.kv_bytes
+        if slot is not None and keep:
+            self._pool.release(request.tenant, slot)
+        elif slot is not None:
+            self._pool.drop(slot)
+        self._make_room()
+
+    def drop_idle(self) -> None:
+        """Give up all idle conversations: memory ran out somewhere."""
+        self._shrink_idle(0)
+
+    def _make_room(self) -> None:
+        self._shrink_idle(max(0, self.max_kv_bytes - self.reserved_bytes))
+
+    def _shrink_idle(self, max_bytes: int) -> None:
+        self._pool.shrink(max_bytes)
+        self.idle_bytes = self._pool.nbytes
+
+
+def _default_bytes(target: TargetModel) -> int:
+    share = SHARE_OF_FREE_MEMORY.get(target.device.type, SHARE_ON_ACCELERATORS)
+    return max(1, int(share * free_bytes(target.device)))
+
+
+def _mebibytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"

@@ -1,0 +1,55 @@
+"""What can be said about a request before any work starts: whether it may run, how it is verified, what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from precedent.config import SamplingParams, SpeculationConfig, is_lossy
+from precedent.errors import ConfigError, ContextOverflowError, PromptError
+from precedent.verify import find_mode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def check_prompt(prompt: Sequence[int], context_length: int, vocab_size: int) -> None:
+    """Raise PromptError for an empty prompt or an unknown token, ContextOverflowError where no answer would fit."""
+    if not prompt:
+        raise PromptError("the prompt is empty: give at least one token")
+    if len(prompt) >= context_length:
+        raise ContextOverflowError(
+            f"the prompt has {len(prompt)} tokens, the model's context holds {context_length}: "
+            "shorten the conversation or the tool results"
+        )
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        unknown = next(token for token in prompt if not 0 <= token < vocab_size)
+        raise PromptError(
+            f"the prompt holds token id {unknown}, the model knows 0 to {vocab_size - 1}: use the model's own tokenizer"
+        )
+
+
+def mode_of(speculation: SpeculationConfig, sampling: SamplingParams) -> str:
+    """The verification mode of a request. Raises ConfigError when the mode asked for would ignore a setting."""
+    mode, seeded = speculation.mode, sampling.seed is not None
+    if is_lossy(mode):
+        find_mode(mode)  # a wrong parameter is refused now, not in the middle of an answer
+        return mode
+    if mode == "auto" or sampling.greedy:
+        return "greedy" if sampling.greedy else "coupled" if seeded else "traversal"
+    if mode == "greedy":
+        raise ConfigError(f"mode='greedy' would ignore temperature={sampling.temperature}: set temperature=0")
+    if seeded and mode != "coupled":
+        # coins that depend on the seed alone would be known to a completion cached from the same seed
+        raise ConfigError(f"mode={mode!r} draws fresh coins for every request: drop the seed, or use mode='coupled'")
+    if mode == "coupled" and not seeded:
+        raise ConfigError("mode='coupled' needs a seed")
+    return mode
+
+
+def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """End tokens by the generation config and the tokenizer."""
+    config = getattr(model, "generation_config", None)
+    configured = getattr(config, "eos_token_id", None)
+    ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(int(token) for token in (*ids, tokenizer.eos_token_id) if token is not None)

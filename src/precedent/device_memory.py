@@ -1,0 +1,46 @@
+"""How much memory a device has left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+UNKNOWN = 4 * 2**30
+"""Assumed where the system does not tell, in bytes."""
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that could be allocated on `device` now; on a CPU also within the container's limit."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+    known = [found for found in (_available_to_system(), _left_to_container()) if found is not None]
+    return min(known, default=UNKNOWN)
+
+
+def _available_to_system() -> int | None:
+    """What Linux calls available; elsewhere half of the physical memory."""
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _left_to_container() -> int | None:
+    limit, used = _read(CGROUP / "memory.max").strip(), _read(CGROUP / "memory.current").strip()
+    return max(0, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError:
+        return ""

@@ -1,0 +1,40 @@
+"""What a caller is told when something outside this package fails: one of our errors, with the cause behind it."""
+
+from __future__ import annotations
+
+import torch
+
+from precedent.errors import GenerationError, PrecedentError
+
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+"""How torch words it where it raises a plain RuntimeError: on a CPU, and on some accelerators."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on whichever device."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+class OutOfMemory(GenerationError):
+    """Memory ran out while this request was worked on; the others go on."""
+
+
+def as_ours(error: Exception, doing: str) -> PrecedentError:
+    """The error that a request fails with; `doing` says what was going on, as in "prefilling 812 tokens"."""
+    if isinstance(error, PrecedentError):
+        return error
+    if is_out_of_memory(error):
+        error.with_traceback(None)  # its frames hold the very tensors that did not fit
+        return OutOfMemory(
+            f"memory ran out while {doing}: ask for fewer max_tokens or a shorter prompt, "
+            f"or lower max_running or max_kv_bytes of EngineLimits ({_first_line(error)})"
+        )
+    failure = GenerationError(f"{type(error).__name__} while {doing}: {_first_line(error)}")
+    failure.__cause__ = error
+    return failure
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

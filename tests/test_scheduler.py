@@ -1,0 +1,546 @@
+"""The scheduler, driven by hand: who joins, whose prompt is computed, who leaves, and who fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from precedent.admission import Admission
+from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.cost_curve import CostCurve
+from precedent.delivery import store_and_finish
+from precedent.drafters import Drafter
+from precedent.drafters.prompt import PromptDrafter
+from precedent.errors import CapacityError, ConfigError, GenerationError, PrecedentError, RequestCancelled
+from precedent.failures import OutOfMemory
+from precedent.planner import Planner
+from precedent.request import Request
+from precedent.scheduler import Scheduler
+from precedent.target import Slot, TargetModel
+from precedent.target.model import PREFILL_CHUNK
+from precedent.testing.drafters import OracleDrafter, RandomDrafter
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent.text.assembly import TextAssembler
+from precedent.tree import CandidateTree
+
+TOKENIZER = byte_tokenizer()
+MANY_ROUNDS = 3000
+
+
+class FlatCost(CostCurve):
+    """Every width costs the same: no clock has a say in what is planned."""
+
+    def observe(self, width: int, milliseconds: float) -> None:
+        """Learn nothing."""
+
+
+class WatchedTarget(TargetModel):
+    """A target that notes how many prompt tokens and sequences each forward had, and fails where it is told to."""
+
+    def __init__(self, seed: int = 41) -> None:
+        super().__init__(tiny_causal_lm("llama", seed=seed, num_hidden_layers=2))
+        self.pieces: list[int] = []
+        self.batches: list[int] = []
+        self.guilty: Callable[[Slot], Exception | None] = lambda slot: None
+
+    def continue_prefill(self, slot: Slot, prompt_ids: Sequence[int], max_tokens: int) -> bool:
+        """Note the piece, or fail."""
+        self._judge(slot)
+        before = len(slot.token_ids)
+        done = super().continue_prefill(slot, prompt_ids, max_tokens)
+        self.pieces.append(len(slot.token_ids) - before)
+        return done
+
+    def score(self, batch: Sequence[tuple[Slot, CandidateTree]]) -> list[torch.Tensor]:
+        """Note the batch, or fail as a whole, with rows written: a forward does not say whose fault it was."""
+        self.batches.append(len(batch))
+        scored = super().score(batch)
+        for slot, _ in batch:
+            self._judge(slot)
+        return scored
+
+    def _judge(self, slot: Slot) -> None:
+        error = self.guilty(slot)
+        if error is not None:
+            raise error
+
+
+@pytest.fixture
+def target() -> WatchedTarget:
+    return WatchedTarget()
+
+
+def scheduler_on(target: TargetModel, limits: EngineLimits | None = None) -> Scheduler:
+    """A scheduler whose finished requests are reported at once."""
+    limits = limits or EngineLimits()
+    return Scheduler(
+        target=target,
+        planner=Planner(FlatCost()),
+        admission=Admission(target, limits),
+        end_token_ids=frozenset(),
+        num_tokens=len(TOKENIZER),
+        prefill_tokens=limits.prefill_tokens_per_round,
+        finish=store_and_finish,
+    )
+
+
+def request_for(
+    target: TargetModel,
+    prompt: Sequence[int],
+    *drafters: Drafter,
+    max_tokens: int = 8,
+    speculation: SpeculationConfig | None = None,
+) -> Request:
+    """A greedy request, by default drafted from its prompt and by an adversary."""
+    chosen = drafters or (PromptDrafter(), RandomDrafter(259))
+    return Request(
+        prompt_ids=tuple(prompt),
+        sampling=SamplingParams(max_tokens=max_tokens),
+        speculation=speculation or SpeculationConfig(),
+        mode="greedy",
+        drafters={drafter.name: drafter for drafter in chosen},
+        text=TextAssembler(TOKENIZER),
+        kv_bytes=target.kv_bytes(len(prompt) + max_tokens + 39),
+    )
+
+
+def prompt_of(length: int, number: int = 0) -> list[int]:
+    """A prompt that repeats itself now and then; different numbers share no first token."""
+    return [number, *((7 * i * i + 3 * number) % 90 for i in range(length - 1))]
+
+
+def run(scheduler: Scheduler) -> None:
+    """Rounds until nothing is left to do."""
+    for _ in range(MANY_ROUNDS):
+        if scheduler.idle:
+            return
+        scheduler.round()
+    raise AssertionError(f"requests are left after {MANY_ROUNDS} rounds: somebody starves")
+
+
+def answer_alone(prompt: Sequence[int], max_tokens: int = 8) -> tuple[int, ...]:
+    """What a fresh scheduler answers without drafters."""
+    target = WatchedTarget()
+    scheduler, request = scheduler_on(target), request_for(target, prompt, max_tokens=max_tokens)
+    request.drafters = {}
+    scheduler.add(request)
+    run(scheduler)
+    return request.generation.result().token_ids
+
+
+def nothing_is_held(scheduler: Scheduler) -> bool:
+    """Whether the account of keys and values is back where it began."""
+    return scheduler.idle and (scheduler.admission.reserved_bytes, scheduler.admission.num_inside) == (0, 0)
+
+
+def error_of(request: Request) -> PrecedentError:
+    with pytest.raises(PrecedentError) as caught:
+        request.generation.result()
+    return caught.value
+
+
+def test_requests_of_every_length_get_the_answers_they_get_alone(target: WatchedTarget) -> None:
+    """Joining and leaving between steps changes no text."""
+    scheduler = scheduler_on(target, EngineLimits(prefill_tokens_per_round=32, max_running=5))
+    lengths = [1, 2, 33, 300, 7, 64, 5, 1, 120]
+    requests = [request_for(target, prompt_of(n, i), max_tokens=4 + i) for i, n in enumerate(lengths)]
+    for number, request in enumerate(requests):
+        scheduler.add(request)
+        if number % 3 == 2:
+            scheduler.round()
+    run(scheduler)
+    for number, (length, request) in enumerate(zip(lengths, requests, strict=True)):
+        assert request.generation.result().token_ids == answer_alone(prompt_of(length, number), 4 + number)
+    assert nothing_is_held(scheduler)
+    assert max(target.batches) > 1
+
+
+def test_a_long_prompt_is_computed_in_pieces_between_the_steps_of_others(target: WatchedTarget) -> None:
+    """While somebody runs, no round computes more than its share, and every round brings the runner a token."""
+    scheduler = scheduler_on(target, EngineLimits(prefill_tokens_per_round=40))
+    runner = request_for(target, prompt_of(5), RandomDrafter(259), max_tokens=200)
+    scheduler.add(runner)
+    scheduler.round()
+    target.pieces.clear()
+    newcomer = request_for(target, prompt_of(400, 1))
+    scheduler.add(newcomer)
+    emitted = []
+    while newcomer not in scheduler.running:
+        before = runner.stats.num_steps
+        scheduler.round()
+        emitted.append(runner.stats.num_steps - before)
+    assert target.pieces == [40] * 9 + [39]
+    assert emitted == [1] * 10
+
+
+def test_with_nobody_running_a_prompt_is_computed_in_whole_chunks(target: WatchedTarget) -> None:
+    scheduler = scheduler_on(target, EngineLimits(prefill_tokens_per_round=40))
+    scheduler.add(request_for(target, prompt_of(PREFILL_CHUNK + 101)))
+    scheduler.round()
+    scheduler.round()
+    assert target.pieces == [PREFILL_CHUNK, 100]
+
+
+def test_prompts_take_turns(target: WatchedTarget) -> None:
+    """A short prompt behind a long one does not wait for all of it, and the long one goes on in between."""
+    scheduler = scheduler_on(target, EngineLimits(prefill_tokens_per_round=64))
+    scheduler.add(request_for(target, prompt_of(5), max_tokens=300))
+    scheduler.round()
+    long, short = request_for(target, prompt_of(900, 1)), request_for(target, prompt_of(100, 2))
+    scheduler.add(long)
+    scheduler.add(short)
+    while short not in scheduler.running:
+        scheduler.round()
+    assert long in scheduler.prefilling
+    assert 64 <= long.num_prefilled <= 192
+
+
+def with_tail(system: Sequence[int], number: int) -> list[int]:
+    return [*system, 200 + number, *range(10, 10 + 3 * number)]
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["nobody runs", "beside a runner"])
+def test_a_common_beginning_is_computed_once(target: WatchedTarget, running: bool) -> None:
+    """The branches of a graph under one system prompt: the others wait for it, then go on from a copy."""
+    scheduler, system = scheduler_on(target, EngineLimits(prefill_tokens_per_round=64)), prompt_of(300)
+    if running:
+        scheduler.add(request_for(target, prompt_of(5, 90), max_tokens=200))
+        scheduler.round()
+    target.pieces.clear()
+    requests = [request_for(target, with_tail(system, i)) for i in range(5)]
+    for request in requests:
+        scheduler.add(request)
+    run(scheduler)
+    assert sum(target.pieces) == sum(len(r.prompt_ids) - 1 for r in requests) - 4 * 300
+    assert [r.generation.result().cached_prompt_tokens for r in requests] == [0, 300, 300, 300, 300]
+    assert all(r.generation.result().token_ids == answer_alone(r.prompt_ids) for r in requests)
+    assert nothing_is_held(scheduler)
+
+
+def test_a_common_beginning_is_not_shared_across_tenants(target: WatchedTarget) -> None:
+    """How fast a prompt is computed would tell whether somebody else sent it."""
+    scheduler, system = scheduler_on(target), prompt_of(300)
+    first, second = (request_for(target, with_tail(system, i)) for i in range(2))
+    second.tenant = "another"
+    for request in (first, second):
+        scheduler.add(request)
+    run(scheduler)
+    assert second.generation.result().cached_prompt_tokens == 0
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_who_waits_for_a_beginning_goes_on_when_it_is_given_up(target: WatchedTarget, how: str) -> None:
+    scheduler, system = scheduler_on(target), prompt_of(600)
+    first, second = (request_for(target, with_tail(system, i)) for i in range(2))
+    for request in (first, second):
+        scheduler.add(request)
+    scheduler.round()
+    assert 0 < first.num_prefilled < 600
+    assert not second.started
+    if how == "cancelled":
+        first.generation.cancel()
+    else:
+        broken = first.sequence.slot
+        target.guilty = lambda slot: ValueError("boom") if slot is broken else None
+    run(scheduler)
+    error_of(first)
+    result = second.generation.result()
+    assert result.token_ids == answer_alone(second.prompt_ids)
+    assert result.cached_prompt_tokens == (first.num_prefilled if how == "cancelled" else 0)
+
+
+def test_what_does_not_fit_waits_and_nobody_overtakes_it(target: WatchedTarget) -> None:
+    """Memory for two small requests or one large: strictly first come, first served, and all of them finish."""
+    small, large = target.kv_bytes(60), target.kv_bytes(600)
+    assert large > 2 * small
+    scheduler = scheduler_on(target, EngineLimits(max_kv_bytes=large + small // 2))
+    requests = [request_for(target, prompt_of(n, i)) for i, n in enumerate((10, 12, 540, 9, 11))]
+    for request in requests:
+        scheduler.add(request)
+    scheduler.round()
+    assert requests[2:] == list(scheduler.waiting)
+    order, most = [], 0
+    while not scheduler.idle:
+        scheduler.round()
+        most = max(most, scheduler.admission.reserved_bytes + scheduler.admission.idle_bytes)
+        order += [i for i, r in enumerate(requests) if r.generation.done and i not in order]
+    assert order[2] == 2
+    assert most <= scheduler.admission.max_kv_bytes
+    assert all(len(r.generation.result().token_ids) == 8 for r in requests)
+    assert nothing_is_held(scheduler)
+
+
+def test_limits_out_of_their_range_are_refused_by_name() -> None:
+    for name, value in (("max_running", 0), ("max_kv_bytes", 0), ("max_idle_kv_bytes", -1)):
+        with pytest.raises(ConfigError, match=f"{name}={value} must be at least"):
+            EngineLimits.from_dict({name: value})
+    with pytest.raises(ConfigError, match="did you mean 'prefill_tokens_per_round'"):
+        EngineLimits.from_dict({"prefill_tokens_per_rounds": 5})
+
+
+def test_no_more_than_max_running_are_inside(target: WatchedTarget) -> None:
+    scheduler = scheduler_on(target, EngineLimits(max_running=3))
+    for number in range(7):
+        scheduler.add(request_for(target, prompt_of(6, number)))
+    while not scheduler.idle:
+        scheduler.round()
+        assert scheduler.metrics(0).num_requests_running <= 3
+    assert max(target.batches) == 3
+
+
+def test_idle_conversations_give_way_to_requests(target: WatchedTarget) -> None:
+    """Their memory is used while nobody needs it; the oldest go first."""
+    small, large = target.kv_bytes(60), target.kv_bytes(600)
+    scheduler = scheduler_on(target, EngineLimits(max_kv_bytes=large + small))
+    for number in range(3):
+        scheduler.add(request_for(target, prompt_of(8, number)))
+        run(scheduler)
+    assert scheduler.admission.idle_bytes == 3 * small
+    scheduler.add(request_for(target, prompt_of(540, 9)))
+    scheduler.round()
+    assert scheduler.admission.idle_bytes == small
+    run(scheduler)
+    latest = request_for(target, prompt_of(8, 2))
+    scheduler.add(latest)
+    run(scheduler)
+    assert latest.generation.result().cached_prompt_tokens == 7
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers(target: WatchedTarget) -> None:
+    admission = Admission(target, EngineLimits(max_kv_bytes=2 * 2**20))
+    admission.check(2 * 2**20, 10, 10)
+    with pytest.raises(CapacityError, match=r"3\.0 MiB.*900 prompt tokens, max_tokens=70.*2\.0 MiB.*max_kv_bytes"):
+        admission.check(3 * 2**20, 900, 70)
+
+
+def test_the_default_budget_is_a_share_of_the_free_memory(
+    target: WatchedTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precedent.admission.free_bytes", lambda device: 1000)
+    assert Admission(target, EngineLimits()).max_kv_bytes == 500
+    assert Admission(target, EngineLimits(max_kv_bytes=7)).max_kv_bytes == 7
+
+
+@pytest.mark.parametrize("rounds", range(6))
+def test_a_cancelled_request_leaves_wherever_it_is(target: WatchedTarget, rounds: int) -> None:
+    """Waiting, in the middle of its prompt or running: the next round lets it go, and the others get their answers."""
+    scheduler = scheduler_on(target, EngineLimits(prefill_tokens_per_round=40, max_running=2))
+    others = [request_for(target, prompt_of(6, i), max_tokens=20) for i in range(3)]
+    unwanted = request_for(target, prompt_of(130, 7), max_tokens=50)
+    for request in (others[0], unwanted, *others[1:]):
+        scheduler.add(request)
+    for _ in range(rounds):
+        scheduler.round()
+    unwanted.generation.cancel()
+    scheduler.round()
+    assert isinstance(error_of(unwanted), RequestCancelled)
+    run(scheduler)
+    assert [r.generation.result().token_ids for r in others] == [answer_alone(prompt_of(6, i), 20) for i in range(3)]
+    assert nothing_is_held(scheduler)
+    assert scheduler.metrics(0).num_requests_cancelled == 1
+
+
+def test_a_request_that_waits_can_be_cancelled(target: WatchedTarget) -> None:
+    scheduler = scheduler_on(target, EngineLimits(max_running=1))
+    first, second = (request_for(target, prompt_of(6, i), max_tokens=30) for i in range(2))
+    scheduler.add(first)
+    scheduler.add(second)
+    scheduler.round()
+    second.generation.cancel()
+    scheduler.round()
+    assert isinstance(error_of(second), RequestCancelled)
+    assert not first.generation.done
+
+
+def test_an_error_in_one_prefill_fails_that_request_alone(target: WatchedTarget) -> None:
+    """Also in the middle of a prompt; what the slot holds is not trusted any more."""
+    scheduler = scheduler_on(target, EngineLimits(prefill_tokens_per_round=40))
+    fine = request_for(target, prompt_of(5), max_tokens=30)
+    broken = request_for(target, prompt_of(200, 1))
+    scheduler.add(fine)
+    scheduler.round()
+    scheduler.add(broken)
+    target.guilty = lambda slot: ValueError("no such layer") if slot.token_ids[:1] == [1] else None
+    run(scheduler)
+    assert "ValueError while prefilling a prompt of 200 tokens: no such layer" in str(error_of(broken))
+    assert fine.generation.result().token_ids == answer_alone(prompt_of(5), 30)
+    assert nothing_is_held(scheduler)
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_only_the_guilty_one_fails_in_a_shared_step(target: WatchedTarget, error: Exception) -> None:
+    """The forward of all fails as a whole; repeated one by one, once, it tells who it was."""
+    scheduler = scheduler_on(target)
+    requests = [request_for(target, prompt_of(6, i), max_tokens=12) for i in range(4)]
+    for request in requests:
+        scheduler.add(request)
+    while len(scheduler.running) < 4:
+        scheduler.round()
+    target.guilty = lambda slot: error if slot.token_ids[0] == 2 else None
+    target.batches.clear()
+    scheduler.round()
+    assert target.batches == [4, 1, 1, 1, 1]
+    run(scheduler)
+    assert isinstance(error_of(requests[2]), GenerationError)
+    for number in (0, 1, 3):
+        assert requests[number].generation.result().token_ids == answer_alone(prompt_of(6, number), 12)
+    assert nothing_is_held(scheduler)
+    assert scheduler.metrics(0).num_requests_failed == 1
+
+
+def test_memory_that_runs_out_is_said_clearly_and_idle_conversations_are_given_up(target: WatchedTarget) -> None:
+    scheduler = scheduler_on(target)
+    scheduler.add(request_for(target, prompt_of(6)))
+    run(scheduler)
+    assert scheduler.admission.idle_bytes > 0
+    torch_on_cpu = RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: 1 GB")
+    target.guilty = lambda slot: torch_on_cpu
+    broken = request_for(target, prompt_of(30, 1))
+    scheduler.add(broken)
+    run(scheduler)
+    error = error_of(broken)
+    assert isinstance(error, OutOfMemory)
+    assert "memory ran out while prefilling a prompt of 30 tokens" in str(error)
+    assert "max_kv_bytes" in str(error)
+    assert torch_on_cpu.__traceback__ is None
+    assert scheduler.admission.idle_bytes == 0
+    assert nothing_is_held(scheduler)
+
+
+class FailingDrafter(RandomDrafter):
+    """Works until the named call, which raises."""
+
+    name = "failing"
+
+    def __init__(self, call: str) -> None:
+        super().__init__(259)
+        self._call = call
+
+    def begin(self, request: object) -> object:
+        """A drafting with one call replaced by an error."""
+        if self._call == "begin":
+            raise KeyError("begin")
+        drafting = super().begin(request)  # type: ignore[arg-type]
+
+        def fail(*args: object) -> None:
+            raise KeyError(self._call)
+
+        setattr(drafting, self._call, fail)
+        return drafting
+
+
+@pytest.mark.parametrize("call", ["begin", "match", "committed"])
+def test_a_drafter_that_raises_fails_its_own_request(target: WatchedTarget, call: str) -> None:
+    scheduler = scheduler_on(target)
+    broken, fine = request_for(target, prompt_of(6, 1), FailingDrafter(call)), request_for(target, prompt_of(6))
+    scheduler.add(broken)
+    scheduler.add(fine)
+    run(scheduler)
+    assert f"KeyError while {'starting' if call == 'begin' else ''}" in str(error_of(broken))
+    assert fine.generation.result().token_ids == answer_alone(prompt_of(6))
+    assert nothing_is_held(scheduler)
+
+
+def test_a_drafter_that_fails_at_the_end_fails_nobody(target: WatchedTarget, caplog: pytest.LogCaptureFixture) -> None:
+    scheduler, request = scheduler_on(target), request_for(target, prompt_of(6), FailingDrafter("end"))
+    scheduler.add(request)
+    run(scheduler)
+    assert request.generation.result().token_ids == answer_alone(prompt_of(6))
+    assert "a drafter failed at the end" in caplog.text
+    assert nothing_is_held(scheduler)
+
+
+def test_tokens_that_do_not_exist_are_never_scored(target: WatchedTarget) -> None:
+    """A damaged memory may propose any number; an embedding that is not there would fail the whole step."""
+    scheduler, answer = scheduler_on(target), answer_alone(prompt_of(6))
+    mad = request_for(target, prompt_of(6), OracleDrafter([answer[0], 10**6, *answer[2:]]))
+    negative = request_for(target, prompt_of(6), OracleDrafter([-5, *answer]))
+    for request in (mad, negative):
+        scheduler.add(request)
+    run(scheduler)
+    for request in (mad, negative):
+        assert request.generation.result().token_ids == answer
+        assert request.stats.num_steps >= 2
+    assert sum(target.batches) == mad.stats.num_steps + negative.stats.num_steps, "a forward had to be repeated"
+
+
+def test_a_step_whose_loop_fails_ends_its_requests_and_not_the_scheduler(target: WatchedTarget) -> None:
+    scheduler = scheduler_on(target)
+    first = request_for(target, prompt_of(6))
+    scheduler.add(first)
+    scheduler.planner.observe_forward = None  # type: ignore[assignment, method-assign]
+    run(scheduler)
+    assert "TypeError while stepping" in str(error_of(first))
+    del scheduler.planner.observe_forward
+    second = request_for(target, prompt_of(6))
+    scheduler.add(second)
+    run(scheduler)
+    assert second.generation.result().token_ids == answer_alone(prompt_of(6))
+
+
+def test_the_cost_curve_learns_one_forward_per_step_over_all_rows(target: WatchedTarget) -> None:
+    """Not one observation per sequence: the time is that of the whole width."""
+    scheduler, seen = scheduler_on(target), []
+    scheduler.planner.cost.observe = lambda width, milliseconds: seen.append(width)  # type: ignore[method-assign]
+    requests = [request_for(target, prompt_of(6, i), OracleDrafter([1, 2, 3]), max_tokens=9) for i in range(3)]
+    for request in requests:
+        scheduler.add(request)
+    while len(scheduler.running) < 3:
+        scheduler.round()
+    seen.clear()
+    drafted = sum(r.stats.num_draft_tokens for r in requests)
+    scheduler.round()
+    assert seen == [3 + sum(r.stats.num_draft_tokens for r in requests) - drafted]
+
+
+def test_a_request_knows_how_long_its_caller_waited(target: WatchedTarget) -> None:
+    """Every token but the first emission's counts once; gaps add up to the time between first and last emission."""
+    scheduler, request = scheduler_on(target), request_for(target, prompt_of(6), max_tokens=20)
+    scheduler.add(request)
+    run(scheduler)
+    result, stats = request.generation.result(), request.stats
+    emissions = list(request.generation)
+    assert len(stats.inter_token.gaps) == len(emissions) - 1
+    assert sum(stats.inter_token.num_tokens) == len(result.token_ids) - len(emissions[0].token_ids)
+    assert 0 < stats.queue_seconds < stats.first_token_seconds < stats.total_seconds
+    assert stats.first_token_seconds + sum(stats.inter_token.gaps) <= stats.total_seconds
+    latency = stats.as_dict()["latency_microseconds"]
+    assert all(type(value) is int for value in latency.values())
+    assert 0 < latency["inter_token_latency_p50"] <= latency["inter_token_latency_p95"] <= latency["longest_gap"]
+    assert latency["time_to_first_token"] < latency["e2e_request_latency"]
+
+
+def test_the_metrics_add_up(target: WatchedTarget) -> None:
+    scheduler = scheduler_on(target, EngineLimits(max_running=2))
+    requests = [request_for(target, prompt_of(9, i), max_tokens=5) for i in range(3)]
+    for request in requests:
+        scheduler.add(request)
+    scheduler.round()
+    now = scheduler.metrics(4)
+    assert (now.num_requests_running, now.num_requests_waiting) == (2, 5)
+    assert now.kv_cache_reserved_bytes == 2 * requests[0].kv_bytes
+    assert now.e2e_request_latency_seconds.p95 == 0
+    run(scheduler)
+    scheduler.add(again := request_for(target, prompt_of(9), max_tokens=5))
+    run(scheduler)
+    after = scheduler.metrics(0)
+    assert after.num_requests_finished == 4
+    assert (after.prompt_tokens, after.cached_prompt_tokens) == (36, again.cached_prompt_tokens)
+    assert (after.generation_tokens, after.num_steps) == (20, len(target.batches))
+    assert after.num_accepted_tokens == sum(r.stats.num_accepted_tokens for r in (*requests, again))
+    assert 0 < after.time_to_first_token_seconds.p50 <= after.e2e_request_latency_seconds.p95
+    assert 0 < after.inter_token_latency_seconds.p50 <= after.inter_token_latency_seconds.p95
+
+
+def test_a_proposal_is_a_tree_within_the_memory_that_was_set_aside(target: WatchedTarget) -> None:
+    """The widest tree on the last token of the context: the buffers stay within the reservation."""
+    wide = SpeculationConfig(max_nodes=200, drafters=())
+    request = replace(request_for(target, prompt_of(60), RandomDrafter(259), max_tokens=170, speculation=wide))
+    request.kv_bytes = target.kv_bytes(60 + 170 + 200 + 6 + 1)
+    scheduler = scheduler_on(target)
+    scheduler.add(request)
+    run(scheduler)
+    assert scheduler.admission.idle_bytes <= request.kv_bytes
