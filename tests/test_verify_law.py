@@ -36,18 +36,6 @@ def test_random_mixed_trees_keep_the_law_and_lazy_accepts_no_less(block: int, ba
         assert lazy.expected_accepted >= eager.expected_accepted - EXACT, problem
 
 
-@BACKENDS
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("block", range(20_000, 20_600, 20))
-def test_many_larger_random_trees_keep_the_law(block: int, batched: bool) -> None:
-    """600 more problems with up to 1024 trees each."""
-    for seed in range(block, block + 20):
-        problem = random_problem(seed, max_trees=1024)
-        lazy, eager = laws(problem, batched)
-        assert max(lazy.total_variation(problem.target), eager.total_variation(problem.target)) < EXACT, problem
-        assert lazy.expected_accepted >= eager.expected_accepted - EXACT, problem
-
-
 def test_the_random_trees_contain_every_feature() -> None:
     """The law test means nothing if the generator stopped making the hard cases."""
     seen: set[str] = set()
@@ -99,24 +87,6 @@ def test_chains_and_merged_independent_paths_keep_the_law(
     law = exact_law(target, independent_paths(draft, paths, length), find_mode(mode, batched=batched))
     assert law.total_variation(target) < EXACT
     assert sum(law.prefixes.values()) == pytest.approx(1.0, abs=EXACT)
-
-
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + 60))
-def test_the_k_seq_plan_keeps_the_law_on_random_trees(seed: int) -> None:
-    """Groups of independent draws, repeated tokens, subtrees and cached tokens beside them."""
-    problem = random_problem(seed, max_trees=81)
-    assert exact_law(problem.target, problem.draft, "topdown:plan=k-seq").total_variation(problem.target) < EXACT
-
-
-@pytest.mark.parametrize(("vocab_size", "paths", "length"), [(2, 2, 3), (2, 3, 2), (3, 2, 2), (4, 3, 1)])
-def test_the_k_seq_plan_keeps_the_law_on_merged_independent_paths(vocab_size: int, paths: int, length: int) -> None:
-    """SpecTr's own drafts; the draws at a node share one row."""
-    rows: dict[tuple[int, ...], torch.Tensor] = {}
-    target, model = toy_model("target", vocab_size), toy_model("draft", vocab_size)
-    draft = independent_paths(lambda path: rows.setdefault(path, model(path)), paths, length)
-    planned, plain = (exact_law(target, draft, mode) for mode in ("topdown:plan=k-seq", "topdown"))
-    assert planned.total_variation(target) < EXACT
-    assert planned.expected_accepted != pytest.approx(plain.expected_accepted, abs=1e-6), "no group was formed"
 
 
 @pytest.mark.parametrize("mode", REJECTION_MODES)

@@ -20,6 +20,7 @@ from precedent.verify.matching import matching
 from precedent.verify.recursion import Weights
 from precedent.verify.relaxed import relaxed
 from precedent.verify.rules import Mentored, TopBeta, Typical
+from precedent.verify.transport import TransportWeights
 from precedent.verify.verdict import Verdict
 from precedent.verify.walk import walk
 
@@ -62,6 +63,14 @@ def k_seq(tree: CandidateTree, rows: Rows) -> SecondHalf:
     return lambda coins: walk(weights, coins)
 
 
+def _transport(lazy: bool) -> FirstHalf:
+    def first_half(tree: CandidateTree, rows: Rows) -> SecondHalf:
+        weights = TransportWeights(tree, rows, lazy=lazy)
+        return lambda coins: walk(weights, coins)
+
+    return first_half
+
+
 def _batched(lazy: bool) -> FirstHalf:
     def first_half(tree: CandidateTree, rows: Rows) -> SecondHalf:
         weights = BatchedWeights(tree, _matrix(tree, rows), lazy=lazy)
@@ -82,6 +91,8 @@ MODES: Mapping[str, FirstHalf] = {
     "traversal": traversal,
     "topdown": topdown,
     "topdown:plan=k-seq": k_seq,
+    "topdown:plan=transport": _transport(lazy=False),
+    "traversal:plan=transport": _transport(lazy=True),
 }
 """Name of a lossless mode to its first half, which throws no coins."""
 
