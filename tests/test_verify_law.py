@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from precedent.errors import ConfigError
-from precedent.sampling import CounterCoins
+from precedent.sampling import Coins, CounterCoins
 from precedent.testing.enumeration import ExactLaw, ReplayCoins, ToyRows, enumerate_outcomes, exact_law
 from precedent.testing.random_trees import Problem, independent_paths, random_problem, toy_model
 from precedent.tree import EMPTY_TREE, NULL, ROOT, CandidateTree, Drawn, Point, TreeBuilder, chain
-from precedent.verify import MODES, Verdict, find_mode, prepare, verify
+from precedent.verify import MODES, Verdict, Weights, find_mode, prepare, verify
+from precedent.verify.batched import BatchedWeights
 from precedent.verify.matching import matching
 
 REJECTION_MODES = ("traversal", "topdown")
@@ -202,8 +203,9 @@ def test_a_draft_model_equal_to_the_target_is_always_accepted(mode: str) -> None
     assert law.expected_accepted == pytest.approx(3.0, abs=EXACT)
 
 
+@BACKENDS
 @pytest.mark.parametrize("mode", REJECTION_MODES)
-def test_float32_rows_keep_the_law_up_to_rounding(mode: str) -> None:
+def test_float32_rows_keep_the_law_up_to_rounding(mode: str, batched: bool) -> None:
     """The work is done in the rows' dtype, and its error stays at the size of float32 rounding."""
     for seed in range(30):
         problem = random_problem(seed, max_trees=27)
@@ -212,7 +214,7 @@ def test_float32_rows_keep_the_law_up_to_rounding(mode: str) -> None:
         def target(path: tuple[int, ...], problem=problem, single=single) -> torch.Tensor:
             return single.setdefault(path, problem.target(path).float())
 
-        law = exact_law(target, problem.draft, mode)
+        law = exact_law(target, problem.draft, find_mode(mode, batched=batched))
         assert law.total_variation(problem.target) < 2e-6
 
 
@@ -229,6 +231,50 @@ def test_rejecting_a_near_certain_point_in_float32_leaves_the_rest_in_proportion
         if not verdict.path:
             outcomes[verdict.next_token] = outcomes.get(verdict.next_token, 0.0) + probability
     assert outcomes[1] / outcomes[2] == pytest.approx(3.0, rel=1e-3)
+
+
+@BACKENDS
+@pytest.mark.parametrize("mode", REJECTION_MODES)
+def test_a_draw_from_a_law_without_mass_costs_nothing_but_itself(mode: str, batched: bool) -> None:
+    """Cached siblings held all that could be drawn and something was drawn all the same: it cannot be accepted."""
+    target, draft = toy_model("target", 3, plain=True), toy_model("draft", 3, plain=True)
+    prefixes: dict[tuple[int, ...], float] = {}
+
+    def drafted(coins: Coins) -> CandidateTree:
+        builder = TreeBuilder()
+        above = builder.add_draw(ROOT, coins.categorical(draft(()), ROOT, "draw"), Drawn(draft(())), "draft")
+        builder.add_draw(above, 2, Drawn(torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64), (0, 1)), "draft")
+        return builder.build()
+
+    for chance, tree in enumerate_outcomes(drafted):
+        for probability, verdict in enumerate_outcomes(prepare(tree, ToyRows(target, tree), mode, batched=batched)):
+            committed = (*(tree.token_ids[node] for node in verdict.path), verdict.next_token)
+            prefixes[committed] = prefixes.get(committed, 0.0) + chance * probability
+    assert ExactLaw(prefixes, 0.0, 0, 0).total_variation(target) < EXACT
+
+
+@BACKENDS
+@pytest.mark.parametrize("mode", REJECTION_MODES)
+def test_rejecting_likely_points_one_after_the_other_leaves_the_chances_of_the_rest(mode: str, batched: bool) -> None:
+    """Each rejection takes 99.8 % of what is left: rounding of the first must not become per cents of the third."""
+    row = torch.tensor([0.998, 0.001996, 3e-6, 1e-6])
+    builder = TreeBuilder()
+    for token in range(3):
+        node = builder.add_point(ROOT, token, "cache")
+        builder.add_draw(
+            node, 0, Drawn(torch.tensor([1.0, 0.0, 0.0, 0.0])), "draft"
+        )  # so that it is a trial of its own
+    weights = prepare_weights(builder.build(), lambda node: row, mode, batched)
+    worths = [weights.worth(ROOT, ordinal) for ordinal in range(3)]
+    assert worths[2] == pytest.approx(float(row[2]) / float(row[2:].double().sum()), rel=1e-5)
+
+
+def prepare_weights(tree: CandidateTree, row_of, mode: str, batched: bool) -> Weights | BatchedWeights:
+    """The weights that a mode would walk over."""
+    lazy = mode == "traversal"
+    if not batched:
+        return Weights(tree, row_of, lazy=lazy)
+    return BatchedWeights(tree, torch.stack([row_of(node) for node in range(ROOT, len(tree))]), lazy=lazy)
 
 
 @pytest.mark.parametrize("mode", REJECTION_MODES)

@@ -24,6 +24,7 @@ RowShaper = Callable[[Sequence[int], Tensor], Tensor]
 """`(output_ids, logits_row [vocab_size]) -> logits_row`: constraints applied for the text that precedes the row."""
 
 
+SMALLEST_COIN = 2.0**-54  # half the step of a uniform number in [0, 1)
 COLDEST = 1e-30  # below this temperature float32 logits overflow; one-hot (shared by exact ties) long before
 
 
@@ -68,7 +69,7 @@ def coupled_noise(seed: int, position: int, vocab_size: int) -> Tensor:
     """Standard exponential noise `[vocab_size]` (float64, CPU): a function of (seed, position in the output) alone."""
     key = hashlib.blake2b(f"{seed} {position}".encode(), digest_size=16).digest()
     uniform = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).random(vocab_size)
-    return -torch.from_numpy(uniform).log()  # uniform in [0, 1): never 0, and infinite, hence never chosen, at 0
+    return -torch.from_numpy(uniform).clamp_(min=SMALLEST_COIN).log()  # neither 0 nor infinite: zero scores stay below
 
 
 def coupled_choice(probs: Tensor, seed: int, position: int) -> int:

@@ -46,9 +46,8 @@ class KSeqWeights(Weights):
     def _after_group(self, node: int) -> State:
         """B once the whole group was rejected: what the target is owed beyond what the group pays."""
         each, share = self._plan(node)
-        left = (self.row(node) - share * each).clamp_(min=0.0)
-        mass = float(left.sum())
-        return State(1.0, Residual(left, mass) if mass > torch.finfo(left.dtype).tiny else Residual(self.row(node)))
+        left = Residual.of((self.row(node) - share * each).clamp_(min=0.0))
+        return State(1.0, left if left.mass > torch.finfo(left.values.dtype).tiny else Residual(self.row(node)))
 
     def _plan(self, node: int) -> tuple[Tensor, float]:
         """min(q, p / rho), and the factor by which a group of K pays it."""

@@ -113,9 +113,9 @@ def _worths(mass: Floats, head: History, tokens: tuple[int, ...]) -> tuple[float
 
 def _after(entering: State, owed: Tensor, shortfall: float) -> State:
     """(a, B) once every draw of the group was rejected: what is still owed, against what need not be honoured."""
-    mass = float(owed.sum())
-    if mass > torch.finfo(owed.dtype).tiny:
-        return State(mass / (mass + shortfall), Residual(owed, mass))
+    residual = Residual.of(owed)
+    if residual.mass > torch.finfo(owed.dtype).tiny:
+        return State(residual.mass / (residual.mass + shortfall), residual)
     return State(1.0 if entering.accept == 1.0 else 0.0, entering.residual)
 
 
