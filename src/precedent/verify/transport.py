@@ -19,7 +19,6 @@ that can be drawn, the node accepts what the linear program says.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,11 +28,14 @@ from torch import Tensor
 
 from precedent.tree import CandidateTree, Draw
 from precedent.verify.flow import improve
-from precedent.verify.recursion import Residual, RowsOf, State, Weights
+from precedent.verify.recursion import CANCELLATION, Residual, RowsOf, State, Weights
 from precedent.verify.siblings import Siblings, leading_siblings
 
-LISTS = 512
-"""Lists of candidates that a plan is solved for: a head of 22 tokens for two draws, of 8 for three."""
+LISTS = 256
+"""Lists of candidates that a plan is solved for: a head of 16 tokens for two draws, of 6 for three."""
+
+RARE = 1e-9
+"""Tokens drawn more rarely than this are no part of a head: lists of them are not worth their place."""
 
 MOST = 3
 """Draws that are weighed together; further ones at the node follow one after the other."""
@@ -98,7 +100,7 @@ def _head(siblings: Siblings) -> History:
     number = len(siblings.tokens)
     size = max(size for size in range(1, LISTS + 1) if size**number <= LISTS)
     probs, tokens = siblings.law(()).probs().topk(min(size, siblings.row.numel()))
-    return tuple(token for token, prob in zip(tokens.tolist(), probs.tolist(), strict=True) if prob > 0.0)
+    return tuple(token for token, prob in zip(tokens.tolist(), probs.tolist(), strict=True) if prob > RARE)
 
 
 def _worths(mass: Floats, head: History, tokens: tuple[int, ...]) -> tuple[float, ...]:
@@ -127,19 +129,21 @@ class _Lists:
     """
 
     def __init__(self, entering: State, siblings: Siblings, head: History) -> None:
-        self._entering, self._siblings, self._head = entering, siblings, head
-        self._states: dict[History, State] = {}
-        self._laws: dict[History, Tensor] = {}
-        self._lists = self._possible(len(siblings.tokens))
-        self._chance, shares, left = self._recursive_rejection()
-        self._rejected = self._chance * left
+        self._siblings, self._head = siblings, torch.tensor(head, device=siblings.row.device)
+        residual = entering.residual
+        self._owed = residual.dense()[None] * (entering.accept / residual.mass)
+        self._accept, self._factor = np.array([entering.accept]), np.ones(1)
+        self._base = siblings.law(()).probs().to(self._owed)
+        self._lists = self._possible(len(siblings.tokens), len(head))
+        chance, shares, left = self._recursive_rejection()
+        self._rejected = chance * left
         bits = np.bitwise_or.reduce(1 << self._lists, axis=1)
         sets, which = np.unique(bits, return_inverse=True)
         self._row_of = {int(bit): row for row, bit in enumerate(sets)}
         self.members = np.ones((len(sets), len(head) + 1))
         self.members[:, :-1] = (sets[:, None] >> np.arange(len(head))) & 1
         self.paid = np.zeros_like(self.members)
-        np.add.at(self.paid, (which[:, None], self._lists), self._chance[:, None] * shares)
+        np.add.at(self.paid, (which[:, None], self._lists), chance[:, None] * shares)
         self.paid[:, -1] = np.bincount(which, weights=self._rejected)
 
     def set_of(self, indices: list[int]) -> int:
@@ -148,66 +152,68 @@ class _Lists:
 
     def left(self) -> tuple[Tensor, float]:
         """What stays owed once every list is rejected, `[vocab_size]`, and the mass that need not be honoured."""
-        by_state: dict[History, float] = {}
-        for indices, rejected in zip(self._lists.tolist(), self._rejected.tolist(), strict=True):
-            if rejected > 0.0:
-                key = self._key(indices)
-                by_state[key] = by_state.get(key, 0.0) + rejected
-        owed, shortfall = torch.zeros_like(self._entering.residual.values), 0.0
-        for history, mass in by_state.items():
-            state = self._state(history)
-            owed.add_(state.residual.dense(), alpha=mass * state.accept / state.residual.mass)
-            shortfall += mass * (1.0 - state.accept)
-        return owed, shortfall
+        _, which = self._histories(self._lists.shape[1] - 1)
+        mass = np.bincount(which, weights=self._rejected, minlength=len(self._accept))
+        owed = torch.from_numpy(mass * self._factor).to(self._owed) @ self._owed
+        return owed, float((mass * (1.0 - self._accept)).sum())
 
-    def _possible(self, number: int) -> Ints:
+    def _possible(self, number: int, size: int) -> Ints:
         """Head indices of all lists, `[num_lists, number]`."""
-        size = range(len(self._head))
         if self._siblings.replacement:
-            return np.array(list(itertools.product(size, repeat=number)), dtype=np.int64)
-        return np.array(list(itertools.permutations(size, number)), dtype=np.int64)
+            return np.array(list(itertools.product(range(size), repeat=number)), dtype=np.int64)
+        return np.array(list(itertools.permutations(range(size), number)), dtype=np.int64)
 
     def _recursive_rejection(self) -> tuple[Floats, Floats, Floats]:
         """Of each list: its probability, the share accepted at each draw, the share rejected by all."""
         chance, left = np.ones(len(self._lists)), np.ones(len(self._lists))
         shares = np.empty(self._lists.shape)
-        for draw in range(self._lists.shape[1]):
-            law = self._at(draw, self._law)
-            owed = self._at(draw, self._owed)
-            worth = np.minimum(1.0, owed / law)
+        base = self._base[self._head].to("cpu", torch.float64).numpy()
+        for draw, tokens in enumerate(self._lists.T):
+            histories, which = self._histories(draw)
+            scale = self._scale(histories)
+            law = base[tokens] * scale[which]
+            before = self._histories(max(draw - 1, 0))[1]
+            owed = self._owed[:, self._head].to("cpu", torch.float64).numpy() * self._factor[:, None]
+            worth = np.minimum(1.0, owed[before, tokens] / law)
             chance, shares[:, draw], left = chance * law, left * worth, left * (1.0 - worth)
+            self._reject(histories, scale)
         return chance, shares, left
 
-    def _at(self, draw: int, row_of: Callable[[History], Tensor]) -> Floats:
-        """The value at each list's token of this draw, in the row that belongs to the draws before it."""
-        values, rows = np.empty(len(self._lists)), dict[History, Floats]()
-        for number, indices in enumerate(self._lists.tolist()):
-            history = self._key(indices[: draw + 1])
-            if history not in rows:
-                rows[history] = row_of(history)[list(self._head)].to("cpu", torch.float64).numpy()
-            values[number] = rows[history][indices[draw]]
-        return values
+    def _histories(self, number: int) -> tuple[Ints, Ints]:
+        """The first `number` draws of all lists, each once, as far as laws depend on them; which of them a list has."""
+        first = self._lists[:, : 0 if self._siblings.replacement else number]
+        if first.shape[1] == 0:
+            return first[:1], np.zeros(len(first), dtype=np.int64)
+        histories, which = np.unique(first, axis=0, return_inverse=True)
+        return histories, which.reshape(-1)
 
-    def _key(self, indices: list[int]) -> History:
-        """All that the law of the last of these draws, and (a, B) around it, depend on: the draws before it."""
-        if self._siblings.replacement:
-            return (self._head[0],) * (len(indices) - 1)
-        return tuple(self._head[index] for index in indices[:-1])
+    def _scale(self, histories: Ints) -> Floats:
+        """By how much the law of a draw grows because earlier draws are excluded from it."""
+        if histories.shape[1] == 0:
+            return np.ones(1)
+        tokens = self._head[torch.from_numpy(histories).to(self._head.device)]
+        total = float(self._base.sum(dtype=torch.float64))
+        left = total - self._base[tokens].sum(1, dtype=torch.float64).to("cpu").numpy()
+        for history in np.flatnonzero(left < CANCELLATION * total):
+            left[history] = float(self._base.index_fill(0, tokens[history], 0.0).sum(dtype=torch.float64))
+        scale: Floats = 1.0 / left
+        return scale
 
-    def _owed(self, history: History) -> Tensor:
-        """A B before the draw that follows `history`."""
-        state = self._state(history[:-1]) if history else self._entering
-        return state.residual.dense() * (state.accept / state.residual.mass)
-
-    def _state(self, history: History) -> State:
-        """(a, B) once the draw that follows `history`, and all before it, were rejected."""
-        if history not in self._states:
-            before = self._state(history[:-1]) if history else self._entering
-            self._states[history] = before.after_rejecting_draw(self._law(history))
-        return self._states[history]
-
-    def _law(self, history: History) -> Tensor:
-        """The law of the draw that follows `history`, `[vocab_size]`."""
-        if history not in self._laws:
-            self._laws[history] = self._siblings.law(history).probs()
-        return self._laws[history]
+    def _reject(self, histories: Ints, scale: Floats) -> None:
+        """(a, B) for each history once the draw that follows it was rejected too; `_owed` times `_factor` is a B."""
+        _, parents = np.unique(histories[:, :-1], axis=0, return_inverse=True) if histories.shape[1] > 1 else (0, 0)
+        parents = np.broadcast_to(np.asarray(parents).reshape(-1), len(histories))
+        accept, owed = self._accept[parents], self._owed * torch.from_numpy(self._factor).to(self._owed)[:, None]
+        if len(owed) > 1:
+            owed = owed[torch.from_numpy(parents.copy()).to(owed.device)]
+        left = self._base * torch.from_numpy(scale).to(self._owed)[:, None]
+        left.scatter_(1, self._head[torch.from_numpy(histories).to(left.device)], 0.0)
+        left.neg_().add_(owed).clamp_(min=0.0)
+        mass = left.sum(1).to("cpu", torch.float64).numpy()
+        none = mass <= torch.finfo(left.dtype).tiny
+        if none.any():  # by rounding alone at a = 1, where B stays; else the node is rejected for sure
+            stays = torch.from_numpy(accept == 1.0).to(left)[:, None]
+            left = torch.where(torch.from_numpy(none).to(left.device)[:, None], owed * stays, left)
+        reached = np.where(none, 1.0, mass + (1.0 - accept))
+        self._owed, self._factor = left, 1.0 / reached
+        self._accept = np.where(none, accept == 1.0, mass / reached)
