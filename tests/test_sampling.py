@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chi2
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -23,6 +25,7 @@ from precedent.errors import GenerationError
 from precedent.sampling import CounterCoins, TargetRows, probs_of
 from precedent.tree import ROOT, chain
 
+AT_ONCE = pytest.mark.parametrize("at_once", [False, True], ids=["row by row", "at once"])
 GRID = list(itertools.product([0.3, 0.7, 1.0, 1.8], [0, 1, 5, 1000], [1.0, 0.9, 0.5, 0.01], [0.0, 0.05, 0.5]))
 
 
@@ -134,6 +137,18 @@ class FixedUniform(CounterCoins):
         return self.value
 
 
+class Counting(TorchDispatchMode):
+    """Notes which operations ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
 LARGEST = 1.0 - 2.0**-53
 
 
@@ -173,19 +188,53 @@ def test_rows_are_shaped_with_each_nodes_own_path_and_computed_once() -> None:
     assert rows.argmax(0) == int(rows.logits(0).argmax())
 
 
+@AT_ONCE
 @pytest.mark.parametrize(
     ("bad", "message"),
     [(math.nan, "NaN or infinity"), (math.inf, "NaN or infinity"), (-math.inf, "every token is masked")],
 )
-def test_rows_that_cannot_be_sampled_say_where(bad: float, message: str) -> None:
+def test_rows_that_cannot_be_sampled_say_where(bad: float, message: str, at_once: bool) -> None:
     """A broken forward pass or an impossible grammar ends this request, with the position."""
     logits = torch.zeros(2, 3)
     logits[1] = bad
-    rows = TargetRows(logits, chain([1]), SamplingParams(temperature=1.0), (7, 7))
+    rows = TargetRows(logits, chain([1]), SamplingParams(temperature=1.0, seed=3), (7, 7), at_once=at_once)
     rows(ROOT)
-    for ask in (rows, rows.argmax):
+    rows.check(ROOT)
+    rows.argmax(ROOT)
+    for ask in (rows, rows.argmax, rows.coupled, rows.check):
         with pytest.raises(GenerationError, match=f"(?=.*position 3).*{message}"):
             ask(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shaped", [False, True])
+def test_the_matrix_of_all_rows_holds_the_very_rows(dtype: torch.dtype, shaped: bool) -> None:
+    """Every combination of warpers, masked tokens, ties, and temperature 0; with and without constraints."""
+    generator, tree = torch.Generator().manual_seed(5), chain([4, 2, 9])
+    for temperature, top_k, top_p, min_p in [*GRID, (0.0, 0, 1.0, 0.0)]:
+        params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=1)
+        logits = (torch.randn(4, 61, generator=generator, dtype=torch.float64) * 3).round(decimals=1).to(dtype)
+        logits[2, 5:20] = -math.inf
+        shape = constraints_for(SamplingParams(repetition_penalty=1.3), [1, 2], 60, 61) if shaped else None
+        by_row, at_once = (TargetRows(logits, tree, params, (8,), shape, at_once=one) for one in (False, True))
+        for node in range(ROOT, len(tree)):
+            assert torch.allclose(at_once.matrix()[node + 1], by_row(node), rtol=0, atol=1e-15)
+            assert torch.equal(at_once(node), at_once.matrix()[node + 1]) or shaped
+            assert at_once.argmax(node) == by_row.argmax(node)
+            assert at_once.coupled(node) == by_row.coupled(node)
+            by_row.check(node)
+
+
+@AT_ONCE
+def test_rows_ask_for_no_more_than_they_must(at_once: bool) -> None:
+    """On a CPU one row after the other; on a GPU what decoding needs of all rows comes back in one piece."""
+    counting = Counting()
+    rows = TargetRows(torch.randn(4, 50), chain([4, 2, 9]), SamplingParams(), at_once=at_once)
+    with counting:
+        for node in (ROOT, 0, 1):
+            rows.argmax(node)
+    assert counting.names.count("argmax") == (0 if at_once else 3)
+    assert counting.names.count("max") == (1 if at_once else 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

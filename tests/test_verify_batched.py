@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from precedent.sampling import CounterCoins
+from precedent.config import SamplingParams
+from precedent.errors import GenerationError
+from precedent.sampling import CounterCoins, TargetRows
 from precedent.testing.enumeration import ToyRows, enumerate_outcomes
 from precedent.testing.random_trees import random_problem
 from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
@@ -83,16 +86,37 @@ def test_the_same_coins_give_the_same_verdict_on_trees_without_points(mode: str)
     assert compared > 100
 
 
-def test_rows_that_come_as_one_matrix_are_taken_at_once() -> None:
-    """No row is asked for alone, which would cost a launch and a check each."""
-    tree, matrix = large_tree(100)
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0.7, top_k=40, top_p=0.9), SamplingParams(min_p=0.1)])
+@pytest.mark.parametrize("mode", ["traversal", "topdown"])
+def test_logits_become_weights_without_waiting_for_the_device(mode: str, params: SamplingParams) -> None:
+    """No row is asked for alone, which would cost a launch and a check each; truncation included."""
+    tree, _ = large_tree(100)
+    rows = TargetRows(torch.randn(len(tree) + 1, 100), tree, replace(params, temperature=0.7), at_once=True)
+    with Recording() as recording:
+        decide = prepare(tree, rows, mode, batched=True)
+    assert not set(recording.names) & set(READS_BACK)
+    assert recording.names.count("_softmax") == 1
+    assert 0 <= decide(CounterCoins(1, 1)).next_token < 100
 
-    class Matrix:
-        def matrix(self) -> torch.Tensor:
-            return matrix
 
-    verdict = prepare(tree, Matrix(), "traversal", batched=True)(CounterCoins(1, 1))  # type: ignore[arg-type]
-    assert 0 <= verdict.next_token < 100
+@pytest.mark.parametrize("batched", [False, True], ids=["reference", "batched"])
+@pytest.mark.parametrize("mode", ["traversal", "topdown"])
+@pytest.mark.parametrize("params", [SamplingParams(temperature=1.0), SamplingParams()], ids=["sampled", "greedy"])
+def test_a_row_behind_a_forbidden_token_fails_nobody(mode: str, params: SamplingParams, batched: bool) -> None:
+    """A grammar that forbids a proposed token has nothing to offer behind it; only a row on the way may fail."""
+    builder = TreeBuilder()
+    first = builder.add_point(ROOT, 0, "cache")
+    forbidden = builder.add_point(first, 1, "cache")
+    builder.add_draw(forbidden, 2, Drawn(torch.tensor([0.2, 0.3, 0.5])), "draft")
+    tree = builder.build()
+    logits = torch.tensor([[5.0, -torch.inf, -torch.inf], [1.0, -torch.inf, 9.0], [-torch.inf] * 3, [torch.nan] * 3])
+    for number in range(20):
+        verdict = verify(tree, TargetRows(logits, tree, params), mode, CounterCoins(number, 0), batched=batched)
+        assert verdict.path == (first,)
+        assert verdict.next_token in (0, 2)
+    logits[1] = -torch.inf
+    with pytest.raises(GenerationError, match="every token is masked at output position 1"):
+        verify(tree, TargetRows(logits, tree, params), mode, CounterCoins(0, 0), batched=batched)
 
 
 @pytest.mark.gpu
@@ -109,3 +133,23 @@ def test_on_cuda_the_device_is_waited_for_only_when_the_walk_reads(lazy: bool) -
     for node in range(ROOT, len(tree)):
         assert weights.accept(node) == pytest.approx(reference.accept(node), rel=1e-4)
         assert torch.allclose(weights.leftover(node).cpu(), reference.leftover(node), rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["traversal", "topdown", "greedy"])
+def test_on_cuda_logits_become_a_verdict_as_on_a_cpu(mode: str) -> None:
+    """Rows are one matrix there by themselves; CUDA itself raises an error at any wait before the walk."""
+    tree, _ = large_tree(5_000, device="cuda")
+    logits = torch.randn(len(tree) + 1, 5_000, generator=torch.Generator().manual_seed(2)).mul(4).cuda()
+    params = SamplingParams(temperature=0.0 if mode == "greedy" else 0.7, top_p=0.95)
+    rows = TargetRows(logits, tree, params)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        decide = prepare(tree, rows, mode, batched=mode != "greedy")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    reference = TargetRows(logits.cpu(), tree, params)
+    for node in range(ROOT, len(tree)):
+        assert torch.allclose(rows(node).cpu(), reference(node), rtol=1e-3, atol=1e-6)
+        assert rows.argmax(node) == reference.argmax(node)
+    assert 0 <= decide(CounterCoins(1, 1)).next_token < 5_000

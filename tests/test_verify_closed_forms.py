@@ -87,24 +87,6 @@ def test_rejecting_every_draw_with_replacement_is_a_product_of_total_variations(
         assert value == pytest.approx(1.0 - product, abs=1e-12)
 
 
-@pytest.mark.parametrize(("number", "expected"), [(1, 0.550), (2, 0.689342), (3, 0.787969)])
-def test_k_seq_on_four_tokens(number: int, expected: float) -> None:
-    """SpecTr 2310.15141: above recursive rejection with replacement, below optimal transport (0.7375, 0.871)."""
-    draft = sibling_draws([DRAFT_V4] * number, replacement=True)
-    assert accepted(TARGET_V4, draft, "topdown:plan=k-seq") == pytest.approx(expected, abs=5e-7)
-
-
-@pytest.mark.parametrize("number", [2, 3])
-def test_k_seq_keeps_spectrs_guarantee(number: int) -> None:
-    """At least 1 - (1 - 1/K)^K of the optimum 1 + min over sets H of target(H) - draft(H)^K, on random laws."""
-    for seed in range(25):
-        target, row = toy_model(("t", seed), 4)(()), toy_model(("d", seed), 4)(())
-        value = accepted(target, sibling_draws([row] * number, replacement=True), "topdown:plan=k-seq")
-        sets = [torch.tensor([(mask >> i) & 1 for i in range(4)], dtype=torch.float64) for mask in range(16)]
-        optimum = 1 + min(float((target * inside).sum() - (row * inside).sum() ** number) for inside in sets)
-        assert (1 - (1 - 1 / number) ** number) * optimum - 1e-12 <= value <= optimum + 1e-12
-
-
 @pytest.mark.parametrize("mode", ["topdown", "traversal"])
 @pytest.mark.parametrize(("number", "expected"), [(1, 0.550), (2, 0.744805), (3, 0.880000), (4, 1.0)])
 def test_recursive_rejection_without_replacement(mode: str, number: int, expected: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
@@ -95,6 +96,20 @@ def test_target_rows_choose_by_seed_and_position_in_the_output() -> None:
 def test_a_token_without_probability_is_never_chosen() -> None:
     probs = torch.tensor([0.0, 1e-30, 0.0])
     assert {coupled_choice(probs, seed, 0) for seed in range(200)} == {1}
+
+
+def test_the_rarest_noise_does_not_choose_a_token_without_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A uniform number of exactly 0 once in 2^53: were its noise infinite, all scores would be 0 and token 0 chosen."""
+
+    class Zeros:
+        def __init__(self, bits: object) -> None:
+            pass
+
+        def random(self, size: int) -> np.ndarray:
+            return np.zeros(size)
+
+    monkeypatch.setattr(np.random, "Generator", Zeros)
+    assert coupled_choice(torch.tensor([0.0, 0.0, 1.0]), 0, 0) == 2
 
 
 def test_coupled_without_a_seed_is_refused() -> None:

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from precedent.errors import ConfigError
-from precedent.sampling import CounterCoins
+from precedent.sampling import Coins, CounterCoins
 from precedent.testing.enumeration import ExactLaw, ReplayCoins, ToyRows, enumerate_outcomes, exact_law
 from precedent.testing.random_trees import Problem, independent_paths, random_problem, toy_model
 from precedent.tree import EMPTY_TREE, NULL, ROOT, CandidateTree, Drawn, Point, TreeBuilder, chain
-from precedent.verify import MODES, Verdict, find_mode, prepare, verify
+from precedent.verify import MODES, Verdict, Weights, find_mode, prepare, verify
+from precedent.verify.batched import BatchedWeights
 from precedent.verify.matching import matching
 
 REJECTION_MODES = ("traversal", "topdown")
@@ -33,18 +34,6 @@ def test_random_mixed_trees_keep_the_law_and_lazy_accepts_no_less(block: int, ba
         lazy, eager = laws(problem, batched)
         assert lazy.total_variation(problem.target) < EXACT, problem
         assert eager.total_variation(problem.target) < EXACT, problem
-        assert lazy.expected_accepted >= eager.expected_accepted - EXACT, problem
-
-
-@BACKENDS
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("block", range(20_000, 20_600, 20))
-def test_many_larger_random_trees_keep_the_law(block: int, batched: bool) -> None:
-    """600 more problems with up to 1024 trees each."""
-    for seed in range(block, block + 20):
-        problem = random_problem(seed, max_trees=1024)
-        lazy, eager = laws(problem, batched)
-        assert max(lazy.total_variation(problem.target), eager.total_variation(problem.target)) < EXACT, problem
         assert lazy.expected_accepted >= eager.expected_accepted - EXACT, problem
 
 
@@ -99,24 +88,6 @@ def test_chains_and_merged_independent_paths_keep_the_law(
     law = exact_law(target, independent_paths(draft, paths, length), find_mode(mode, batched=batched))
     assert law.total_variation(target) < EXACT
     assert sum(law.prefixes.values()) == pytest.approx(1.0, abs=EXACT)
-
-
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + 60))
-def test_the_k_seq_plan_keeps_the_law_on_random_trees(seed: int) -> None:
-    """Groups of independent draws, repeated tokens, subtrees and cached tokens beside them."""
-    problem = random_problem(seed, max_trees=81)
-    assert exact_law(problem.target, problem.draft, "topdown:plan=k-seq").total_variation(problem.target) < EXACT
-
-
-@pytest.mark.parametrize(("vocab_size", "paths", "length"), [(2, 2, 3), (2, 3, 2), (3, 2, 2), (4, 3, 1)])
-def test_the_k_seq_plan_keeps_the_law_on_merged_independent_paths(vocab_size: int, paths: int, length: int) -> None:
-    """SpecTr's own drafts; the draws at a node share one row."""
-    rows: dict[tuple[int, ...], torch.Tensor] = {}
-    target, model = toy_model("target", vocab_size), toy_model("draft", vocab_size)
-    draft = independent_paths(lambda path: rows.setdefault(path, model(path)), paths, length)
-    planned, plain = (exact_law(target, draft, mode) for mode in ("topdown:plan=k-seq", "topdown"))
-    assert planned.total_variation(target) < EXACT
-    assert planned.expected_accepted != pytest.approx(plain.expected_accepted, abs=1e-6), "no group was formed"
 
 
 @pytest.mark.parametrize("mode", REJECTION_MODES)
@@ -232,8 +203,9 @@ def test_a_draft_model_equal_to_the_target_is_always_accepted(mode: str) -> None
     assert law.expected_accepted == pytest.approx(3.0, abs=EXACT)
 
 
+@BACKENDS
 @pytest.mark.parametrize("mode", REJECTION_MODES)
-def test_float32_rows_keep_the_law_up_to_rounding(mode: str) -> None:
+def test_float32_rows_keep_the_law_up_to_rounding(mode: str, batched: bool) -> None:
     """The work is done in the rows' dtype, and its error stays at the size of float32 rounding."""
     for seed in range(30):
         problem = random_problem(seed, max_trees=27)
@@ -242,7 +214,7 @@ def test_float32_rows_keep_the_law_up_to_rounding(mode: str) -> None:
         def target(path: tuple[int, ...], problem=problem, single=single) -> torch.Tensor:
             return single.setdefault(path, problem.target(path).float())
 
-        law = exact_law(target, problem.draft, mode)
+        law = exact_law(target, problem.draft, find_mode(mode, batched=batched))
         assert law.total_variation(problem.target) < 2e-6
 
 
@@ -259,6 +231,50 @@ def test_rejecting_a_near_certain_point_in_float32_leaves_the_rest_in_proportion
         if not verdict.path:
             outcomes[verdict.next_token] = outcomes.get(verdict.next_token, 0.0) + probability
     assert outcomes[1] / outcomes[2] == pytest.approx(3.0, rel=1e-3)
+
+
+@BACKENDS
+@pytest.mark.parametrize("mode", REJECTION_MODES)
+def test_a_draw_from_a_law_without_mass_costs_nothing_but_itself(mode: str, batched: bool) -> None:
+    """Cached siblings held all that could be drawn and something was drawn all the same: it cannot be accepted."""
+    target, draft = toy_model("target", 3, plain=True), toy_model("draft", 3, plain=True)
+    prefixes: dict[tuple[int, ...], float] = {}
+
+    def drafted(coins: Coins) -> CandidateTree:
+        builder = TreeBuilder()
+        above = builder.add_draw(ROOT, coins.categorical(draft(()), ROOT, "draw"), Drawn(draft(())), "draft")
+        builder.add_draw(above, 2, Drawn(torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64), (0, 1)), "draft")
+        return builder.build()
+
+    for chance, tree in enumerate_outcomes(drafted):
+        for probability, verdict in enumerate_outcomes(prepare(tree, ToyRows(target, tree), mode, batched=batched)):
+            committed = (*(tree.token_ids[node] for node in verdict.path), verdict.next_token)
+            prefixes[committed] = prefixes.get(committed, 0.0) + chance * probability
+    assert ExactLaw(prefixes, 0.0, 0, 0).total_variation(target) < EXACT
+
+
+@BACKENDS
+@pytest.mark.parametrize("mode", REJECTION_MODES)
+def test_rejecting_likely_points_one_after_the_other_leaves_the_chances_of_the_rest(mode: str, batched: bool) -> None:
+    """Each rejection takes 99.8 % of what is left: rounding of the first must not become per cents of the third."""
+    row = torch.tensor([0.998, 0.001996, 3e-6, 1e-6])
+    builder = TreeBuilder()
+    for token in range(3):
+        node = builder.add_point(ROOT, token, "cache")
+        builder.add_draw(
+            node, 0, Drawn(torch.tensor([1.0, 0.0, 0.0, 0.0])), "draft"
+        )  # so that it is a trial of its own
+    weights = prepare_weights(builder.build(), lambda node: row, mode, batched)
+    worths = [weights.worth(ROOT, ordinal) for ordinal in range(3)]
+    assert worths[2] == pytest.approx(float(row[2]) / float(row[2:].double().sum()), rel=1e-5)
+
+
+def prepare_weights(tree: CandidateTree, row_of, mode: str, batched: bool) -> Weights | BatchedWeights:
+    """The weights that a mode would walk over."""
+    lazy = mode == "traversal"
+    if not batched:
+        return Weights(tree, row_of, lazy=lazy)
+    return BatchedWeights(tree, torch.stack([row_of(node) for node in range(ROOT, len(tree))]), lazy=lazy)
 
 
 @pytest.mark.parametrize("mode", REJECTION_MODES)

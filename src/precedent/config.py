@@ -10,7 +10,16 @@ from typing import Any, Self
 
 from precedent.errors import ConfigError
 
-MODES = ("auto", "greedy", "coupled", "traversal", "topdown", "topdown:plan=k-seq")
+MODES = (
+    "auto",
+    "greedy",
+    "coupled",
+    "traversal",
+    "topdown",
+    "topdown:plan=k-seq",
+    "topdown:plan=transport",
+    "traversal:plan=transport",
+)
 
 LOSSY_MODES = ("lossy_mentored", "lossy_typical", "lossy_top_beta", "lossy_judge")
 """Modes that change the output law, on purpose only; parameters follow a colon, as in `lossy_mentored:kl=0.05`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -17,12 +18,13 @@ from torch import Tensor
 
 from precedent.config import SamplingParams
 from precedent.errors import ConfigError, GenerationError
-from precedent.tree import CandidateTree
+from precedent.tree import ROOT, CandidateTree
 
 RowShaper = Callable[[Sequence[int], Tensor], Tensor]
 """`(output_ids, logits_row [vocab_size]) -> logits_row`: constraints applied for the text that precedes the row."""
 
 
+SMALLEST_COIN = 2.0**-54  # half the step of a uniform number in [0, 1)
 COLDEST = 1e-30  # below this temperature float32 logits overflow; one-hot (shared by exact ties) long before
 
 
@@ -67,7 +69,7 @@ def coupled_noise(seed: int, position: int, vocab_size: int) -> Tensor:
     """Standard exponential noise `[vocab_size]` (float64, CPU): a function of (seed, position in the output) alone."""
     key = hashlib.blake2b(f"{seed} {position}".encode(), digest_size=16).digest()
     uniform = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).random(vocab_size)
-    return -torch.from_numpy(uniform).log()  # uniform in [0, 1): never 0, and infinite, hence never chosen, at 0
+    return -torch.from_numpy(uniform).clamp_(min=SMALLEST_COIN).log()  # neither 0 nor infinite: zero scores stay below
 
 
 def coupled_choice(probs: Tensor, seed: int, position: int) -> int:
@@ -81,45 +83,47 @@ def coupled_choice(probs: Tensor, seed: int, position: int) -> int:
 
 
 def probs_of(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Probabilities of a row of logits `[vocab_size]` under `params` (temperature, top-k, top-p, min-p in this order).
+    """Probabilities of logits `[..., vocab_size]` under `params` (temperature, top-k, top-p, min-p in this order).
 
-    float32, or float64 for float64 logits. At temperature 0 the row is one-hot at the argmax (lowest id on ties).
+    float32, or float64 for float64 logits. At temperature 0 a row is one-hot at the argmax (lowest id on ties).
     The order and the meaning of the warpers are those of transformers' logits processors.
     """
-    row = logits if logits.dtype == torch.float64 else logits.float()
+    rows = logits if logits.dtype == torch.float64 else logits.float()
     if params.greedy:
-        return torch.zeros_like(row).index_fill_(0, row.argmax(), 1.0)
-    row = row / max(params.temperature, COLDEST)
+        return torch.zeros_like(rows).scatter_(-1, rows.argmax(-1, keepdim=True), 1.0)
+    rows = rows / max(params.temperature, COLDEST)
     if params.top_k:
-        row = _keep_top_k(row, params.top_k)
-    probs = row.softmax(0)
+        rows = _keep_top_k(rows, params.top_k)
+    probs = rows.softmax(-1)
     if params.top_p < 1.0:
         probs = _keep_top_p(probs, params.top_p)
     if params.min_p > 0.0:
-        probs = torch.where(probs < params.min_p * probs.max(), 0.0, probs)
-        probs = probs / probs.sum()
+        probs = torch.where(probs < params.min_p * probs.amax(-1, keepdim=True), 0.0, probs)
+        probs = probs / probs.sum(-1, keepdim=True)
     return probs
 
 
-def _keep_top_k(row: Tensor, top_k: int) -> Tensor:
-    smallest_kept = row.topk(min(top_k, row.numel())).values[-1]
-    return row.masked_fill(row < smallest_kept, -torch.inf)
+def _keep_top_k(rows: Tensor, top_k: int) -> Tensor:
+    smallest_kept = rows.topk(min(top_k, rows.shape[-1])).values[..., -1:]
+    return rows.masked_fill(rows < smallest_kept, -torch.inf)
 
 
 def _keep_top_p(probs: Tensor, top_p: float) -> Tensor:
     ordered, index = probs.sort()  # ascending, as transformers does: the tail whose mass is <= 1 - top_p goes
-    dropped = ordered.cumsum(0) <= 1.0 - top_p
-    dropped[-1] = False
-    kept = probs.index_fill(0, index[dropped], 0.0)
-    return kept / kept.sum()
+    dropped = ordered.cumsum(-1) <= 1.0 - top_p
+    dropped[..., -1] = False
+    kept = probs.masked_fill(torch.zeros_like(dropped).scatter_(-1, index, dropped), 0.0)
+    return kept / kept.sum(-1, keepdim=True)
 
 
 class TargetRows:
-    """The target model's rows over one scored tree, shaped and normalised on demand and once.
+    """The target model's rows over one scored tree, shaped and normalised once.
 
     `logits` is `[num_nodes + 1, vocab_size]`: row 0 follows the committed text, row i + 1 follows node i. `shape`
-    applies the request's constraints with the node's own path. An all-point tree pays only for the rows that a walk
-    visits.
+    applies the request's constraints with the node's own path. On a CPU a row is computed when it is asked for: an
+    all-point tree pays only for the rows that a walk visits. On a GPU (`at_once`, decided by the device unless given)
+    all rows are one matrix and what a walk needs to know of them is read back together; rows with constraints of their
+    own are computed one by one there too, unless `matrix` asks for all of them.
     """
 
     def __init__(
@@ -129,13 +133,16 @@ class TargetRows:
         params: SamplingParams,
         output_ids: Sequence[int] = (),
         shape: RowShaper | None = None,
+        *,
+        at_once: bool | None = None,
     ) -> None:
         self._logits, self._tree, self._params = logits, tree, params
         self._output_ids, self._shape = output_ids, shape
+        self._at_once = (logits.is_cuda if at_once is None else at_once) and shape is None
         self._probs: dict[int, Tensor] = {}
 
     def logits(self, node: int) -> Tensor:
-        """The constrained logits after `node`, `[vocab_size]`. Raises GenerationError on NaN or if all are masked."""
+        """The constrained logits after `node`, `[vocab_size]`."""
         row = self._logits[node + 1]
         if self._shape is not None:
             row = self._shape((*self._output_ids, *self._tree.tokens_to(node)), row)
@@ -143,6 +150,9 @@ class TargetRows:
 
     def argmax(self, node: int) -> int:
         """The greedy token after `node`, the lowest id on ties. Raises GenerationError on NaN or if all are masked."""
+        if self._at_once:
+            self.check(node)
+            return self._largest[1][node + 1]
         row = self.logits(node)
         token = int(row.argmax())
         self._check(float(row[token]), node)
@@ -155,12 +165,46 @@ class TargetRows:
         return coupled_choice(self(node), self._params.seed, self._position(node))
 
     def __call__(self, node: int) -> Tensor:
-        """Probabilities after `node` (`ROOT` for the row after the committed text), `[vocab_size]`."""
+        """Probabilities after `node` (`ROOT` for the row after the committed text), `[vocab_size]`.
+
+        Raises GenerationError on NaN or if all are masked.
+        """
+        if self._at_once:
+            self.check(node)
+            return self.matrix()[node + 1]
         if node not in self._probs:
             row = self.logits(node)
             self._check(float(row.max()), node)
             self._probs[node] = probs_of(row, self._params)
         return self._probs[node]
+
+    def matrix(self) -> Tensor:
+        """All probabilities, `[num_nodes + 1, vocab_size]`; nothing is read back from the device.
+
+        A row that cannot be sampled holds whatever comes out: `check` a node before its row is believed.
+        """
+        return self._all_probs
+
+    def check(self, node: int) -> None:
+        """Raise GenerationError if the row after `node` holds NaN or infinity, or if all its tokens are masked."""
+        self._check(self._largest[0][node + 1], node)
+
+    @cached_property
+    def _all_logits(self) -> Tensor:
+        if self._shape is None:
+            return self._logits
+        return torch.stack([self.logits(node) for node in range(ROOT, len(self._tree))])
+
+    @cached_property
+    def _all_probs(self) -> Tensor:
+        return probs_of(self._all_logits, self._params)
+
+    @cached_property
+    def _largest(self) -> tuple[list[float], list[int]]:
+        """The largest logit of every row (NaN if one is) and the lowest id that has it, read back together."""
+        values, tokens = self._all_logits.max(-1)
+        table: list[list[float]] = torch.stack([values.double(), tokens.double()]).tolist()
+        return table[0], [int(token) for token in table[1]]
 
     def _check(self, largest: float, node: int) -> None:
         position = self._position(node)

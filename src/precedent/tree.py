@@ -28,6 +28,9 @@ NULL = -2
 """The child of a draw that proposed nothing (a sub-probability draw that its `keep_mask` swallowed)."""
 
 
+SMALLEST_MASS = 1e-37  # a normal number of float32
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """The law of a deterministic candidate: certainty."""
@@ -52,7 +55,7 @@ class Drawn:
         if self.excluded:
             law = law.clone()
             law[list(self.excluded)] = 0
-            law = law / law.sum()
+            law = law / law.sum().clamp(min=SMALLEST_MASS)  # where nothing could be drawn, the law is zero, not NaN
         return law if self.keep_mask is None else law * self.keep_mask
 
 

@@ -1,10 +1,17 @@
 """What each way of verifying is worth: accepted tokens and microseconds on real logits, and at a large vocabulary.
 
-    python tests/benchmarks/bench_verify.py [--json FILE] [--draft-model first-layers:28] [--quick]
+    python tests/benchmarks/bench_verify.py [--draft noisy:1 --draft first-layers:28] [--prompts 12] [--limit 4]
+                                            [--temperature 0.7] [--json FILE] [--no-cost] [--threads N]
 
-Target: the packaged SmolLM2-135M-Instruct. Draft model: its own first layers, which is a poor one and a slow one; what
-is compared is verification, on the same trees and the same logits. For the rejection modes the accepted tokens of a
-tree are exact (its weights are known, no coin is thrown); only texts and draws are sampled.
+Target: the packaged SmolLM2-135M-Instruct. Drafts:
+  first-layers:N  the target's own first N layers: a real draft model, and one that agrees poorly;
+  noisy:S         the target's own logits with Gaussian noise of standard deviation S: no real draft model, but one that
+                  agrees as well as good draft models do, so that the ways of verifying can be told apart;
+  an id, a folder any causal LM with the same tokenizer.
+
+For the rejection modes the accepted tokens of a tree are exact (its weights are known, no coin is thrown); only texts
+and draws are sampled. Differences are taken place by place against the first line of the same shape, and their
+intervals (95 %, Student's t) over texts, since places in one text are not independent.
 """
 
 from __future__ import annotations
@@ -13,142 +20,80 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import torch
+from scipy.stats import t as student
 from torch import Tensor
 from verify_cost import LARGE_VOCABULARY, measure_cost
+from verify_trees import TEXTS, DraftModel, Made, NoisyTarget, Place, SmallModel, places
 
 from precedent.config import SamplingParams
-from precedent.sampling import CounterCoins, TargetRows, coupled_noise, probs_of
-from precedent.target import Slot, TargetModel
+from precedent.sampling import CounterCoins, TargetRows
+from precedent.target import TargetModel
 from precedent.target.loading import DEMO_TARGET, load_draft, load_target
-from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.tree import ROOT, CandidateTree
 from precedent.verify import Weights, prepare
+from precedent.verify.kseq import KSeqWeights
+from precedent.verify.transport import TransportWeights
 
-PROMPTS = (
-    "The river rose in the night, and by morning the bridge to the village was gone. People stood on the bank and",
-    "To reset the thermostat, hold the left button for five seconds. When the display blinks,",
-    "Dear customer, thank you for your message about order 48213. We are sorry to hear that",
-    "def mean(values):\n    total = 0.0\n    for value in values:\n        total += value\n    return",
-    "The three most common causes of a slow database query are a missing index,",
-    "In 1905 Albert Einstein published four papers. The first of them explained",
-)
 TEMPERATURES = (0.3, 0.7, 1.0)
-CHAIN = (1, 1, 1, 1, 1, 1)
-TREE = (3, 2, 1, 1)
-SPACING = 4
-
-COPIES = 6
-"""Independent trees of each kind at each place, scored together."""
-
-Level = Callable[[int, Tensor, int], list[int]]
-"""`(node, draft logits, width) -> children`: how candidates below a node come about."""
-
-Figures = dict[tuple["Case", float], tuple[list[float], list[float]]]
-"""Accepted tokens (one mean per place) and microseconds of every case and temperature."""
+NOISY = "noisy:"
+DRAFTS = ("noisy:0.5", "noisy:1", "first-layers:28")
+SHAPES = {"chain": (1, 1, 1, 1, 1, 1), "tree": (3, 2, 1, 1)}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table: a kind of candidates, a shape, and the mode that verifies them."""
+    """One line of the table: a shape, a kind of candidates, and the mode that verifies them."""
 
+    shape: str
     name: str
-    shape: tuple[int, ...]
     candidates: str
     mode: str
 
 
 CASES = (
-    Case("chain, token verification", CHAIN, "draws", "topdown"),
-    Case("chain, block verification", CHAIN, "draws", "traversal"),
-    Case("chain, shared noise", CHAIN, "coupled", "coupled"),
-    Case("tree, draws with replacement, recursive rejection", TREE, "replaced", "topdown"),
-    Case("tree, draws without replacement, recursive rejection", TREE, "draws", "topdown"),
-    Case("tree, draws without replacement, traversal", TREE, "draws", "traversal"),
-    Case("tree, top tokens as points", TREE, "points", "traversal"),
-    Case("tree, top tokens and one draw beside them", TREE, "mixed", "traversal"),
-    Case("tree, shared noise", TREE, "coupled", "coupled"),
+    Case("chain", "token verification", "draws", "topdown"),
+    Case("chain", "block verification", "draws", "traversal"),
+    Case("chain", "shared noise", "coupled", "coupled"),
+    Case("tree", "with replacement, recursive rejection", "replaced", "topdown"),
+    Case("tree", "with replacement, K-SEQ", "replaced", "topdown:plan=k-seq"),
+    Case("tree", "with replacement, transport", "replaced", "topdown:plan=transport"),
+    Case("tree", "with replacement, traversal", "replaced", "traversal"),
+    Case("tree", "with replacement, traversal + transport", "replaced", "traversal:plan=transport"),
+    Case("tree", "without replacement, recursive rejection", "draws", "topdown"),
+    Case("tree", "without replacement, transport", "draws", "topdown:plan=transport"),
+    Case("tree", "without replacement, traversal", "draws", "traversal"),
+    Case("tree", "without replacement, traversal + transport", "draws", "traversal:plan=transport"),
+    Case("tree", "top tokens as points", "points", "traversal"),
+    Case("tree", "greedy draft: top tokens and one draw", "greedy", "traversal"),
+    Case("tree", "shared noise", "coupled", "coupled"),
 )
+FIRST = {case.shape: case for case in reversed(CASES)}
 
 
-class Draft:
-    """One tree in the making; `shared` maps its nodes to those of the tree in which all copies are scored together."""
+@dataclass
+class Figures:
+    """What was measured with one draft at one temperature: by case and text, one number for each place."""
 
-    def __init__(self, params: SamplingParams, seed: int) -> None:
-        self.params, self.seed, self.coins = params, seed, CounterCoins(seed, 1)
-        self.builder, self.level, self.shared = TreeBuilder(), [ROOT], {ROOT: ROOT}
-
-    def grow(self, kind: str, width: int, logits: Tensor, scoring: TreeBuilder) -> None:
-        """Candidates below every node of the last level; `logits` are those of the scoring tree."""
-        below: Level = getattr(self, f"_{kind}")
-        parents, self.level = self.level, []
-        for node in parents:
-            self.level += below(node, logits[self.shared[node] + 1], width)
-        for node in range(len(self.shared) - 1, len(self.builder)):
-            parent, token = self.builder.parents[node], self.builder.token_ids[node]
-            self.shared[node] = scoring.add_point(self.shared[parent], token, "scoring")
-
-    def scored(self, logits: Tensor) -> tuple[CandidateTree, Tensor]:
-        """The finished tree and its own rows of the scoring tree's logits."""
-        tree = self.builder.build()
-        return tree, logits[[self.shared[node] + 1 for node in range(ROOT, len(tree))]]
-
-    def _draws(self, node: int, logits: Tensor, width: int, first: int = 0) -> list[int]:
-        row, excluded, children = probs_of(logits, self.params), list(self.builder.children(node)), list[int]()
-        for ordinal in range(first, width):
-            law = Drawn(row, tuple(excluded))
-            if not float(law.probs().sum()) > 0.5:
-                break  # everything that could be drawn is there already
-            token = self.coins.categorical(law.probs(), node, f"draw {ordinal}")
-            children.append(self.builder.add_draw(node, token, law, "draft"))
-            excluded.append(token)
-        return children
-
-    def _replaced(self, node: int, logits: Tensor, width: int) -> list[int]:
-        law = Drawn(probs_of(logits, self.params))
-        tokens = [self.coins.categorical(law.row, node, f"draw {ordinal}") for ordinal in range(width)]
-        return list(dict.fromkeys(self.builder.add_draw(node, token, law, "draft") for token in tokens))
-
-    def _points(self, node: int, logits: Tensor, width: int) -> list[int]:
-        return [self.builder.add_point(node, token, "draft") for token in logits.topk(width).indices.tolist()]
-
-    def _mixed(self, node: int, logits: Tensor, width: int) -> list[int]:
-        points = self._points(node, logits, width - 1)
-        return points + self._draws(node, logits, width, width - 1)
-
-    def _coupled(self, node: int, logits: Tensor, width: int) -> list[int]:
-        position = len(self.builder.build().path_to(node))
-        scores = probs_of(logits, self.params).double() / coupled_noise(self.seed, position, logits.numel())
-        return [self.builder.add_point(node, token, "draft") for token in scores.topk(width).indices.tolist()]
+    tokens: dict[Case, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    microseconds: dict[Case, list[float]] = field(default_factory=lambda: defaultdict(list))
+    forward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    agreement: list[float] = field(default_factory=list)
 
 
-class Place:
-    """One place in a text, before which both models have read everything."""
-
-    def __init__(self, target: TargetModel, slot: Slot, draft: TargetModel, context: list[int], number: int) -> None:
-        self._target, self._slot, self._draft, self._number = target, slot, draft, number
-        self._draft_slot = draft.new_slot()
-        draft.prefill(self._draft_slot, context)
-
-    def trees(self, shape: tuple[int, ...], kind: str, temperature: float) -> list[tuple[Draft, CandidateTree, Tensor]]:
-        """`COPIES` independent trees with the target's logits; level by level, one draft forward for all of them."""
-        copies = 1 if kind == "points" else COPIES  # the top tokens are the same in every copy
-        seeds = range(self._number * COPIES, self._number * COPIES + copies)
-        drafts = [Draft(SamplingParams(temperature=temperature, seed=seed), seed) for seed in seeds]
-        scoring = TreeBuilder()
-        for width in shape:
-            logits = self._draft.score([(self._draft_slot, scoring.build())])[0]
-            self._draft.discard(self._draft_slot)
-            for draft in drafts:
-                draft.grow(kind, width, logits, scoring)
-        logits = self._target.score([(self._slot, scoring.build())])[0]
-        self._target.discard(self._slot)
-        return [(draft, *draft.scored(logits)) for draft in drafts]
+def weights_of(tree: CandidateTree, rows: TargetRows, mode: str) -> Weights:
+    """The weights over which a rejection mode walks."""
+    name, _, plan = mode.partition(":plan=")
+    if plan == "k-seq":
+        return KSeqWeights(tree, rows)
+    return (TransportWeights if plan else Weights)(tree, rows, lazy=name == "traversal")
 
 
 def expected_accepted(weights: Weights, node: int = ROOT, depth: int = 0) -> tuple[float, float]:
@@ -174,116 +119,168 @@ def _expected_descent(weights: Weights, node: int, law: Tensor) -> float:
     return expected
 
 
-def accepted_tokens(tree: CandidateTree, logits: Tensor, params: SamplingParams, case: Case) -> float:
+def accepted_tokens(params: SamplingParams, tree: CandidateTree, logits: Tensor, mode: str) -> float:
     """Accepted tokens of one tree: exact for rejection modes, one sample for shared noise."""
     rows = TargetRows(logits, tree, params)
-    if case.mode == "coupled":
-        return prepare(tree, rows, "coupled")(CounterCoins(0, 0)).num_accepted
-    return expected_accepted(Weights(tree, rows, lazy=case.mode == "traversal"))[1]
+    if mode == "coupled":
+        return prepare(tree, rows, mode)(CounterCoins(0, 0)).num_accepted
+    return expected_accepted(weights_of(tree, rows, mode))[1]
 
 
-def microseconds(tree: CandidateTree, logits: Tensor, params: SamplingParams, case: Case) -> float:
+def microseconds(params: SamplingParams, tree: CandidateTree, logits: Tensor, mode: str) -> float:
     """One verification from logits to verdict, the softmax of the visited rows included; the median of three."""
 
     def once(number: int) -> float:
         started = perf_counter()
-        prepare(tree, TargetRows(logits, tree, params), case.mode)(CounterCoins(7, number))
+        prepare(tree, TargetRows(logits, tree, params), mode)(CounterCoins(7, number))
         return (perf_counter() - started) * 1e6
 
     return statistics.median(once(number) for number in range(3))
 
 
-def places(
-    target: TargetModel, encode: Callable[[str], list[int]], per_prompt: int
-) -> Iterator[tuple[Slot, list[int]]]:
-    """Places in sampled texts: the target's slot, prefilled, and the token ids up to there."""
-    params = SamplingParams(temperature=0.7)
-    for number, prompt in enumerate(PROMPTS):
-        slot, context = target.new_slot(), encode(prompt)
-        target.prefill(slot, context)
-        for step in range(per_prompt * SPACING):
-            if step % SPACING == 0:
-                yield slot, list(context)
-            row = probs_of(target.plain_step(slot)[0], params)
-            context.append(CounterCoins(number, step).categorical(row, ROOT, "text"))
-            target.commit(slot, EMPTY_TREE, (), context[-1])
-
-
-def measure(draft_spec: str, per_prompt: int) -> list[dict[str, object]]:
-    """The table on real logits: every case at every temperature, over all places."""
-    model, tokenizer = load_target(DEMO_TARGET, device="cpu")
-    target, draft = TargetModel(model), TargetModel(load_draft(draft_spec, model, tokenizer))
-    found: Figures = {}
-    encode = partial(tokenizer.encode, add_special_tokens=False)
-    for number, (slot, context) in enumerate(places(target, encode, per_prompt)):
-        print(f"\rplace {number + 1} of {len(PROMPTS) * per_prompt}", end="", file=sys.stderr, flush=True)
-        place = Place(target, slot, draft, context, number)
-        for temperature in TEMPERATURES:
-            _measure_place(place, temperature, found)
-    print(file=sys.stderr)
-    return [_line(case, temperature, *values) for (case, temperature), values in found.items()]
-
-
-def _measure_place(place: Place, temperature: float, found: Figures) -> None:
-    made: dict[tuple[tuple[int, ...], str], list[tuple[Draft, CandidateTree, Tensor]]] = {}
+def measure_place(place: Place, text: int, temperature: float, found: Figures) -> None:
+    """Every case at one place."""
+    found.agreement.append(place.agreement(temperature))
+    made: dict[tuple[str, str], Made] = {}
     for case in CASES:
         key = (case.shape, case.candidates)
         if key not in made:
-            made[key] = place.trees(*key, temperature)
-        tokens, times = found.setdefault((case, temperature), ([], []))
-        tokens.append(statistics.mean(accepted_tokens(t, rows, draft.params, case) for draft, t, rows in made[key]))
-        draft, tree, rows = made[key][0]
-        times.append(microseconds(tree, rows, draft.params, case))
+            made[key] = place.trees(SHAPES[case.shape], case.candidates, temperature)
+        copies = made[key]
+        found.tokens[case][text].append(statistics.mean(accepted_tokens(*copy, case.mode) for copy in copies))
+        found.microseconds[case].append(microseconds(*copies[0], case.mode))
+    for shape in SHAPES:
+        started = perf_counter()
+        place.score(made[shape, "draws"][0][1])
+        found.forward[shape].append((perf_counter() - started) * 1e6)
 
 
-def _line(case: Case, temperature: float, tokens: list[float], times: list[float]) -> dict[str, object]:
-    return {
-        "name": case.name,
-        "mode": case.mode,
-        "candidates": case.candidates,
-        "shape": list(case.shape),
-        "temperature": temperature,
-        "accepted_tokens": statistics.mean(tokens),
-        "standard_error": statistics.stdev(tokens) / len(tokens) ** 0.5 if len(tokens) > 1 else 0.0,
-        "microseconds": statistics.median(times),
-        "places": len(tokens),
-    }
+def interval(by_text: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Mean over texts, and half the width of its 95 % interval (infinite for a single text)."""
+    means = [statistics.mean(values) for values in by_text]
+    if len(means) < 2:
+        return means[0], float("inf")
+    error = statistics.stdev(means) / len(means) ** 0.5
+    return statistics.mean(means), float(student.ppf(0.975, len(means) - 1)) * error
 
 
-def show(lines: list[dict[str, object]], costs: list[dict[str, object]], draft_spec: str) -> None:
-    """Print both tables."""
-    print(f"accepted tokens per step (standard error), microseconds; target {DEMO_TARGET}, draft model {draft_spec}")
-    print(f"{'':54s}" + "".join(f"{'temperature ' + str(t):>26s}" for t in TEMPERATURES))
+def lines_of(found: Figures, draft: str, temperature: float) -> list[dict[str, object]]:
+    """One record per case; `speed` is tokens per second of target forward and verification, over the first line's."""
+    lines: list[dict[str, object]] = []
+    speeds: dict[str, float] = {}
     for case in CASES:
-        cells = [line for line in lines if line["name"] == case.name]
-        texts = (
-            f"{cell['accepted_tokens']:.3f} ({cell['standard_error']:.3f}) {cell['microseconds']:6.0f} us"
-            for cell in cells
+        tokens, first = found.tokens[case], found.tokens[FIRST[case.shape]]
+        mean, half = interval(list(tokens.values()))
+        gains = [[a - b for a, b in zip(tokens[text], first[text], strict=True)] for text in tokens]
+        gain, gain_half = interval(gains)
+        cost, forward = statistics.median(found.microseconds[case]), statistics.median(found.forward[case.shape])
+        speed = (1.0 + mean) / (forward + cost)
+        lines.append(
+            {
+                "draft": draft,
+                "temperature": temperature,
+                "agreement": statistics.mean(found.agreement),
+                "shape": case.shape,
+                "name": case.name,
+                "mode": case.mode,
+                "candidates": case.candidates,
+                "accepted_tokens": mean,
+                "accepted_tokens_half_width": half,
+                "gain": gain,
+                "gain_half_width": gain_half,
+                "gain_is_real": case != FIRST[case.shape] and abs(gain) > gain_half,
+                "microseconds": cost,
+                "forward_microseconds": forward,
+                "speed": speed / speeds.setdefault(case.shape, speed),
+                "places": sum(map(len, tokens.values())),
+                "texts": len(tokens),
+            }
         )
-        print(f"{case.name:54s}" + "".join(f"{text:>26s}" for text in texts))
-    print(f"\nmilliseconds from target probabilities to verdict, 64 nodes, vocabulary {LARGE_VOCABULARY}")
+    return lines
+
+
+def show(lines: list[dict[str, object]]) -> None:
+    """Print the table of one draft at one temperature."""
+    first = lines[0]
+    print(
+        f"\ndraft {first['draft']} ({_nature(str(first['draft']))}), temperature {first['temperature']}: "
+        f"a single draw is accepted with {first['agreement']:.2f}; {first['places']} places in {first['texts']} texts"
+    )
+    print(f"{'':53s}{'accepted tokens':>18s}{'against first line':>21s}{'':6s}{'us':>7s}{'speed':>8s}")
+    for line in lines:
+        name = f"{line['shape']}: {line['name']}"
+        tokens = f"{line['accepted_tokens']:.3f} +- {line['accepted_tokens_half_width']:.3f}"
+        is_first = line["name"] == FIRST[str(line["shape"])].name
+        gain = "" if is_first else f"{line['gain']:+.3f} +- {line['gain_half_width']:.3f}"
+        mark = "real" if line["gain_is_real"] else ""
+        print(f"{name:53s}{tokens:>18s}{gain:>21s}{mark:>6s}{line['microseconds']:7.0f}{line['speed']:8.3f}")
+
+
+def _nature(draft: str) -> str:
+    if draft.startswith(NOISY):
+        return "no real model: the target's logits with noise"
+    return "the target's own first layers" if draft.startswith("first-layers") else "a model of its own"
+
+
+def show_cost(costs: list[dict[str, object]]) -> None:
+    """Print what verification costs at a large vocabulary."""
+    print(f"\nmilliseconds from logits to verdict, 64 nodes, vocabulary {LARGE_VOCABULARY}")
     for cost in costs:
         place = f"{cost['device']}, {cost['draws']:2d} draws, {64 - int(str(cost['draws'])):2d} points"
         print(f"{place:30s}{cost['backend']!s:12s}{cost['mode']!s:12s}{cost['milliseconds']:8.2f}")
 
 
+def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:
+    """All tables on real logits, each printed when it is complete."""
+    model, tokenizer = load_target(DEMO_TARGET, device="cpu")
+    target = TargetModel(model)
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    lines: list[dict[str, object]] = []
+    for spec in arguments.draft or DRAFTS:
+        draft: DraftModel
+        if spec.startswith(NOISY):
+            draft = NoisyTarget(target, float(spec.removeprefix(NOISY)))
+        else:
+            draft = SmallModel(TargetModel(load_draft(spec, model, tokenizer)))
+        found = {temperature: Figures() for temperature in arguments.temperature or TEMPERATURES}
+        started, total = perf_counter(), arguments.prompts * arguments.limit
+        for number, (text, slot, context) in enumerate(places(target, encode, arguments.prompts, arguments.limit)):
+            place = Place(target, slot, draft, context, number)
+            for temperature, figures in found.items():
+                measure_place(place, text, temperature, figures)
+            left = (perf_counter() - started) / (number + 1) * (total - number - 1)
+            print(f"\r{spec}: place {number + 1} of {total}, {left:4.0f} s left ", end="", file=sys.stderr, flush=True)
+        print(file=sys.stderr)
+        for temperature, figures in found.items():
+            table = lines_of(figures, spec, temperature)
+            show(table)
+            lines += table
+    return lines
+
+
 def main() -> None:
     """Measure, print, and write the JSON file if one was named."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--draft-model", default="first-layers:28", help="an id, a folder, or first-layers:N")
-    parser.add_argument("--places", type=int, default=3, help="places in each of the texts")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draft", action="append", help=f"repeatable; default: {', '.join(DRAFTS)}")
+    parser.add_argument("--prompts", type=int, default=len(TEXTS), help=f"texts, at most {len(TEXTS)}")
+    parser.add_argument("--limit", type=int, default=4, help="places in each text")
+    parser.add_argument("--temperature", type=float, action="append", help="repeatable; default: 0.3, 0.7, 1.0")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
-    parser.add_argument("--quick", action="store_true", help="one place per text: seconds, wide errors")
+    parser.add_argument("--no-cost", action="store_true", help="leave out the cost at a large vocabulary")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
+    if not 1 <= arguments.prompts <= len(TEXTS) or arguments.limit < 1:
+        parser.error(f"--prompts must lie between 1 and {len(TEXTS)}, --limit must be 1 or more")
+    if any(temperature <= 0.0 for temperature in arguments.temperature or ()):
+        parser.error("--temperature must be above 0: at 0 every mode is an exact match")
     torch.set_num_threads(arguments.threads)
     with torch.inference_mode():
-        costs = measure_cost()
-        lines = measure(arguments.draft_model, 1 if arguments.quick else arguments.places)
-    show(lines, costs, arguments.draft_model)
+        lines = measure(arguments)
+        costs = [] if arguments.no_cost else measure_cost()
+    if costs:
+        show_cost(costs)
     if arguments.json is not None:
-        result = {"draft_model": arguments.draft_model, "modes": lines, "cost": costs}
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({"target": DEMO_TARGET, "modes": lines, "cost": costs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

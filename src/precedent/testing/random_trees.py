@@ -57,8 +57,15 @@ def toy_model(seed: object, vocab_size: int, *, plain: bool = False) -> TargetLa
 
 
 def near(target: TargetLaw, other: TargetLaw, share: float) -> TargetLaw:
-    """A draft model between two models: `share` of the target, the rest of the other."""
-    return lambda path: share * target(path) + (1.0 - share) * other(path)
+    """A draft model between two models: `share` of the target, the rest of the other; one row object for each path."""
+    rows: dict[tuple[int, ...], Tensor] = {}
+
+    def law(path: tuple[int, ...]) -> Tensor:
+        if path not in rows:
+            rows[path] = share * target(path) + (1.0 - share) * other(path)
+        return rows[path]
+
+    return law
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ tokens is one round, not fifty.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -41,10 +41,14 @@ class BatchedWeights:
     """Every w, a and B of a tree; `target_probs` is `[num_nodes + 1, vocab_size]`, row 0 for the root.
 
     Nothing is read back from the device before the first question of a walk, and then once: w and a of all trials.
+    `check` is called with each node that the walk comes to, and raises where the node's row is not to be believed: a
+    row behind a token that a grammar forbids may hold anything, and nobody gets there.
     """
 
-    def __init__(self, tree: CandidateTree, target_probs: Tensor, *, lazy: bool) -> None:
-        self.tree, self.lazy, self._target_probs = tree, lazy, target_probs
+    def __init__(
+        self, tree: CandidateTree, target_probs: Tensor, *, lazy: bool, check: Callable[[int], None] | None = None
+    ) -> None:
+        self.tree, self.lazy, self._target_probs, self._check = tree, lazy, target_probs, check
         self._number: dict[tuple[int, int], int] = {}
         self._ordinals: dict[int, int] = {}
         for node, draws in tree.draws_at.items():
@@ -58,6 +62,8 @@ class BatchedWeights:
 
     def trials(self, node: int) -> tuple[Draw, ...]:
         """The draws below `node`, points included, in verification order."""
+        if self._check is not None:
+            self._check(node)
         return self.tree.draws_at.get(node, ())
 
     def point_children(self, node: int) -> Mapping[int, int]:

@@ -15,62 +15,50 @@ from torch import Tensor
 
 from precedent.tree import CandidateTree, Draw, Drawn
 from precedent.verify.recursion import Residual, RowsOf, State, Weights
+from precedent.verify.siblings import leading_siblings
 
 BISECTIONS = 50
 
 
 class KSeqWeights(Weights):
-    """Weights with eager coins where the draws that open a node's list and share one law form a K-SEQ group."""
+    """Weights with eager coins where the independent draws that open a node's list form a K-SEQ group."""
 
     def __init__(self, tree: CandidateTree, rows: RowsOf) -> None:
         super().__init__(tree, rows, lazy=False)
-        self._group_of = {node: _group(draws) for node, draws in self._trials.items()}
-        self._accepted: dict[int, tuple[Tensor, float]] = {}
+        groups = {node: leading_siblings(tree, draws, len(draws)) for node, draws in self._trials.items()}
+        self._groups = {node: group for node, group in groups.items() if group is not None and group.replacement}
+        self._plans: dict[int, tuple[Tensor, float]] = {}
 
     def worth(self, node: int, ordinal: int) -> float:
         """The chance of a trial; inside a group the same for every draw of a token, repeated ones included."""
-        if ordinal >= self._group_of[node]:
+        if ordinal >= self._size(node):
             return super().worth(node, ordinal)
-        draw = self._trials[node][ordinal]
-        assert isinstance(draw.law, Drawn)
-        token, each = self.tree.token_ids[draw.child], self._plan(node)[0]
-        return min(1.0, float(each[token]) / float(self._law(draw.law)[token]))
+        law, token = self._trials[node][ordinal].law, self._groups[node].tokens[ordinal]
+        assert isinstance(law, Drawn)
+        return min(1.0, float(self._plan(node)[0][token]) / float(self._law(law)[token]))
 
     def _after(self, state: State, draw: Draw) -> State:
-        position = len(self._states[draw.parent])
-        if position > self._group_of[draw.parent]:
+        position, size = len(self._states[draw.parent]), self._size(draw.parent)
+        if position > size:
             return super()._after(state, draw)
-        return state if position < self._group_of[draw.parent] else self._after_group(draw.parent)
+        return state if position < size else self._after_group(draw.parent)
 
     def _after_group(self, node: int) -> State:
         """B once the whole group was rejected: what the target is owed beyond what the group pays."""
         each, share = self._plan(node)
-        left = (self.row(node) - share * each).clamp_(min=0.0)
-        mass = float(left.sum())
-        return State(1.0, Residual(left, mass) if mass > torch.finfo(left.dtype).tiny else Residual(self.row(node)))
+        left = Residual.of((self.row(node) - share * each).clamp_(min=0.0))
+        return State(1.0, left if left.mass > torch.finfo(left.values.dtype).tiny else Residual(self.row(node)))
 
     def _plan(self, node: int) -> tuple[Tensor, float]:
         """min(q, p / rho), and the factor by which a group of K pays it."""
-        if node not in self._accepted:
-            law = self._trials[node][0].law
-            assert isinstance(law, Drawn)
-            self._accepted[node] = k_seq(self.row(node), self._law(law).to(self.row(node)), self._group_of[node])
-        return self._accepted[node]
+        if node not in self._plans:
+            row, law = self.row(node), self._groups[node].law(()).probs()
+            self._plans[node] = k_seq(row, law.to(row), self._size(node))
+        return self._plans[node]
 
-
-def _group(draws: tuple[Draw, ...]) -> int:
-    """How many draws at the front are independent draws from one law; a single one needs no plan."""
-    first = draws[0].law if draws else None
-    if not isinstance(first, Drawn) or first.excluded or first.keep_mask is not None:
-        return 0
-    count = 0
-    while count < len(draws) and _is_same(draws[count].law, first):
-        count += 1
-    return count if count > 1 else 0
-
-
-def _is_same(law: object, first: Drawn) -> bool:
-    return isinstance(law, Drawn) and law.row is first.row and not law.excluded and law.keep_mask is None
+    def _size(self, node: int) -> int:
+        group = self._groups.get(node)
+        return 0 if group is None else len(group.tokens)
 
 
 def k_seq(target_probs: Tensor, draft_probs: Tensor, num_draws: int) -> tuple[Tensor, float]:

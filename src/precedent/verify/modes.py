@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from precedent.verify.matching import matching
 from precedent.verify.recursion import Weights
 from precedent.verify.relaxed import relaxed
 from precedent.verify.rules import Mentored, TopBeta, Typical
+from precedent.verify.transport import TransportWeights
 from precedent.verify.verdict import Verdict
 from precedent.verify.walk import walk
 
@@ -38,6 +39,17 @@ class Rows(Protocol):
 
     def coupled(self, node: int, /) -> int:
         """The token that the seed's noise chooses after `node`."""
+
+
+@runtime_checkable
+class RowsAtOnce(Protocol):
+    """Rows that come as one matrix (`precedent.sampling.TargetRows`)."""
+
+    def matrix(self) -> Tensor:
+        """All probabilities, `[num_nodes + 1, vocab_size]`, row 0 for the root; not yet checked."""
+
+    def check(self, node: int, /) -> None:
+        """Raise GenerationError if the row after `node` cannot be sampled."""
 
 
 SecondHalf = Callable[[Coins], Verdict]
@@ -62,18 +74,23 @@ def k_seq(tree: CandidateTree, rows: Rows) -> SecondHalf:
     return lambda coins: walk(weights, coins)
 
 
-def _batched(lazy: bool) -> FirstHalf:
+def _transport(lazy: bool) -> FirstHalf:
     def first_half(tree: CandidateTree, rows: Rows) -> SecondHalf:
-        weights = BatchedWeights(tree, _matrix(tree, rows), lazy=lazy)
+        weights = TransportWeights(tree, rows, lazy=lazy)
         return lambda coins: walk(weights, coins)
 
     return first_half
 
 
-def _matrix(tree: CandidateTree, rows: Rows) -> Tensor:
-    """All rows, `[num_nodes + 1, vocab_size]`: at once where `rows` offers `matrix()`."""
-    at_once: Callable[[], Tensor] | None = getattr(rows, "matrix", None)
-    return torch.stack([rows(node) for node in range(ROOT, len(tree))]) if at_once is None else at_once()
+def _batched(lazy: bool) -> FirstHalf:
+    def first_half(tree: CandidateTree, rows: Rows) -> SecondHalf:
+        if isinstance(rows, RowsAtOnce):
+            weights = BatchedWeights(tree, rows.matrix(), lazy=lazy, check=rows.check)
+        else:
+            weights = BatchedWeights(tree, torch.stack([rows(node) for node in range(ROOT, len(tree))]), lazy=lazy)
+        return lambda coins: walk(weights, coins)
+
+    return first_half
 
 
 MODES: Mapping[str, FirstHalf] = {
@@ -82,6 +99,8 @@ MODES: Mapping[str, FirstHalf] = {
     "traversal": traversal,
     "topdown": topdown,
     "topdown:plan=k-seq": k_seq,
+    "topdown:plan=transport": _transport(lazy=False),
+    "traversal:plan=transport": _transport(lazy=True),
 }
 """Name of a lossless mode to its first half, which throws no coins."""
 

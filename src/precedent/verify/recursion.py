@@ -25,16 +25,20 @@ from precedent.tree import NULL, ROOT, CandidateTree, Draw, Drawn, Point
 RowsOf = Callable[[int], Tensor]
 """Target probabilities after a node (`ROOT` for the first position), `[vocab_size]`."""
 
-CANCELLATION = 1e-3  # below this share of the mass a difference of floats is recomputed as a sum
+CANCELLATION = 1e-3  # below this share of the sum it began with, a difference of floats is summed anew
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residual:
-    """A law kept unnormalised: `values` `[vocab_size]` without the `removed` token ids, of total `mass`."""
+    """A law kept unnormalised: `values` `[vocab_size]` without the `removed` token ids, of total `mass`.
+
+    `mass` is the sum `summed` less what was removed since; the rounding of that sum stays in it.
+    """
 
     values: Tensor
     mass: float = 1.0
     removed: tuple[int, ...] = ()
+    summed: float = 1.0
 
     def prob(self, token: int) -> float:
         """Probability of one token."""
@@ -47,18 +51,21 @@ class Residual:
         return self.values.index_fill(0, torch.tensor(self.removed, device=self.values.device), 0.0)
 
     def without(self, token: int) -> Residual:
-        """The same law without one token, in constant time unless that token held nearly all the mass."""
+        """The same law without one token, in constant time unless removed tokens held nearly all the mass."""
         mass = self.mass - float(self.values[token])
-        rest = Residual(self.values, mass, (*self.removed, token))
-        if mass > CANCELLATION * self.mass:
-            return rest
-        return Residual(rest.values, float(rest.dense().sum()), rest.removed)
+        rest = Residual(self.values, mass, (*self.removed, token), self.summed)
+        return rest if mass > CANCELLATION * self.summed else Residual.of(rest.dense())
+
+    @classmethod
+    def of(cls, values: Tensor) -> Residual:
+        """The law of unnormalised `values` `[vocab_size]`."""
+        mass = float(values.sum())
+        return cls(values, mass, (), mass)
 
     def minus(self, weight: float, law: Tensor) -> Residual:
         """`(weight * self - law)+`, whose mass is the weight that `law` left unhonoured."""
         left = self.dense() * (weight / self.mass) - law.to(self.values)
-        left = left.clamp_(min=0.0)
-        return Residual(left, float(left.sum()))
+        return Residual.of(left.clamp_(min=0.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

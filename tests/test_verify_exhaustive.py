@@ -1,0 +1,138 @@
+"""Six hundred larger random trees for every mode and setting: an hour's worth of doubt in some minutes.
+
+The small sizes of the same statements run in `make test` (test_verify_law, _plans, _coupled, _lossy); these in
+`make test-exhaustive`.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from precedent.sampling import CounterCoins
+from precedent.testing.enumeration import ReplayCoins, ToyRows, enumerate_outcomes, exact_law
+from precedent.testing.random_trees import Problem, random_problem, toy_model
+from precedent.tree import CandidateTree
+from precedent.verify import MODES, find_mode, judged, prepare, verify
+from precedent.verify.modes import BATCHED
+from precedent.verify.relaxed import RelaxedRows, relaxed
+from precedent.verify.rules import Mentored, TopBeta, Typical
+
+EXACT = 1e-12
+FIRST, COUNT, BLOCK = 20_000, 600, 40
+BLOCKS = pytest.mark.parametrize("block", range(FIRST, FIRST + COUNT, BLOCK))
+MATCHING = ("greedy", "coupled")
+SAMPLING = [mode for mode in MODES if mode not in MATCHING]
+RULES = [Mentored(0.05), Mentored(1.0), Typical(), Typical(0.5, 1.0), TopBeta(), TopBeta(2, 4.0)]
+
+pytestmark = pytest.mark.exhaustive
+
+
+def problems(block: int, max_trees: int) -> list[Problem]:
+    """The problems of one block, with up to `max_trees` trees each."""
+    return [random_problem(seed, max_trees=max_trees) for seed in range(block, block + BLOCK)]
+
+
+@BLOCKS
+@pytest.mark.parametrize("mode", SAMPLING)
+def test_every_sampling_mode_keeps_the_law(mode: str, block: int) -> None:
+    """Each mode and plan, one row at a time."""
+    for problem in problems(block, 1024):
+        assert exact_law(problem.target, problem.draft, mode).total_variation(problem.target) < EXACT, problem
+
+
+@BLOCKS
+@pytest.mark.parametrize("mode", BATCHED)
+def test_the_whole_tree_at_once_keeps_the_law(mode: str, block: int) -> None:
+    """What runs on a GPU, in float64 on a CPU; as many accepted as by the reference."""
+    for problem in problems(block, 1024):
+        law = exact_law(problem.target, problem.draft, find_mode(mode, batched=True))
+        assert law.total_variation(problem.target) < EXACT, problem
+        if not problem.points:
+            plain = exact_law(problem.target, problem.draft, mode)
+            assert law.expected_accepted == pytest.approx(plain.expected_accepted, abs=1e-9), problem
+
+
+@BLOCKS
+def test_lazy_coins_accept_no_less_than_eager_ones(block: int) -> None:
+    for problem in problems(block, 1024):
+        lazy, eager = (exact_law(problem.target, problem.draft, mode) for mode in ("traversal", "topdown"))
+        assert lazy.expected_accepted >= eager.expected_accepted - EXACT, problem
+
+
+@BLOCKS
+@pytest.mark.parametrize("mode", MATCHING)
+def test_matching_modes_commit_the_text_of_plain_decoding_on_every_tree(mode: str, block: int) -> None:
+    """Greedy decoding's, or that of the seed's noise; and no accepted path could have gone on."""
+    for problem in problems(block, 256):
+        for _, tree in enumerate_outcomes(problem.draft):
+            verdict = verify(tree, ToyRows(problem.target, tree, problem.seed), mode, ReplayCoins())
+            committed = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
+            for length, token in enumerate(committed):
+                plain = ToyRows(problem.target, CandidateTree(), problem.seed, length)
+                plain._target = lambda path, before=tuple(committed[:length]): problem.target(before)  # noqa: B023
+                assert token == (plain.argmax(-1) if mode == "greedy" else plain.coupled(-1)), problem
+            end = verdict.path[-1] if verdict.path else -1
+            assert (end, verdict.next_token) not in set(zip(tree.parents, tree.token_ids, strict=True))
+
+
+@BLOCKS
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_what_lossy_modes_say_they_spend_bounds_the_distance_on_every_tree(rule, block: int) -> None:
+    """Every verdict says what the rows on its path cost; their mean bounds the distance of the written law."""
+    for problem in problems(block, 16):
+        written, distance, spent = exact_law(problem.target, problem.draft, relaxed(rule)), 0.0, 0.0
+        for chance, tree in enumerate_outcomes(problem.draft):
+            rows = ToyRows(problem.target, tree)
+            bent = RelaxedRows(tree, rows, rule)
+            for probability, verdict in enumerate_outcomes(relaxed(rule)(tree, rows)):
+                spent += chance * probability * verdict.spent_tv
+                own = sum(bent.cost(node) for node in (-1, *verdict.path))
+                assert verdict.spent_tv == pytest.approx(own, abs=EXACT)
+        distance = written.total_variation(problem.target)
+        assert distance <= spent + 1e-10, problem
+
+
+@BLOCKS
+def test_a_judge_is_lossless_until_it_overrules_and_then_says_so(block: int) -> None:
+    def sometimes(tree: CandidateTree, rows: object, node: int) -> float:
+        return (0.0, 0.25, 0.5, 1.0)[sum(tree.tokens_to(node)) % 4]
+
+    for problem in problems(block, 16):
+        assert exact_law(problem.target, problem.draft, judged(lambda *_: 0.0)).total_variation(problem.target) < EXACT
+        spent = 0.0
+        for chance, tree in enumerate_outcomes(problem.draft):
+            first_half = judged(sometimes)(tree, ToyRows(problem.target, tree))
+            spent += sum(chance * p * verdict.spent_tv for p, verdict in enumerate_outcomes(first_half))
+        law = exact_law(problem.target, problem.draft, judged(sometimes))
+        assert law.total_variation(problem.target) <= spent + 1e-10, problem
+
+
+@BLOCKS
+@pytest.mark.parametrize("mode", SAMPLING)
+def test_float32_rows_keep_the_law_up_to_rounding(mode: str, block: int) -> None:
+    """The work is done in the rows' dtype."""
+    for problem in problems(block, 81):
+        single: dict[tuple[int, ...], torch.Tensor] = {}
+
+        def target(path: tuple[int, ...], problem=problem, single=single) -> torch.Tensor:
+            return single.setdefault(path, problem.target(path).float())
+
+        assert exact_law(target, problem.draft, mode).total_variation(problem.target) < 2e-6, problem
+
+
+@BLOCKS
+@pytest.mark.parametrize("mode", SAMPLING)
+def test_temperature_zero_rows_accept_exactly_the_greedy_path(mode: str, block: int) -> None:
+    """One-hot rows, whatever was drawn: the verdict of greedy decoding, under every coin."""
+    for problem in problems(block, 81):
+        model = toy_model((problem.seed, "greedy"), problem.vocab_size)
+
+        def one_hot(path: tuple[int, ...], model=model) -> torch.Tensor:
+            return torch.eye(model(path).numel(), dtype=torch.float64)[int(model(path).argmax())]
+
+        for _, tree in enumerate_outcomes(problem.draft):
+            rows = ToyRows(one_hot, tree)
+            greedy = verify(tree, rows, "greedy", CounterCoins(0, 0))
+            verdicts = {verdict for _, verdict in enumerate_outcomes(prepare(tree, rows, mode))}
+            assert verdicts == {greedy}, problem
