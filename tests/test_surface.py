@@ -43,6 +43,7 @@ LAYERS = (
     "generation",
     "worker",
     "engine",
+    "custom_generate",
     "report",
     "langchain",
     "cli",
