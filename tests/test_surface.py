@@ -46,8 +46,8 @@ LAYERS = (
     "custom_generate",
     "report",
     "langchain",
-    "cli",
     "testing",
+    "cli",
 )
 """Modules and folders of the package, each of which may import those before it and itself."""
 

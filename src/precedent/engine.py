@@ -144,6 +144,10 @@ class Engine:
         self._worker.submit(request)
         return request.generation
 
+    def add_drafter(self, drafter: Drafter) -> None:
+        """Let requests name a drafter that is not installed, as in `SpeculationConfig(drafters=(drafter.name,))`."""
+        self._drafters[drafter.name] = drafter
+
     def close(self) -> None:
         """Stop the worker; running requests are cancelled. The cache stays open: it belongs to whoever opened it."""
         self._finalizer()
