@@ -76,7 +76,7 @@ def test_every_mode_gives_the_plain_answers_and_its_figures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     results = tmp_path / "bench.json"
-    sizes = ("--prompts", 2, "--warm", 2, "--max-tokens", 24, "--dtype", "float64", "--draft-model", "first-layers:1")
+    sizes = ("--prompts", 2, "--warm", 2, "--max-tokens", 40, "--dtype", "float64", "--draft-model", "first-layers:1")
     status = bench(monkeypatch, "--target", model, "--traces", traces, "--modes", "all", *sizes, "--json", results)
     shown = capsys.readouterr().out
     assert status == 0

@@ -12,11 +12,16 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 OWN_TABLES = ("_parameters", "_buffers", "_modules")
 """Dictionaries of a module that the twin has for itself; the tensors in them are shared."""
+
+EVERY_MODULES_OWN = frozenset(vars(nn.Module()))
+"""What torch keeps in every module: parameters are compared by themselves, the rest changes no result."""
+
+COLLECTIONS = (list, tuple, set, dict)
 
 
 def twin_of(model: PreTrainedModel) -> PreTrainedModel:
@@ -65,14 +70,17 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def plain_attributes(thing: object) -> dict[str, Any]:
-    """The attributes of an object that are numbers, texts, or short collections of them, copied."""
-    attributes = getattr(thing, "__dict__", {})
-    return {name: copy.deepcopy(value) for name, value in attributes.items() if _is_plain(value)}
+    """The attributes of an object that are numbers, texts, or short collections of them (copied)."""
+    return {
+        name: copy.deepcopy(value) if isinstance(value, COLLECTIONS) else value
+        for name, value in getattr(thing, "__dict__", {}).items()
+        if name not in EVERY_MODULES_OWN and _is_plain(value)
+    }
 
 
 def _is_plain(value: object) -> bool:
     if value is None or isinstance(value, bool | int | float | str):
         return True
-    if isinstance(value, dict):
-        return len(value) <= 16 and all(_is_plain(part) for pair in value.items() for part in pair)
-    return isinstance(value, list | tuple | set) and len(value) <= 16 and all(_is_plain(part) for part in value)
+    if not isinstance(value, COLLECTIONS) or len(value) > 16:
+        return False
+    return all(map(_is_plain, value)) and (not isinstance(value, dict) or all(map(_is_plain, value.values())))
