@@ -37,9 +37,9 @@ class EverythingPlanner(Planner):
 
     def plan(self, candidates: Sequence, behind: Mapping[str, int], limits: Limits) -> Plan:
         """All candidates within the limits; as many draws as allowed."""
-        plan = Plan(draws={source: min(self._num_draws, limits.max_depth) for source in behind})
-        pool = self._merge(candidates, limits)
-        self._add_points(plan, pool, range(len(pool)))
+        self.cost.table[:] = 1.0  # whatever was measured: width is free
+        plan = super().plan(candidates, {}, limits)
+        plan.draws = {source: min(self._num_draws, limits.max_depth) for source in behind}
         return plan
 
 

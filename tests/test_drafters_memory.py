@@ -326,7 +326,7 @@ def test_matching_does_not_wait_for_the_search() -> None:
     executor.run()
     after = drafting.match(8)
     estimates = [dict(zip(paths_in_order(c), c.estimates, strict=True)) for c in (before, after)]
-    assert estimates[0][10,] == estimates[0][20,]
+    assert estimates[0][10,] == pytest.approx(estimates[0][20,], rel=1e-3)  # the newer one weighs a trace more
     assert estimates[1][10,] > estimates[0][10,]
 
 

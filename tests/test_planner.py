@@ -27,10 +27,7 @@ def curve(**milliseconds: float) -> CostCurve:
 
 def candidates(*nodes: tuple[int, int, float], source: str = "memory") -> Candidates:
     """A proposal from (parent, token, estimate) triples."""
-    proposal = Candidates(source)
-    for parent, token, estimate in nodes:
-        proposal.add(parent, token, estimate, (token,))
-    return proposal
+    return Candidates.of(source, [(token, parent, estimate, token) for parent, token, estimate in nodes])
 
 
 def chosen(planner: Planner, *proposals: Candidates, limits: Limits = ROOMY) -> CandidateTree:
@@ -51,11 +48,12 @@ def test_the_choice_is_the_best_of_all_prefixes_of_the_ranking() -> None:
     """Against brute force over all subtrees: no other set of nodes has a higher rate of expected tokens."""
     choose = random.Random(3)
     for _ in range(60):
-        proposal = Candidates("memory")
+        nodes: list[tuple[int, int, float]] = []
         for token in range(6):
-            parent = choose.choice([ROOT, *range(len(proposal))])
-            siblings = [e for e, p in zip(proposal.estimates, proposal.parents, strict=True) if p == parent]
-            proposal.add(parent, token, round(choose.uniform(0.05, 0.95) * (1 - sum(siblings)), 6), (token,))
+            parent = choose.choice([ROOT, *range(len(nodes))])
+            siblings = sum(estimate for above, _, estimate in nodes if above == parent)
+            nodes.append((parent, token, round(choose.uniform(0.05, 0.95) * (1 - siblings), 6)))
+        proposal = candidates(*nodes)
         planner = Planner(curve(w1=10.0, w4=choose.uniform(10, 20), w8=choose.uniform(20, 40)))
         tree = chosen(planner, proposal)
         best = max(_rate(planner, proposal, kept) for kept in _closed_subsets(proposal))
@@ -177,10 +175,10 @@ def _one_step(planner: Planner, *, accepted: bool) -> int:
 def test_calibration_approaches_the_frequency() -> None:
     """An estimate is a prior; what happened decides."""
     calibration, outcomes = Calibration(), random.Random(4)
-    assert calibration.probability("bin", 0.9) == 0.9
+    assert calibration.probability("memory", 7, 0.9) == 0.9
     for _ in range(3000):
-        calibration.observe("bin", outcomes.random() < 0.3)
-    assert calibration.probability("bin", 0.9) == pytest.approx(0.3, abs=0.06)
+        calibration.observe("memory", 7, outcomes.random() < 0.3)
+    assert calibration.probability("memory", 7, 0.9) == pytest.approx(0.3, abs=0.06)
 
 
 def test_the_cost_curve_interpolates_and_never_falls() -> None:

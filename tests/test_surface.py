@@ -24,6 +24,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
     "errors",
+    "compiled",
     "config",
     "tree",
     "sampling",
@@ -36,7 +37,9 @@ LAYERS = (
     "calibration",
     "cost_curve",
     "draw_gate",
+    "tree_plan",
     "planner",
+    "warm_up",
     "sequence",
     "decode",
     "text",

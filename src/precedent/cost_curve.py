@@ -29,7 +29,8 @@ class CostCurve:
 
     def __init__(self) -> None:
         self._seen: dict[int, deque[float]] = {}
-        self._table = [1.0] * (WIDTHS[-1] + 1)
+        self.table = np.ones(WIDTHS[-1])
+        """Milliseconds of a forward over 1, 2, … tokens, `[WIDTHS[-1]]`."""
 
     def measure(self, run: Callable[[int], float], widths: Sequence[int] = START_UP_WIDTHS) -> None:
         """Fill the curve with `run(width) -> milliseconds`, the best of a few each, within about `START_UP_SECONDS`."""
@@ -46,12 +47,12 @@ class CostCurve:
         self._seen.setdefault(bucket, deque(maxlen=REMEMBERED)).append(milliseconds)
         edges = sorted(self._seen)
         levels = np.maximum.accumulate([median(self._seen[edge]) for edge in edges])
-        self._table = self._interpolate(edges, levels).tolist()
+        self.table = self._interpolate(edges, levels)
 
     @staticmethod
     def _interpolate(edges: Sequence[int], levels: NDArray[np.float64]) -> NDArray[np.float64]:
         """Linear between what was seen, and beyond it with the last slope."""
-        widths = np.arange(WIDTHS[-1] + 1)
+        widths = np.arange(1, WIDTHS[-1] + 1)
         table = np.interp(widths, edges, levels)
         if len(edges) > 1:
             slope = (levels[-1] - levels[-2]) / (edges[-1] - edges[-2])
@@ -60,7 +61,7 @@ class CostCurve:
 
     def milliseconds(self, width: int) -> float:
         """Expected time of a forward over `width` tokens."""
-        return self._table[min(width, WIDTHS[-1])]
+        return float(self.table[min(width, WIDTHS[-1]) - 1])
 
     def as_dict(self) -> dict[int, float]:
         """Median milliseconds of each width bucket that was seen."""

@@ -25,6 +25,7 @@ from precedent.target.loading import load_draft, load_target
 from precedent.text.assembly import TextAssembler
 from precedent.tree import chain
 from precedent.verify import find_mode
+from precedent.warm_up import compile_inner_loops
 from precedent.worker import Request, Worker
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Engine:
         self._parts = DrafterParts(self.tokenizer_fingerprint, self._executor, cache, draft)
         self._drafters: dict[str, Drafter] = {}
         self._drafters_named(self.speculation.drafters)
+        compile_inner_loops()
         self.planner = Planner(cost or CostCurve())
         if cost is None:
             self.planner.cost.measure(self._milliseconds_of_width)

@@ -7,14 +7,18 @@ is a legal answer: plain decoding. A draft model costs sequential steps, so its 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from precedent.calibration import Calibration
+import numpy as np
+
+from precedent.calibration import BINS_PER_SOURCE, Calibration, learn_from_verdict
+from precedent.compiled import Int32s, Int64s
 from precedent.cost_curve import CostCurve
 from precedent.drafters.base import Candidates
 from precedent.draw_gate import DrawGate
-from precedent.tree import ROOT, CandidateTree, TreeBuilder
+from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.tree_plan import Choice, choose_points
 
 MARGIN = 1.02
 """By how much draws must seem to pay before they are made: estimates err, and the steps they cost do not."""
@@ -22,7 +26,10 @@ MARGIN = 1.02
 DRAFT_PRIOR = 0.6
 """Acceptance assumed of a draft model that has never been asked."""
 
-Key = tuple[Hashable, ...]
+DEEPEST_DRAW = 6
+"""Draws deeper than this are calibrated together."""
+
+_NONE = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +44,15 @@ class Limits:
 
 @dataclass(slots=True)
 class Plan:
-    """Points already in the builder, draws still to be made, and why each node was chosen."""
+    """Points already in the builder, draws still to be made, and what the points were chosen for.
+
+    Candidate i of calibration bin `bins[i]` became point `node_of[i]` (-1: none); both `[num_candidates]`.
+    """
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
     draws: dict[str, int] = field(default_factory=dict)
-    evidence: dict[int, list[Key]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Pooled:
-    """One merged candidate: its place, and every source's key and calibrated estimate."""
-
-    parent: int
-    token_id: int
-    depth: int
-    support: list[tuple[float, str, Key]] = field(default_factory=list)
-    path_probability: float = 0.0
+    bins: Int64s = field(default_factory=lambda: _NONE)
+    node_of: Int32s = field(default_factory=lambda: _NONE.astype(np.int32))
 
 
 class Planner:
@@ -62,71 +62,67 @@ class Planner:
         self.cost = cost
         self.calibration = Calibration()
         self._gates: dict[str, DrawGate] = {}
+        self._sources: dict[tuple[tuple[str, ...], int, int], tuple[str, ...]] = {}
+        self._end_ids: dict[frozenset[int], Int32s] = {}
 
     def plan(self, candidates: Sequence[Candidates], behind: Mapping[str, int], limits: Limits) -> Plan:
         """The points of the tree, and how many draws to make of each source that is `behind` by so many tokens."""
-        pool = self._merge(candidates, limits)
-        ranked = sorted(range(len(pool)), key=lambda i: (-pool[i].path_probability, i))[: limits.max_nodes]
-        num_points, draws = self._best_shape([pool[i] for i in ranked], behind, limits)
-        plan = Plan(draws=draws)
-        self._add_points(plan, pool, ranked[:num_points])
+        proposals = [proposal for proposal in candidates if len(proposal)]
+        plan = Plan()
+        if not proposals or limits.max_nodes < 1:
+            plan.draws = self._draws(behind, 0, 1.0, 0.0, limits)
+            return plan
+        plan.bins = self._bins(proposals)
+        choice = self._choose(proposals, plan.bins, limits)
+        plan.node_of = choice.node_of
+        names = tuple(proposal.source for proposal in proposals)
+        pairs = zip(choice.source.tolist(), choice.sources.tolist(), strict=True)
+        plan.builder.add_points(
+            choice.token_ids.tolist(), choice.parents.tolist(), [self._names(names, *pair) for pair in pairs]
+        )
+        plan.draws = self._draws(behind, len(plan.builder), choice.expected, choice.at_root, limits)
         return plan
 
-    def _merge(self, candidates: Sequence[Candidates], limits: Limits) -> list[_Pooled]:
-        """All drafters' tries as one, with calibrated path probabilities."""
-        pool: list[_Pooled] = []
-        index: dict[tuple[int, int], int] = {}
-        for proposal in candidates:
-            self._merge_one(proposal, pool, index, limits)
-        self._set_path_probabilities(pool)
-        return pool
+    def _bins(self, proposals: Sequence[Candidates]) -> Int64s:
+        """The calibration bin of every candidate, `[num_candidates]`."""
+        firsts = [self.calibration.first_bin(proposal.source) for proposal in proposals]
+        return np.concatenate(
+            [first + proposal.nodes["bin"] % BINS_PER_SOURCE for first, proposal in zip(firsts, proposals, strict=True)]
+        )
 
-    def _merge_one(
-        self, proposal: Candidates, pool: list[_Pooled], index: dict[tuple[int, int], int], limits: Limits
-    ) -> None:
-        place: list[int | None] = []
-        for token, parent, estimate, feature in zip(
-            proposal.token_ids, proposal.parents, proposal.estimates, proposal.features, strict=True
-        ):
-            above = ROOT if parent == ROOT else place[parent]
-            place.append(None if above is None else _find_or_add(pool, index, above, token, limits))
-            at = place[-1]
-            if at is not None:
-                key: Key = (proposal.source, *feature)
-                pool[at].support.append((self.calibration.probability(key, estimate), proposal.source, key))
+    def _choose(self, proposals: Sequence[Candidates], bins: Int64s, limits: Limits) -> Choice:
+        end_ids = self._end_ids.get(limits.end_token_ids)
+        if end_ids is None:
+            end_ids = self._end_ids[limits.end_token_ids] = np.array(sorted(limits.end_token_ids), dtype=np.int32)
+        nodes = np.concatenate([proposal.nodes for proposal in proposals])
+        ends = np.cumsum([len(proposal) for proposal in proposals])
+        learned = self.calibration
+        return choose_points(
+            nodes, ends, bins, learned.accepted, learned.seen, self.cost.table, limits.max_nodes, limits.max_depth,
+            end_ids,
+        )  # fmt: skip
 
-    @staticmethod
-    def _set_path_probabilities(pool: list[_Pooled]) -> None:
-        """P(path) = product of the best estimates, siblings scaled down where together they exceed certainty."""
-        best = [max(node.support)[0] for node in pool]
-        total: dict[int, float] = {}
-        for node, probability in zip(pool, best, strict=True):
-            total[node.parent] = total.get(node.parent, 0.0) + probability
-        for node, probability in zip(pool, best, strict=True):
-            above = 1.0 if node.parent == ROOT else pool[node.parent].path_probability
-            node.path_probability = above * probability / max(1.0, total[node.parent])
+    def _names(self, names: tuple[str, ...], best: int, sources: int) -> tuple[str, ...]:
+        """The sources of a node, the one with the best estimate first."""
+        key = (names, best, sources)
+        found = self._sources.get(key)
+        if found is None:
+            others = [name for i, name in enumerate(names) if sources >> i & 1 and i != best]
+            found = self._sources[key] = (names[best], *others)
+        return found
 
-    def _best_shape(
-        self, ranked: Sequence[_Pooled], behind: Mapping[str, int], limits: Limits
-    ) -> tuple[int, dict[str, int]]:
-        """How many of the ranked points, and how many draws, give the most tokens per millisecond."""
-        expected, at_root, best_rate, best_points = 1.0, 0.0, 1.0 / self.cost.milliseconds(1), 0
-        best_expected, best_root = expected, at_root
-        for count, node in enumerate(ranked, start=1):
-            expected += node.path_probability
-            at_root += node.path_probability if node.parent == ROOT else 0.0
-            rate = expected / self.cost.milliseconds(count + 1)
-            if rate > best_rate:
-                best_rate, best_points, best_expected, best_root = rate, count, expected, at_root
+    def _draws(
+        self, behind: Mapping[str, int], points: int, expected: float, at_root: float, limits: Limits
+    ) -> dict[str, int]:
+        """How many draws of each source beside so many points."""
         draws = {}
         for source, missed in behind.items():
             gate = self._gates.setdefault(source, DrawGate())
             gate.behind = missed
-            open_mass = 1.0 - min(best_root, 1.0)
-            number = self._num_draws(source, gate, best_points, best_expected, open_mass, limits)
+            number = self._num_draws(source, gate, points, expected, 1.0 - min(at_root, 1.0), limits)
             if number:
                 draws[source] = number
-        return best_points, draws
+        return draws
 
     def _num_draws(
         self, source: str, gate: DrawGate, points: int, expected: float, open_mass: float, limits: Limits
@@ -135,22 +131,12 @@ class Planner:
         most = min(limits.max_draws, limits.max_depth)
         best, best_rate, reach = 0, MARGIN * expected / self.cost.milliseconds(points + 1), open_mass
         for number in range(1, most + 1):
-            reach *= self.calibration.probability((source, min(number, 6)), DRAFT_PRIOR)
+            reach *= self.calibration.probability(source, min(number, DEEPEST_DRAW), DRAFT_PRIOR)
             expected += reach
             rate = expected / (self.cost.milliseconds(points + 1 + number) + gate.milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
         return min(gate.decide(best), most)
-
-    @staticmethod
-    def _add_points(plan: Plan, pool: Sequence[_Pooled], chosen: Sequence[int]) -> None:
-        """Put the chosen points into the builder, parents first, the source with the best estimate first."""
-        place = {ROOT: ROOT}
-        for i in sorted(chosen):
-            node = pool[i]
-            for _, source, _ in sorted(node.support, reverse=True):
-                place[i] = plan.builder.add_point(place[node.parent], node.token_id, source)
-            plan.evidence[place[i]] = [key for _, _, key in node.support]
 
     def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float) -> None:
         """Learn what draws of `source` cost, `behind` tokens of catching up included."""
@@ -161,30 +147,13 @@ class Planner:
         self.cost.observe(len(tree) + 1, milliseconds)
         for gate in self._gates.values():
             gate.elapsed += milliseconds
-        accepted = {ROOT, *path}
-        for node in range(len(tree)):
-            if tree.parents[node] in accepted:
-                for key in self._keys(plan, tree, node):
-                    self.calibration.observe(key, node in accepted)
-
-    @staticmethod
-    def _keys(plan: Plan, tree: CandidateTree, node: int) -> list[Key]:
-        drawn: list[Key] = [
-            (source, min(int(tree.depths[node]), 6)) for source in tree.sources[node] if source in plan.draws
-        ]
-        return plan.evidence.get(node, []) + drawn
-
-
-def _find_or_add(
-    pool: list[_Pooled], index: dict[tuple[int, int], int], above: int, token: int, limits: Limits
-) -> int | None:
-    """The pooled node of `token` below `above`; None when it would hang below an end token or too deep."""
-    found = index.get((above, token))
-    if found is not None:
-        return found
-    depth = 1 if above == ROOT else pool[above].depth + 1
-    if depth > limits.max_depth or (above != ROOT and pool[above].token_id in limits.end_token_ids):
-        return None
-    index[above, token] = len(pool)
-    pool.append(_Pooled(above, token, depth))
-    return len(pool) - 1
+        verdict = np.zeros(len(tree) + 1)
+        verdict[[*path, ROOT]] = 1.0
+        learned, parents = self.calibration, np.array(tree.parents, dtype=np.int32)
+        learn_from_verdict(learned.accepted, learned.seen, plan.bins, plan.node_of, parents, verdict)
+        for draw in tree.draws if plan.draws else ():
+            if isinstance(draw.law, Drawn) and draw.child >= 0 and verdict[draw.parent]:
+                depth = min(int(tree.depths[draw.child]), DEEPEST_DRAW)
+                for source in plan.draws:
+                    if source in tree.sources[draw.child]:
+                        learned.observe(source, depth, bool(verdict[draw.child]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,9 +58,10 @@ class Drawn:
 
 Law = Point | Drawn
 
+_POINT = Point()
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+
+class Draw(NamedTuple):
     """One candidate at a node: `child` (a node index, or `NULL`) proposed below `parent` under `law`."""
 
     parent: int
@@ -190,7 +191,7 @@ class TreeBuilder:
 
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    sources: list[list[str]] = field(default_factory=list)
+    sources: list[tuple[str, ...]] = field(default_factory=list)
     _node_of: dict[tuple[int, int], int] = field(default_factory=dict)
     _drawn: list[Draw] = field(default_factory=list)
     _points: dict[int, Draw] = field(default_factory=dict)
@@ -210,8 +211,15 @@ class TreeBuilder:
         """Propose `token_id` below `parent` with certainty; returns its node."""
         node = self._node(parent, token_id, source)
         if all(draw.child != node for draw in self._drawn):
-            self._points.setdefault(node, Draw(parent, node, Point()))
+            self._points.setdefault(node, Draw(parent, node, _POINT))
         return node
+
+    def add_points(self, token_ids: Sequence[int], parents: Sequence[int], sources: Sequence[tuple[str, ...]]) -> None:
+        """Fill an empty builder with a trie of points in topological order, siblings distinct."""
+        assert not self.token_ids
+        self.token_ids, self.parents, self.sources = list(token_ids), list(parents), list(sources)
+        self._node_of = {edge: node for node, edge in enumerate(zip(parents, token_ids, strict=True))}
+        self._points = {node: Draw(parent, node, _POINT) for node, parent in enumerate(parents)}
 
     def add_draw(self, parent: int, token_id: int, law: Drawn, source: str) -> int:
         """Record that `token_id` was drawn from `law` below `parent`; returns its node (or `NULL` when swallowed)."""
@@ -229,9 +237,9 @@ class TreeBuilder:
             node = self._node_of[parent, token_id] = len(self.token_ids)
             self.token_ids.append(int(token_id))
             self.parents.append(parent)
-            self.sources.append([source])
+            self.sources.append((source,))
         elif source not in self.sources[node]:
-            self.sources[node].append(source)
+            self.sources[node] += (source,)
         return node
 
     def build(self) -> CandidateTree:
@@ -240,7 +248,7 @@ class TreeBuilder:
             tuple(self.token_ids),
             tuple(self.parents),
             (*self._drawn, *self._points.values()),
-            tuple(tuple(names) for names in self.sources),
+            tuple(self.sources),
         )
 
 

@@ -8,114 +8,152 @@ match, as they do in a hundred other places; the trail remembers how well the co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.drafters.token_index import MAX_DEPTH, MAX_MATCH, Occurrences, Positions, TokenIndex, reversed_context
+from precedent.compiled import Int32s, compiled
+from precedent.drafters.context_order import MAX_MATCH
+from precedent.drafters.occurrences import LENGTH_WEIGHT, OCCURRENCE, Occurrences, Text, Weights, fill
 
-_MAX_FOLLOWED = 16
-_MAX_GAP = 32
-_WINDOW = 40
-_CARRIED = 0.5
-_SKEW_COST = 0.15
+POINTER = np.dtype([("position", "i4"), ("slot", "i4"), ("gap", "i4"), ("score", "f8")])
+"""Where a completion was last in step with the live output: the position of the last token in step, how many tokens
+the live output has run on since, and the matched tokens, gaps included."""
 
+Pointers = NDArray[np.void]
 
-@dataclass(frozen=True, slots=True)
-class _Pointers:
-    """Where completions were last in step with the live output.
-
-    `positions` are those of the last token in step, `scores` the matched tokens (gaps included), `gaps` how many tokens
-    the live output has run on since; all `[n]`.
-    """
-
-    positions: Positions
-    scores: NDArray[np.float64]
-    gaps: NDArray[np.int64]
-
-
-_NO_POINTERS = _Pointers(np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64))
-
-
-@dataclass(frozen=True, slots=True)
-class AlignedOccurrences:
-    """Occurrences with their `scores`: the match length, plus what is carried over a gap; `[n]`, in tokens."""
-
-    occurrences: Occurrences
-    scores: NDArray[np.float64]
+MAX_FOLLOWED = 16
+MAX_GAP = 32
+WINDOW = 40
+CARRIED = 0.5
+SKEW_COST = 0.15
 
 
 class Trail:
-    """Follows one live output through the index of its tenant."""
+    """Follows one live output through the text of its tenant's completions."""
 
     def __init__(self) -> None:
-        self._pointers = _NO_POINTERS
+        self._pointers: Pointers = np.empty(0, POINTER)
 
-    def advance(self, index: TokenIndex, committed: Sequence[int]) -> None:
-        """Move the pointers along the committed tokens; one that disagrees stops and its gap begins."""
-        for begin in range(0, len(committed), MAX_DEPTH):
-            if self._pointers.positions.size:
-                self._advance(index, np.array(committed[begin : begin + MAX_DEPTH], dtype=np.int32))
+    def align(self, text: Text, recent: Int32s, found: Occurrences, weights: Weights) -> Occurrences:
+        """Join what a search found with the places at which a followed completion goes on or may be resumed."""
+        return align(text, recent, found, self._pointers, weights) if self._pointers.size else found
 
-    def align(self, index: TokenIndex, context: Sequence[int], found: Occurrences) -> AlignedOccurrences:
-        """Join what the index found with the places at which a followed completion goes on or may be resumed."""
-        if not self._pointers.positions.size:
-            return AlignedOccurrences(found, found.lengths.astype(np.float64))
-        recent = reversed_context(context)
-        ahead, carried = self._resumptions(index, context[-1])
-        in_step = self._pointers.gaps == 0
-        positions = np.concatenate([found.positions, ahead, self._pointers.positions[in_step]])
-        lengths = index.lengths(positions, recent)
-        scores = lengths.astype(np.float64)
-        scores[len(found) : len(found) + ahead.size] += carried
-        scores[len(found) + ahead.size :] = self._pointers.scores[in_step]
-        kept = _best_of_equals(positions, np.where(lengths > 0, scores, 0.0))
-        joined = Occurrences(positions[kept], lengths[kept], index.slots(positions[kept]))
-        return AlignedOccurrences(joined, np.minimum(scores[kept], MAX_MATCH))
+    def advance(self, text: Text, aligned: Occurrences, committed: Sequence[int]) -> None:
+        """Follow the heaviest of the occurrences that were proposed from along the committed tokens.
 
-    def follow(self, index: TokenIndex, aligned: AlignedOccurrences, log_weights: NDArray[np.float64]) -> None:
-        """Remember the heaviest occurrences, one per completion, beside the pointers that wait behind a gap."""
-        heaviest = np.argsort(-log_weights, kind="stable")[:_MAX_FOLLOWED]
-        waiting = self._pointers.gaps > 0
-        positions = np.concatenate([aligned.occurrences.positions[heaviest], self._pointers.positions[waiting]])
-        scores = np.concatenate([aligned.scores[heaviest], self._pointers.scores[waiting]])
-        gaps = np.concatenate([np.zeros(heaviest.size, np.int64), self._pointers.gaps[waiting]])
-        worth = np.where(gaps == 0, scores, _CARRIED * scores)
-        kept = _best_of_equals(index.slots(positions), worth)
-        kept = kept[np.argsort(-worth[kept], kind="stable")[:_MAX_FOLLOWED]]
-        self._pointers = _Pointers(positions[kept], scores[kept], gaps[kept])
-
-    def _advance(self, index: TokenIndex, committed: NDArray[np.int32]) -> None:
-        old = self._pointers
-        agreed = _leading_agreement(index.continuations(old.positions, committed.size), committed)
-        agreed = np.where(old.gaps == 0, agreed, 0)
-        gaps = old.gaps + committed.size - agreed
-        kept = gaps <= _MAX_GAP
-        scores = np.minimum(old.scores + agreed, MAX_MATCH)
-        self._pointers = _Pointers((old.positions + agreed)[kept], scores[kept], gaps[kept])
-
-    def _resumptions(self, index: TokenIndex, last: int) -> tuple[Positions, NDArray[np.float64]]:
-        """Places soon behind the waiting pointers where the last token stands, and the score carried there."""
-        waiting = self._pointers.gaps > 0
-        positions, scores = self._pointers.positions[waiting], self._pointers.scores[waiting]
-        gaps = self._pointers.gaps[waiting]
-        rows, offsets = np.nonzero(index.continuations(positions, _WINDOW) == last)
-        skew = np.abs(offsets + 1 - gaps[rows])
-        return positions[rows] + offsets + 1, np.maximum(0.0, _CARRIED * scores[rows] - _SKEW_COST * skew)
+        A pointer that disagrees stops where it is, and its gap begins.
+        """
+        self._pointers = advance(text.tokens, follow(aligned, self._pointers), np.array(committed, dtype=np.int32))
 
 
-def _best_of_equals(keys: NDArray[np.int64], worth: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Indices of the most valuable entry of every key, in order of the keys; worthless ones are left out."""
-    order = np.lexsort((-worth, keys))
-    first = np.ones(order.size, dtype=np.bool_)
-    first[1:] = np.diff(keys[order]) != 0
-    kept = order[first]
-    return kept[worth[kept] > 0]
+@compiled
+def align(text: Text, recent: Int32s, found: Occurrences, pointers: Pointers, weights: Weights) -> Occurrences:
+    """The places found, those of pointers in step, and those where a waiting pointer may be resumed; each once.
+
+    A place in step keeps the score of its pointer; one behind a gap gets its match length plus a share of what the
+    pointer had, less the more the two sides of the gap differ in length.
+    """
+    places, size = np.empty(found.size + pointers.size * WINDOW, OCCURRENCE), found.size
+    places[:size] = found
+    for pointer in pointers:
+        if pointer.gap == 0:
+            size = _join(places, size, text, recent, pointer.position, 0.0, pointer.score, weights)
+            continue
+        for offset in range(1, WINDOW + 1):
+            position = pointer.position + offset
+            if text.tokens[position] < 0:
+                break
+            if text.tokens[position] == recent[0]:
+                carried = max(0.0, CARRIED * pointer.score - SKEW_COST * abs(offset - pointer.gap))
+                size = _join(places, size, text, recent, position, carried, 0.0, weights)
+    return places[:size]
 
 
-def _leading_agreement(following: NDArray[np.int32], committed: NDArray[np.int32]) -> NDArray[np.int64]:
-    differs = np.ones((following.shape[0], committed.size + 1), dtype=np.bool_)
-    np.not_equal(following[:, : committed.size], committed, out=differs[:, :-1])
-    agreed: NDArray[np.int64] = differs.argmax(axis=1)
-    return agreed
+@compiled
+def _join(
+    places: Occurrences,
+    size: int,
+    text: Text,
+    recent: Int32s,
+    position: int,
+    carried: float,
+    at_least: float,
+    weights: Weights,
+) -> int:
+    """Add a place, or raise the score of the one that is there; returns the new number of places."""
+    if text.tokens[position + 1] < 0:
+        return size
+    at = 0
+    while at < size and places[at].position != position:
+        at += 1
+    if at == size:
+        fill(places[at], text, position, recent, weights)
+        size += 1
+    place = places[at]
+    place.score = min(float(MAX_MATCH), max(place.score, place.length + carried, at_least))
+    return size
+
+
+@compiled
+def follow(aligned: Occurrences, pointers: Pointers) -> Pointers:
+    """The pointers to move on: the heaviest occurrences, one per sequence, beside those that wait behind a gap.
+
+    Where there are more than `MAX_FOLLOWED`, those with the higher score stay, a waiting one counting half.
+    """
+    chosen = np.empty(MAX_FOLLOWED, POINTER)
+    weights = np.empty(aligned.size)
+    for i in range(aligned.size):
+        weights[i] = LENGTH_WEIGHT * aligned[i].score + aligned[i].weight
+    size = 0
+    for _ in range(min(MAX_FOLLOWED, aligned.size)):
+        heaviest = weights.argmax()
+        weights[heaviest] = -np.inf
+        place = aligned[heaviest]
+        size = _keep(chosen, size, place.position, place.slot, 0, place.score)
+    for pointer in pointers:
+        if pointer.gap > 0:
+            size = _keep(chosen, size, pointer.position, pointer.slot, pointer.gap, pointer.score)
+    return chosen[:size]
+
+
+@compiled
+def _worth(gap: int, score: float) -> float:
+    return score if gap == 0 else CARRIED * score
+
+
+@compiled
+def _keep(chosen: Pointers, size: int, position: int, slot: int, gap: int, score: float) -> int:
+    """Put a pointer in, over the one of its sequence or the least worthy one; returns the new number."""
+    at = 0
+    while at < size and chosen[at].slot != slot:
+        at += 1
+    if at == MAX_FOLLOWED:
+        at = 0
+        for i in range(size):
+            if _worth(chosen[i].gap, chosen[i].score) < _worth(chosen[at].gap, chosen[at].score):
+                at = i
+    if at < size and _worth(chosen[at].gap, chosen[at].score) >= _worth(gap, score):
+        return size
+    pointer = chosen[at]
+    pointer.position, pointer.slot, pointer.gap, pointer.score = position, slot, gap, score
+    return max(size, at + 1)
+
+
+@compiled
+def advance(tokens: Int32s, pointers: Pointers, committed: Int32s) -> Pointers:
+    """Pointers moved along the committed tokens as far as they agree; those left too far behind are dropped."""
+    kept = np.empty(pointers.size, POINTER)
+    size = 0
+    for pointer in pointers:
+        agreed = 0
+        if pointer.gap == 0:
+            while agreed < committed.size and tokens[pointer.position + 1 + agreed] == committed[agreed]:
+                agreed += 1
+        gap = pointer.gap + committed.size - agreed
+        if gap <= MAX_GAP:
+            moved = kept[size]
+            moved.position, moved.slot, moved.gap = pointer.position + agreed, pointer.slot, gap
+            moved.score = min(float(MAX_MATCH), pointer.score + agreed)
+            size += 1
+    return kept[:size]

@@ -7,9 +7,12 @@ shape of the tree is fixed, and none is ever removed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from precedent.config import SamplingParams
 from precedent.sampling import Coins, RowShaper
@@ -35,30 +38,48 @@ class DraftRequest:
     end_token_ids: frozenset[int] = frozenset()
 
 
-@dataclass(slots=True)
-class Candidates:
-    """Scored point candidates of one drafter: a trie in topological order (`ROOT` = -1 is the last committed token).
+NODE = np.dtype([("token_id", "i4"), ("parent", "i4"), ("estimate", "f8"), ("bin", "i8")])
+"""One candidate. `parent` is the index of an earlier node or `ROOT` (-1), the last committed token. `estimate` guesses
+the probability in (0, 1] that the node is accepted once its parent is; `bin` is a small number (match length, vote
+share, …) under which the planner calibrates that guess; only its last 13 bits count."""
 
-    `estimates[i]` guesses the probability that node i is accepted once its parent is, in (0, 1]; `features[i]` is the
-    small tuple of ints (match length bin, vote share bin, …) under which the planner calibrates that guess.
-    """
+Nodes = NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Scored point candidates of one drafter: a trie of `NODE` records in topological order, `[num_candidates]`."""
 
     source: str
-    token_ids: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    estimates: list[float] = field(default_factory=list)
-    features: list[tuple[int, ...]] = field(default_factory=list)
+    nodes: Nodes = field(default_factory=lambda: np.empty(0, NODE))
 
-    def add(self, parent: int, token_id: int, estimate: float, feature: tuple[int, ...]) -> int:
-        """Append a node and return its index."""
-        self.token_ids.append(token_id)
-        self.parents.append(parent)
-        self.estimates.append(estimate)
-        self.features.append(feature)
-        return len(self.token_ids) - 1
+    @classmethod
+    def of(cls, source: str, nodes: Iterable[tuple[int, int, float, int]]) -> Candidates:
+        """Candidates from `(token id, parent, estimate, bin)` of each node."""
+        return cls(source, np.array(list(nodes), dtype=NODE))
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The nodes' tokens."""
+        return cast(list[int], self.nodes["token_id"].tolist())
+
+    @property
+    def parents(self) -> list[int]:
+        """The nodes' parents."""
+        return cast(list[int], self.nodes["parent"].tolist())
+
+    @property
+    def estimates(self) -> list[float]:
+        """The nodes' estimates."""
+        return cast(list[float], self.nodes["estimate"].tolist())
 
     def __len__(self) -> int:
-        return len(self.token_ids)
+        return self.nodes.size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Candidates) and self.source == other.source and np.array_equal(self.nodes, other.nodes)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays can be changed
 
 
 class Drafting(Protocol):

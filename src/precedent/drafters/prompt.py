@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
 from precedent.drafters.base import Candidates, DraftRequest
-from precedent.drafters.expand import Evidence, LogisticPrior, expand
-from precedent.drafters.token_index import MAX_DEPTH, TokenIndex
+from precedent.drafters.context_order import MAX_MATCH
+from precedent.drafters.occurrences import HIT, Weights
+from precedent.drafters.token_index import TokenIndex, reversed_context
+from precedent.drafters.vote_tree import VotePrior, vote_tree
 from precedent.sampling import Coins
 from precedent.tree import TreeBuilder
 
 _MAX_OCCURRENCES = 128
-_LENGTH_WEIGHT = 0.7
-_RECENCY_WEIGHT = 1.0
 # Fitted on recorded agent traces; the customers on whose traces figures are reported took no part.
-_PRIOR = LogisticPrior(offset=-1.83, odds=1.05, length=0.86, count=-0.1, similarity=0.0)
-_estimate = lru_cache(maxsize=1 << 14)(_PRIOR)
+_PRIOR = VotePrior(offset=-1.83, odds=1.05, length=0.86, count=-0.1, similarity=0.0).as_array()
+_WEIGHTS = Weights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(1), recency=1.0)
 
 
 class PromptDrafter:
@@ -41,23 +40,18 @@ class PromptDrafting:
     behind = 0
 
     def __init__(self, source: str, request: DraftRequest) -> None:
-        self._source, self._end_ids = source, request.end_token_ids
+        self._source = source
+        self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
         self._index: TokenIndex | None = TokenIndex()
-        self._text = list(request.prompt_ids)
-        self._index.append(0, self._text)
+        self._context = list(request.prompt_ids[-MAX_MATCH:])
+        self._index.append(0, request.prompt_ids)
 
     def match(self, budget: int) -> Candidates:
         """At most `budget` candidates that followed the same words earlier in prompt or output."""
         if self._index is None or budget <= 0:
             return Candidates(self._source)
-        found = self._index.match(self._text, _MAX_OCCURRENCES)
-        continuations = self._index.continuations(found.positions, min(budget, MAX_DEPTH))
-        useful = continuations[:, 0] >= 0  # the live end matches itself, with nothing behind it
-        lengths, positions = found.lengths[useful], found.positions[useful]
-        recency = positions / max(1, len(self._text))
-        log_weights = _LENGTH_WEIGHT * lengths + _RECENCY_WEIGHT * recency
-        evidence = Evidence(continuations[useful], log_weights, lengths, np.zeros_like(lengths))
-        return expand(self._source, evidence, budget, _estimate, self._end_ids).candidates
+        found = self._index.match(reversed_context(self._context), _WEIGHTS, _MAX_OCCURRENCES)
+        return vote_tree(self._source, self._index.text, found, budget, _PRIOR, self._end_ids)[0]
 
     def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
         """Nothing: this drafter only looks things up."""
@@ -65,9 +59,9 @@ class PromptDrafting:
     def committed(self, token_ids: Sequence[int]) -> None:
         """The output grew."""
         if self._index is not None:
-            self._text.extend(token_ids)
+            self._context = [*self._context, *token_ids][-MAX_MATCH:]
             self._index.append(0, token_ids)
 
     def end(self) -> None:
         """Drop the index; afterwards nothing is proposed."""
-        self._index, self._text = None, []
+        self._index, self._context = None, []

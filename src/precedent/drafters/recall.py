@@ -9,40 +9,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from precedent.cache.fingerprint import prompt_fingerprint
-from precedent.cache.records import Hit
+from precedent.compiled import Int32s, Int64s, compiled
 from precedent.drafters.alignment import Trail
-from precedent.drafters.base import Candidates, DraftRequest
-from precedent.drafters.expand import Evidence, LogisticPrior, expand
+from precedent.drafters.base import Candidates, DraftRequest, Nodes
+from precedent.drafters.context_order import MAX_MATCH, START
+from precedent.drafters.occurrences import OCCURRENCE, Occurrences
 from precedent.drafters.tenant_memory import CompletionSource, Nearness, TenantMemory
-from precedent.drafters.token_index import MAX_DEPTH, START
+from precedent.drafters.token_index import reversed_context
+from precedent.drafters.vote_tree import SIMILARITY_BINS, VotePrior, vote_tree
 from precedent.sampling import Coins
 from precedent.tree import ROOT, TreeBuilder
 
 _log = logging.getLogger(__name__)
 
-_MAX_OCCURRENCES = 128
+_MAX_OCCURRENCES = 192
 _NUM_HITS = 256
-_LENGTH_WEIGHT = 0.7
-_SIMILARITY_BINS = np.array([0.5, 0.7, 0.85, 0.95, 1.2])
-_EXACT_DOUBT = 0.1
-"""What is left of the doubt when a completion answered exactly this prompt."""
 
 # Fitted on recorded agent traces; the customers on whose traces figures are reported took no part.
-_PRIOR = LogisticPrior(offset=-1.65, odds=0.87, length=0.59, count=0.09, similarity=0.09)
-
-
-@lru_cache(maxsize=1 << 14)
-def _estimate(share: float, count: int, length: int, similarity: int) -> float:
-    prior = _PRIOR(share, count, length, similarity)
-    exact = similarity == _SIMILARITY_BINS.size
-    return 1.0 - _EXACT_DOUBT * (1.0 - prior) if exact else prior
+_PRIOR = VotePrior(
+    offset=-1.65, odds=0.87, length=0.59, count=0.09, similarity=0.09, sure_from=SIMILARITY_BINS - 1, doubt=0.1
+).as_array()
 
 
 class RecallDrafter:
@@ -65,8 +58,9 @@ class RecallDrafter:
         memory = self._memories.get(request.tenant)
         if memory is None or memory.mostly_forgotten:  # running requests keep the one they began with
             memory = self._memories[request.tenant] = TenantMemory()
-        search = self._executor.submit(self._search, memory, request)
-        return RecallDrafting(self, memory, request, search)
+        prompt = prompt_fingerprint(request.prompt_ids)
+        search = self._executor.submit(self._search, memory, request, prompt)
+        return RecallDrafting(self, memory, request, Nearness(memory, prompt), search)
 
     def close(self) -> None:
         """Wait for the credit that is still being written, and drop the indexes."""
@@ -81,27 +75,21 @@ class RecallDrafter:
         written.add_done_callback(_report)
         self._credits.append(written)
 
-    def _search(self, memory: TenantMemory, request: DraftRequest) -> list[Hit]:
+    def _search(self, memory: TenantMemory, request: DraftRequest, prompt: str) -> Nearness:
         memory.read(self._cache, request.tenant, self._tokenizer)
         if not request.query:
-            return []
-        return self._cache.recall(request.query, tenant=request.tenant, tokenizer=self._tokenizer, k=_NUM_HITS)
+            return Nearness(memory, prompt)
+        hits = self._cache.recall(request.query, tenant=request.tenant, tokenizer=self._tokenizer, k=_NUM_HITS)
+        return Nearness(memory, prompt, hits)
 
 
-@dataclass(slots=True)
-class _Credit:
-    """Tokens for which one completion was the best witness."""
-
-    accepted: int = 0
-    rejected: int = 0
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Proposed:
-    """The last candidates and, per node, the completion that gets the credit."""
+    """The last candidates, the occurrences that voted for them, and the heaviest vote of each node."""
 
     candidates: Candidates
-    completion_ids: list[int] = field(default_factory=list)
+    occurrences: Occurrences
+    heaviest: Int64s
 
 
 class RecallDrafting:
@@ -110,26 +98,30 @@ class RecallDrafting:
     behind = 0
 
     def __init__(
-        self, drafter: RecallDrafter, memory: TenantMemory, request: DraftRequest, search: Future[list[Hit]]
+        self,
+        drafter: RecallDrafter,
+        memory: TenantMemory,
+        request: DraftRequest,
+        nearness: Nearness,
+        search: Future[Nearness],
     ) -> None:
-        self._drafter, self._memory = drafter, memory
-        self._search: Future[list[Hit]] | None = search
-        self._nearness = Nearness(memory, prompt_fingerprint(request.prompt_ids))
-        self._end_ids = request.end_token_ids
+        self._drafter, self._memory, self._nearness = drafter, memory, nearness
+        self._search: Future[Nearness] | None = search
+        self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
         self._context = [START]
         self._trail = Trail()
-        self._proposed = _Proposed(Candidates(drafter.name))
-        self._credit: dict[int, _Credit] = {}
+        self._nothing = _Proposed(Candidates(drafter.name), np.empty(0, OCCURRENCE), np.empty(0, np.int64))
+        self._proposed = self._nothing
+        self._credit: dict[int, tuple[int, int]] = {}
         self._ended = False
 
     def match(self, budget: int) -> Candidates:
         """At most `budget` candidates from all of the tenant's completions; unweighted until the search is done."""
-        self._proposed = _Proposed(Candidates(self._drafter.name))
-        if self._ended or budget <= 0:
-            return self._proposed.candidates
-        with self._memory.lock:
+        self._proposed = self._nothing
+        if not self._ended and budget > 0:
             self._poll()
-            self._proposed = self._match(budget)
+            with self._memory.lock:
+                self._proposed = self._match(budget)
         return self._proposed.candidates
 
     def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
@@ -141,8 +133,9 @@ class RecallDrafting:
             return
         self._count(token_ids)
         with self._memory.lock:
-            self._trail.advance(self._memory.index, token_ids)
-        self._context.extend(token_ids)
+            self._trail.advance(self._memory.index.text, self._proposed.occurrences, token_ids)
+        self._proposed = self._nothing
+        self._context = [*self._context, *token_ids][-MAX_MATCH:]
 
     def end(self) -> None:
         """Hand in the credit and let go; afterwards nothing is proposed."""
@@ -152,51 +145,55 @@ class RecallDrafting:
         if self._search is not None:
             self._search.cancel()
         if self._credit:
-            self._drafter.credit({key: (counts.accepted, counts.rejected) for key, counts in self._credit.items()})
-        self._trail, self._proposed, self._context = Trail(), _Proposed(Candidates(self._drafter.name)), [START]
+            self._drafter.credit(self._credit)
+        self._trail, self._proposed, self._context = Trail(), self._nothing, [START]
 
     def _poll(self) -> None:
+        """Take over what the search found once it is done."""
         if self._search is None or not self._search.done():
             return
         search, self._search = self._search, None
         _report(search)
         if search.exception() is None:
-            self._nearness.set_hits(search.result())
+            self._nearness = search.result()
 
     def _match(self, budget: int) -> _Proposed:
-        index, nearness = self._memory.index, self._nearness
-        nearness.refresh()
-        found = index.match(self._context, _MAX_OCCURRENCES, nearness.log_weights)
-        aligned = self._trail.align(index, self._context, found)
-        slots = aligned.occurrences.slots
-        log_weights = _LENGTH_WEIGHT * aligned.scores + nearness.log_weights[slots]
-        self._trail.follow(index, aligned, log_weights)
-        evidence = Evidence(
-            continuations=index.continuations(aligned.occurrences.positions, min(budget, MAX_DEPTH)),
-            log_weights=log_weights,
-            lengths=np.round(aligned.scores).astype(np.int64),
-            similarity_bins=np.searchsorted(_SIMILARITY_BINS, nearness.similarities[slots], side="right"),
-        )
-        expansion = expand(self._drafter.name, evidence, budget, _estimate, self._end_ids)
-        witnesses = [index.sequence_ids[int(slots[row])] for row in expansion.best_rows]
-        return _Proposed(expansion.candidates, witnesses)
+        index, nearness, recent = self._memory.index, self._nearness, reversed_context(self._context)
+        text, weights = index.text, nearness.weights
+        found = index.match(recent, weights, _MAX_OCCURRENCES, nearness.order)
+        aligned = self._trail.align(text, recent, found, weights)
+        candidates, heaviest = vote_tree(self._drafter.name, text, aligned, budget, _PRIOR, self._end_ids)
+        return _Proposed(candidates, aligned, heaviest)
 
     def _count(self, token_ids: Sequence[int]) -> None:
         """Credit along the path that was committed; siblings off the path were wrong, deeper nodes were not tried."""
-        candidates, above = self._proposed.candidates, ROOT
-        for token in token_ids:
-            accepted = None
-            for node, parent in enumerate(candidates.parents):
-                if parent == above:
-                    counts = self._credit.setdefault(self._proposed.completion_ids[node], _Credit())
-                    if candidates.token_ids[node] == token:
-                        accepted = node
-                        counts.accepted += 1
-                    else:
-                        counts.rejected += 1
-            if accepted is None:
-                return
-            above = accepted
+        proposed = self._proposed
+        tried = outcomes(proposed.candidates.nodes, np.array(token_ids, dtype=np.int32))
+        if not tried.any():
+            return
+        slots = proposed.occurrences["slot"][proposed.heaviest]
+        for node in tried.nonzero()[0].tolist():
+            completion_id = self._memory.index.sequence_ids[slots[node]]
+            accepted, rejected = self._credit.get(completion_id, (0, 0))
+            right = bool(tried[node] > 0)
+            self._credit[completion_id] = (accepted + right, rejected + (not right))
+
+
+@compiled
+def outcomes(nodes: Nodes, token_ids: Int32s) -> NDArray[np.int8]:
+    """What became of each candidate when these tokens were committed: 1 right, -1 wrong, 0 not tried, `[n]`."""
+    outcome, above = np.zeros(nodes.size, np.int8), ROOT
+    for token in token_ids:
+        accepted = -1
+        for node in range(nodes.size):
+            if nodes[node].parent == above:
+                right = nodes[node].token_id == token
+                outcome[node] = 1 if right else -1
+                accepted = node if right else accepted
+        if accepted < 0:
+            break
+        above = accepted
+    return outcome
 
 
 def _report(work: Future[Any]) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-from array import array
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from precedent.cache.records import Hit, StoredCompletion
+from precedent.compiled import Floats
+from precedent.drafters.occurrences import HIT, Weights
 from precedent.drafters.token_index import TokenIndex
 
 EXACT_PROMPT = 1.5
@@ -21,6 +22,11 @@ _COMPACT_ABOVE = 100_000
 
 SIMILARITY_SCALE = 0.1
 """Difference in similarity that weighs as much as a factor e between votes."""
+
+
+_EDGES = (0.5, 0.7, 0.85, 0.95, 1.2)
+_MAX_NEAR = 128
+_RECENCY = 1e-3
 
 
 class CompletionSource(Protocol):
@@ -48,7 +54,7 @@ class TenantMemory:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.index = TokenIndex()
-        self._log_counts = array("d")
+        self._log_counts = np.zeros(64)
         self._slots_by_prompt: dict[str, list[int]] = {}
         self._reading = threading.Lock()
         self._last_id = 0
@@ -75,55 +81,46 @@ class TenantMemory:
         """Slots of the completions that answered exactly this prompt."""
         return self._slots_by_prompt.get(fingerprint, ())
 
-    def log_counts(self) -> NDArray[np.float64]:
-        """Log of how often each completion was written back, `[num_slots]`."""
-        return np.array(self._log_counts, dtype=np.float64)
+    @property
+    def log_counts(self) -> Floats:
+        """Log of how often each completion was written back, `[at least num_slots]`; valid until the next change."""
+        return self._log_counts
 
     def _erase_all_but(self, kept: Set[int]) -> None:
-        for completion_id in self.index.sequence_ids:
-            if completion_id in self.index and completion_id not in kept:
-                with self.lock:
-                    self.index.forget(completion_id)
+        gone = [completion_id for completion_id in self.index.sequence_ids if completion_id not in kept]
+        with self.lock:
+            self.index.forget(gone)
 
     def _add(self, completion: StoredCompletion) -> None:
         self.index.append(completion.id, completion.token_ids)
-        self._log_counts.append(math.log(max(1, completion.count)))
+        slot = len(self.index.sequence_ids) - 1
+        if slot >= self._log_counts.size:
+            self._log_counts = np.concatenate([self._log_counts, np.zeros(self._log_counts.size)])
+        self._log_counts[slot] = math.log(max(1, completion.count))
         if completion.prompt_fingerprint:
-            slots = self._slots_by_prompt.setdefault(completion.prompt_fingerprint, [])
-            slots.append(len(self._log_counts) - 1)
+            self._slots_by_prompt.setdefault(completion.prompt_fingerprint, []).append(slot)
 
 
 class Nearness:
-    """The similarity of every completion of a memory to one live request, and the log weight that follows from it.
+    """How near the completions of a memory are to one live request, as log weights of their votes.
 
-    Completions that are no hit lie as low as the farthest hit; before the search is done all are equal, but for those
-    that answered exactly this prompt.
+    Completions that are no hit lie as low as the farthest hit; without hits all are equal, but for those that answered
+    exactly this prompt. `order` holds the positions of the nearest, so that a crowd cannot hide them; sorting them
+    takes milliseconds, which is why a `Nearness` is made where the search runs.
     """
 
-    def __init__(self, memory: TenantMemory, prompt_fingerprint: str) -> None:
-        self._memory, self._prompt_fingerprint = memory, prompt_fingerprint
-        self._hits: Sequence[Hit] = ()
-        self.similarities = np.empty(0)
-        self.log_weights = np.empty(0)
+    def __init__(self, memory: TenantMemory, prompt: str, hits: Sequence[Hit] = ()) -> None:
+        self._memory = memory
+        floor = min((hit.similarity for hit in hits), default=0.0)
+        near = {slot: hit.similarity for hit in hits if (slot := memory.index.slot(hit.completion_id)) is not None}
+        near |= dict.fromkeys(memory.slots_of_prompt(prompt), EXACT_PROMPT)
+        best = max(near.values(), default=floor)
+        rows = [(slot, value, (value - best) / SIMILARITY_SCALE) for slot, value in sorted(near.items())]
+        rows.insert(0, (-1, floor, (floor - best) / SIMILARITY_SCALE))
+        self._hits = np.array([(slot, bisect_right(_EDGES, value), weight) for slot, value, weight in rows], dtype=HIT)
+        self.order = memory.index.order_of(sorted(near, key=lambda slot: -near[slot])[:_MAX_NEAR])
 
-    def set_hits(self, hits: Sequence[Hit]) -> None:
-        """Weigh by these from now on."""
-        self._hits = hits
-        self._compute()
-
-    def refresh(self) -> None:
-        """Cover completions that were read meanwhile."""
-        if self.similarities.size < len(self._memory.index.sequence_ids):
-            self._compute()
-
-    def _compute(self) -> None:
-        index = self._memory.index
-        floor = min((hit.similarity for hit in self._hits), default=0.0)
-        self.similarities = np.full(len(index.sequence_ids), floor)
-        for hit in self._hits:
-            slot = index.slot(hit.completion_id)
-            if slot is not None:
-                self.similarities[slot] = hit.similarity
-        self.similarities[list(self._memory.slots_of_prompt(self._prompt_fingerprint))] = EXACT_PROMPT
-        below_best = self.similarities - self.similarities.max(initial=0.0)
-        self.log_weights = below_best / SIMILARITY_SCALE + self._memory.log_counts()
+    @property
+    def weights(self) -> Weights:
+        """The log weight of every completion, as the memory is now."""
+        return Weights(self._hits, self._memory.log_counts, _RECENCY)

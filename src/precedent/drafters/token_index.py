@@ -1,65 +1,49 @@
-"""Where the live text continues: occurrences of its last tokens in many token sequences, and what followed them there.
+"""Where the live text continues: the longest ends of a context in many token sequences.
 
 Sequences lie one behind the other in one array, each behind a `START` mark. The mark makes two things simple: no match
 crosses from one sequence into another, and the beginning of a completion is a context that can be matched like any
 other (at step 0 the live context is `START` alone, which stands before every stored completion).
+
+The positions, but for the last of each sequence, which nothing follows, are kept in two sorted orders (see
+`context_order`): a long one that is only ever replaced, and a short tail into which new tokens are inserted. When the
+tail has grown, it is merged into the long one.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-START = -1
-"""Stands before the first token of every sequence; as a continuation it means that the sequence has ended."""
+from precedent.compiled import Int32s
+from precedent.drafters.context_order import MAX_MATCH, START, insert, merge, sort_positions
+from precedent.drafters.occurrences import Occurrences, Text, Weights, find
+from precedent.drafters.vote_tree import MAX_DEPTH
 
-MAX_MATCH = 24
-"""Longest suffix that is told apart, in tokens."""
+SORT_ABOVE = 512
+"""More new tokens than this are sorted by themselves and merged, instead of inserted one by one."""
 
-MAX_DEPTH = 64
-"""Longest continuation that is read, in tokens."""
+MIN_TAIL = 4096
+"""The tail holds so many positions, or this share of all, before it is merged."""
+
+TAIL_SHARE = 256
 
 _FORGOTTEN = -2
-_SHORT_MATCH = 8
-_MAX_SCANNED = 4096
-_SCAN_WINDOW = 1 << 17
-_LENGTH_WEIGHT = 0.7
-
-Positions = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Occurrences:
-    """Places where the live context occurs, oldest first.
-
-    `positions[i]` is where the context's last token stands, `lengths[i]` how many tokens match from there backwards
-    (the `START` mark counts as one), `slots[i]` the number of the sequence, whose id is `sequence_ids[slots[i]]`.
-    """
-
-    positions: Positions
-    lengths: NDArray[np.int64]
-    slots: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return int(self.positions.size)
+_NOWHERE = np.empty(0, dtype=np.int32)
 
 
 class TokenIndex:
     """Token sequences that grow, can be forgotten, and are searched for the longest suffix of a context.
 
-    Postings are kept per bigram; a bigram that never occurred falls back to its last token in the newest 131,072.
-    Not thread-safe: callers that share an index hold a lock.
+    12 bytes per token. Not thread-safe: callers that share an index hold a lock.
     """
 
     def __init__(self) -> None:
-        self._tokens = np.full(1024, START, dtype=np.int32)  # padded on both sides, so that no gather leaves it
+        self._tokens = np.full(1024, START, dtype=np.int32)  # padded on both sides, so that no read leaves it
         self._owners = np.full(1024, -1, dtype=np.int32)
         self._size = MAX_MATCH
-        self._postings: dict[int, array[int]] = {}
+        self._order, self._tail, self._tail_size = _NOWHERE, np.empty(MIN_TAIL, dtype=np.int32), 0
         self._spans: list[tuple[int, int]] = []
         self._slot_of: dict[int, int] = {}
         self.sequence_ids: list[int] = []
@@ -68,6 +52,16 @@ class TokenIndex:
 
     def __contains__(self, sequence_id: int) -> bool:
         return sequence_id in self._slot_of
+
+    @property
+    def text(self) -> Text:
+        """The tokens and their owners; valid until the next change."""
+        return Text(self._tokens, self._owners, self._size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return self._tokens.nbytes + self._owners.nbytes + self._order.nbytes + self._tail.nbytes
 
     def slot(self, sequence_id: int) -> int | None:
         """The slot of a sequence, None when it is not here."""
@@ -78,62 +72,45 @@ class TokenIndex:
         slot = self._slot_of.get(sequence_id)
         if slot is not None and slot != len(self._spans) - 1:  # no room behind it: it moves to the end
             tokens = np.concatenate([self.tokens(sequence_id), np.asarray(tokens, dtype=np.int32)])
-            self.forget(sequence_id)
+            self.forget([sequence_id])
             slot = None
         if slot is None:
             slot = self._open(sequence_id)
+        last = self._size - 1  # nothing followed it until now, so it is in no order yet
         self._write(slot, np.asarray(tokens, dtype=np.int32))
+        self._sort_in(last, self._size - 1)
 
     def tokens(self, sequence_id: int) -> NDArray[np.int32]:
         """A copy of a sequence's tokens. Raises KeyError when it is not here."""
         begin, end = self._spans[self._slot_of[sequence_id]]
         return self._tokens[begin + 1 : end].copy()
 
-    def forget(self, sequence_id: int) -> None:
-        """Remove a sequence and overwrite its tokens; an unknown id is ignored."""
-        slot = self._slot_of.pop(sequence_id, None)
-        if slot is None:
-            return
-        begin, end = self._spans[slot]
-        for position, key in zip(range(begin, end), self._keys(begin, end), strict=True):
-            places = self._postings[key]
-            places.remove(position)
-            if not places:
-                del self._postings[key]
-        self._tokens[begin:end] = _FORGOTTEN
-        self.num_tokens -= end - begin - 1
-        self.num_forgotten += end - begin - 1
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        """Remove sequences and overwrite their tokens, in one pass over the index; unknown ids are ignored."""
+        gone = [self._slot_of.pop(key) for key in set(sequence_ids) if key in self._slot_of]
+        for slot in gone:
+            begin, end = self._spans[slot]
+            self._tokens[begin:end] = _FORGOTTEN
+            self.num_tokens -= end - begin - 1
+            self.num_forgotten += end - begin - 1
+        if gone:
+            self._order = self._order[self._tokens[self._order] != _FORGOTTEN]
+            left = self._tail[: self._tail_size]
+            left = left[self._tokens[left] != _FORGOTTEN]
+            self._tail[: left.size] = left
+            self._tail_size = left.size
 
-    def match(
-        self, context: Sequence[int], limit: int = 256, preference: NDArray[np.float64] | None = None
-    ) -> Occurrences:
-        """At most `limit` occurrences of the longest known ends of `context`.
+    def order_of(self, slots: Collection[int]) -> Int32s:
+        """The positions of some sequences in an order of their own, to be searched beside the whole."""
+        spans = [np.arange(begin, end - 1, dtype=np.int32) for begin, end in (self._spans[slot] for slot in slots)]
+        return sort_positions(self._tokens, np.concatenate(spans)) if spans else _NOWHERE
 
-        When there are more, those with a longer match win, weighed against `preference` (log weight per slot,
-        `[num_slots]`), newer before older ones.
+    def match(self, recent: Int32s, weights: Weights, limit: int, near: Int32s = _NOWHERE) -> Occurrences:
+        """At most `limit` places where the longest known ends of a context continue (`recent`: newest token first).
+
+        `near` is an order of positions that are searched first (`order_of`).
         """
-        recent = reversed_context(context)
-        positions = self._candidates(recent)
-        if positions.size > limit:
-            positions = self._best(positions, recent, limit, preference)
-        return Occurrences(positions, self.lengths(positions, recent), self.slots(positions))
-
-    def lengths(self, positions: Positions, recent: NDArray[np.int32]) -> NDArray[np.int64]:
-        """How many tokens before and at each position equal `recent` (newest token first), `[n]`."""
-        differs = np.ones((positions.size, recent.size + 1), dtype=np.bool_)
-        reach = np.arange(recent.size)
-        np.not_equal(self._tokens[positions[:, None] - reach], recent, out=differs[:, : recent.size])
-        lengths: NDArray[np.int64] = differs.argmax(axis=1)
-        return lengths
-
-    def slots(self, positions: Positions) -> NDArray[np.int64]:
-        """The slot in which each position lies, `[n]`."""
-        return self._owners[positions].astype(np.int64)
-
-    def continuations(self, positions: Positions, depth: int) -> NDArray[np.int32]:
-        """The tokens after each position, `[n, depth]`; negative from the end of the sequence on."""
-        following = self._tokens[positions[:, None] + np.arange(1, min(depth, MAX_DEPTH) + 1)]
-        return np.where(np.logical_or.accumulate(following < 0, axis=1), START, following)
+        return find(self.text, near, self._tail[: self._tail_size], self._order, recent, weights, limit)
 
     def _open(self, sequence_id: int) -> int:
         slot = len(self._spans)
@@ -152,20 +129,18 @@ class TokenIndex:
         self._size = end
         self._spans[slot] = (self._spans[slot][0], end)
         self.num_tokens += tokens.size
-        postings = self._postings
-        for position, key in zip(range(begin, end), self._keys(begin, end), strict=True):
-            places = postings.get(key)
-            if places is None:
-                postings[key] = array("i", (position,))
-            else:
-                places.append(position)
 
-    def _keys(self, begin: int, end: int) -> list[int]:
-        """The bigram key of every position; a `START` mark forms its bigram with another mark."""
-        tokens = self._tokens[begin - 1 : end].astype(np.int64)
-        before = np.where(tokens[1:] == START, START, tokens[:-1])
-        keys: list[int] = (before << 32 | tokens[1:]).tolist()
-        return keys
+    def _sort_in(self, begin: int, end: int) -> None:
+        """Bring new positions into the orders, merging the tail when it is full."""
+        if end - begin > SORT_ABOVE:
+            new = sort_positions(self._tokens, np.arange(begin, end, dtype=np.int32))
+            self._order = merge(self._tokens, self._order, new)
+            return
+        if self._tail_size + end - begin > self._tail.size:
+            self._order = merge(self._tokens, self._order, self._tail[: self._tail_size])
+            self._tail = np.empty(max(MIN_TAIL, self._order.size // TAIL_SHARE), dtype=np.int32)
+            self._tail_size = 0
+        self._tail_size = insert(self._tokens, self._tail, self._tail_size, begin, end)
 
     def _reserve(self, size: int) -> None:
         if size > self._tokens.size:
@@ -173,28 +148,7 @@ class TokenIndex:
             self._tokens = np.concatenate([self._tokens, np.full(room, START, dtype=np.int32)])
             self._owners = np.concatenate([self._owners, np.full(room, -1, dtype=np.int32)])
 
-    def _candidates(self, recent: NDArray[np.int32]) -> Positions:
-        if not recent.size:
-            return np.empty(0, dtype=np.int64)
-        last = int(recent[0])
-        before = START if last == START else int(recent[1]) if recent.size > 1 else _FORGOTTEN
-        places = self._postings.get(before << 32 | last)
-        if places is not None:
-            return np.frombuffer(places, dtype=np.int32)[-_MAX_SCANNED:].astype(np.int64)
-        begin = max(0, self._size - _SCAN_WINDOW)
-        found = np.flatnonzero(self._tokens[begin : self._size] == last) if last >= 0 else np.empty(0, np.int64)
-        return found[-_MAX_SCANNED:] + begin
 
-    def _best(
-        self, positions: Positions, recent: NDArray[np.int32], limit: int, preference: NDArray[np.float64] | None
-    ) -> Positions:
-        score = _LENGTH_WEIGHT * self.lengths(positions, recent[:_SHORT_MATCH])
-        if preference is not None:
-            score += preference[self._owners[positions]]
-        score += np.linspace(0.0, 1e-3, positions.size)
-        return positions[np.sort(np.argpartition(score, -limit)[-limit:])]
-
-
-def reversed_context(context: Sequence[int]) -> NDArray[np.int32]:
+def reversed_context(context: Sequence[int]) -> Int32s:
     """The last `MAX_MATCH` tokens of a context, newest first."""
-    return np.array(context[-MAX_MATCH:], dtype=np.int32)[::-1]
+    return np.array(context[: -MAX_MATCH - 1 : -1], dtype=np.int32)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 from precedent.config import SamplingParams
-from precedent.drafters.base import Candidates, Drafter, Drafting, DraftRequest
+from precedent.drafters.base import NODE, Candidates, Drafter, Drafting, DraftRequest
 from precedent.sampling import CounterCoins
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 
@@ -102,8 +102,8 @@ class DrafterContract:
         """The planner owns what `match` returns."""
         drafting, other = (self.make_drafter().begin(self.make_request()) for _ in range(2))
         taken = drafting.match(8)
-        for values in (taken.token_ids, taken.parents, taken.estimates, taken.features):
-            values.clear()
+        taken.nodes["token_id"] += 1
+        taken.nodes["estimate"] = 0.5
         other.match(8)
         for each in (drafting, other):
             each.committed(self.output[:2])
@@ -156,7 +156,7 @@ class DrafterContract:
         """Fail unless these are valid candidates of at most `budget` nodes."""
         number = len(candidates)
         assert number <= budget
-        assert number == len(candidates.parents) == len(candidates.estimates) == len(candidates.features)
+        assert candidates.nodes.dtype == NODE
         assert all(ROOT <= parent < node for node, parent in enumerate(candidates.parents)), (
             "a parent follows its child"
         )
@@ -164,7 +164,6 @@ class DrafterContract:
         assert len(set(pairs)) == number, "two siblings carry the same token"
         assert all(0 <= token < self.vocab_size for token in candidates.token_ids)
         assert all(0.0 < estimate <= 1.0 for estimate in candidates.estimates)
-        assert all(isinstance(value, int) for feature in candidates.features for value in feature)
         below_end = [node for node, parent in enumerate(candidates.parents)
                      if parent != ROOT and candidates.token_ids[parent] == 2]  # fmt: skip
         assert not below_end, "a candidate hangs below the token that ends the answer"

@@ -60,10 +60,8 @@ class _OracleDrafting(_PointDrafting):
 
     def _propose(self, budget: int) -> Candidates:
         """The rest of the answer, as one chain."""
-        candidates, parent = Candidates(self.name), ROOT
-        for token in self._answer[len(self.output) :][:budget]:
-            parent = candidates.add(parent, token, 0.99, (0,))
-        return candidates
+        rest = self._answer[len(self.output) :][:budget]
+        return Candidates.of(self.name, [(token, node - 1, 0.99, 0) for node, token in enumerate(rest)])
 
 
 class OracleDrafter:
@@ -90,13 +88,12 @@ class _RandomDrafting(_PointDrafting):
     def _propose(self, budget: int) -> Candidates:
         """A random tree that claims to be almost certain; the same one for the same output."""
         choose = random.Random(f"{self._seed} {self.output}")
-        candidates, places, taken = Candidates(self.name), [ROOT], set[tuple[int, int]]()
+        edges: list[tuple[int, int]] = []
         for _ in range(choose.randrange(budget + 1)):
-            place = (choose.choice(places), choose.randrange(self._vocab_size))
-            if place not in taken:
-                taken.add(place)
-                places.append(candidates.add(*place, 0.97, (0,)))
-        return candidates
+            edge = (choose.randrange(self._vocab_size), choose.randrange(ROOT, len(edges)))
+            if edge not in edges:
+                edges.append(edge)
+        return Candidates.of(self.name, [(token, parent, 0.97, 0) for token, parent in edges])
 
 
 class RandomDrafter:

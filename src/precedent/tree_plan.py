@@ -1,0 +1,177 @@
+"""The arithmetic of a plan: several tries become one, and the likeliest part of it that pays is kept.
+
+Pure functions of arrays; `planner.py` holds what was learned and decides with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from precedent.calibration import calibrated
+from precedent.compiled import Floats, Int32s, Int64s, compiled, contains
+from precedent.tree import ROOT
+
+_POOLED = np.dtype(
+    [
+        ("token_id", "i4"),
+        ("parent", "i4"),
+        ("depth", "i4"),
+        ("source", "i4"),
+        ("sources", "i8"),
+        ("first_child", "i4"),
+        ("sibling", "i4"),
+        ("estimate", "f8"),
+        ("path", "f8"),
+        ("claimed", "f8"),
+    ]
+)
+"""A merged candidate. `source` has the best estimate, `sources` is the set of all as bits; `path` is the probability
+of the whole path, `claimed` the sum of its children's estimates."""
+
+_NONE = -1
+
+Pool = NDArray[np.void]
+
+
+class Choice(NamedTuple):
+    """The points of a tree: `token_ids`, `parents`, best `source` and bits of all `sources` `[num_points]`.
+
+    `node_of` `[num_candidates]` is the point that a candidate became, -1 for none; `expected` tokens per step with
+    these points alone, `at_root` the probability that one of them follows first.
+    """
+
+    token_ids: Int32s
+    parents: Int32s
+    source: Int32s
+    sources: Int64s
+    node_of: Int32s
+    expected: float
+    at_root: float
+
+
+@compiled
+def choose_points(
+    candidates: NDArray[np.void],
+    ends: Int64s,
+    numbers: Int64s,
+    accepted: Floats,
+    seen: Floats,
+    costs: Floats,
+    max_nodes: int,
+    max_depth: int,
+    end_ids: Int32s,
+) -> Choice:
+    """The points that give the most tokens per millisecond.
+
+    `candidates` `[n]` are the `NODE` records of all drafters, those of drafter s before `ends[s]`; `numbers` `[n]`
+    their bins in `accepted` and `seen`; `costs[w]` the milliseconds of a step of w + 1 tokens.
+    """
+    pool, place = _merged(candidates, ends, numbers, accepted, seen, max_depth, end_ids)
+    _set_paths(pool)
+    ranked = np.argsort(-pool["path"], kind="mergesort")[:max_nodes]
+    expected, at_root = 1.0, 0.0
+    count, best_rate, best_expected, best_root = 0, 1.0 / costs[0], 1.0, 0.0
+    for i in range(ranked.size):
+        node = pool[ranked[i]]
+        expected += node.path
+        at_root += node.path if node.parent == ROOT else 0.0
+        rate = expected / costs[min(i + 1, costs.size - 1)]
+        if rate > best_rate:
+            count, best_rate, best_expected, best_root = i + 1, rate, expected, at_root
+    return _chosen(pool, np.sort(ranked[:count]), place, best_expected, best_root)
+
+
+@compiled
+def _merged(
+    candidates: NDArray[np.void],
+    ends: Int64s,
+    numbers: Int64s,
+    accepted: Floats,
+    seen: Floats,
+    max_depth: int,
+    end_ids: Int32s,
+) -> tuple[Pool, Int32s]:
+    """All drafters' tries as one, and where each candidate went (-1: below an end token, or too deep)."""
+    pool, size = np.empty(candidates.size + 1, _POOLED), 0
+    root = pool[candidates.size]  # reached as pool[ROOT] too
+    root.first_child, root.depth, root.token_id = _NONE, 0, _NONE
+    place, begin = np.empty(candidates.size, np.int32), 0
+    for source in range(ends.size):
+        for i in range(begin, ends[source]):
+            candidate = candidates[i]
+            above = ROOT if candidate.parent == ROOT else place[begin + candidate.parent]
+            at = _NONE
+            if candidate.parent == ROOT or above != _NONE:
+                at = _find_or_add(pool, size, above, candidate.token_id, max_depth, end_ids)
+                size = max(size, at + 1)
+            if at != _NONE:
+                _support(pool[at], source, calibrated(accepted, seen, numbers[i], candidate.estimate))
+            place[i] = at
+        begin = ends[source]
+    return pool[:size], place
+
+
+@compiled
+def _find_or_add(pool: Pool, size: int, above: int, token_id: int, max_depth: int, end_ids: Int32s) -> int:
+    """Index of `token_id` below `above`, -1 when it may not hang there."""
+    parent = pool[above]
+    at = parent.first_child
+    while at != _NONE:
+        if pool[at].token_id == token_id:
+            return int(at)
+        at = pool[at].sibling
+    if parent.depth >= max_depth or (above != ROOT and contains(end_ids, parent.token_id)):
+        return _NONE
+    node = pool[size]
+    node.token_id, node.parent, node.depth = token_id, above, parent.depth + 1
+    node.first_child, node.sibling, node.sources, node.estimate = _NONE, parent.first_child, 0, -1.0
+    parent.first_child = size
+    return size
+
+
+@compiled
+def _support(node: Any, source: int, estimate: float) -> None:
+    """Another source proposes the node: the best estimate counts."""
+    node.sources |= 1 << source
+    if estimate > node.estimate:
+        node.estimate, node.source = estimate, source
+
+
+@compiled
+def _set_paths(pool: Pool) -> None:
+    """P(path) = product of the best estimates, siblings scaled down where together they exceed certainty."""
+    at_root = 0.0
+    for node in pool:
+        node.claimed = 0.0
+    for node in pool:
+        if node.parent == ROOT:
+            at_root += node.estimate
+        else:
+            pool[node.parent].claimed += node.estimate
+    for node in pool:
+        if node.parent == ROOT:
+            node.path = node.estimate / max(1.0, at_root)
+        else:
+            above = pool[node.parent]
+            node.path = above.path * node.estimate / max(1.0, above.claimed)
+
+
+@compiled
+def _chosen(pool: Pool, kept: Int64s, place: Int32s, expected: float, at_root: float) -> Choice:
+    """The kept part of the pool (ascending indices, closed under parents), renumbered."""
+    number = np.full(pool.size + 1, _NONE, np.int32)
+    token_ids, parents = np.empty(kept.size, np.int32), np.empty(kept.size, np.int32)
+    source, sources = np.empty(kept.size, np.int32), np.empty(kept.size, np.int64)
+    for i in range(kept.size):
+        node = pool[kept[i]]
+        number[kept[i]] = i
+        token_ids[i], parents[i] = node.token_id, ROOT if node.parent == ROOT else number[node.parent]
+        source[i], sources[i] = node.source, node.sources
+    node_of = np.full(place.size, _NONE, np.int32)
+    for i in range(place.size):
+        if place[i] != _NONE:
+            node_of[i] = number[place[i]]
+    return Choice(token_ids, parents, source, sources, node_of, expected, at_root)

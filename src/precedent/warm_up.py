@@ -1,0 +1,39 @@
+"""Translates the inner loops of drafting before the first request, so that no answer waits for it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from precedent.config import SamplingParams
+from precedent.cost_curve import CostCurve
+from precedent.drafters.alignment import Trail
+from precedent.drafters.base import DraftRequest
+from precedent.drafters.occurrences import HIT, OCCURRENCE, Weights
+from precedent.drafters.prompt import PromptDrafter
+from precedent.drafters.recall import outcomes
+from precedent.drafters.token_index import SORT_ABOVE, TokenIndex, reversed_context
+from precedent.planner import Limits, Planner
+from precedent.tree import ROOT
+
+
+@cache
+def compile_inner_loops() -> None:
+    """Run every compiled function once: about half a minute on a new machine, a second later on; once per process."""
+    drafting = PromptDrafter().begin(DraftRequest("warm-up", (5, 6, 7) * SORT_ABOVE, SamplingParams()))
+    candidates, planner = drafting.match(4), Planner(CostCurve())
+    plan = planner.plan([candidates], {}, Limits(4, 0, 4, frozenset({2})))
+    planner.observe(plan, plan.builder.build(), (0,), 1.0)
+    drafting.committed([5, 6])
+    outcomes(candidates.nodes, np.array([5], dtype=np.int32))
+    _follow_a_trail()
+
+
+def _follow_a_trail() -> None:
+    index, trail = TokenIndex(), Trail()
+    index.append(0, [5, 6, 7, 5, 6, 7])
+    weights = Weights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(1), 0.0)
+    found = index.match(reversed_context([5]), weights, 1, index.order_of([0]))
+    trail.advance(index.text, found, [8])
+    trail.align(index.text, reversed_context([8]), np.empty(0, OCCURRENCE), weights)
