@@ -21,6 +21,7 @@ from precedent.errors import ConfigError
 from precedent.planner import Planner
 from precedent.target import TargetModel
 from precedent.tree import chain
+from precedent.warm_up import compile_inner_loops
 
 PREFIX_TOKENS = 33
 TRIES = 2
@@ -87,6 +88,7 @@ def prepared_for(model: PreTrainedModel) -> Prepared:
         known, state = _PREPARED.get(model), state_of(model)
         if known is not None and known.state == state:
             return known
+        compile_inner_loops()
         target = TargetModel(twin_of(model))
         planner = Planner(_cost_of(target)) if known is None else known.planner
         _PREPARED[model] = Prepared(target, planner, state)
