@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -594,6 +595,18 @@ def test_a_cache_recalls_what_it_stored_for_its_tenant_alone() -> None:
 def test_wrong_settings_say_what_to_write(model: PreTrainedModel, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         model.generate(**prompts(PROMPT), max_new_tokens=4, custom_generate=precedent.generate, **settings)
+
+
+def test_calls_from_several_threads_do_not_meet(model: PreTrainedModel) -> None:
+    """One model, one planner, one drafter: eight calls at once, each with the answer that it has alone."""
+    rows, settings = [[*PROMPT, 20 + number] for number in range(8)], {"max_new_tokens": NEW, "do_sample": False}
+
+    def ours(row: Sequence[int]) -> list[list[int]]:
+        return model.generate(**prompts(row), **settings, custom_generate=precedent.generate).tolist()
+
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(ours, rows))
+    assert together == [model.generate(**prompts(row), **settings).tolist() for row in rows]
 
 
 def test_a_model_loaded_in_inference_mode_works() -> None:
