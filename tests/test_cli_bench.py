@@ -75,6 +75,7 @@ def test_every_mode_gives_the_plain_answers_and_its_figures(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     results = tmp_path / "bench.json"
     sizes = ("--prompts", 2, "--warm", 2, "--max-tokens", 40, "--dtype", "float64", "--draft-model", "first-layers:1")
     status = bench(monkeypatch, "--target", model, "--traces", traces, "--modes", "all", *sizes, "--json", results)
@@ -97,6 +98,8 @@ def test_every_mode_gives_the_plain_answers_and_its_figures(
     assert written["prompts"]["measured"] == written["prompts"]["warming"] == 2
     assert written["machine"]["dtype"] == "float64"
     assert "0 left out as too long" in " ".join(shown.split())
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_scenarios_are_measured_alone_unless_modes_are_named(

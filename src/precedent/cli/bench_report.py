@@ -114,7 +114,7 @@ def _prompts_line(prompts: Mapping[str, Any]) -> str:
 def _modes_table(results: Mapping[str, Any]) -> Table:
     where = results["machine"]
     title = f"greedy, rates of decoding only, times p50/p95 · {where['target']}, {where['dtype']}"
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("mode", no_wrap=True)
     headings = (
         "tok/s",
@@ -150,7 +150,8 @@ def _pair(mode: Mapping[str, Any], name: str, scale: float, digits: int = 0) -> 
 
 
 def _conversation_table(found: Mapping[str, Any]) -> Table:
-    table = Table(title=f"time to the first token; later turns {found['later_turns_ratio']:.2f}x of without reuse")
+    title = f"time to the first token; later turns {found['later_turns_ratio']:.2f}x of without reuse"
+    table = Table(title=title, box=SIMPLE_HEAD, min_width=len(title))
     columns = ("prompt_tokens", "first_token_seconds_with_reuse", "first_token_seconds_without")
     for heading in ("turn", "prompt tokens", "with reuse s", "without s"):
         table.add_column(heading, justify="right")
