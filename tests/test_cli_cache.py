@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 
 import pytest
-from typer.testing import CliRunner
 
 from precedent.cache import NewCompletion, SpeculationCache
-from precedent.cli.cache import app
+from precedent.cli.app import main
 from precedent.testing.embedders import HashEmbedder
 
 
@@ -24,13 +27,30 @@ def folder(tmp_path):
     return tmp_path / "cache"
 
 
-def run(*arguments: object):
-    return CliRunner().invoke(app, [str(one) for one in arguments], env={"COLUMNS": "200", "TERM": "dumb"})
+@dataclass
+class Result:
+    """What a command left behind."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: object, columns: int = 200) -> Result:
+    """Run `precedent cache` as the command line does, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["precedent", "cache", *map(str, arguments)])
+        patch.setenv("COLUMNS", str(columns))
+        patch.setenv("TERM", "dumb")
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return Result(int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def run_json(tmp_path, *arguments: object) -> dict:
     result = run(*arguments, "--json", tmp_path / "result.json")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, result.stderr
     return json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
 
 
@@ -85,7 +105,7 @@ def test_forget_erases_what_is_selected_and_nothing_else(folder, tmp_path):
         (["search", "{cache}", ""], "containing is empty"),
         (["stats", "{tmp}/none"], "there is no cache"),
         (["stats", "{tmp}/notes.db"], "is not a cache"),
-        (["stats", "{cache}", "--json", "{tmp}/no/such/folder.json"], "No such file"),
+        (["stats", "{cache}", "--json", "{tmp}/no/such/folder.json"], "there is no folder"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_2_and_harms_nothing(folder, tmp_path, arguments, says):
@@ -94,11 +114,29 @@ def test_bad_input_gives_one_line_and_exit_2_and_harms_nothing(folder, tmp_path,
     result = run(*(one.format(cache=folder, tmp=tmp_path) for one in arguments))
     assert result.exit_code == 2
     assert says in result.stderr
+    assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
     assert (folder / "precedent.sqlite").read_bytes() == before
     assert (tmp_path / "notes.db").read_text() == "my notes"
     assert not (tmp_path / "none").exists()
+
+
+def test_a_list_fits_80_columns_and_keeps_its_words_whole(folder):
+    shown = run("list", folder, columns=80).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    header, _, _, _, first, second, count = [line for line in shown.splitlines() if line.strip()]
+    assert header.split() == ["id", "stored", "tenant", "tokens", "accepted", "query", "→", "text"]
+    assert first.split()[0::3] == ["1", "shop", "refund", "Your"]
+    assert first.split()[4:6] == ["3", "2/3"]
+    assert first[47:].strip() == "refund please → Your refund is"
+    assert second.strip() == "on its way"
+    assert count == "2 completions"
+
+
+def test_a_file_that_cannot_be_written_is_one_line_as_well(folder, tmp_path):
+    result = run("stats", folder, "--json", tmp_path)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize("command", ["stats", "list", "search", "forget"])

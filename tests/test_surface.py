@@ -58,10 +58,11 @@ LAYERS = (
     "worker",
     "engine",
     "replay",
+    "custom_generate",
     "report",
     "langchain",
-    "cli",
     "testing",
+    "cli",
 )
 """Modules and folders of the package, each of which may import those before it and itself."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from precedent.cache import SpeculationCache
     from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+    from precedent.custom_generate import generate
     from precedent.engine import Engine
     from precedent.errors import (
         CacheError,
@@ -50,6 +51,7 @@ __all__ = [
     "SpeculationConfig",
     "UnsupportedError",
     "__version__",
+    "generate",
 ]
 
 _HOMES = {
@@ -59,6 +61,7 @@ _HOMES = {
     "SamplingParams": "precedent.config",
     "SpeculationCache": "precedent.cache",
     "SpeculationConfig": "precedent.config",
+    "generate": "precedent.custom_generate",
 }
 
 

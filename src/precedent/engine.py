@@ -136,6 +136,10 @@ class Engine:
         draft = None if draft_model is None else load_draft(draft_model, model, tokenizer)
         return cls(model, tokenizer, name=name, draft_model=draft, cache=cache, speculation=speculation, limits=limits)
 
+    def add_drafter(self, drafter: Drafter) -> None:
+        """Let requests name a drafter that is not installed, as in `SpeculationConfig(drafters=(drafter.name,))`."""
+        self._drafters[drafter.name] = drafter
+
     @property
     def context_length(self) -> int:
         """Longest prompt plus answer, in tokens."""

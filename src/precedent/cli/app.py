@@ -52,12 +52,12 @@ def main() -> None:
     """Run the command line; the entry point of `precedent`. Bad usage and bad input are one line on stderr, exit 2."""
     try:
         status = app(prog_name="precedent", standalone_mode=False)
-    except (PrecedentError, typer.TyperException) as error:
+    except (PrecedentError, typer.TyperException, OSError) as error:
         _refuse(error)
     raise SystemExit(status if isinstance(status, int) else 0)  # typer hands back the status of an Exit
 
 
-def _refuse(error: PrecedentError | typer.TyperException) -> NoReturn:
+def _refuse(error: PrecedentError | typer.TyperException | OSError) -> NoReturn:
     text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
     text = " ".join(text.split()).rstrip(".")
     context = getattr(error, "ctx", None)

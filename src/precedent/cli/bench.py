@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from precedent.cli.bench_report import machine, summary, tables
 from precedent.cli.options import (
     DEFAULT_TARGET,
     DeviceOption,
@@ -27,9 +25,14 @@ from precedent.cli.options import (
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
-    from precedent.cli.bench_modes import Contestant, Timing
+    from precedent.cli.bench_lineup import Lineup
+    from precedent.cli.bench_modes import Timing
+    from precedent.cli.bench_prompts import PromptSet
 
-MODES = ("plain", "generate", "prompt-lookup", "assisted", "ours")
+STANDARD_MODES = ("plain", "generate", "prompt-lookup", "assisted", "ours")
+MODES = (*STANDARD_MODES, "ours-cold", "adversarial", "null", "oracle")
+INFORMED_MODES = ("adversarial", "oracle")
+"""Modes that must know the plain answers beforehand."""
 
 
 def bench(
@@ -39,90 +42,102 @@ def bench(
             exists=True, dir_okay=False, help="OpenAI-format chat traces (JSONL, .gz); default: the order desk."
         ),
     ] = None,
+    topics: Annotated[bool, typer.Option("--topics", help="Measure questions on unrelated topics instead.")] = False,
     target: TargetOption = DEFAULT_TARGET,
     draft_model: DraftModelOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
-    modes: Annotated[str, typer.Option(help=f"Comma-separated, of: {', '.join(MODES)}.")] = "",
+    modes: Annotated[
+        str,
+        typer.Option(help=f"Comma-separated, of: {', '.join(MODES)}; or all. Default: {', '.join(STANDARD_MODES)}."),
+    ] = "",
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure.")] = 8,
     warm: Annotated[int, typer.Option(min=0, help="Other prompts whose answers fill the cache first.")] = 24,
     max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer, in tokens.")] = 64,
-    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are left out.")] = 1200,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts of traces are left out.")] = 1200,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Shorten them instead, by their oldest messages; the system turn stays.")
+    ] = False,
+    concurrency: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Measure N requests at once against one after the other.")
+    ] = 0,
+    conversation: Annotated[
+        bool, typer.Option("--conversation", help="Measure the first token in a conversation of 10 turns.")
+    ] = False,
     json: JsonOption = None,
 ) -> None:
-    """Compare plain decoding, transformers' generate, its prompt lookup and assisted generation, and Precedent."""
-    chosen = _chosen_modes(modes, draft_model)
-    from precedent.cli.bench_prompts import load_prompts
-    from precedent.target.loading import load_target
+    """Compare plain decoding, transformers' generate, its prompt lookup and assisted generation, and Precedent.
+
+    Further modes: ours-cold (an empty cache), adversarial (a cache full of wrong answers), null (the engine's floor)
+    and oracle (its ceiling). With --concurrency or --conversation, modes are measured only where --modes names them.
+    """
+    chosen = _chosen_modes(modes, draft_model, only_named=bool(concurrency) or conversation)
+    if traces is not None and topics:
+        raise ConfigError("--traces and --topics both say what is asked: give one of them")
+    if concurrency == 1 or concurrency > prompts:
+        raise ConfigError(f"--concurrency {concurrency} needs 2 or more, and at least as many --prompts ({prompts})")
+    from precedent.cli.bench_lineup import Lineup
 
     console = Console(stderr=True)
     with console.status(f"loading {target}"):
-        model, tokenizer = load_target(target, device=device, dtype=dtype)
-    warming, measured = load_prompts(traces, tokenizer, prompts, warm, max_prompt_tokens)
-    with console.status("starting the engines"):
-        contestants, warm_engine = _contestants(
-            chosen, model, tokenizer, target, draft_model, device, dtype, max_tokens
-        )
-    for prompt in track(warming, "filling the cache", console=console):
-        warm_engine(prompt)
-    timings: dict[str, list[Timing]] = defaultdict(list)
-    for number, prompt in enumerate(track(measured, "measuring", console=console)):
-        for name in _rotated(chosen, number):
-            timings[name].append(contestants[name](prompt))
-    results = {"machine": _machine(model, target), "modes": [_summary(name, timings) for name in chosen]}
-    Console().print(_table(results, len(measured)))
+        lineup = Lineup(target, draft_model, device, dtype, max_tokens)
+        asked = _prompts(lineup, traces, topics, prompts, warm, max_prompt_tokens, truncate)
+    _fill(lineup, asked, console)
+    results: dict[str, Any] = {"machine": machine(lineup.model, target), "prompts": asked.as_dict()}
+    results["modes"] = _measured_modes(lineup, chosen, asked, console) if chosen else []
+    if concurrency:
+        results["concurrency"] = _concurrency(lineup, concurrency, asked, console)
+    if conversation:
+        results["conversation"] = _conversation(lineup, traces, console)
+    for shown in tables(results):
+        Console().print(shown)
     if json:
         write_json(json, results)
 
 
-def _chosen_modes(modes: str, draft_model: str | None) -> list[str]:
+def _chosen_modes(modes: str, draft_model: str | None, *, only_named: bool = False) -> list[str]:
     """The modes asked for, `plain` always among them. Raises ConfigError for an unknown or impossible one."""
-    chosen = [mode.strip() for mode in modes.split(",") if mode.strip()] or [
-        mode for mode in MODES if mode != "assisted" or draft_model
-    ]
-    for mode in chosen:
+    named = [mode.strip() for mode in modes.split(",") if mode.strip()]
+    if not named and only_named:
+        return []
+    if named in ([], ["all"]):
+        named = [mode for mode in (MODES if named else STANDARD_MODES) if mode != "assisted" or draft_model]
+    for mode in named:
         if mode not in MODES:
             raise ConfigError(f"there is no mode {mode!r}; choose of {', '.join(MODES)}")
-    if "assisted" in chosen and not draft_model:
+    if "assisted" in named and not draft_model:
         raise ConfigError("mode 'assisted' needs --draft-model")
-    return chosen if "plain" in chosen else ["plain", *chosen]
+    return list(dict.fromkeys(named if "plain" in named else ["plain", *named]))
 
 
-def _contestants(
-    chosen: Sequence[str],
-    model: Any,
-    tokenizer: Any,
-    name: str,
-    draft_model: str | None,
-    device: str | None,
-    dtype: str | None,
-    max_tokens: int,
-) -> tuple[dict[str, Contestant], Contestant]:
-    """Everybody who takes part, and the engine that fills the cache."""
-    from precedent.cache import SpeculationCache
-    from precedent.cli.bench_modes import PROMPT_LOOKUP, OurContestant, TransformersContestant
-    from precedent.config import SpeculationConfig
-    from precedent.engine import Engine
-    from precedent.target.loading import load_draft, load_target
+def _prompts(
+    lineup: Lineup, traces: Path | None, topics: bool, prompts: int, warm: int, longest: int, truncate: bool
+) -> PromptSet:
+    from precedent.cli.bench_prompts import order_desk_prompts, topic_prompts, trace_prompts
 
-    untouched, _ = load_target(name, device=device, dtype=dtype)  # our engines pack the linears of theirs
-    theirs: dict[str, dict[str, Any]] = {"generate": {}, "prompt-lookup": PROMPT_LOOKUP}
-    if draft_model:
-        theirs["assisted"] = {"assistant_model": load_draft(draft_model, untouched, tokenizer)}
-    cache = SpeculationCache.open(None)
-    draft = load_draft(draft_model, model, tokenizer) if draft_model else None
+    if traces is not None:
+        return trace_prompts(traces, lineup.tokenizer, prompts, warm, longest, truncate=truncate)
+    return (topic_prompts if topics else order_desk_prompts)(lineup.tokenizer, prompts, warm)
 
-    def ours(**settings: Any) -> OurContestant:
-        speculation = SpeculationConfig(**settings)
-        engine = Engine(model, tokenizer, name=name, draft_model=draft, cache=cache, speculation=speculation)
-        return OurContestant(engine, max_tokens)
 
-    contestants: dict[str, Contestant] = {
-        mode: TransformersContestant(untouched, max_tokens, **theirs[mode]) for mode in chosen if mode in theirs
-    }
-    contestants["plain"] = ours(enabled=False, write_back=False)
-    contestants["ours"] = ours(write_back=False)
-    return contestants, ours()
+def _fill(lineup: Lineup, asked: PromptSet, console: Console) -> None:
+    """Answer the warming prompts; their completions are the pool that `ours` drafts from."""
+    warm_engine = lineup.ours(lineup.cache, write_back=True)
+    for prompt in track(asked.warming, "filling the cache", console=console):
+        warm_engine(prompt)
+    warm_engine.engine.close()
+
+
+def _measured_modes(lineup: Lineup, chosen: Sequence[str], asked: PromptSet, console: Console) -> list[dict[str, Any]]:
+    """Every mode answers every prompt; which one begins changes from prompt to prompt."""
+    with console.status("starting the engines"):
+        informed = any(mode in INFORMED_MODES for mode in chosen)
+        contestants = lineup.contestants(chosen, lineup.plain_answers(asked.measured) if informed else {})
+    timings: dict[str, list[Timing]] = defaultdict(list)
+    for number, prompt in enumerate(track(asked.measured, "measuring", console=console)):
+        for name in _rotated(chosen, number):
+            timings[name].append(contestants[name](prompt))
+    return [summary(name, timings) for name in chosen]
 
 
 def _rotated(names: Sequence[str], number: int) -> list[str]:
@@ -130,59 +145,18 @@ def _rotated(names: Sequence[str], number: int) -> list[str]:
     return [*names[shift:], *names[:shift]]
 
 
-def _summary(name: str, timings: Mapping[str, Sequence[Timing]]) -> dict[str, Any]:
-    """One mode's figures; speed-up is the median over prompts of the ratio to plain."""
-    mine, plain = timings[name], timings["plain"]
-    tokens, steps = sum(t.decode_tokens for t in mine), sum(t.steps for t in mine)
-    seconds = sum(t.decode_seconds for t in mine)
-    rates = [
-        (ours.decode_tokens / ours.decode_seconds) / (base.decode_tokens / base.decode_seconds)
-        for ours, base in zip(mine, plain, strict=True)
-        if ours.decode_tokens > 0 and base.decode_tokens > 0
-    ]
-    same = sum(ours.token_ids == base.token_ids for ours, base in zip(mine, plain, strict=True))
-    return {
-        "name": name,
-        "tokens_per_second": round(tokens / seconds, 2) if seconds else 0.0,
-        "speedup_vs_plain": round(median(rates), 3) if rates else 0.0,
-        "tokens_per_step": round(tokens / steps, 3) if steps else 0.0,
-        "milliseconds_per_step": round(seconds / steps * 1e3, 2) if steps else 0.0,
-        "first_token_seconds_p50": round(median(t.first_seconds for t in mine), 3),
-        "request_seconds_p50": round(median(t.total_seconds for t in mine), 3),
-        "identical_outputs": [same, len(mine)],
-    }
+def _concurrency(lineup: Lineup, number: int, asked: PromptSet, console: Console) -> dict[str, Any]:
+    from precedent.cli.bench_scenarios import concurrency
+
+    sides = [lineup.ours(lineup.cache) for _ in range(2)]
+    progress = partial(track, description=f"{number} at once", console=console)
+    return concurrency(number, sides[0], sides[1], asked.measured, progress)
 
 
-def _machine(model: Any, target: str) -> dict[str, Any]:
-    import torch
+def _conversation(lineup: Lineup, traces: Path | None, console: Console) -> dict[str, Any]:
+    from precedent.cli.bench_prompts import TURNS, conversation_turns
+    from precedent.cli.bench_scenarios import conversation
 
-    return {
-        "target": target,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": str(model.device),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
-
-
-def _table(results: Mapping[str, Any], prompts: int) -> Table:
-    machine = results["machine"]
-    table = Table(title=f"{prompts} prompts, greedy, decode only · {machine['target']}, {machine['dtype']}")
-    table.add_column("mode")
-    for heading in ("tok/s", "vs\nplain", "tok/\nstep", "ms/\nstep", "first s", "request s", "equal"):
-        table.add_column(heading, justify="right")
-    for mode in results["modes"]:
-        same, total = mode["identical_outputs"]
-        table.add_row(
-            mode["name"],
-            f"{mode['tokens_per_second']:.1f}",
-            f"{mode['speedup_vs_plain']:.2f}x",
-            f"{mode['tokens_per_step']:.2f}",
-            f"{mode['milliseconds_per_step']:.1f}",
-            f"{mode['first_token_seconds_p50']:.2f}",
-            f"{mode['request_seconds_p50']:.2f}",
-            f"{same}/{total}",
-        )
-    return table
+    turns, tools = conversation_turns(traces, TURNS)
+    progress = partial(track, description="conversation", console=console)
+    return conversation(lineup.ours(enabled=False), turns, tools, progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -11,10 +11,12 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from precedent.config import SamplingParams
+from precedent.drafters import Drafting, DraftRequest
 from precedent.engine import Engine
+from precedent.testing.drafters import OracleDrafter
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 QUERY_TOKENS = 200
 """Tokens of the prompt's end by which recall is queried."""
@@ -24,39 +26,57 @@ PROMPT_LOOKUP = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3}
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One answer. Decoding is what comes after the first burst of tokens, so prefill counts for nobody."""
+    """One answer: its tokens, when they arrived, and how many steps came after the first arrival.
+
+    `arrivals` are (seconds since the start, tokens that came together). Decoding is what comes after the first arrival,
+    so prefill counts for nobody. `outside_seconds` is decoding time not spent in target forwards, where it is known.
+    """
 
     token_ids: tuple[int, ...]
-    first_burst: int
-    first_seconds: float
+    arrivals: tuple[tuple[float, int], ...]
     total_seconds: float
     steps: int
+    outside_seconds: float | None = None
+
+    @property
+    def first_seconds(self) -> float:
+        """Time to the first token."""
+        return self.arrivals[0][0] if self.arrivals else self.total_seconds
 
     @property
     def decode_tokens(self) -> int:
-        """Tokens after the first burst."""
-        return len(self.token_ids) - self.first_burst
+        """Tokens after the first arrival."""
+        return len(self.token_ids) - (self.arrivals[0][1] if self.arrivals else 0)
 
     @property
     def decode_seconds(self) -> float:
-        """Seconds after the first burst."""
+        """Seconds after the first arrival."""
         return self.total_seconds - self.first_seconds
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between one token and the next; 0 for tokens that came together."""
+        found: list[float] = []
+        for (before, _), (seconds, tokens) in zip(self.arrivals, self.arrivals[1:], strict=False):
+            found += [seconds - before, *[0.0] * (tokens - 1)]
+        return [*[0.0] * (self.arrivals[0][1] - 1), *found] if self.arrivals else []
 
 
 Contestant = Callable[[Sequence[int]], Timing]
 """Answers a prompt and says how long it took."""
 
 
-class _FirstToken(BaseStreamer):
-    """Notes when the first new tokens arrive; transformers puts the prompt in first."""
+class _Arrivals(BaseStreamer):
+    """Notes when new tokens arrive; transformers puts the prompt in first."""
 
     def __init__(self) -> None:
-        self.seconds, self.burst, self._puts = 0.0, 0, 0
+        self.noted: list[tuple[float, int]] = []
+        self._prompt_seen = False
 
     def put(self, value: torch.Tensor) -> None:
-        self._puts += 1
-        if self._puts == 2:
-            self.seconds, self.burst = perf_counter(), value.numel()
+        if self._prompt_seen:
+            self.noted.append((perf_counter(), value.numel()))
+        self._prompt_seen = True
 
     def end(self) -> None:
         pass
@@ -76,7 +96,7 @@ class TransformersContestant:
     def __call__(self, prompt_ids: Sequence[int]) -> Timing:
         """Greedy answer to a prompt."""
         inputs = torch.tensor([prompt_ids], device=self._model.device)
-        streamer, self._forwards = _FirstToken(), 0
+        streamer, self._forwards = _Arrivals(), 0
         started = perf_counter()
         with torch.inference_mode():
             output: Any = self._generate(
@@ -88,25 +108,47 @@ class TransformersContestant:
             )
         total = perf_counter() - started
         answer = tuple(output[0, len(prompt_ids) :].tolist())
-        return Timing(answer, streamer.burst, streamer.seconds - started, total, self._forwards - 1)
+        arrivals = tuple((seconds - started, tokens) for seconds, tokens in streamer.noted)
+        return Timing(answer, arrivals, total, self._forwards - 1)
 
 
 class OurContestant:
     """An engine of ours. Recall is queried by the prompt's own end, as the text that a chat model would be asked."""
 
     def __init__(self, engine: Engine, max_tokens: int) -> None:
-        self._engine, self._sampling = engine, SamplingParams(max_tokens=max_tokens)
+        self.engine, self.sampling = engine, SamplingParams(max_tokens=max_tokens)
 
-    def __call__(self, prompt_ids: Sequence[int]) -> Timing:
+    def __call__(self, prompt_ids: Sequence[int], tenant: str = "default") -> Timing:
         """Greedy answer to a prompt."""
-        end_of_prompt = list(prompt_ids[-QUERY_TOKENS:])
-        query = str(self._engine.tokenizer.decode(end_of_prompt, skip_special_tokens=True))
-        started, first_seconds, first_burst = perf_counter(), 0.0, 0
-        generation = self._engine.submit(prompt_ids, self._sampling, query=query)
+        query = query_of(self.engine.tokenizer, prompt_ids)
+        started, arrivals = perf_counter(), []
+        generation = self.engine.submit(prompt_ids, self.sampling, query=query, tenant=tenant)
         for emission in generation:
-            if not first_burst:
-                first_seconds, first_burst = perf_counter() - started, len(emission.token_ids)
+            if emission.token_ids:
+                arrivals.append((perf_counter() - started, len(emission.token_ids)))
         result = generation.result()
-        # the emission of the last tokens ends the answer; storing the completion is not part of it
-        total = result.stats.total_seconds
-        return Timing(result.token_ids, first_burst, first_seconds, total, result.stats.num_steps - 1)
+        stats = result.stats
+        outside = max(0.0, stats.decode_seconds - stats.forward_seconds) * (1 - 1 / stats.num_steps)
+        total = arrivals[-1][0]  # the last tokens end the answer; storing the completion is not part of it
+        return Timing(result.token_ids, tuple(arrivals), total, stats.num_steps - 1, outside)
+
+
+def query_of(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> str:
+    """The text by which recall is queried: the prompt's end."""
+    return str(tokenizer.decode(list(prompt_ids[-QUERY_TOKENS:]), skip_special_tokens=True))
+
+
+class OracleOfPrompts:
+    """Knows the answer to every prompt that will be asked: the ceiling of what any drafter could reach."""
+
+    name, draws = "oracle", False
+
+    def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]]) -> None:
+        self._answers = answers
+
+    def begin(self, request: DraftRequest) -> Drafting:
+        """A drafting that proposes the known answer."""
+        return OracleDrafter(self._answers[request.prompt_ids]).begin(request)
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precedent.cli.traces import TracePrompt, read_prompts
+from precedent.cli.traces import LONGEST_SYSTEM_TEXT, TracePrompt, read_conversations, read_prompts
 from precedent.errors import PromptError
 from precedent.text.prompt import render_prompt
 
@@ -15,38 +17,192 @@ if TYPE_CHECKING:
 
 MOST_TRAJECTORIES = 400
 
+TURNS = 10
+"""Assistant turns of the conversation that is measured."""
 
-def load_prompts(
-    traces: Path | None, tokenizer: PreTrainedTokenizerBase, measured: int, warming: int, longest: int
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids of the warming and of the measured prompts; of one task, only its last trial is measured."""
-    if traces is None:
-        return _order_desk(tokenizer, measured, warming)
+TOPICS = (
+    "Why is the sky blue at noon and red in the evening?",
+    "Write a short poem about a lighthouse keeper.",
+    "Explain how a bill becomes law in two sentences.",
+    "Give me a recipe for lentil soup with four ingredients.",
+    "What is the difference between a virus and a bacterium?",
+    "Translate into French: the train leaves at half past nine.",
+    "Write a Python function that reverses a linked list.",
+    "Who painted the ceiling of the Sistine Chapel, and when?",
+    "A farmer has 17 sheep and all but 9 run away. How many are left?",
+    "Suggest three names for a bakery in a harbour town.",
+    "Summarise the plot of Romeo and Juliet for a child.",
+    "How do I remove a red wine stain from a wool carpet?",
+    "List the planets of the solar system by size.",
+    "Write a polite e-mail that declines an invitation.",
+    "What causes inflation, and how do central banks react?",
+    "Describe the taste of a mango to someone who never had one.",
+)
+"""Questions that have nothing to do with one another: the traffic from which memory cannot gain."""
+
+
+@dataclass(slots=True)
+class PromptSet:
+    """Token ids of the prompts to measure and of those that warm the cache, and what became of the long ones."""
+
+    measured: list[list[int]] = field(default_factory=list)
+    warming: list[list[int]] = field(default_factory=list)
+    source: str = "order desk"
+    left_out: int = 0
+    truncated: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts for the JSON results."""
+        cut = LONGEST_SYSTEM_TEXT if self.source not in ("order desk", "topics") else None
+        return {
+            "source": self.source,
+            "measured": len(self.measured),
+            "warming": len(self.warming),
+            "prompt_tokens": [len(ids) for ids in self.measured],
+            "left_out_as_too_long": self.left_out,
+            "truncated": self.truncated,
+            "system_turn_cut_at_characters": cut,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is new in a conversation before an assistant turn; `answer` is the recorded one, if any."""
+
+    messages: tuple[dict[str, Any], ...]
+    answer: dict[str, Any] | None = None
+
+
+def trace_prompts(
+    traces: Path, tokenizer: PreTrainedTokenizerBase, measured: int, warming: int, longest: int, *, truncate: bool
+) -> PromptSet:
+    """Prompts of recorded assistant turns; of one task, its last trial is measured, and the others warm the cache.
+
+    Longer ones than `longest` tokens are left out, or with `truncate` lose their oldest messages after the system turn.
+    """
     prompts = read_prompts(traces, most_trajectories=MOST_TRAJECTORIES)
     last = {prompt.task: prompt.trajectory for prompt in prompts}
-    short = [(prompt, ids) for prompt in prompts if len(ids := _ids(tokenizer, prompt)) <= longest]
-    to_measure = _spread([(p, ids) for p, ids in short if p.trajectory == last[p.task]], measured)
-    tasks = {prompt.task for prompt, _ in to_measure}
-    to_warm = [ids for p, ids in short if p.task in tasks and p.trajectory != last[p.task]][:warming]
-    if not to_measure:
+    fitting = _Fitting(tokenizer, longest, truncate)
+    candidates = _spread([prompt for prompt in prompts if prompt.trajectory == last[prompt.task]], measured)
+    chosen = fitting.first(candidates, measured)
+    if not chosen:
         raise PromptError(f"{traces} has no assistant turn whose prompt is at most {longest} tokens long")
-    return to_warm, [ids for _, ids in to_measure]
+    others = [prompt for prompt in prompts if prompt.trajectory != last[prompt.task]]
+    warm = fitting.first(_nearest_turns([prompt for prompt, _ in chosen], others), warming)
+    return PromptSet(
+        [ids for _, ids in chosen], [ids for _, ids in warm], traces.name, fitting.left_out, fitting.truncated
+    )
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, prompt: TracePrompt) -> list[int]:
-    return render_prompt(tokenizer, list(prompt.messages), None)
+class _Fitting:
+    """Renders prompts and keeps those that are short enough, counting what it does to the others."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, longest: int, truncate: bool) -> None:
+        self._tokenizer, self._longest, self._truncate = tokenizer, longest, truncate
+        self.left_out, self.truncated = 0, 0
+
+    def first(self, prompts: Iterable[TracePrompt], count: int) -> list[tuple[TracePrompt, list[int]]]:
+        """The first `count` prompts that fit, with their token ids."""
+        found: list[tuple[TracePrompt, list[int]]] = []
+        for prompt in prompts:
+            if len(found) == count:
+                break
+            ids = self._ids(list(prompt.messages))
+            if ids is not None:
+                found.append((prompt, ids))
+        return found
+
+    def _ids(self, messages: list[dict[str, Any]]) -> list[int] | None:
+        ids = render_prompt(self._tokenizer, messages, None)
+        if len(ids) <= self._longest:
+            return ids
+        shorter = self._shortened(messages) if self._truncate else None
+        if shorter is None:
+            self.left_out += 1
+        else:
+            self.truncated += 1
+        return shorter
+
+    def _shortened(self, messages: Sequence[dict[str, Any]]) -> list[int] | None:
+        """Without as many of the oldest messages as must go; the system turn and the last message stay."""
+        head = [message for message in messages[:1] if message["role"] == "system"]
+        rest = list(messages[len(head) :])
+
+        def fits(dropped: int) -> bool:
+            return len(render_prompt(self._tokenizer, [*head, *rest[dropped:]], None)) <= self._longest
+
+        dropped = bisect_left(range(len(rest)), True, key=fits)
+        return render_prompt(self._tokenizer, [*head, *rest[dropped:]], None) if dropped < len(rest) else None
 
 
-def _spread(prompts: Sequence[tuple[TracePrompt, list[int]]], count: int) -> list[tuple[TracePrompt, list[int]]]:
-    """`count` prompts, evenly over the file."""
-    step = max(1, len(prompts) // count)
-    return list(prompts[::step][:count])
+def _spread(prompts: Sequence[TracePrompt], count: int) -> Iterator[TracePrompt]:
+    """All prompts, the first `count` of them evenly over the file, then those behind each, and so on."""
+    stride = max(1, len(prompts) // count)
+    for start in range(stride):
+        yield from prompts[start::stride][:count]
 
 
-def _order_desk(
-    tokenizer: PreTrainedTokenizerBase, measured: int, warming: int
-) -> tuple[list[list[int]], list[list[int]]]:
+def _nearest_turns(chosen: Sequence[TracePrompt], others: Sequence[TracePrompt]) -> Iterator[TracePrompt]:
+    """Other trials' prompts of the same tasks, for every chosen one in turn the nearest in the course of the talk."""
+    ranked = [
+        sorted((o for o in others if o.task == prompt.task), key=lambda o: abs(o.turn - prompt.turn))
+        for prompt in chosen
+    ]
+    seen: set[int] = set()
+    for place in range(max(map(len, ranked), default=0)):
+        for row in ranked:
+            if place < len(row) and id(row[place]) not in seen:
+                seen.add(id(row[place]))
+                yield row[place]
+
+
+def topic_prompts(tokenizer: PreTrainedTokenizerBase, measured: int, warming: int) -> PromptSet:
+    """Questions on unrelated topics; those that are not measured warm the cache."""
+    rendered = [render_prompt(tokenizer, [{"role": "user", "content": text}], None) for text in TOPICS]
+    return PromptSet(rendered[:measured], rendered[measured:][:warming], "topics")
+
+
+def order_desk_prompts(tokenizer: PreTrainedTokenizerBase, measured: int, warming: int) -> PromptSet:
     """First turns of the demo's requests: set A warms, set B is measured."""
+    system, tools, texts = _order_desk()
+
+    def ids(messages: Sequence[str]) -> list[int]:
+        return render_prompt(tokenizer, [system, *({"role": "user", "content": text} for text in messages)], tools)
+
+    return PromptSet([ids(one) for one in texts("B")][:measured], [ids(one) for one in texts("A")][:warming])
+
+
+def conversation_turns(traces: Path | None, turns: int) -> tuple[list[Turn], Any]:
+    """The first `turns` assistant turns of one conversation, and the tools it is given.
+
+    Of traces, the first conversation that is long enough; without, one in which a customer of the order desk asks one
+    thing after the other.
+    """
+    if traces is None:
+        system, tools, texts = _order_desk()
+        asked = [tuple({"role": "user", "content": text} for text in one) for one in texts("A")]
+        return [Turn((system, *asked[0])), *(Turn(one) for one in asked[1:turns])], tools
+    for _, messages in read_conversations(traces, most_trajectories=MOST_TRAJECTORIES):
+        found = _turns(messages)
+        if len(found) >= turns:
+            return found[:turns], None
+    raise PromptError(f"{traces} has no conversation of {turns} assistant turns")
+
+
+def _turns(messages: Sequence[dict[str, Any]]) -> list[Turn]:
+    found: list[Turn] = []
+    new: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "assistant" and (found or new):
+            found.append(Turn(tuple(new), message))
+            new = []
+        else:
+            new.append(message)
+    return found
+
+
+def _order_desk() -> tuple[dict[str, Any], list[Any], Any]:
+    """System message, tool schemas, and a function from a set's name to the first messages of its requests."""
     try:
         from precedent_demo import SYSTEM_PROMPT, make_database, make_requests, make_tools
     except ImportError:
@@ -57,9 +213,7 @@ def _order_desk(
 
     tools = [convert_to_openai_tool(tool) for tool in make_tools(make_database(seed=0))]
 
-    def ids(request: Any) -> list[int]:
-        texts = [{"role": "user", "content": text} for text in request.script[0].messages]
-        return render_prompt(tokenizer, [{"role": "system", "content": SYSTEM_PROMPT}, *texts], tools)
+    def texts(name: str) -> list[tuple[str, ...]]:
+        return [tuple(request.script[0].messages) for request in make_requests(name, full=False, seed=0)]
 
-    warm = [ids(request) for request in make_requests("A", full=False, seed=0)][:warming]
-    return warm, [ids(request) for request in make_requests("B", full=False, seed=0)][:measured]
+    return {"role": "system", "content": SYSTEM_PROMPT}, tools, texts

@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from precedent.cache import CacheStats, Selection, SQLiteStore, StoredCompletion
-from precedent.errors import CacheError, PrecedentError
+from precedent.cli.options import JsonOption, write_json
+from precedent.errors import CacheError
 
 app = typer.Typer(help="Look into a speculation cache, search it, and erase from it.", no_args_is_help=True)
 
 PathArgument = Annotated[Path, typer.Argument(help="The cache's folder, or its .sqlite file.", show_default=False)]
-JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result to FILE as JSON.")]
 TenantOption = Annotated[str | None, typer.Option("--tenant", help="Only this tenant's completions.")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest first.")]
 
-SHOWN_CHARACTERS = 200
+SHOWN_CHARACTERS = 80
+"""Longest query or text that is shown; `--json` holds them whole."""
+
+LAST_COLUMN = "query → text"
+TENANT_WIDTH = 12
+"""Characters of a tenant's name beside texts; a longer one goes on in the next line."""
+
+NUMBERS = ("id", "tokens", "count", "accepted", "rejected", "records", "bytes", "hits")
 
 
 @app.command(epilog="Example:  precedent cache stats ~/.cache/precedent")
 def stats(path: PathArgument, json_file: JsonOption = None) -> None:
     """Records, tokens, bytes and accepted tokens, in all and by tenant."""
-    with _reporting(), _opened(path) as store:
+    with _opened(path) as store:
         found = store.stats()
         values = dataclasses.asdict(found)
         del values["max_bytes"]  # belongs to whoever fills the cache, not to the file
-        _write_json(json_file, values)
+        if json_file is not None:
+            write_json(json_file, values)
         _print_stats(found)
 
 
@@ -45,7 +52,7 @@ def list_completions(
     path: PathArgument, tenant: TenantOption = None, limit: LimitOption = 50, json_file: JsonOption = None
 ) -> None:
     """The stored completions, the newest first."""
-    with _reporting(), _opened(path) as store:
+    with _opened(path) as store:
         _show(store.list(Selection(tenant=tenant), limit), json_file)
 
 
@@ -58,7 +65,7 @@ def search(
     json_file: JsonOption = None,
 ) -> None:
     """The completions whose query or text contains TEXT, without regard to case."""
-    with _reporting(), _opened(path) as store:
+    with _opened(path) as store:
         _show(store.list(Selection(tenant=tenant, containing=text), limit), json_file)
 
 
@@ -77,22 +84,14 @@ def forget(
     json_file: JsonOption = None,
 ) -> None:
     """Erase completions for good, from table, file and log; all conditions that are given must hold."""
-    with _reporting(), _opened(path) as store:
+    with _opened(path) as store:
         selection = Selection(tenant, _timestamp(before), containing, tuple(ids) if ids else None)
         if everything and not selection.everything:
             raise CacheError("--all stands alone; leave it out or leave out the conditions")
         number = store.forget(Selection(before=float("inf")) if everything else selection)
-        _write_json(json_file, {"forgotten": number})
+        if json_file is not None:
+            write_json(json_file, {"forgotten": number})
         print(f"{number} completions forgotten")
-
-
-@contextmanager
-def _reporting() -> Iterator[None]:
-    try:
-        yield
-    except (PrecedentError, OSError) as error:
-        print(f"precedent: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
 
 
 @contextmanager
@@ -113,27 +112,21 @@ def _timestamp(given: str | None) -> float | None:
         raise CacheError(f"{given!r} is no date; write 2026-01-31 or 2026-01-31T18:00:00+00:00") from error
 
 
-def _write_json(file: Path | None, value: dict[str, Any]) -> None:
-    if file is not None:
-        file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def _show(completions: Sequence[StoredCompletion], json_file: Path | None) -> None:
-    _write_json(json_file, {"completions": [dataclasses.asdict(one) for one in completions]})
+    if json_file is not None:
+        write_json(json_file, {"completions": [dataclasses.asdict(one) for one in completions]})
     _print_completions(completions)
 
 
 def _print_completions(completions: Sequence[StoredCompletion]) -> None:
+    """One completion a row; counters share columns, for a terminal of 80 characters must hold the texts as well."""
     columns: dict[str, Callable[[StoredCompletion], object]] = {
         "id": lambda one: one.id,
+        "stored": lambda one: datetime.fromtimestamp(one.created).strftime("%y-%m-%d %H:%M"),
         "tenant": lambda one: one.tenant,
-        "stored": lambda one: datetime.fromtimestamp(one.created).strftime("%Y-%m-%d %H:%M"),
-        "tokens": lambda one: len(one.token_ids),
-        "count": lambda one: one.count,
-        "accepted": lambda one: one.accepted,
-        "rejected": lambda one: one.rejected,
-        "query": lambda one: _shortened(one.query),
-        "text": lambda one: _shortened(one.text),
+        "tokens": lambda one: f"{len(one.token_ids)}" + (f" ×{one.count}" if one.count > 1 else ""),
+        "accepted": lambda one: f"{one.accepted}/{one.accepted + one.rejected}",
+        LAST_COLUMN: lambda one: f"{_shortened(one.query)} → {_shortened(one.text)}",
     }
     _print_table(columns, [[value(one) for value in columns.values()] for one in completions])
     print(f"{len(completions)} completions")
@@ -147,10 +140,18 @@ def _print_stats(found: CacheStats) -> None:
     print(f"{found.records} completions, {found.tokens} tokens, {found.file_bytes} bytes on disk; {made_by}{state}")
 
 
-def _print_table(columns: Sequence[str] | dict[str, Any], table_rows: list[list[object]]) -> None:
-    table = Table()
-    for name in columns:
-        table.add_column(name, overflow="fold")
+def _print_table(columns: Iterable[str], table_rows: list[list[object]]) -> None:
+    table, names = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0)), list(columns)
+    for name in names:
+        widest = TENANT_WIDTH if name == "tenant" and LAST_COLUMN in names else None
+        right = name in NUMBERS
+        table.add_column(
+            name,
+            justify="right" if right else "left",
+            no_wrap=right or name == "stored",
+            overflow="fold",
+            max_width=widest,
+        )
     for row in table_rows:
         table.add_row(*(Text(_printable(str(cell))) for cell in row))
     Console().print(table)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cli.percentiles import percentiles
 from precedent.config import SpeculationConfig
 from precedent.cost_curve import CostCurve
 from precedent.engine import Engine
@@ -104,14 +104,6 @@ class Run:
                 "verification": _per_step(sum(s.verify_seconds for s in stats), steps),
             },
         }
-
-
-def percentiles(values: Sequence[float]) -> tuple[float, float]:
-    """p50 and p95, interpolated; (0, 0) for no values."""
-    if len(values) < 2:
-        return (values[0], values[0]) if values else (0.0, 0.0)
-    cuts = quantiles(values, n=20, method="inclusive")
-    return cuts[9], cuts[18]
 
 
 def _per_step(seconds: float, steps: int) -> float:

@@ -17,11 +17,16 @@ LONGEST_SYSTEM_TEXT = 600
 
 @dataclass(frozen=True, slots=True)
 class TracePrompt:
-    """The messages before one recorded assistant turn; `task` groups trials of the same task."""
+    """The messages before one recorded assistant turn (`turn` counts messages); `task` groups trials of a task."""
 
     task: str
     trajectory: int
     messages: tuple[dict[str, Any], ...]
+
+    @property
+    def turn(self) -> int:
+        """Messages before this one in its trajectory."""
+        return len(self.messages)
 
 
 def read_trajectories(path: Path) -> Iterator[dict[str, Any]]:
@@ -49,13 +54,17 @@ def _record(path: Path, number: int, line: str) -> dict[str, Any]:
 def read_prompts(path: Path, *, most_trajectories: int) -> list[TracePrompt]:
     """The prompts of all assistant turns of the first trajectories; long system messages are cut."""
     prompts = []
-    for trajectory, record in zip(range(most_trajectories), read_trajectories(path), strict=False):
-        messages = [_plain(message) for message in record["messages"]]
-        task = str(record.get("task_id", trajectory))
+    for trajectory, (task, messages) in enumerate(read_conversations(path, most_trajectories=most_trajectories)):
         for turn, message in enumerate(messages):
             if message["role"] == "assistant" and turn > 0:
                 prompts.append(TracePrompt(task, trajectory, tuple(messages[:turn])))
     return prompts
+
+
+def read_conversations(path: Path, *, most_trajectories: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Task and messages of the first trajectories, as chat templates take them; long system messages are cut."""
+    for trajectory, record in zip(range(most_trajectories), read_trajectories(path), strict=False):
+        yield str(record.get("task_id", trajectory)), [_plain(message) for message in record["messages"]]
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:

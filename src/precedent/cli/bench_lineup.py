@@ -1,0 +1,128 @@
+"""Builds what `precedent bench` compares: one model, an engine per mode, and the caches they draft from."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache.embedder import resolve
+from precedent.cache.fingerprint import prompt_fingerprint, tokenizer_fingerprint
+from precedent.cli.bench_modes import (
+    PROMPT_LOOKUP,
+    Contestant,
+    OracleOfPrompts,
+    OurContestant,
+    TransformersContestant,
+    query_of,
+)
+from precedent.config import SpeculationConfig
+from precedent.cost_curve import CostCurve
+from precedent.engine import Engine
+from precedent.target.loading import load_draft, load_target
+from precedent.testing.drafters import NullDrafter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Answers = Mapping[tuple[int, ...], Sequence[int]]
+"""Prompt ids to the tokens of the plain answer."""
+
+POISONED_PER_PROMPT = 4
+RANDOM_COMPLETIONS = 32
+
+
+class Lineup:
+    """Loads the target once for our engines, and once more, untouched, for transformers."""
+
+    def __init__(
+        self, target: str, draft_model: str | None, device: str | None, dtype: str | None, max_tokens: int
+    ) -> None:
+        self._target, self._where = target, {"device": device, "dtype": dtype}
+        self._draft_name, self._max_tokens = draft_model, max_tokens
+        self.model: PreTrainedModel
+        self.tokenizer: PreTrainedTokenizerBase
+        self.model, self.tokenizer = load_target(target, device=device, dtype=dtype)
+        self._draft = load_draft(draft_model, self.model, self.tokenizer) if draft_model else None
+        self._embedder = resolve(None)
+        self._cost: CostCurve | None = None
+        self.cache = self._new_cache()
+
+    def ours(self, cache: SpeculationCache | None = None, **settings: Any) -> OurContestant:
+        """A contestant with an engine of its own; the cost curve is measured once, and every engine starts from it."""
+        cost = None if self._cost is None else copy.deepcopy(self._cost)
+        engine = Engine(
+            self.model,
+            self.tokenizer,
+            name=self._target,
+            draft_model=self._draft,
+            cache=cache,
+            cost=cost,
+            speculation=SpeculationConfig(**{"write_back": False, **settings}),
+        )
+        if self._cost is None:
+            self._cost = copy.deepcopy(engine.planner.cost)
+        return OurContestant(engine, self._max_tokens)
+
+    def plain_answers(self, prompts: Sequence[Sequence[int]]) -> Answers:
+        """What plain decoding answers, by an engine that takes no part."""
+        plain = self.ours(enabled=False)
+        try:
+            return {tuple(prompt): plain(prompt).token_ids for prompt in prompts}
+        finally:
+            plain.engine.close()
+
+    def contestants(self, modes: Sequence[str], answers: Answers) -> dict[str, Contestant]:
+        """Everybody who takes part, by mode."""
+        ours = {mode: self._ours(mode, answers) for mode in modes if mode in OURS}
+        return {**self._transformers(modes), **ours}
+
+    def _ours(self, mode: str, answers: Answers) -> OurContestant:
+        if mode == "plain":
+            return self.ours(enabled=False)
+        if mode in ("null", "oracle"):
+            contestant = self.ours(drafters=())
+            contestant.engine.add_drafter(NullDrafter() if mode == "null" else OracleOfPrompts(answers))
+            contestant.engine.speculation = SpeculationConfig(drafters=(mode,), write_back=False)
+            return contestant
+        if mode == "adversarial":
+            return self.ours(self.poisoned_cache(answers))
+        return self.ours(self.cache if mode == "ours" else self._new_cache())
+
+    def _transformers(self, modes: Sequence[str]) -> dict[str, Contestant]:
+        wanted = [mode for mode in modes if mode not in OURS]
+        if not wanted:
+            return {}
+        untouched, _ = load_target(self._target, **self._where)  # our engines pack the linears of theirs
+        settings: dict[str, dict[str, Any]] = {"generate": {}, "prompt-lookup": PROMPT_LOOKUP}
+        if self._draft_name:
+            settings["assisted"] = {"assistant_model": load_draft(self._draft_name, untouched, self.tokenizer)}
+        return {mode: TransformersContestant(untouched, self._max_tokens, **settings[mode]) for mode in wanted}
+
+    def _new_cache(self) -> SpeculationCache:
+        return SpeculationCache.open(None, embedder=self._embedder)
+
+    def poisoned_cache(self, answers: Answers) -> SpeculationCache:
+        """A cache that misleads: wrong answers under the very prompts that are asked, and random tokens besides.
+
+        In a poisoned answer every second token is another one, so that whatever follows a match is wrong.
+        """
+        cache, choose = self._new_cache(), random.Random(0)
+        tokenizer = tokenizer_fingerprint(self.tokenizer)
+        for prompt, answer in answers.items():
+            query, fingerprint = query_of(self.tokenizer, prompt), prompt_fingerprint(prompt)
+            for shift in range(POISONED_PER_PROMPT):
+                wrong = [
+                    token if place % 2 == shift % 2 else choose.randrange(len(self.tokenizer))
+                    for place, token in enumerate(answer)
+                ]
+                cache.insert(NewCompletion(tuple(wrong), tokenizer, "", query=query, prompt_fingerprint=fingerprint))
+        for number in range(RANDOM_COMPLETIONS):
+            tokens = tuple(choose.randrange(len(self.tokenizer)) for _ in range(self._max_tokens))
+            cache.insert(NewCompletion(tokens, tokenizer, "", query=f"another topic, number {number}"))
+        return cache
+
+
+OURS = ("plain", "ours", "ours-cold", "adversarial", "null", "oracle")

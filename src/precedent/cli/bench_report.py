@@ -1,0 +1,160 @@
+"""What `precedent bench` says about its timings: figures for machines, tables for people."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from precedent.cli.percentiles import percentiles
+
+if TYPE_CHECKING:
+    from precedent.cli.bench_modes import Timing
+
+BASELINES = ("plain", "generate", "prompt-lookup", "assisted")
+
+
+def summary(name: str, timings: Mapping[str, Sequence[Timing]]) -> dict[str, Any]:
+    """One mode's figures; every speed-up is the median over prompts of the ratio of decoding rates."""
+    mine = timings[name]
+    tokens, steps = sum(t.decode_tokens for t in mine), sum(t.steps for t in mine)
+    seconds = sum(t.decode_seconds for t in mine)
+    same = sum(ours.token_ids == base.token_ids for ours, base in zip(mine, timings["plain"], strict=True))
+    ratios = {base: _speedup(mine, timings[base]) for base in BASELINES if base in timings}
+    return {
+        "name": name,
+        "tokens_per_second": round(tokens / seconds, 2) if seconds else 0.0,
+        "speedup_vs_plain": ratios["plain"],
+        "speedup_vs": ratios,
+        "tokens_per_step": round(tokens / steps, 3) if steps else 0.0,
+        "milliseconds_per_step": round(seconds / steps * 1e3, 2) if steps else 0.0,
+        "milliseconds_outside_forward_per_step": _outside(mine, steps),
+        **_latency(mine),
+        "identical_outputs": [same, len(mine)],
+    }
+
+
+def _speedup(mine: Sequence[Timing], base: Sequence[Timing]) -> float:
+    rates = [
+        (ours.decode_tokens / ours.decode_seconds) / (other.decode_tokens / other.decode_seconds)
+        for ours, other in zip(mine, base, strict=True)
+        if ours.decode_tokens > 0 and other.decode_tokens > 0
+    ]
+    return round(median(rates), 3) if rates else 0.0
+
+
+def _outside(mine: Sequence[Timing], steps: int) -> float | None:
+    """Decoding time per step that is not the model's forward; None for transformers, which does not tell."""
+    known = [timing.outside_seconds for timing in mine if timing.outside_seconds is not None]
+    return round(sum(known) / steps * 1e3, 3) if known and steps else None
+
+
+def _latency(mine: Sequence[Timing]) -> dict[str, float]:
+    """Medians and 95th percentiles, in seconds: first token, between tokens (0 within a burst), whole request."""
+    measured = {
+        "first_token_seconds": [timing.first_seconds for timing in mine],
+        "between_tokens_seconds": [gap for timing in mine for gap in timing.gaps],
+        "request_seconds": [timing.total_seconds for timing in mine],
+    }
+    return {
+        f"{name}_{share}": round(value, 4)
+        for name, values in measured.items()
+        for share, value in zip(("p50", "p95"), percentiles(values), strict=True)
+    }
+
+
+def machine(model: Any, target: str) -> dict[str, Any]:
+    """Where and on what it was measured."""
+    import torch
+
+    return {
+        "target": target,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def tables(results: Mapping[str, Any]) -> Iterator[Table | str]:
+    """What was measured, one after the other."""
+    yield _prompts_line(results["prompts"])
+    if results["modes"]:
+        yield _modes_table(results)
+    if "concurrency" in results:
+        found = results["concurrency"]
+        yield (
+            f"{found['requests_at_once']} requests at once: {found['tokens_per_second_at_once']:.1f} tokens/s in all, "
+            f"one after the other {found['tokens_per_second_one_after_the_other']:.1f}: {found['ratio']:.2f}x"
+        )
+    if "conversation" in results:
+        yield _conversation_table(results["conversation"])
+
+
+def _prompts_line(prompts: Mapping[str, Any]) -> str:
+    lengths = prompts["prompt_tokens"]
+    number = "1 prompt" if len(lengths) == 1 else f"{len(lengths)} prompts"
+    parts = [f"{prompts['source']}: {number} of {min(lengths)} to {max(lengths)} tokens"]
+    parts.append(f"answers to {prompts['warming']} more in the cache")
+    parts.append(f"{prompts['left_out_as_too_long']} left out as too long")
+    if prompts["truncated"]:
+        parts.append(f"{prompts['truncated']} shortened by their oldest messages (the system turn stays)")
+    if prompts["system_turn_cut_at_characters"]:
+        parts.append(f"system turns cut at {prompts['system_turn_cut_at_characters']} characters")
+    return "; ".join(parts)
+
+
+def _modes_table(results: Mapping[str, Any]) -> Table:
+    where = results["machine"]
+    title = f"greedy, rates of decoding only, times p50/p95 · {where['target']}, {where['dtype']}"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("mode", no_wrap=True)
+    headings = (
+        "tok/s",
+        "vs\nplain",
+        "vs gen-\nerate",
+        "tok/\nstep",
+        "ms/\nstep",
+        "first\nms",
+        "between\nms",
+        "request\ns",
+    )
+    for heading in (*headings, "equal"):
+        table.add_column(heading, justify="right")
+    for mode in results["modes"]:
+        same, total = mode["identical_outputs"]
+        table.add_row(
+            mode["name"],
+            f"{mode['tokens_per_second']:.1f}",
+            f"{mode['speedup_vs_plain']:.2f}x",
+            f"{mode['speedup_vs']['generate']:.2f}x" if "generate" in mode["speedup_vs"] else "",
+            f"{mode['tokens_per_step']:.2f}",
+            f"{mode['milliseconds_per_step']:.1f}",
+            _pair(mode, "first_token_seconds", 1, 1),
+            _pair(mode, "between_tokens_seconds", 1e3),
+            _pair(mode, "request_seconds", 1, 1),
+            f"{same}/{total}",
+        )
+    return table
+
+
+def _pair(mode: Mapping[str, Any], name: str, scale: float, digits: int = 0) -> str:
+    return "/".join(f"{mode[f'{name}_{share}'] * scale:.{digits}f}" for share in ("p50", "p95"))
+
+
+def _conversation_table(found: Mapping[str, Any]) -> Table:
+    title = f"time to the first token; later turns {found['later_turns_ratio']:.2f}x of without reuse"
+    table = Table(title=title, box=SIMPLE_HEAD, min_width=len(title))
+    columns = ("prompt_tokens", "first_token_seconds_with_reuse", "first_token_seconds_without")
+    for heading in ("turn", "prompt tokens", "with reuse s", "without s"):
+        table.add_column(heading, justify="right")
+    for turn, (tokens, reused, fresh) in enumerate(zip(*(found[name] for name in columns), strict=True), start=1):
+        table.add_row(str(turn), str(tokens), f"{reused:.3f}", f"{fresh:.3f}")
+    return table

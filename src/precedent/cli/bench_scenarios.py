@@ -1,0 +1,82 @@
+"""What `precedent bench` measures besides single answers: several requests at once, and a conversation that grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from precedent.cli.bench_modes import OurContestant, query_of
+from precedent.cli.bench_prompts import Turn
+from precedent.text.prompt import render_prompt
+
+Progress = Callable[[Sequence[Any]], Any]
+"""Wraps what is iterated, to show how far it is."""
+
+
+def concurrency(
+    number: int, alone: OurContestant, together: OurContestant, prompts: Sequence[Sequence[int]], progress: Progress
+) -> dict[str, Any]:
+    """The same requests one after the other and `number` at once, in groups, which side is first changing in turn.
+
+    Each side has an engine of its own, so that neither finds the other's prompts prefilled. Seconds are those of the
+    whole, prefill included.
+    """
+    groups = [prompts[start : start + number] for start in range(0, len(prompts) - number + 1, number)]
+    seconds: dict[str, list[float]] = {"alone": [], "together": []}
+    tokens: dict[str, list[int]] = {"alone": [], "together": []}
+    for place, group in enumerate(progress(groups)):
+        sides = [("alone", alone, 1), ("together", together, number)]
+        for side, contestant, width in sides if place % 2 == 0 else reversed(sides):
+            spent, made = _answer_all(contestant, group, width)
+            seconds[side].append(spent)
+            tokens[side].append(made)
+    rates = {side: [made / spent for made, spent in zip(tokens[side], seconds[side], strict=True)] for side in tokens}
+    return {
+        "requests_at_once": number,
+        "requests": len(groups) * number,
+        "tokens_per_second_one_after_the_other": round(sum(tokens["alone"]) / sum(seconds["alone"]), 2),
+        "tokens_per_second_at_once": round(sum(tokens["together"]) / sum(seconds["together"]), 2),
+        "ratio": round(median(b / a for a, b in zip(rates["alone"], rates["together"], strict=True)), 3),
+    }
+
+
+def _answer_all(contestant: OurContestant, prompts: Sequence[Sequence[int]], width: int) -> tuple[float, int]:
+    """Seconds and tokens of answering all prompts, `width` at a time."""
+    engine, started, tokens = contestant.engine, perf_counter(), 0
+    for start in range(0, len(prompts), width):
+        running = [
+            engine.submit(prompt, contestant.sampling, query=query_of(engine.tokenizer, prompt))
+            for prompt in prompts[start : start + width]
+        ]
+        tokens += sum(len(generation.result().token_ids) for generation in running)
+    return perf_counter() - started, tokens
+
+
+def conversation(contestant: OurContestant, turns: Sequence[Turn], tools: Any, progress: Progress) -> dict[str, Any]:
+    """Time to the first token of every turn, with the KV cache of the turns before it and without.
+
+    Without means: as a tenant of its own, for the KV cache of a conversation never crosses tenants.
+    """
+    tokenizer, said = contestant.engine.tokenizer, list[dict[str, Any]]()
+    reused: list[float] = []
+    fresh: list[float] = []
+    lengths: list[int] = []
+    for place, turn in enumerate(progress(turns)):
+        said += turn.messages
+        prompt = render_prompt(tokenizer, said, tools)
+        lengths.append(len(prompt))
+        sides = [(reused, "conversation"), (fresh, f"turn {place}")]
+        for seconds, tenant in sides if place % 2 == 0 else reversed(sides):
+            timing = contestant(prompt, tenant)
+            seconds.append(timing.first_seconds)
+        text = str(tokenizer.decode(list(timing.token_ids), skip_special_tokens=True))
+        said.append(turn.answer or {"role": "assistant", "content": text})
+    return {
+        "turns": len(lengths),
+        "prompt_tokens": lengths,
+        "first_token_seconds_with_reuse": [round(one, 4) for one in reused],
+        "first_token_seconds_without": [round(one, 4) for one in fresh],
+        "later_turns_ratio": round(median(a / b for a, b in zip(reused[1:], fresh[1:], strict=True)), 3),
+    }

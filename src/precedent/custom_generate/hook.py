@@ -1,0 +1,271 @@
+"""`generate`: the callable for `custom_generate=`, and what it returns."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.stopping_criteria import StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from precedent.cache import NewCompletion
+from precedent.cache.fingerprint import prompt_fingerprint
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.custom_generate.laws import RowLaw, RowStop, end_token_ids
+from precedent.custom_generate.prepared import Prepared, Speculators, fingerprint_of, prepared_for
+from precedent.custom_generate.refusals import check_call, dropped_by_generate
+from precedent.decode import step
+from precedent.drafters import Drafter, DraftRequest
+from precedent.errors import ConfigError
+from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.stats import GenerationStats
+from precedent.target import Slot
+
+if TYPE_CHECKING:
+    from precedent.cache import SpeculationCache
+
+log = logging.getLogger(__name__)
+
+QUERY_TOKENS = 200
+"""Tokens of the prompt's end by which recall is queried."""
+
+
+@dataclass
+class GenerateOutput(GenerateDecoderOnlyOutput):
+    """What `generate(..., return_dict_in_generate=True)` returns with our loop behind it.
+
+    `speculation` holds one dictionary of counts per row, as in `response_metadata["speculation"]`. `past_key_values` is
+    None: the rows of our KV cache are not transformers'. After a row's end, `scores` and `logits` are 0.
+    """
+
+    speculation: tuple[dict[str, Any], ...] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """One row of the batch: its tokens without padding, what is done to its logits, and when it stops."""
+
+    prompt_ids: tuple[int, ...]
+    law: RowLaw
+    stop: RowStop
+    sequence: DecodingSequence
+    put: Callable[[Tensor], None] | None = None
+
+    def take(self, token_ids: Sequence[int]) -> None:
+        """Ask the stopping criteria after every committed token, cut the path where they stop, and stream the rest."""
+        if self.sequence.error is not None:
+            raise self.sequence.error
+        output = self.sequence.output_ids
+        for length in range(len(output) - len(token_ids) + 1, len(output) + 1):
+            kept = [self.law.scores[place] for place in range(length)] if self.law.scores else None
+            stopped = self.stop(self.law.ids(output[:length]), kept)
+            if self.put is not None:
+                self.put(torch.tensor(output[length - 1 : length]))
+            if stopped:
+                del output[length:]
+                self.sequence.finish_reason = "stop"
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class _Speculation:
+    """Who proposes in this call, for whom, and where finished answers are stored."""
+
+    drafters: dict[str, Drafter]
+    tenant: str
+    cache: SpeculationCache | None
+    tokenizer: Any
+    write_back: bool
+    queries: dict[tuple[int, ...], str] = field(default_factory=dict)
+
+    def query(self, prompt_ids: tuple[int, ...]) -> str:
+        """The text by which recall is queried: the prompt's end."""
+        if self.tokenizer is None:
+            return ""
+        if prompt_ids not in self.queries:
+            end = list(prompt_ids[-QUERY_TOKENS:])
+            self.queries[prompt_ids] = str(self.tokenizer.decode(end, skip_special_tokens=True))
+        return self.queries[prompt_ids]
+
+
+def generate(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    *,
+    speculation_cache: SpeculationCache | None = None,
+    speculation_tokenizer: Any = None,
+    drafters: Speculators | None = None,
+    tenant: str = "default",
+    write_back: bool = True,
+    **model_inputs: Any,
+) -> GenerateOutput | Tensor:
+    """Decode speculatively behind `model.generate(..., custom_generate=precedent.generate)`; the law is `generate`'s.
+
+    Logits processors, stopping criteria and the streamer stay in force. Prompts are drafted from themselves; with a
+    `speculation_cache` (and its `speculation_tokenizer`) also from `tenant`'s earlier answers, and finished answers
+    are stored. `drafters` names others, or none. A stop string goes in as a StopStringCriteria. The model's modules
+    stay as they are; what is set up on the first call is kept while the model lives.
+    Raises UnsupportedError, by name, for what cannot be kept, ConfigError or PromptError for what is wrong.
+    """
+    dropped = dropped_by_generate(model)
+    call = (logits_processor, stopping_criteria, generation_config, model_inputs, dropped)
+    check_call(model, input_ids, *call)
+    prepared = prepared_for(model)
+    speculation = _speculation(prepared, drafters, speculation_cache, speculation_tokenizer, tenant, write_back)
+    keep = bool(generation_config.return_dict_in_generate) and bool(
+        generation_config.output_scores or generation_config.output_logits
+    )
+    rows: list[_Row] = []
+    try:
+        for prompt_ids in _unpadded(input_ids, model_inputs.get("attention_mask")):
+            law = RowLaw(logits_processor, input_ids, len(rows), keep=keep)
+            rows.append(_started(prompt_ids, law, rows, prepared, speculation, stopping_criteria, generation_config))
+        if dropped.streamer is not None:
+            rows[0].put = dropped.streamer.put
+        _decode(rows, prepared)
+    finally:
+        for drafting in (drafting for row in rows for drafting in row.sequence.draftings.values()):
+            drafting.end()
+    if dropped.streamer is not None:
+        dropped.streamer.end()
+    _store(rows, prepared, speculation)
+    return _output(rows, input_ids, generation_config)
+
+
+def _speculation(
+    prepared: Prepared,
+    drafters: Speculators | None,
+    cache: SpeculationCache | None,
+    tokenizer: Any,
+    tenant: str,
+    write_back: bool,
+) -> _Speculation:
+    if cache is not None and tokenizer is None:
+        raise ConfigError("speculation_cache= needs speculation_tokenizer=, the model's tokenizer (not tokenizer=)")
+    if isinstance(drafters, str):
+        raise ConfigError(f"drafters={drafters!r} is one name: give a list of names or drafters")
+    wanted = drafters if drafters is not None else ("prompt",) if cache is None else ("recall", "prompt")
+    fingerprint = "" if tokenizer is None else fingerprint_of(tokenizer)
+    return _Speculation(prepared.drafters(wanted, cache, fingerprint), tenant, cache, tokenizer, write_back)
+
+
+def _unpadded(input_ids: Tensor, mask: Tensor | None) -> list[tuple[int, ...]]:
+    """Every row's token ids without the padding on its left."""
+    if mask is None:
+        return [tuple(row) for row in input_ids.tolist()]
+    seen = mask.to(input_ids.device) != 0
+    return [tuple(row[visible].tolist()) for row, visible in zip(input_ids, seen, strict=True)]
+
+
+def _started(
+    prompt_ids: tuple[int, ...],
+    law: RowLaw,
+    others: Sequence[_Row],
+    prepared: Prepared,
+    speculation: _Speculation,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+) -> _Row:
+    """Begin the drafters, prefill, and build the sequence of one row."""
+    ends, width = end_token_ids(criteria), law.ids(()).shape[1]
+    # seeded noise, not fresh coins: a seed set by the user twice may meet a completion that it wrote itself
+    seed = int(torch.randint(2**62, ()))
+    sampling = SamplingParams(temperature=1.0, seed=seed) if config.do_sample else SamplingParams()
+    request = DraftRequest(
+        request_id=secrets.token_hex(8),
+        prompt_ids=prompt_ids,
+        sampling=sampling,
+        tenant=speculation.tenant,
+        query=speculation.query(prompt_ids) if speculation.cache is not None else "",
+        mode="coupled" if config.do_sample else "greedy",
+        shape=law.unkept,
+        end_token_ids=ends,
+    )
+    with prepared.lock:
+        slot = _prefilled(prompt_ids, others, prepared)
+        sequence = DecodingSequence(
+            slot=slot,
+            sampling=sampling,
+            speculation=SpeculationConfig(),
+            mode=request.mode,
+            coins_of=entropy_coins(seed),
+            end_token_ids=ends,
+            max_tokens=(criteria.max_length or prepared.target.context_length) - width,
+            shape=law,
+            draftings={name: drafter.begin(request) for name, drafter in speculation.drafters.items()},
+            draw_sources=tuple(name for name, drafter in speculation.drafters.items() if drafter.draws),
+            stats=GenerationStats(mode=request.mode),
+        )
+    return _Row(prompt_ids, law, RowStop(criteria, law.batch, len(others)), sequence)
+
+
+def _prefilled(prompt_ids: tuple[int, ...], others: Sequence[_Row], prepared: Prepared) -> Slot:
+    """A slot that holds the prompt; the same prompt (`num_return_sequences`) is computed once."""
+    same = next((row.sequence.slot for row in others if row.prompt_ids == prompt_ids), None)
+    slot = prepared.target.new_slot() if same is None else prepared.target.fork(same, len(prompt_ids) - 1)
+    prepared.target.prefill(slot, prompt_ids)
+    return slot
+
+
+def _decode(rows: Sequence[_Row], prepared: Prepared) -> None:
+    """Step all rows together until each has stopped."""
+    running = list(rows)
+    while running:
+        with prepared.lock:
+            results = step([row.sequence for row in running], prepared.target, prepared.planner)
+        for row, result in zip(running, results, strict=True):
+            row.take(result.token_ids)
+        running = [row for row in running if not row.sequence.finished]
+
+
+def _store(rows: Sequence[_Row], prepared: Prepared, speculation: _Speculation) -> None:
+    """Write finished answers back; a cache that fails costs no answer."""
+    if speculation.cache is None or not speculation.write_back:
+        return
+    for row in rows:
+        output = row.sequence.output_ids
+        completion = NewCompletion(
+            token_ids=tuple(output),
+            tokenizer=fingerprint_of(speculation.tokenizer),
+            model=prepared.fingerprint,
+            tenant=speculation.tenant,
+            query=speculation.query(row.prompt_ids),
+            prompt_fingerprint=prompt_fingerprint(row.prompt_ids),
+            text=str(speculation.tokenizer.decode(output, skip_special_tokens=True)),
+        )
+        try:
+            speculation.cache.insert(completion)
+        except Exception as error:
+            log.warning("the completion was not stored: %s", error, exc_info=log.isEnabledFor(logging.DEBUG))
+
+
+def _output(rows: Sequence[_Row], input_ids: Tensor, config: GenerationConfig) -> GenerateOutput | Tensor:
+    """Prompts and answers `[rows, longest]`, padded on the right; with `return_dict_in_generate`, the rest as well."""
+    longest = max(len(row.sequence.output_ids) for row in rows)
+    padding = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+    answers = [[*row.sequence.output_ids, *[padding] * (longest - len(row.sequence.output_ids))] for row in rows]
+    sequences = torch.cat((input_ids, torch.tensor(answers, dtype=input_ids.dtype, device=input_ids.device)), dim=1)
+    if not config.return_dict_in_generate:
+        return sequences
+    return GenerateOutput(
+        sequences=sequences,  # type: ignore[arg-type]  # transformers names a legacy tensor type
+        scores=_stacked([row.law.scores for row in rows], longest) if config.output_scores else None,
+        logits=_stacked([row.law.raw for row in rows], longest) if config.output_logits else None,
+        speculation=tuple(row.sequence.stats.as_dict() for row in rows),
+    )
+
+
+def _stacked(kept: Sequence[dict[int, Tensor]], longest: int) -> tuple[Any, ...]:
+    """One tensor `[rows, vocab_size]` per token."""
+    nothing = torch.zeros_like(kept[0][0])
+    return tuple(torch.stack([rows.get(place, nothing) for rows in kept]) for place in range(longest))

@@ -1,0 +1,171 @@
+"""How `generate`'s logits processors and stopping criteria are applied: per tree node and per committed token.
+
+Both are asked with the token ids of one row (prompt, answer, and a node's own path), as `generate` would ask them when
+it came to that place. Processors must be functions of (input_ids, scores), for a tree asks about places that are never
+reached; transformers' own that are not are refused by class, a user's by asking it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process, stopping_criteria
+from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.stopping_criteria import StoppingCriteriaList
+
+from precedent.custom_generate.twin import plain_attributes
+from precedent.errors import UnsupportedError
+
+ROWS_ALIKE = (
+    "MinLengthLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+    "TemperatureLogitsWarper",
+    "TopPLogitsWarper",
+    "TopKLogitsWarper",
+    "TopHLogitsWarper",
+    "MinPLogitsWarper",
+    "TypicalLogitsWarper",
+    "EpsilonLogitsWarper",
+    "EtaLogitsWarper",
+    "NoRepeatNGramLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
+    "NoBadWordsLogitsProcessor",
+    "ForcedBOSTokenLogitsProcessor",
+    "ForcedEOSTokenLogitsProcessor",
+    "InfNanRemoveLogitsProcessor",
+    "ExponentialDecayLengthPenalty",
+    "LogitNormalization",
+    "SuppressTokensAtBeginLogitsProcessor",
+    "SuppressTokensLogitsProcessor",
+    "WatermarkLogitsProcessor",
+)
+"""Processors of transformers that do the same to every row of a batch: asked for one row alone."""
+
+ROWS_APART = (
+    "RepetitionPenaltyLogitsProcessor",
+    "EncoderRepetitionPenaltyLogitsProcessor",
+    "EncoderNoRepeatNGramLogitsProcessor",
+    "PrefixConstrainedLogitsProcessor",
+)
+"""Processors of transformers that know which row of the batch they see, as a user's may: asked for a whole batch."""
+
+CRITERIA = ("MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria", "EosTokenCriteria")
+"""Stopping criteria of transformers that look at one row alone."""
+
+
+class RowLaw:
+    """What `generate` does to a row of logits in one row of its batch: the `shape` of our decode loop.
+
+    float32, as in `generate`, whatever the model's dtype. With `keep`, `raw` and `scores` hold the logits
+    `[vocab_size]` behind every committed token, before and after the processors.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, prompts: Tensor, row: int, *, keep: bool = False) -> None:
+        self._prompt, self.batch, self._row, self._keep = prompts[row : row + 1], len(prompts), row, keep
+        self._processors: list[tuple[Any, bool]] = [
+            (LogitsProcessorList([one]), _is_one_of(one, ROWS_ALIKE)) for one in processors
+        ]
+        self.raw: dict[int, Tensor] = {}
+        self.scores: dict[int, Tensor] = {}
+
+    def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
+        """The processed row after `output_ids`, `[vocab_size]`."""
+        scores = row.to(self._prompt.device, torch.float32, copy=True)[None]
+        if self._keep:
+            self.raw[len(output_ids)] = scores[0].clone()
+        if self._processors:
+            scores = self._processed(self.ids(output_ids), scores)
+        if self._keep:
+            self.scores[len(output_ids)] = scores[0]
+        return scores[0]
+
+    def unkept(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
+        """The same for a drafter's rows, of which nothing is kept."""
+        scores = row.to(self._prompt.device, torch.float32, copy=True)[None]
+        return self._processed(self.ids(output_ids), scores)[0]
+
+    def ids(self, output_ids: Sequence[int]) -> Tensor:
+        """Prompt as `generate` was given it (padding included) and output, `[1, length]`."""
+        output = torch.tensor([output_ids], dtype=self._prompt.dtype, device=self._prompt.device)
+        return torch.cat((self._prompt, output), dim=1)
+
+    def _processed(self, ids: Tensor, scores: Tensor) -> Tensor:
+        for processor, rows_alike in self._processors:
+            if rows_alike or self.batch == 1:
+                scores = processor(ids, scores)
+            else:  # every row of the batch says what this one says; only its own answer counts
+                answers = processor(ids.repeat(self.batch, 1), scores.repeat(self.batch, 1))
+                scores = answers[self._row : self._row + 1]
+        return scores
+
+
+class RowStop:
+    """Whether `generate` would stop one row of its batch after a token."""
+
+    def __init__(self, criteria: StoppingCriteriaList, batch: int, row: int) -> None:
+        self._batch, self._row = batch, row
+        self._alone = StoppingCriteriaList(one for one in criteria if batch == 1 or _is_one_of(one, CRITERIA))
+        self._others = StoppingCriteriaList(one for one in criteria if one not in self._alone)
+
+    def __call__(self, ids: Tensor, scores: Sequence[Tensor] | None) -> bool:
+        """Ask for `ids` `[1, length]` and, where they are kept, the processed rows `[vocab_size]` of the output."""
+        kept = None if scores is None else tuple(row[None] for row in scores)
+        if len(self._alone) and bool(self._alone(ids, kept)[0]):
+            return True
+        if not self._others:
+            return False
+        kept = None if kept is None else tuple(row.repeat(self._batch, 1) for row in kept)
+        return bool(self._others(ids.repeat(self._batch, 1), kept)[self._row])
+
+
+def check_processors(processors: LogitsProcessorList, prompts: Tensor, vocab_size: int) -> None:
+    """Raise UnsupportedError naming a processor that is no function of (input_ids, scores)."""
+    for processor in processors:
+        if _is_one_of(processor, (*ROWS_ALIKE, *ROWS_APART)):
+            continue
+        name = type(processor).__name__
+        if type(processor).__module__.startswith("transformers."):
+            raise UnsupportedError(
+                f"{name} keeps state of its own or runs a model, so it cannot be asked about the nodes of a candidate "
+                "tree: leave out the setting that asks for it, or call generate without custom_generate"
+            )
+        _ask_twice(processor, name, prompts, vocab_size)
+
+
+def _ask_twice(processor: Any, name: str, prompts: Tensor, vocab_size: int) -> None:
+    """The same question must have the same answer, and leave no trace (what is set up lazily is there by then)."""
+    refusal = UnsupportedError(
+        f"{name} answers differently when it is asked the same twice, or keeps count of the calls: "
+        "custom_generate=precedent.generate needs logits processors that are functions of (input_ids, scores)"
+    )
+    scores = torch.zeros((len(prompts), vocab_size), device=prompts.device)
+    asked: Any = LogitsProcessorList([processor])
+    first, before = asked(prompts.clone(), scores.clone()), plain_attributes(processor)
+    try:
+        second = asked(prompts.clone(), scores.clone())
+    except Exception as error:
+        raise refusal from error
+    if not torch.equal(first, second) or plain_attributes(processor) != before:
+        raise refusal
+
+
+def check_criteria(criteria: StoppingCriteriaList) -> None:
+    """Raise UnsupportedError naming a stopping criterion of transformers that is made for an assistant model."""
+    for one in criteria:
+        if type(one).__module__.startswith("transformers.") and not _is_one_of(one, CRITERIA):
+            raise UnsupportedError(f"{type(one).__name__} belongs to assisted generation: leave it out")
+
+
+def end_token_ids(criteria: StoppingCriteriaList) -> frozenset[int]:
+    """The tokens that end an answer, by the criteria that have any."""
+    ids = (getattr(one, "eos_token_id", None) for one in criteria)
+    return frozenset(int(token) for some in ids if some is not None for token in torch.as_tensor(some).flatten())
+
+
+def _is_one_of(one: object, names: Sequence[str]) -> bool:
+    """Whether it is of exactly one of transformers' classes: a subclass may do anything."""
+    homes = (logits_process, stopping_criteria)
+    return any(type(one) is getattr(home, name, None) for home in homes for name in names)

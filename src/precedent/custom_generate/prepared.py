@@ -1,0 +1,119 @@
+"""What is set up once per model and kept while the model lives: the twin's target model, the planner, the drafters."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from precedent.cache import SpeculationCache
+from precedent.cache.fingerprint import model_fingerprint, tokenizer_fingerprint
+from precedent.cost_curve import START_UP_WIDTHS, CostCurve
+from precedent.custom_generate.twin import state_of, twin_of
+from precedent.drafters import Drafter, DrafterParts, load_drafters
+from precedent.errors import ConfigError
+from precedent.planner import Planner
+from precedent.target import TargetModel
+from precedent.tree import chain
+from precedent.warm_up import compile_inner_loops
+
+PREFIX_TOKENS = 33
+TRIES = 2
+"""Forwards per width by which the cost curve starts; it learns from every step afterwards."""
+
+Speculators = Sequence[str | Drafter]
+"""Names of installed drafters, or drafters themselves."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A model ready for our loop. `lock` is held for a step: planner and drafters are shared by all running calls."""
+
+    target: TargetModel
+    planner: Planner
+    state: tuple[Any, ...]
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "precedent-generate"))
+    _cache: SpeculationCache | None = None
+    _named: dict[tuple[str, str], Drafter] = field(default_factory=dict)
+    _fingerprint: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """The model's fingerprint, under which completions are stored."""
+        if not self._fingerprint:
+            self._fingerprint = model_fingerprint(self.target.model.config.to_dict(), self.target.model.state_dict())
+        return self._fingerprint
+
+    def drafters(self, wanted: Speculators, cache: SpeculationCache | None, tokenizer: str) -> dict[str, Drafter]:
+        """The drafters of a call by name; named ones are kept with what they have indexed. Raises ConfigError."""
+        with self.lock:
+            if cache is not self._cache:
+                self._named, self._cache = {}, cache
+            made = [self._named_drafter(one, tokenizer) if isinstance(one, str) else one for one in wanted]
+        return {drafter.name: drafter for drafter in made}
+
+    def _named_drafter(self, name: str, tokenizer: str) -> Drafter:
+        if (name, tokenizer) not in self._named:
+            made = load_drafters([name], DrafterParts(tokenizer, self.executor, self._cache))
+            if not made:
+                raise ConfigError(f"drafter {name!r} has nothing to draft from here: {_missing(name)}")
+            self._named[name, tokenizer] = made[0]
+        return self._named[name, tokenizer]
+
+
+def _missing(name: str) -> str:
+    if name == "recall":
+        return "give speculation_cache=… as well"
+    return "a draft model goes in as a drafter object, DraftModelDrafter(TargetModel(draft_model))"
+
+
+_PREPARING = threading.Lock()
+_PREPARED: weakref.WeakKeyDictionary[PreTrainedModel, Prepared] = weakref.WeakKeyDictionary()
+_TOKENIZERS: weakref.WeakKeyDictionary[Any, tuple[int, str]] = weakref.WeakKeyDictionary()
+
+
+def prepared_for(model: PreTrainedModel) -> Prepared:
+    """The model's set-up, made on the first call and anew when the model was changed meanwhile.
+
+    Raises UnsupportedError for a model whose layers cannot be rewound.
+    """
+    with _PREPARING:
+        known, state = _PREPARED.get(model), state_of(model)
+        if known is not None and known.state == state:
+            return known
+        compile_inner_loops()
+        target = TargetModel(twin_of(model))
+        planner = Planner(_cost_of(target)) if known is None else known.planner
+        _PREPARED[model] = Prepared(target, planner, state)
+        return _PREPARED[model]
+
+
+def fingerprint_of(tokenizer: Any) -> str:
+    """The tokenizer's fingerprint, computed once unless tokens were added."""
+    known = _TOKENIZERS.get(tokenizer)
+    if known is None or known[0] != len(tokenizer):
+        known = _TOKENIZERS[tokenizer] = (len(tokenizer), tokenizer_fingerprint(tokenizer))
+    return known[1]
+
+
+def _cost_of(target: TargetModel) -> CostCurve:
+    """A cost curve from a few forwards behind a short prefix."""
+    curve, slot = CostCurve(), target.new_slot()
+    target.prefill(slot, [0] * PREFIX_TOKENS)
+    for width in START_UP_WIDTHS:
+        curve.observe(width, min(_milliseconds(target, slot, width) for _ in range(TRIES)))
+    return curve
+
+
+def _milliseconds(target: TargetModel, slot: Any, width: int) -> float:
+    started = perf_counter()
+    target.score([(slot, chain([0] * (width - 1)))])
+    target.discard(slot)
+    return (perf_counter() - started) * 1e3

@@ -1,0 +1,139 @@
+"""What `generate` can do and our loop cannot: refused by name, before any work is done, never dropped silently."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin
+from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.stopping_criteria import StoppingCriteriaList
+
+from precedent.custom_generate.laws import CRITERIA, check_criteria, check_processors, end_token_ids
+from precedent.errors import ConfigError, PromptError, UnsupportedError
+
+PLAIN_MODES = ("greedy_search", "sample")
+
+MODE_SETTINGS = (
+    "num_beams",
+    "num_beam_groups",
+    "constraints",
+    "force_words_ids",
+    "penalty_alpha",
+    "dola_layers",
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
+    "use_mtp",
+)
+"""Settings that make `generate` choose another mode than greedy search or sampling."""
+
+REFUSED_SETTINGS = ("output_attentions", "output_hidden_states", "cache_implementation", "is_assistant")
+"""Further settings of a GenerationConfig; anything but None and False is refused."""
+
+KNOWN_INPUTS = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
+"""What `generate` passes on of its own accord."""
+
+
+class Dropped(NamedTuple):
+    """Arguments of `generate` that it does not pass on to a callable."""
+
+    streamer: Any = None
+    assistant_model: Any = None
+    synced_gpus: bool | None = None
+
+
+def dropped_by_generate(model: Any) -> Dropped:
+    """Read them where they are: in the frame of the `generate` that called us.
+
+    transformers 5.23 pushes the prompt into a streamer and then forgets it, which leaves its reader waiting for ever.
+    """
+    code = inspect.unwrap(GenerationMixin.generate).__code__
+    frame = inspect.currentframe()
+    while frame is not None and not (frame.f_code is code and frame.f_locals.get("self") is model):
+        frame = frame.f_back
+    return Dropped() if frame is None else Dropped(*(frame.f_locals.get(name) for name in Dropped._fields))
+
+
+def check_call(
+    model: Any,
+    prompts: Tensor,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    inputs: Mapping[str, Any],
+    dropped: Dropped,
+) -> None:
+    """Raise UnsupportedError, ConfigError or PromptError for whatever cannot be kept."""
+    if model.training:
+        raise UnsupportedError("the model is in training mode, in which dropout changes its law: call model.eval()")
+    if dropped.assistant_model is not None:
+        raise UnsupportedError(
+            "assistant_model= is transformers' own speculation: give the draft model as "
+            "drafters=[DraftModelDrafter(TargetModel(draft_model))], or leave out custom_generate"
+        )
+    if dropped.synced_gpus:
+        raise UnsupportedError("synced_gpus=True (ZeRO stage 3, FSDP): our loop steps on one process only")
+    if dropped.streamer is not None and len(prompts) > 1:
+        raise UnsupportedError("streamer= with several prompts or num_return_sequences: stream one answer at a time")
+    _check_config(config)
+    _check_inputs(prompts, inputs)
+    check_criteria(criteria)
+    _check_batch(len(prompts), criteria, config)
+    check_processors(processors, prompts, int(model.get_output_embeddings().weight.shape[0]))
+
+
+def _check_config(config: GenerationConfig) -> None:
+    mode = config.get_generation_mode()
+    if mode not in PLAIN_MODES:
+        values = ((name, getattr(config, name, None)) for name in MODE_SETTINGS)
+        given = ", ".join(f"{name}={value!r}" for name, value in values if value and (value is True or value != 1))
+        raise UnsupportedError(
+            f"{given} asks for {mode.value.replace('_', ' ')}: custom_generate=precedent.generate decodes greedily or "
+            "by sampling"
+        )
+    for name in REFUSED_SETTINGS:
+        if value := getattr(config, name, None):
+            raise UnsupportedError(f"{name}={value!r} is not kept by custom_generate=precedent.generate: leave it out")
+
+
+def _check_inputs(prompts: Tensor, inputs: Mapping[str, Any]) -> None:
+    for name, value in inputs.items():
+        if name not in KNOWN_INPUTS and value is not None and value is not False:
+            raise UnsupportedError(f"{name}= is not an input of our loop, which knows token ids only: leave it out")
+    if inputs.get("use_cache") is False:
+        raise UnsupportedError("use_cache=False: our loop lives on its KV cache; leave it out")
+    given = inputs.get("past_key_values")
+    if given is not None and (getattr(given, "_is_user_defined", False) or given.get_seq_length() > 0):
+        raise UnsupportedError("past_key_values=: our loop keeps a KV cache of its own; give the whole prompt instead")
+    if prompts.dim() != 2 or prompts.shape[1] == 0:
+        raise PromptError("give the prompt as input_ids, one token at least (inputs_embeds alone cannot be decoded)")
+    _check_padding(prompts, inputs.get("attention_mask"), inputs.get("position_ids"))
+
+
+def _check_padding(prompts: Tensor, mask: Tensor | None, positions: Tensor | None) -> None:
+    """Rows must be padded on the left alone, and positions must count from the first real token."""
+    seen = torch.ones_like(prompts) if mask is None else (mask != 0).long()
+    if seen.shape != prompts.shape or bool((seen.diff(dim=1) < 0).any()) or bool((seen[:, -1] == 0).any()):
+        raise UnsupportedError(
+            "attention_mask= hides more than padding on the left: pad on the left, mask nothing else"
+        )
+    if positions is not None:
+        expected = (seen.cumsum(1) - 1).clamp(min=0)
+        if not torch.equal((positions.to(seen.device) * seen).expand_as(seen), expected * seen):
+            raise UnsupportedError("position_ids= other than 0, 1, 2, … from the first token: leave them out")
+
+
+def _check_batch(rows: int, criteria: StoppingCriteriaList, config: GenerationConfig) -> None:
+    if rows == 1:
+        return
+    if end_token_ids(criteria):
+        if config._pad_token_tensor is None:
+            raise ConfigError("several prompts need pad_token_id to fill up the rows that end first")
+    elif any(type(one).__name__ != CRITERIA[0] for one in criteria):
+        # without an end token, generate goes on writing into rows that have stopped until the last one has
+        raise UnsupportedError(
+            "several prompts that stop early, but no end token: set eos_token_id, or give one prompt"
+        )

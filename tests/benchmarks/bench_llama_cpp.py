@@ -1,0 +1,92 @@
+"""Tokens per second of our engine, plain and warm, against llama.cpp on the weights of the same GGUF file.
+
+    pip install llama-cpp-python
+    python tests/benchmarks/bench_llama_cpp.py [--gguf FILE] [--prompts 6] [--max-tokens 64] [--threads 2]
+
+Greedy, decoding only (what comes after the first token), the contestants interleaved. llama.cpp computes in the file's
+own quantisation, ours in bfloat16: answers may differ, rates can be compared. "warm" is our engine with the answers to
+other prompts of the same workflows in its cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from precedent.cli.bench_lineup import Lineup
+from precedent.cli.bench_modes import Contestant, Timing
+from precedent.cli.bench_prompts import order_desk_prompts
+from precedent.target.packaged import DEMO_TARGET, _packaged_gguf
+
+CONTEXT = 4096
+
+
+class LlamaContestant:
+    """llama.cpp behind its Python binding."""
+
+    def __init__(self, gguf: Path, threads: int, max_tokens: int) -> None:
+        from llama_cpp import Llama
+
+        self._llama: Any = Llama(str(gguf), n_ctx=CONTEXT, n_threads=threads, n_threads_batch=threads, verbose=False)
+        self._max_tokens = max_tokens
+
+    def __call__(self, prompt_ids: Sequence[int]) -> Timing:
+        """Greedy answer to a prompt, by its token ids."""
+        started, token_ids, arrivals = perf_counter(), [], []
+        end = self._llama.token_eos()
+        for token in self._llama.generate(list(prompt_ids), temp=0.0, top_k=1, repeat_penalty=1.0, reset=True):
+            token_ids.append(int(token))
+            arrivals.append((perf_counter() - started, 1))
+            if token == end or len(token_ids) == self._max_tokens:
+                break
+        return Timing(tuple(token_ids), tuple(arrivals), arrivals[-1][0], len(token_ids) - 1)
+
+
+def main() -> None:
+    """Compare, if llama-cpp-python is there."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--gguf", type=Path, help="default: the packaged demo model's")
+    options.add_argument("--prompts", type=int, default=6)
+    options.add_argument("--max-tokens", type=int, default=64)
+    options.add_argument("--threads", type=int, default=torch.get_num_threads())
+    chosen = options.parse_args()
+    try:
+        import llama_cpp  # noqa: F401 -- only whether it is there
+    except ImportError:
+        print("skipped: llama-cpp-python is not installed (pip install llama-cpp-python; it compiles for minutes)")
+        return
+    torch.set_num_threads(chosen.threads)
+    gguf = chosen.gguf or _packaged_gguf()[0]
+    compare(LlamaContestant(gguf, chosen.threads, chosen.max_tokens), chosen.prompts, chosen.max_tokens)
+
+
+def compare(llama: Contestant, prompts: int, max_tokens: int) -> None:
+    """Let everybody answer the order desk's prompts, and print the rates."""
+    lineup = Lineup(DEMO_TARGET, None, None, None, max_tokens)
+    asked = order_desk_prompts(lineup.tokenizer, prompts, 2 * prompts)
+    filler = lineup.ours(lineup.cache, write_back=True)
+    for prompt in asked.warming:
+        filler(prompt)
+    filler.engine.close()
+    contestants: dict[str, Contestant] = {"llama.cpp plain": llama}
+    contestants |= {f"ours, {name}": one for name, one in lineup.contestants(["plain", "ours"], {}).items()}
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    for prompt in asked.measured:
+        for name, contestant in contestants.items():
+            timing = contestant(prompt)
+            if timing.decode_tokens > 0:
+                rates[name].append(timing.decode_tokens / timing.decode_seconds)
+    for name, found in rates.items():
+        print(
+            f"{name}: {median(found):.1f} tokens per second (median of {len(found)})" if found else f"{name}: nothing"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""`precedent bench`: every mode and scenario on a tiny model, and the prompts and poison that it is fed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from precedent import cost_curve
+from precedent.cli import app as cli
+from precedent.cli import bench_lineup
+from precedent.cli.bench import MODES, STANDARD_MODES, _chosen_modes
+from precedent.cli.bench_lineup import POISONED_PER_PROMPT, Lineup
+from precedent.cli.bench_modes import Timing
+from precedent.cli.bench_prompts import conversation_turns, trace_prompts
+from precedent.cli.bench_report import summary
+from precedent.errors import ConfigError, PromptError
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+OURS = ("plain", "ours", "ours-cold", "adversarial", "null", "oracle")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a tiny chat model."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_causal_lm(dtype=torch.float32, scale=2.0, num_hidden_layers=2).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def said(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks of two trials each; eleven assistant turns in every conversation."""
+    file = tmp_path_factory.mktemp("traces") / "talks.jsonl"
+    lines = []
+    for task, trial in (("0", 0), ("1", 0), ("0", 1), ("1", 1)):
+        messages = [said("system", "be kind")]
+        for turn in range(11):
+            messages += [said("user", f"q {task}{trial} {turn}"), said("assistant", f"a {turn}")]
+        lines.append(json.dumps({"task_id": task, "trial": trial, "messages": messages}))
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_lineup, "resolve", lambda embedder: HashEmbedder())
+    monkeypatch.setattr(cost_curve, "START_UP_SECONDS", 0.0)
+
+
+def bench(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Run `precedent bench` in this process; returns its exit status."""
+    monkeypatch.setattr(sys, "argv", ["precedent", "bench", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_every_mode_gives_the_plain_answers_and_its_figures(
+    model: str,
+    traces: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    results = tmp_path / "bench.json"
+    sizes = ("--prompts", 2, "--warm", 2, "--max-tokens", 40, "--dtype", "float64", "--draft-model", "first-layers:1")
+    status = bench(monkeypatch, "--target", model, "--traces", traces, "--modes", "all", *sizes, "--json", results)
+    shown = capsys.readouterr().out
+    assert status == 0
+    written = json.loads(results.read_text(encoding="utf-8"))
+    figures = {mode["name"]: mode for mode in written["modes"]}
+    assert tuple(figures) == MODES
+    assert all(mode["identical_outputs"] == [2, 2] for mode in figures.values())
+    assert figures["plain"]["tokens_per_step"] == figures["null"]["tokens_per_step"] == 1.0
+    assert figures["oracle"]["tokens_per_step"] >= 1.0
+    for name, mode in figures.items():
+        assert mode["name"] in shown
+        assert mode["speedup_vs_plain"] == mode["speedup_vs"]["plain"]
+        assert set(mode["speedup_vs"]) == {"plain", "generate", "prompt-lookup", "assisted"}
+        assert (mode["milliseconds_outside_forward_per_step"] is not None) == (name in OURS)
+        for measured in ("first_token_seconds", "between_tokens_seconds", "request_seconds"):
+            assert 0 <= mode[f"{measured}_p50"] <= mode[f"{measured}_p95"]
+    assert written["prompts"]["source"] == "talks.jsonl"
+    assert written["prompts"]["measured"] == written["prompts"]["warming"] == 2
+    assert written["machine"]["dtype"] == "float64"
+    assert "0 left out as too long" in " ".join(shown.split())
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_scenarios_are_measured_alone_unless_modes_are_named(
+    model: str, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "bench.json"
+    sizes = ("--prompts", 5, "--warm", 1, "--max-tokens", 6)
+    wanted = ("--concurrency", 2, "--conversation")
+    assert bench(monkeypatch, "--target", model, "--traces", traces, *sizes, *wanted, "--json", results) == 0
+    written = json.loads(results.read_text(encoding="utf-8"))
+    assert written["modes"] == []
+    assert (written["concurrency"]["requests_at_once"], written["concurrency"]["requests"]) == (2, 4)
+    assert written["concurrency"]["ratio"] > 0
+    talk = written["conversation"]
+    assert talk["turns"] == 10
+    assert talk["prompt_tokens"] == sorted(set(talk["prompt_tokens"]))
+    assert len(talk["first_token_seconds_with_reuse"]) == len(talk["first_token_seconds_without"]) == 10
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 requests at once" in shown
+    assert f"later turns {talk['later_turns_ratio']:.2f}x of without reuse" in shown
+
+
+def test_a_conversation_reuses_its_prefix_only_with_reuse(
+    model: str, traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the two columns compare: the prompt tokens that the engine finds in its KV cache."""
+    from precedent.cli.bench_scenarios import conversation
+
+    contestant = Lineup(model, None, None, None, 4).ours(enabled=False)
+    submit, cached = contestant.engine.submit, dict[str, list[int]]()
+
+    def noted(prompt: Sequence[int], *arguments: Any, tenant: str, **settings: Any) -> Any:
+        generation = submit(prompt, *arguments, tenant=tenant, **settings)
+        cached.setdefault(tenant.partition(" ")[0], []).append(generation.result().cached_prompt_tokens)
+        return generation
+
+    monkeypatch.setattr(contestant.engine, "submit", noted)
+    turns, tools = conversation_turns(traces, 4)
+    found = conversation(contestant, turns, tools, lambda rows: rows)
+    contestant.engine.close()
+    assert cached["turn"] == [0, 0, 0, 0]
+    assert cached["conversation"][0] == 0
+    assert all(held >= before for held, before in zip(cached["conversation"][1:], found["prompt_tokens"], strict=False))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--modes", "plain,faster"], "there is no mode 'faster'"),
+        (["--modes", "assisted"], "mode 'assisted' needs --draft-model"),
+        (["--topics", "--traces", "{traces}"], "give one of them"),
+        (["--concurrency", "9"], "at least as many --prompts (8)"),
+        (["--concurrency", "1"], "needs 2 or more"),
+        (["--traces", "/no/such/file"], "/no/such/file"),
+    ],
+)
+def test_bad_usage_is_one_line_and_status_2(
+    arguments: list[str],
+    says: str,
+    traces: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert bench(monkeypatch, *(argument.format(traces=traces) for argument in arguments)) == 2
+    shown = capsys.readouterr()
+    assert says in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_plain_is_always_measured_and_nothing_twice() -> None:
+    assert _chosen_modes("ours,ours", None) == ["plain", "ours"]
+    assert _chosen_modes("", None) == [mode for mode in STANDARD_MODES if mode != "assisted"]
+    assert _chosen_modes("", None, only_named=True) == []
+    assert _chosen_modes("all", "first-layers:1") == list(MODES)
+
+
+def test_the_cache_is_warmed_by_other_trials_of_the_measured_tasks(traces: Path) -> None:
+    tokenizer = byte_tokenizer()
+    found = trace_prompts(traces, tokenizer, 2, 4, 1000, truncate=False)
+    measured, warming = ([tokenizer.decode(ids) for ids in some] for some in (found.measured, found.warming))
+    assert [text.splitlines()[3][:4] for text in measured] == ["q 01", "q 11"]
+    assert [text.splitlines()[3][:4] for text in warming] == ["q 00", "q 10"] * 2
+    nearest = [text.count("<|im_start|>") for text in warming[:2]]
+    assert nearest == [text.count("<|im_start|>") for text in measured]
+
+
+def test_long_prompts_are_left_out_or_lose_their_oldest_messages(traces: Path) -> None:
+    tokenizer, longest = byte_tokenizer(), 150
+    left_out = trace_prompts(traces, tokenizer, 30, 0, longest, truncate=False)
+    assert max(map(len, left_out.measured)) <= longest
+    assert left_out.left_out == 22 - len(left_out.measured) > 0
+    assert left_out.truncated == 0
+    shortened = trace_prompts(traces, tokenizer, 30, 0, longest, truncate=True)
+    assert (len(shortened.measured), shortened.left_out, shortened.truncated) == (22, 0, left_out.left_out)
+    assert max(map(len, shortened.measured)) <= longest
+    texts = [tokenizer.decode(ids) for ids in shortened.measured]
+    assert all("be kind" in text for text in texts)
+    assert {text.splitlines()[-2].split()[-1].removesuffix("<|im_end|>") for text in texts} == {
+        str(turn) for turn in range(11)
+    }
+    with pytest.raises(PromptError, match="at most 20 tokens"):
+        trace_prompts(traces, tokenizer, 30, 0, 20, truncate=True)
+
+
+def test_a_conversation_that_is_too_short_is_refused(traces: Path) -> None:
+    turns, _ = conversation_turns(traces, 11)
+    assert len(turns) == 11
+    assert [message["role"] for message in turns[0].messages] == ["system", "user"]
+    assert turns[3].answer == said("assistant", "a 3")
+    with pytest.raises(PromptError, match="no conversation of 12"):
+        conversation_turns(traces, 12)
+
+
+def test_poison_lies_under_the_right_prompt_and_is_never_right_twice_in_a_row(model: str) -> None:
+    lineup = Lineup(model, None, None, None, 12)
+    answer = tuple(range(20, 32))
+    cache = lineup.poisoned_cache({(1, 2, 3): answer})
+    stored = cache.list(limit=None)
+    poisoned = [one for one in stored if one.prompt_fingerprint]
+    assert len(poisoned) == POISONED_PER_PROMPT < len(stored)
+    for one in poisoned:
+        right = [got == wanted for got, wanted in zip(one.token_ids, answer, strict=True)]
+        assert 4 <= sum(right) <= 8
+        assert sum(a and b for a, b in pairwise(right)) <= 1  # a random token may be right
+
+
+def test_gaps_count_every_token_and_speed_is_the_median_of_ratios() -> None:
+    slow = Timing((1, 2, 3, 4), ((1.0, 1), (2.0, 1), (3.0, 1), (4.0, 1)), 4.0, 3)
+    fast = Timing((1, 2, 3, 4), ((0.5, 2), (1.0, 2)), 1.0, 1, 0.002)
+    assert slow.gaps == [1.0, 1.0, 1.0]
+    assert fast.gaps == [0.0, 0.5, 0.0]
+    figures = summary("ours", {"plain": [slow, slow], "ours": [fast, slow]})
+    assert figures["speedup_vs_plain"] == pytest.approx((4.0 + 1.0) / 2)
+    assert figures["first_token_seconds_p50"] == pytest.approx(0.75)
+    assert figures["tokens_per_step"] == pytest.approx(5 / 4)
+    assert figures["milliseconds_outside_forward_per_step"] == pytest.approx(0.5)
+
+
+def test_an_oracle_needs_the_answers_of_plain_decoding(model: str) -> None:
+    lineup = Lineup(model, None, None, "float64", 12)
+    prompt = list(b"once upon a time")
+    answers = lineup.plain_answers([prompt])
+    oracle = lineup.contestants(["oracle"], answers)["oracle"](prompt)
+    assert oracle.token_ids == answers[tuple(prompt)]
+    with pytest.raises(ConfigError):
+        _chosen_modes("oracles", None)
