@@ -222,6 +222,7 @@ def test_a_draft_model_padded_to_another_width_fits_its_target(tmp_path: Path, w
     plain = logits_of(tiny_causal_lm(vocab_size=width, seed=1))[..., :264].softmax(-1)
     torch.testing.assert_close(probs[..., : plain.shape[-1]], plain)
     assert not probs[..., width:].any()
+    assert TargetModel(draft).vocab_size == 264
 
 
 def test_a_model_object_can_be_the_draft_model(folder: Path) -> None:

@@ -237,6 +237,25 @@ def test_a_model_that_gets_a_tree_wrong_is_refused() -> None:
         TargetModel(tiny_causal_lm("bert", num_hidden_layers=1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_examination_sees_what_should_be_hidden(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows that see their siblings are noticed in every precision: refused, or reported where it might be rounding."""
+    model = tiny_causal_lm("llama", dtype=dtype, **settings_of("llama"))
+    TargetModel(model)
+    assert caplog.records == []
+    monkeypatch.setattr(
+        "precedent.target.row_masks._within", lambda rows, _: torch.ones((len(rows), len(rows)), dtype=torch.bool)
+    )
+    if dtype == torch.bfloat16:
+        TargetModel(model)
+        assert "a scored tree is" in caplog.text
+    else:
+        with pytest.raises(UnsupportedError, match="off"):
+            TargetModel(model)
+
+
 @pytest.mark.parametrize(
     ("rope", "length"),
     [
