@@ -95,7 +95,9 @@ class Lineup:
         wanted = [mode for mode in modes if mode not in OURS]
         if not wanted:
             return {}
-        untouched, _ = load_target(self._target, device=self._where["device"], dtype=self._where["dtype"])  # our engines pack the linears of theirs
+        untouched, _ = load_target(
+            self._target, device=self._where["device"], dtype=self._where["dtype"]
+        )  # our engines pack the linears of theirs
         settings: dict[str, dict[str, Any]] = {"generate": {}, "prompt-lookup": PROMPT_LOOKUP}
         if self._draft_name:
             settings["assisted"] = {"assistant_model": load_draft(self._draft_name, untouched, self.tokenizer)}
