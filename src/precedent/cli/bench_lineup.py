@@ -95,7 +95,9 @@ class Lineup:
         wanted = [mode for mode in modes if mode not in OURS]
         if not wanted:
             return {}
-        untouched, _ = load_target(
+        where = self._where
+        # our engines pack the linears of their model, so this one is loaded apart
+        untouched, _ = load_target(self._target, device=where["device"], dtype=where["dtype"])
             self._target, device=self._where["device"], dtype=self._where["dtype"]
         )  # our engines pack the linears of theirs
         settings: dict[str, dict[str, Any]] = {"generate": {}, "prompt-lookup": PROMPT_LOOKUP}
