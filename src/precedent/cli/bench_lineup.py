@@ -98,8 +98,6 @@ class Lineup:
         where = self._where
         # our engines pack the linears of their model, so this one is loaded apart
         untouched, _ = load_target(self._target, device=where["device"], dtype=where["dtype"])
-            self._target, device=self._where["device"], dtype=self._where["dtype"]
-        )  # our engines pack the linears of theirs
         settings: dict[str, dict[str, Any]] = {"generate": {}, "prompt-lookup": PROMPT_LOOKUP}
         if self._draft_name:
             settings["assisted"] = {"assistant_model": load_draft(self._draft_name, untouched, self.tokenizer)}
