@@ -1,6 +1,6 @@
 """What each way of verifying is worth: accepted tokens and microseconds on real logits, and at a large vocabulary.
 
-    python tests/benchmarks/bench_verify.py [--draft noisy:1 --draft first-layers:28] [--prompts 12] [--limit 4]
+    python tests/benchmarks/bench_verify.py [--draft noisy:1 --draft first-layers:28] [--prompts 12] [--limit 2]
                                             [--temperature 0.7] [--json FILE] [--no-cost] [--threads N]
 
 Target: the packaged SmolLM2-135M-Instruct. Drafts:
@@ -263,7 +263,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draft", action="append", help=f"repeatable; default: {', '.join(DRAFTS)}")
     parser.add_argument("--prompts", type=int, default=len(TEXTS), help=f"texts, at most {len(TEXTS)}")
-    parser.add_argument("--limit", type=int, default=4, help="places in each text")
+    parser.add_argument("--limit", type=int, default=2, help="places in each text")
     parser.add_argument("--temperature", type=float, action="append", help="repeatable; default: 0.3, 0.7, 1.0")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
     parser.add_argument("--no-cost", action="store_true", help="leave out the cost at a large vocabulary")

@@ -6,6 +6,8 @@ Every mode has two halves: `prepare(tree, rows, mode)` throws no coins, its resu
 
 * `traversal` (lazy coins; block verification on a chain) and `topdown` (eager coins; token verification on a chain):
   `precedent.verify.recursion`, and `precedent.verify.batched` for rows on a GPU;
+* `topdown:plan=k-seq`, `topdown:plan=transport` and `traversal:plan=transport` weigh several draws at a node together:
+  `precedent.verify.kseq`, `precedent.verify.transport`; they need a number of draws that no draw has a say in;
 * `greedy` (exact match with the argmax) and `coupled` (exact match with the token that the seed's noise chooses):
   `precedent.verify.matching`;
 * `lossy_mentored:kl=0.05`, `lossy_typical:epsilon=0.09,delta=0.3`, `lossy_top_beta:beta=3,tau=1`:

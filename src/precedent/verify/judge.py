@@ -24,7 +24,11 @@ GROUP = "precedent.judges"
 OVERRULE = "verify-overrule"
 
 Judge = Callable[[CandidateTree, LogitRows, int], float]
-"""`(tree, rows, node) -> chance` in [0, 1] that a rejected node stands; a function of its arguments alone."""
+"""`(tree, rows, node) -> chance` in [0, 1] that a rejected node stands; a function of its arguments alone.
+
+`rows(n)` and `rows.logits(n)` are the target's probabilities and logits after any node n of the tree, so those that
+judged the token are `tree.parents[node]`'s. Hidden states are not to be had (docs/verification.md).
+"""
 
 
 def judged(judge: Judge) -> Callable[[CandidateTree, LogitRows], Callable[[Coins], Verdict]]:

@@ -3,9 +3,9 @@
 Recursive rejection tests the first draw against all of p, the second against what is left. K-SEQ tests each of K draws
 against p / rho, rho in [1, K], with a coin of its own, so each accepts with probability beta = sum min(q, p / rho).
 The smallest rho for which nothing is overpaid solves `1 - (1 - beta)^K = rho beta`. It accepts at least
-`1 - (1 - 1/K)^K` of what an optimal transport plan would. Two plans need no code here, for they are ways of drafting
-that the recursion verifies optimally: greedy draft (2502.18779: top tokens as points and one draw beside them) and its
-case of two candidates, SpecHub (2411.05289).
+`1 - (1 - 1/K)^K` of what an optimal transport plan (`precedent.verify.transport`) would. Two plans need no code, for
+they are ways of drafting that the recursion verifies optimally: greedy draft (2502.18779: top tokens as points and one
+draw beside them) and its case of two candidates, SpecHub (2411.05289).
 """
 
 from __future__ import annotations

@@ -40,6 +40,9 @@ RARE = 1e-9
 MOST = 3
 """Draws that are weighed together; further ones at the node follow one after the other."""
 
+ROUNDING = 1e-14
+"""Rejected mass below this, and far below that of its set, is the rounding of a set that is accepted for sure."""
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 History = tuple[int, ...]
@@ -106,8 +109,9 @@ def _head(siblings: Siblings) -> History:
 def _worths(mass: Floats, head: History, tokens: tuple[int, ...]) -> tuple[float, ...]:
     """Conditional chances in draw order; a token drawn again is worth nothing, its mass went to the first draw."""
     masses, worths = {token: float(mass[head.index(token)]) for token in tokens}, list[float]()
+    rejected = float(mass[-1]) if mass[-1] > min(ROUNDING, 1e-6 * mass.sum()) else 0.0
     for token in tokens:
-        left = float(mass[-1]) + sum(masses.values())  # summed anew: the last sure child is worth exactly 1
+        left = rejected + sum(masses.values())  # summed anew: the last sure child is worth exactly 1
         share = masses.pop(token, 0.0)
         worths.append(share / left if share > 0.0 else 0.0)
     return tuple(worths)
