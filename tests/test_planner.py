@@ -7,13 +7,14 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from precedent.calibration import Calibration
 from precedent.cost_curve import CostCurve
 from precedent.drafters.base import Candidates
 from precedent.draw_gate import TRIAL_DRAWS, TRIAL_STEPS
 from precedent.planner import Limits, Planner
-from precedent.tree import ROOT, CandidateTree
+from precedent.tree import ROOT, CandidateTree, Drawn
 
 ROOMY = Limits(max_nodes=32, max_draws=6, max_depth=40, end_token_ids=frozenset())
 
@@ -143,6 +144,14 @@ def test_a_draft_model_that_does_not_pay_costs_hardly_anything() -> None:
     assert TRIAL_DRAWS * 10.0 < spent <= 0.011 * 5000 * 10.0
 
 
+@pytest.mark.parametrize("drawn", [False, True], ids=["chosen", "drawn"])
+def test_a_cheap_draft_model_that_is_never_right_is_soon_left_alone(drawn: bool) -> None:
+    """What it proposes in a greedy text are points, not draws: they teach the planner all the same."""
+    planner = Planner(curve(w1=10.0, w32=10.5))
+    numbers = [_one_step(planner, accepted=False, drawn=drawn) for _ in range(200)]
+    assert min(numbers[:10]) > 0 and max(numbers[100:]) <= TRIAL_DRAWS and numbers[100:].count(0) > 80
+
+
 def test_a_draft_model_that_pays_is_asked_in_every_step() -> None:
     """Cheap draws that come true go deep."""
     planner = Planner(curve(w1=10.0, w32=11.0))
@@ -181,15 +190,20 @@ def test_a_drafter_comes_back_when_it_begins_to_pay() -> None:
     assert sum(counts[-100:]) > 100
 
 
-def _one_step(planner: Planner, *, accepted: bool) -> int:
-    """One step in which all draws of a cheap drafter come true, or none; returns how many were made."""
+def _one_step(planner: Planner, *, accepted: bool, drawn: bool = False) -> int:
+    """One step in which all proposals of a cheap draft model come true, or none; returns how many were made."""
     plan = planner.plan([], {"draft-model": 0}, ROOMY)
     number, node, path = plan.draws.get("draft-model", 0), ROOT, []
     for token in range(number):
-        node = plan.builder.add_point(node, token, "draft-model")
+        law = Drawn(torch.full((32,), 1 / 32))
+        node = (
+            plan.builder.add_draw(node, token, law, "draft-model")
+            if drawn
+            else plan.builder.add_point(node, token, "draft-model")
+        )
         path.append(node)
     if number:
-        planner.observe_draws("draft-model", number, 0, 2.0 * number)
+        planner.observe_draws("draft-model", number, 0, 0.5 * number)
     planner.observe_forward(len(plan.builder) + 1, 10.0)
     planner.observe(plan, plan.builder.build(), path if accepted else ())
     return number

@@ -17,7 +17,7 @@ from precedent.compiled import Floats, Int32s, Int64s
 from precedent.cost_curve import CostCurve
 from precedent.drafters.base import Candidates
 from precedent.draw_gate import DrawGate
-from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent.tree_plan import Choice, choose_points
 
 MARGIN = 1.02
@@ -165,9 +165,12 @@ class Planner:
         verdict[[*path, ROOT]] = 1.0
         learned, parents = self.calibration, np.array(tree.parents, dtype=np.int32)
         learn_from_verdict(learned.accepted, learned.seen, plan.bins, plan.node_of, parents, verdict)
-        for draw in tree.draws if plan.draws else ():
-            if isinstance(draw.law, Drawn) and draw.child >= 0 and verdict[draw.parent]:
-                depth = min(int(tree.depths[draw.child]), DEEPEST_DRAW)
-                for source in plan.draws:
-                    if source in tree.sources[draw.child]:
-                        learned.observe(source, depth, bool(verdict[draw.child]))
+        for source in plan.draws:
+            self._learn_from_draws(source, tree, verdict)
+
+    def _learn_from_draws(self, source: str, tree: CandidateTree, verdict: Floats) -> None:
+        """What a draft model chose counts whether it was drawn by its law or, in a greedy text, is a point."""
+        for node, parent in enumerate(tree.parents):
+            if source in tree.sources[node] and verdict[parent]:
+                depth = min(int(tree.depths[node]), DEEPEST_DRAW)
+                self.calibration.observe(source, depth, bool(verdict[node]))
