@@ -1,17 +1,19 @@
-"""Linear layers with weights packed for oneDNN: on a CPU a step over a tree then costs little more than a single token.
+"""Linear layers that suit decoding on a CPU: a step over a tree costs little more than a single token.
 
-The plain product repacks its weight at every call as soon as there is more than one row. Packed once, the same product
-runs near the memory's limit. What is packed depends on the processor, never on a measurement, so that rounding is the
-same in every run:
+Three ways to compute the same product, chosen by processor and number of rows, never by a measurement, so that rounding
+is the same in every run:
 
-=================  =============================  ==========================================================
-weights            processor                      rows ≥ 2 (one row always uses the plain product)
-=================  =============================  ==========================================================
-bfloat16           with AVX-512 bf16 or AMX       packed bfloat16
-bfloat16           without                        packed float32, rounded to bfloat16 once at the end
-float32            any                            packed float32, up to `MOST_FLOAT32_ROWS` rows
-others             any                            plain
-=================  =============================  ==========================================================
+=================  =============================  ====================  =====================================
+weights            processor                      a few rows            more rows (prompts)
+=================  =============================  ====================  =====================================
+bfloat16           with AVX-512 bf16 or AMX       `row_product`, 16     packed for oneDNN, in bfloat16
+bfloat16           without                        `row_product`, 64     packed for oneDNN, in float32
+float32            any                            `row_product`, 64     packed for oneDNN up to 96, then plain
+others             any                            plain                 plain
+=================  =============================  ====================  =====================================
+
+`row_product` reads the weight as it lies in memory and rounds a row alike whatever the number of rows. Packed copies
+take memory; without them, or without `row_product`, the other does the work of both.
 """
 
 from __future__ import annotations
@@ -23,61 +25,88 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from precedent.target.row_products import fits, row_product
+
 log = logging.getLogger(__name__)
 
 MOST_FLOAT32_ROWS = 96
-"""Above this the plain float32 product is as fast, its repacking being spread over many rows."""
+"""Above this the plain float32 product is as fast as a packed one, its repacking being spread over many rows."""
+
+FEW_ROWS, FEW_ROWS_BESIDE_BFLOAT16 = 64, 16
+"""Up to so many rows `row_product` is used; where the processor multiplies bfloat16, packed products win earlier."""
 
 MEMORY_SHARE = 0.25
-"""Packed copies may take this share of the machine's memory; a larger model keeps its plain products."""
+"""Packed copies may take this share of the machine's memory; of a larger model none are made."""
 
 
 class PackedLinear(nn.Linear):
-    """An `nn.Linear` whose product runs on a packed copy of its weight; made by `pack_linears`, never constructed."""
+    """An `nn.Linear` with faster products for few rows; made by `pack_linears`, never constructed."""
 
-    _packed: Tensor
+    _packed: Tensor | None
     _packed_bias: Tensor | None
     _packed_version: int
-    _most_rows: int
+    _few_rows: int
 
-    def pack(self, dtype: torch.dtype, most_rows: int) -> None:
-        """Make the packed copy, in `dtype`."""
-        weight = self.weight.detach()
+    def prepare(self, *, packed: bool) -> None:
+        """Choose the product of few rows and, if `packed`, make the copy for many."""
+        native = _packed_dtype(self) == torch.bfloat16
+        self._few_rows = (FEW_ROWS_BESIDE_BFLOAT16 if native else FEW_ROWS) if fits(self.weight) else 0
+        self._packed, self._packed_bias, self._packed_version = None, None, self.weight._version
+        if packed:
+            self._pack()
+        elif self._few_rows and self.weight.dtype == torch.bfloat16 and not native:
+            self._few_rows = 1 << 62  # still twice as fast as the plain product of bfloat16 on such a processor
+
+    def _pack(self) -> None:
+        weight, dtype = self.weight.detach(), _packed_dtype(self)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), 8)
         self._packed_bias = None if self.bias is None else self.bias.detach().to(dtype)
-        self._packed_version, self._most_rows = weight._version, most_rows
+        self._packed_version = weight._version
 
     def forward(self, input: Tensor) -> Tensor:
-        """`[..., in_features]` to `[..., out_features]`; the plain product where packing has nothing to offer."""
+        """`[..., in_features]` to `[..., out_features]`."""
         rows = input.numel() // self.in_features
-        if not 1 < rows <= self._most_rows or torch.is_grad_enabled():
+        if torch.is_grad_enabled() or input.dtype != self.weight.dtype or not rows:
             return super().forward(input)
+        if rows <= self._few_rows:
+            bias = None if self.bias is None else self.bias.float()
+            product = row_product(input.reshape(rows, self.in_features), self.weight, bias)
+        elif self._packed is not None and 1 < rows <= self._most_packed_rows:
+            product = self._packed_product(input.reshape(rows, self.in_features), self._packed).to(input.dtype)
+        else:
+            return super().forward(input)
+        return product.view(*input.shape[:-1], self.out_features)
+
+    @property
+    def _most_packed_rows(self) -> int:
+        return MOST_FLOAT32_ROWS if self.weight.dtype == torch.float32 else 1 << 62
+
+    def _packed_product(self, rows: Tensor, packed: Tensor) -> Tensor:
         if self.weight._version != self._packed_version:  # loaded or trained meanwhile
-            self.pack(self._packed.dtype, self._most_rows)
-        flat = input.reshape(rows, self.in_features).to(self._packed.dtype)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(flat, self._packed, self._packed_bias, "none", [], "")
-        return product.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
+            self._pack()
+            assert self._packed is not None
+            packed = self._packed
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(
+            rows.to(packed.dtype), packed, self._packed_bias, "none", [], ""
+        )
+        return product
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Pack every plain CPU `nn.Linear` of a model in place and return how many bytes the copies take.
+    """Prepare every plain CPU `nn.Linear` of a model in place and return how many bytes the packed copies take.
 
-    Parameters, names and state dict stay as they are: only the class of the module changes. Does nothing (returns 0)
+    Parameters, names and state dict stay as they are: only the class of the module changes. Makes no copies (returns 0)
     where the processor or the memory does not allow it, and says so once in the log.
     """
     linears = [module for module in model.modules() if type(module) is nn.Linear and _packable(module)]
     needed = sum(module.weight.numel() * _packed_dtype(module).itemsize for module in linears)
-    if not linears or not torch.backends.mkldnn.is_available():
-        return 0
-    if needed > MEMORY_SHARE * _memory_bytes():
-        log.warning("linear layers stay unpacked: the copies would take %.1f GB", needed / 1e9)
-        return 0
+    packed = torch.backends.mkldnn.is_available() and needed <= MEMORY_SHARE * _memory_bytes()
+    if linears and not packed:
+        log.warning("linear layers get no packed copies, which would take %.1f GB: prompts are slower", needed / 1e9)
     for module in linears:
-        dtype = _packed_dtype(module)
-        most_rows = MOST_FLOAT32_ROWS if module.weight.dtype == torch.float32 else 1 << 62
         module.__class__ = PackedLinear
-        _as_packed(module).pack(dtype, most_rows)
-    return needed
+        _as_packed(module).prepare(packed=packed)
+    return needed if packed else 0
 
 
 def _as_packed(module: Any) -> PackedLinear:

@@ -1,0 +1,181 @@
+"""The innermost loops of a product on a CPU, as machine instructions: dot products of some weights with some inputs.
+
+A compiler may regroup a sum, and differently for each number of rows. Here the order is written down: element k goes to
+lane k modulo `LANES`, each lane adds from first to last by fused multiply-adds, and the lanes are added pairwise at the
+end. So a row comes out the same to the last bit, however many rows stand beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from typing import Any
+
+from llvmlite import binding, ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+_FEATURES = binding.get_host_cpu_features()
+
+LANES = 16 if _FEATURES.get("avx512f") else 8
+"""float32 numbers that a vector register holds (on AVX2 and wider), or two of them (NEON)."""
+
+FUSED = bool(_FEATURES.get("fma")) or binding.get_process_triple().startswith(("aarch64", "arm64"))
+"""Whether this processor multiplies and adds in one instruction; done in software it would take forever."""
+
+_SHORT, _INT, _LONG, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_SHORTS, _INTS, _FLOATS = (ir.VectorType(each, LANES) for each in (_SHORT, _INT, _FLOAT))
+
+Places = tuple[int, int, int, int, int, int, int, int]
+"""Addresses and bytes: weights, between their rows; inputs, between their rows; numbers in a row (a multiple of
+`LANES`); biases in float32 (0: none); outputs, between their rows."""
+
+
+def dot_block(outs: int, rows: int, *, wide_weights: bool, wide_outputs: bool) -> Callable[[Places], None]:
+    """A kernel for `outs` rows of weights and `rows` rows of inputs, called from compiled code.
+
+    What is `wide` is float32, else bfloat16; inputs are float32. Bias and rounding are done once, at the end.
+    """
+
+    @intrinsic
+    def block(typing: Any, places: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            code = _Code(builder)
+            weights, w_bytes, inputs, x_bytes, length, biases, outputs, y_bytes = cgutils.unpack_tuple(
+                builder, arguments[0]
+            )
+            w_rows = [code.offset(weights, w_bytes, out) for out in range(outs)]
+            x_rows = [code.offset(inputs, x_bytes, row) for row in range(rows)]
+            sums = code.dots(w_rows, x_rows, length, wide_weights)
+            size = 4 if wide_outputs else 2
+            for (out, row), total in zip(product(range(outs), range(rows)), sums, strict=True):
+                place = builder.add(code.offset(outputs, y_bytes, row), ir.Constant(_LONG, size * out))
+                code.store(code.with_bias(total, biases, out), place, wide_outputs)
+            return context.get_dummy_value()
+
+        return types.void(types.UniTuple(types.intp, 8)), generate
+
+    return block  # type: ignore[no-any-return]  # numba has no types
+
+
+@intrinsic
+def widen(typing: Any, source: Any, count: Any, target: Any) -> Any:
+    """Write `count` bfloat16 numbers (a multiple of `LANES`) at `source` as float32 to `target`."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        source, count, target = arguments
+        code = _Code(builder)
+        with code.steps(count, ()) as (k, _, _):
+            builder.store(code.load(source, k, wide=False), code.vector(target, k, 4, _FLOATS), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def take_ticket(typing: Any, counter: Any) -> Any:
+    """Add one to the 64-bit integer at `counter` as one step among all threads; returns what it was."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], _LONG.as_pointer())
+        return builder.atomic_rmw("add", place, ir.Constant(_LONG, 1), "monotonic")
+
+    return types.intp(types.intp), generate
+
+
+class _Code:
+    """Writes the instructions of a kernel."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self._builder = builder
+
+    def offset(self, base: Any, stride: Any, index: int) -> Any:
+        return self._builder.add(base, self._builder.mul(stride, ir.Constant(_LONG, index)))
+
+    def vector(self, base: Any, k: Any, size: int, kind: Any) -> Any:
+        """Pointer to `LANES` numbers of `size` bytes from element k on."""
+        place = self._builder.add(base, self._builder.mul(k, ir.Constant(_LONG, size)))
+        return self._builder.inttoptr(place, kind.as_pointer())
+
+    def load(self, base: Any, k: Any, *, wide: bool) -> Any:
+        """`LANES` numbers from element k on, as float32: a bfloat16 is the upper half of one."""
+        if wide:
+            return self._builder.load(self.vector(base, k, 4, _FLOATS), align=4)
+        halves = self._builder.load(self.vector(base, k, 2, _SHORTS), align=2)
+        shifted = self._builder.shl(self._builder.zext(halves, _INTS), ir.Constant(_INTS, [16] * LANES))
+        return self._builder.bitcast(shifted, _FLOATS)
+
+    @contextmanager
+    def steps(self, length: Any, starts: tuple[Any, ...]) -> Iterator[tuple[Any, list[Any], list[Any]]]:
+        """A loop over k in steps of `LANES`: yields k, what is carried (from `starts` on), and a list for its next."""
+        builder, before = self._builder, self._builder.block
+        loop, end = builder.append_basic_block("loop"), builder.append_basic_block("end")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        k, carried, following = builder.phi(_LONG), [builder.phi(start.type) for start in starts], list[Any]()
+        yield k, carried, following
+        beyond = builder.add(k, ir.Constant(_LONG, LANES))
+        k.add_incoming(ir.Constant(_LONG, 0), before)
+        k.add_incoming(beyond, builder.block)
+        for value, start, after in zip(carried, starts, following, strict=True):
+            value.add_incoming(start, before)
+            value.add_incoming(after, builder.block)
+        builder.cbranch(builder.icmp_signed("<", beyond, length), loop, end)
+        builder.position_at_end(end)
+
+    def dots(self, weights: list[Any], inputs: list[Any], length: Any, wide_weights: bool) -> list[Any]:
+        """All dot products, the first row of weights with every row of inputs first."""
+        zeros = (ir.Constant(_FLOATS, [0.0] * LANES),) * (len(weights) * len(inputs))
+        with self.steps(length, zeros) as (k, sums, following):
+            columns = [self.load(each, k, wide=True) for each in inputs]
+            for number, row in enumerate(weights):
+                loaded = self.load(row, k, wide=wide_weights)
+                for column, total in zip(columns, sums[number * len(inputs) :], strict=False):
+                    following.append(self._fused(loaded, column, total))
+        return [self._across(total) for total in following]
+
+    def with_bias(self, total: Any, biases: Any, out: int) -> Any:
+        builder = self._builder
+        given = builder.icmp_unsigned("!=", biases, ir.Constant(_LONG, 0))
+        with builder.if_else(given) as (then, otherwise):
+            with then:
+                place = builder.add(biases, ir.Constant(_LONG, 4 * out))
+                biased = builder.fadd(total, builder.load(builder.inttoptr(place, _FLOAT.as_pointer()), align=4))
+                from_then = builder.block
+            with otherwise:
+                from_otherwise = builder.block
+        result = builder.phi(_FLOAT)
+        result.add_incoming(biased, from_then)
+        result.add_incoming(total, from_otherwise)
+        return result
+
+    def store(self, number: Any, place: Any, wide: bool) -> None:
+        """As float32, or rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
+        builder = self._builder
+        if wide:
+            builder.store(number, builder.inttoptr(place, _FLOAT.as_pointer()), align=4)
+            return
+        bits, sixteen = builder.bitcast(number, _INT), ir.Constant(_INT, 16)
+        odd = builder.and_(builder.lshr(bits, sixteen), ir.Constant(_INT, 1))
+        rounded = builder.lshr(builder.add(builder.add(bits, odd), ir.Constant(_INT, 0x7FFF)), sixteen)
+        is_nan = builder.fcmp_unordered("uno", number, number)
+        half = builder.trunc(builder.select(is_nan, ir.Constant(_INT, 0x7FC0), rounded), _SHORT)
+        builder.store(half, builder.inttoptr(place, _SHORT.as_pointer()), align=2)
+
+    def _fused(self, left: Any, right: Any, total: Any) -> Any:
+        kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
+        name = f"llvm.fma.v{LANES}f32"
+        return self._builder.call(
+            cgutils.get_or_insert_function(self._builder.module, kind, name), (left, right, total)
+        )
+
+    def _across(self, lanes: Any) -> Any:
+        """The sum of all lanes, halves upon halves."""
+        builder, count = self._builder, LANES
+        while count > 1:
+            count //= 2
+            kind = ir.VectorType(_INT, count)
+            halves = (ir.Constant(kind, list(range(start, start + count))) for start in (0, count))
+            lanes = builder.fadd(*(builder.shuffle_vector(lanes, lanes, half) for half in halves))
+        return builder.extract_element(lanes, ir.Constant(_INT, 0))
