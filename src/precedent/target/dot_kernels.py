@@ -1,4 +1,4 @@
-"""The innermost loops of a product on a CPU, as machine instructions: dot products of some weights with some inputs.
+"""The innermost loops of a layer on a CPU, as machine instructions: dot products and root-mean-square norms.
 
 A compiler may regroup a sum, and differently for each number of rows. Here the order is written down: element k goes to
 lane k modulo `LANES`, each lane adds from first to last by fused multiply-adds, and the lanes are added pairwise at the
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 from llvmlite import binding, ir
 from numba.core import cgutils, types
@@ -30,6 +30,11 @@ _SHORTS, _INTS, _FLOATS = (ir.VectorType(each, LANES) for each in (_SHORT, _INT,
 Places = tuple[int, int, int, int, int, int, int, int]
 """Addresses and bytes: weights, between their rows; inputs, between their rows; numbers in a row (a multiple of
 `LANES`); biases in float32 (0: none); outputs, between their rows."""
+
+
+def _kernel(generator: Callable[..., Any]) -> Callable[..., Any]:
+    """`intrinsic`, whose result is called from compiled code without the first argument."""
+    return cast(Callable[..., Any], intrinsic(generator))
 
 
 def dot_block(outs: int, rows: int, *, wide_weights: bool, wide_outputs: bool) -> Callable[[Places], None]:
@@ -56,10 +61,37 @@ def dot_block(outs: int, rows: int, *, wide_weights: bool, wide_outputs: bool) -
 
         return types.void(types.UniTuple(types.intp, 8)), generate
 
-    return block  # type: ignore[no-any-return]  # numba has no types
+    return cast(Callable[[Places], None], block)
 
 
-@intrinsic
+def norm_kernel(*, wide: bool) -> Callable[..., None]:
+    """A kernel for one row of a root-mean-square norm, `(inputs, weights, length, epsilon, outputs)`.
+
+    As transformers' models compute it: float32 inside, and for bfloat16 a rounding before the weight and one after.
+    """
+
+    @intrinsic
+    def norm(typing: Any, inputs: Any, weights: Any, length: Any, epsilon: Any, outputs: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            inputs, weights, length, epsilon, outputs = arguments
+            code = _Code(builder)
+            scale = code.spread(code.inverse_root(code.squares(inputs, length, wide), length, epsilon))
+            with code.steps(length, ()) as (k, _, _):
+                scaled = builder.fmul(code.load(inputs, k, wide=wide), scale)
+                weight = code.load(weights, k, wide=wide)
+                if wide:
+                    builder.store(builder.fmul(scaled, weight), code.vector(outputs, k, 4, _FLOATS), align=4)
+                else:
+                    product = builder.fmul(code.widened(code.halves(scaled)), weight)
+                    builder.store(code.halves(product), code.vector(outputs, k, 2, _SHORTS), align=2)
+            return context.get_dummy_value()
+
+        return types.void(types.intp, types.intp, types.intp, types.float64, types.intp), generate
+
+    return cast(Callable[..., None], norm)
+
+
+@_kernel
 def widen(typing: Any, source: Any, count: Any, target: Any) -> Any:
     """Write `count` bfloat16 numbers (a multiple of `LANES`) at `source` as float32 to `target`."""
 
@@ -73,7 +105,7 @@ def widen(typing: Any, source: Any, count: Any, target: Any) -> Any:
     return types.void(types.intp, types.intp, types.intp), generate
 
 
-@intrinsic
+@_kernel
 def take_ticket(typing: Any, counter: Any) -> Any:
     """Add one to the 64-bit integer at `counter` as one step among all threads; returns what it was."""
 
@@ -102,9 +134,45 @@ class _Code:
         """`LANES` numbers from element k on, as float32: a bfloat16 is the upper half of one."""
         if wide:
             return self._builder.load(self.vector(base, k, 4, _FLOATS), align=4)
-        halves = self._builder.load(self.vector(base, k, 2, _SHORTS), align=2)
-        shifted = self._builder.shl(self._builder.zext(halves, _INTS), ir.Constant(_INTS, [16] * LANES))
+        return self.widened(self._builder.load(self.vector(base, k, 2, _SHORTS), align=2))
+
+    def widened(self, halves: Any) -> Any:
+        """bfloat16 lanes as float32."""
+        shifted = self._builder.shl(self._builder.zext(halves, _INTS), _same(_INTS, 16))
         return self._builder.bitcast(shifted, _FLOATS)
+
+    def halves(self, numbers: Any) -> Any:
+        """float32, one or all lanes, rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
+        builder, ints, shorts = self._builder, _INT, _SHORT
+        if numbers.type == _FLOATS:
+            ints, shorts = _INTS, _SHORTS
+        bits = builder.bitcast(numbers, ints)
+        odd = builder.and_(builder.lshr(bits, _same(ints, 16)), _same(ints, 1))
+        rounded = builder.lshr(builder.add(builder.add(bits, odd), _same(ints, 0x7FFF)), _same(ints, 16))
+        is_nan = builder.fcmp_unordered("uno", numbers, numbers)
+        return builder.trunc(builder.select(is_nan, _same(ints, 0x7FC0), rounded), shorts)
+
+    def squares(self, inputs: Any, length: Any, wide: bool) -> Any:
+        """The sum of the squares of a row."""
+        with self.steps(length, (_same(_FLOATS, 0.0),)) as (k, sums, following):
+            loaded = self.load(inputs, k, wide=wide)
+            following.append(self._fused(loaded, loaded, sums[0]))
+        return self._across(following[0])
+
+    def inverse_root(self, total: Any, length: Any, epsilon: Any) -> Any:
+        """One by the root of the mean plus epsilon, float32."""
+        builder = self._builder
+        mean = builder.fdiv(total, builder.sitofp(length, _FLOAT))
+        kind = ir.FunctionType(_FLOAT, [_FLOAT])
+        root = cgutils.get_or_insert_function(builder.module, kind, "llvm.sqrt.f32")
+        padded = builder.fadd(mean, builder.fptrunc(epsilon, _FLOAT))
+        return builder.fdiv(ir.Constant(_FLOAT, 1.0), builder.call(root, (padded,)))
+
+    def spread(self, number: Any) -> Any:
+        """The number in every lane."""
+        builder = self._builder
+        first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), number, ir.Constant(_INT, 0))
+        return builder.shuffle_vector(first, first, _same(_INTS, 0))
 
     @contextmanager
     def steps(self, length: Any, starts: tuple[Any, ...]) -> Iterator[tuple[Any, list[Any], list[Any]]]:
@@ -126,7 +194,7 @@ class _Code:
 
     def dots(self, weights: list[Any], inputs: list[Any], length: Any, wide_weights: bool) -> list[Any]:
         """All dot products, the first row of weights with every row of inputs first."""
-        zeros = (ir.Constant(_FLOATS, [0.0] * LANES),) * (len(weights) * len(inputs))
+        zeros = (_same(_FLOATS, 0.0),) * (len(weights) * len(inputs))
         with self.steps(length, zeros) as (k, sums, following):
             columns = [self.load(each, k, wide=True) for each in inputs]
             for number, row in enumerate(weights):
@@ -151,17 +219,12 @@ class _Code:
         return result
 
     def store(self, number: Any, place: Any, wide: bool) -> None:
-        """As float32, or rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
+        """One number, as float32 or as bfloat16."""
         builder = self._builder
         if wide:
             builder.store(number, builder.inttoptr(place, _FLOAT.as_pointer()), align=4)
             return
-        bits, sixteen = builder.bitcast(number, _INT), ir.Constant(_INT, 16)
-        odd = builder.and_(builder.lshr(bits, sixteen), ir.Constant(_INT, 1))
-        rounded = builder.lshr(builder.add(builder.add(bits, odd), ir.Constant(_INT, 0x7FFF)), sixteen)
-        is_nan = builder.fcmp_unordered("uno", number, number)
-        half = builder.trunc(builder.select(is_nan, ir.Constant(_INT, 0x7FC0), rounded), _SHORT)
-        builder.store(half, builder.inttoptr(place, _SHORT.as_pointer()), align=2)
+        builder.store(self.halves(number), builder.inttoptr(place, _SHORT.as_pointer()), align=2)
 
     def _fused(self, left: Any, right: Any, total: Any) -> Any:
         kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
@@ -179,3 +242,8 @@ class _Code:
             halves = (ir.Constant(kind, list(range(start, start + count))) for start in (0, count))
             lanes = builder.fadd(*(builder.shuffle_vector(lanes, lanes, half) for half in halves))
         return builder.extract_element(lanes, ir.Constant(_INT, 0))
+
+
+def _same(kind: Any, value: float) -> Any:
+    """A constant, in every lane where there are lanes."""
+    return ir.Constant(kind, [value] * LANES if isinstance(kind, ir.VectorType) else value)

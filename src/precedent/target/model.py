@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from precedent.errors import ContextOverflowError, PromptError
 from precedent.target.cpu_linear import pack_linears
+from precedent.target.cpu_norm import fuse_norms
 from precedent.target.examine import examine
 from precedent.target.kv_cache import KVCache
 from precedent.target.packing import chain_rows, tree_rows
@@ -50,6 +51,7 @@ class TargetModel:
         check_supported(model.config)
         self.model = model.eval()
         pack_linears(self.model)
+        fuse_norms(self.model)
         self._runner, self._kv_shape, self.vocab_size = examine(self.model)
         self.context_length = context_length(model.config.get_text_config())
 

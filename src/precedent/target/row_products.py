@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numba import carray, cfunc, types
+from numba import cfunc, types
+from numba.np.numpy_support import carray
 from torch import Tensor
 
 from precedent.compiled import compiled

@@ -1,0 +1,133 @@
+"""Products of a few rows on a CPU: right, and the same to the last bit at every width."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from precedent.target import TargetModel
+from precedent.target.cpu_linear import PackedLinear, pack_linears
+from precedent.target.dot_kernels import LANES
+from precedent.target.row_products import PIECE, fits, row_product
+from precedent.testing.tiny_models import tiny_causal_lm
+
+pytestmark = pytest.mark.skipif(
+    not fits(torch.zeros(1, LANES)), reason="torch runs on other threads here, or the processor lacks fused operations"
+)
+
+DTYPES = [torch.bfloat16, torch.float32]
+WIDTHS = [1, 2, 3, 4, 5, 7, 8, 17, 33]
+NUM_OUTS = [1, 3, 4, 8, 13, PIECE, PIECE + 1, 3 * PIECE + 6]
+
+
+def random_rows(count: int, length: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Normal numbers, `[count, length]`."""
+    return torch.randn(count, length, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_outs", NUM_OUTS)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_the_product_is_the_exact_one_rounded_once(dtype: torch.dtype, num_outs: int, with_bias: bool) -> None:
+    """Against float64: float32 sums, and at most one rounding to bfloat16 on top."""
+    weight, rows = random_rows(num_outs, 6 * LANES, dtype, 1), random_rows(11, 6 * LANES, dtype, 2)
+    bias = random_rows(1, num_outs, torch.float32, 3)[0] if with_bias else None
+    expected = rows.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+    found = row_product(rows, weight, bias)
+    assert found.dtype == dtype
+    step = torch.finfo(dtype).eps if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found.double(), expected, rtol=step, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_outs", NUM_OUTS)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, num_outs: int, threads: int) -> None:
+    """One row alone, first, last or in the middle, on any number of threads: equal bits."""
+    weight, rows = random_rows(num_outs, 4 * LANES, dtype, 4), random_rows(max(WIDTHS), 4 * LANES, dtype, 5)
+    alone = torch.cat([row_product(row[None], weight, None) for row in rows])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for width in WIDTHS:
+            start = (max(WIDTHS) - width) // 2
+            found = row_product(rows[start : start + width], weight, None)
+            assert torch.equal(found, alone[start : start + width]), width
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_stays_in_its_row(dtype: torch.dtype) -> None:
+    """NaN and infinity come out where they belong, and nowhere else."""
+    weight, rows = torch.ones(9, LANES, dtype=dtype), torch.ones(6, LANES, dtype=dtype)
+    rows[1, 3], rows[4, 0] = float("nan"), float("-inf")
+    found = row_product(rows, weight, None)
+    assert found[1].isnan().all()
+    assert (found[4] == float("-inf")).all()
+    assert (found[[0, 2, 3, 5]] == LANES).all()
+
+
+def test_ties_are_rounded_to_even() -> None:
+    """As every conversion to bfloat16 does; the kernel writes its outputs itself."""
+    rows = torch.zeros(1, LANES)
+    sums = torch.tensor([1.0 + 1 / 256, 1.0 + 3 / 256, -1.0 - 1 / 256, 1.0 + 1 / 256 + 1e-6, 3.3e38, 1e-40])
+    found = row_product(rows.bfloat16(), torch.zeros(6, LANES, dtype=torch.bfloat16), sums)
+    assert torch.equal(found[0], sums.bfloat16())
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        torch.zeros(4, LANES + 1),
+        torch.zeros(LANES, 4).T,
+        torch.zeros(4, LANES, dtype=torch.float16),
+        torch.zeros(4, LANES, dtype=torch.float64),
+        torch.zeros(4, LANES, device="meta"),
+    ],
+    ids=["ragged", "transposed", "float16", "float64", "meta"],
+)
+def test_other_weights_keep_the_products_they_had(weight: Tensor) -> None:
+    """`fits` says no, and the layer computes as before."""
+    assert not fits(weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_linear_layer_of_any_shape_of_input(dtype: torch.dtype) -> None:
+    """Leading dimensions, views, no rows at all, more rows than `row_product` takes, gradients."""
+    plain = nn.Linear(2 * LANES, 12).to(dtype)
+    packed = nn.Sequential(copy.deepcopy(plain))
+    pack_linears(packed)
+    inputs = random_rows(300, 4 * LANES, dtype, 6)[:, ::2]
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+    with torch.inference_mode():
+        for piece in (inputs, inputs[:1], inputs[:0], inputs[:6].view(2, 3, -1), inputs[5], inputs[:70]):
+            torch.testing.assert_close(packed(piece), plain(piece), **tolerance)
+    packed(inputs).sum().backward()
+    assert packed[0].weight.grad is not None
+
+
+def test_without_memory_for_copies_all_rows_go_through_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model too large for packed copies is decoded as fast; only its prompts are slower."""
+    monkeypatch.setattr("precedent.target.cpu_linear.MEMORY_SHARE", 0.0)
+    model = nn.Sequential(nn.Linear(LANES, 8).to(torch.bfloat16))
+    assert pack_linears(model) == 0
+    layer = model[0]
+    assert isinstance(layer, PackedLinear)
+    assert layer._packed is None
+    with torch.inference_mode():
+        for count in (1, 200):
+            rows = random_rows(count, LANES, torch.bfloat16, 7)
+            expected = rows.float() @ layer.weight.float().T + layer.bias.float()
+            torch.testing.assert_close(layer(rows).float(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_a_whole_model_uses_it() -> None:
+    """Every linear layer of a target on a CPU is prepared."""
+    target = TargetModel(tiny_causal_lm("llama", dtype=torch.float32))
+    layers = [module for module in target.model.modules() if isinstance(module, nn.Linear)]
+    assert layers
+    assert all(isinstance(layer, PackedLinear) and layer._few_rows for layer in layers)
