@@ -56,7 +56,8 @@ def fuse_norms(model: nn.Module) -> int:
     """Let every norm of a model on a CPU that agrees with `norm_rows` use it; returns how many. Weights stay theirs."""
     norms = [module for module in model.modules() if _agrees(module)]
     for module in norms:
-        module.__class__ = _fused_class(type(module))
+        original: Any = type(module)
+        module.__class__ = _fused_class(original)
     return len(norms)
 
 
