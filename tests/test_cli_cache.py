@@ -98,7 +98,7 @@ def test_forget_erases_what_is_selected_and_nothing_else(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["forget", "{cache}"], "condition"),
+        (["forget", "{cache}"], "--containing, --id, or --all"),
         (["forget", "{cache}", "--before", "yesterday"], "'yesterday' is no date"),
         (["forget", "{cache}", "--all", "--tenant", "shop"], "--all stands alone"),
         (["forget", "{cache}", "--tenant", ""], "tenant's name is empty"),

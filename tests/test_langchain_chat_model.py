@@ -362,12 +362,38 @@ def test_structured_output_is_refused_by_name() -> None:
             "tool 'order' has no valid JSON Schema",
         ),
         ({"type": "web_search"}, "has no name|cannot be shown"),
-        (3, "tool 'number 1' cannot be shown to the model"),
+        (3, r"tool number 1 cannot be shown to the model \(.*\): give a function"),
     ],
 )
 def test_a_bad_tool_is_refused_by_name(bad: Any, said: str) -> None:
     with pytest.raises(PromptError, match=said):
         scripted("a").bind_tools([bad])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "model is missing: give a Hugging Face id or a folder as model=…"),
+        ({"model": 3}, "model=3 cannot be used: Input should be a valid string"),
+        ({"model": "m", "temperature": "warm"}, "temperature='warm' cannot be used: Input should be a valid number"),
+        ({"model": "m", "drafters": ["recall", 3]}, r"drafters.1=3 cannot be used"),
+        ({"model": "m", "drafters": "recall"}, "drafters='recall'"),
+        ({"model": "m", "speculation": "off"}, "speculation='off' is neither True, False"),
+        ({"model": "m", "tenant": ""}, "tenant='' must be a text that is not empty"),
+    ],
+)
+def test_a_wrong_field_is_one_line_before_anything_is_loaded(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        ChatPrecedent(**fields)
+    assert "\n" not in str(refused.value)
+
+
+def test_drafters_of_a_call_are_a_list_which_may_be_empty() -> None:
+    model = scripted("a", "b")
+    with pytest.raises(ConfigError, match=r"drafters='recall' must be a list of names: \['recall'\]"):
+        model.invoke("hi", drafters="recall")
+    model.invoke("hi", drafters=[])
+    assert engine_of(model).requests[0].speculation.drafters == ()
 
 
 def test_no_messages_and_a_prompt_that_is_too_long() -> None:
@@ -524,6 +550,19 @@ def test_from_model_hands_over_the_weights(loads: list[dict[str, Any]]) -> None:
     assert loads[0]["tokenizer"] is TOKENIZER
     with pytest.raises(ConfigError, match="device cannot be set for a model object"):
         ChatPrecedent.from_model(weights, TOKENIZER, device="cpu")
+
+
+@pytest.mark.parametrize("given", [(TOKENIZER, object()), ("folder/name", "folder/name")])
+def test_from_model_says_what_it_takes(given: tuple[Any, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"takes a transformers model and its tokenizer.*ChatPrecedent\(model=…\)"):
+        ChatPrecedent.from_model(*given)
+
+
+@pytest.mark.parametrize("given", [True, 3])
+def test_a_cache_that_is_none_is_refused_before_weights_are_loaded(loads: list[dict[str, Any]], given: Any) -> None:
+    with pytest.raises(ConfigError, match="is neither a path nor an open SpeculationCache nor None"):
+        ChatPrecedent(model="m", speculation_cache=given).invoke("hi")
+    assert loads == []
 
 
 def test_what_belongs_to_the_engine_is_not_given_to_from_engine() -> None:

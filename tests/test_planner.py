@@ -240,6 +240,18 @@ def test_the_cost_curve_shrugs_off_one_slow_step() -> None:
     assert cost.milliseconds(1) == 10.0
 
 
+def test_a_width_that_was_only_measured_during_a_stall_does_not_end_speculation() -> None:
+    """What nobody chooses is never measured again, so a quicker wider forward must outweigh a slow narrower one."""
+    cost = curve(w1=5.0, w8=8.0, w32=11.0)
+    for stalled in (30.0, 100.0, 111.0, 174.0):
+        cost.observe(3, stalled)
+    assert cost.milliseconds(4) == cost.milliseconds(8) == 8.0
+    assert len(chosen(Planner(cost), candidates((ROOT, 1, 0.9), (0, 2, 0.9), (1, 3, 0.9)))) == 3
+    for _ in range(9):
+        cost.observe(3, 30.0)
+    assert cost.milliseconds(4) == cost.milliseconds(32) == 30.0, "no stall: this is what the width costs"
+
+
 def test_forwards_wider_than_the_table_cost_by_its_last_slope() -> None:
     """Many sequences in one step: width goes on costing beyond the widest forward that was measured."""
     cost = curve(w1=10.0, w32=41.0)

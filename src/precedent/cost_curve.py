@@ -48,8 +48,19 @@ class CostCurve:
         bucket = WIDTHS[min(bisect.bisect_left(WIDTHS, width), len(WIDTHS) - 1)]
         self._seen.setdefault(bucket, deque(maxlen=REMEMBERED)).append(milliseconds)
         edges = sorted(self._seen)
-        levels = np.maximum.accumulate([median(self._seen[edge]) for edge in edges])
-        self.table = self._interpolate(edges, levels)
+        self.table = self._interpolate(edges, self._levels(edges))
+
+    def _levels(self, edges: Sequence[int]) -> NDArray[np.float64]:
+        """Milliseconds of each bucket, never falling; one that was seen a few times costs no more than a wider one.
+
+        Disturbances only add time, and believing them would keep the planner from that width, and so from ever
+        measuring it again. The narrowest is measured all the time.
+        """
+        levels = [median(self._seen[edge]) for edge in edges]
+        for i in reversed(range(1, len(edges) - 1)):
+            if len(self._seen[edges[i]]) < REMEMBERED:
+                levels[i] = min(levels[i], levels[i + 1])
+        return np.maximum.accumulate(levels)
 
     @staticmethod
     def _interpolate(edges: Sequence[int], levels: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -88,6 +88,8 @@ def forget(
         selection = Selection(tenant, _timestamp(before), containing, tuple(ids) if ids else None)
         if everything and not selection.everything:
             raise CacheError("--all stands alone; leave it out or leave out the conditions")
+        if selection.everything and not everything:
+            raise CacheError("say what to forget: --tenant, --before, --containing, --id, or --all for everything")
         number = store.forget(Selection(before=float("inf")) if everything else selection)
         if json_file is not None:
             write_json(json_file, {"forgotten": number})

@@ -22,7 +22,9 @@ from precedent.langchain.messages import to_template_messages
 from precedent.langchain.settings import (
     SAMPLING,
     check_call,
+    check_fields,
     check_names,
+    in_one_line,
     merged_stop,
     run_keys,
     sampling_params,
@@ -79,8 +81,9 @@ class ChatPrecedent(BaseChatModel):
         """Check the settings. Raises ConfigError on an unknown name or a value out of its range."""
         known = (*type(self).model_fields, "model_name", *STANDARD_BUT_IDLE)
         check_names(kwargs, known, type(self).__name__)
-        super().__init__(**kwargs)
-        sampling_params(self, None, {})
+        with in_one_line():
+            super().__init__(**kwargs)
+        check_fields(self)
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any, **kwargs: Any) -> Self:
@@ -88,6 +91,11 @@ class ChatPrecedent(BaseChatModel):
         for name in ("device", "dtype"):
             if kwargs.get(name) is not None:
                 raise ConfigError(f"{name} cannot be set for a model object: move or convert the model before")
+        if not hasattr(model, "config"):
+            raise ConfigError(
+                f"from_model takes a transformers model and its tokenizer, and a {type(model).__name__} is no model; "
+                "for a name or folder write ChatPrecedent(model=…)"
+            )
         name = kwargs.pop("model_name", None) or model.config._name_or_path or type(model).__name__
         return cls(model=name, engines=EngineHolder(weights=(model, tokenizer)), **kwargs)
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from precedent.errors import ConfigError
+
 if TYPE_CHECKING:
     from precedent.cache import SpeculationCache
     from precedent.engine import Engine
@@ -78,10 +80,12 @@ class EngineHolder:
 
 def _opened(cache: Any, embedder: Any) -> Any:
     """The cache itself, or the one of this path, which all engines of the process share."""
-    if cache is None or not isinstance(cache, str | Path):
-        return cache
     from precedent.cache import SpeculationCache
 
+    if cache is None or isinstance(cache, SpeculationCache):
+        return cache
+    if not isinstance(cache, str | Path):
+        raise ConfigError(f"speculation_cache={cache!r} is neither a path nor an open SpeculationCache nor None")
     key = (_key_of(cache), _key_of(embedder))
     opened = _OPEN_CACHES.get(key)
     if opened is None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.errors import ConfigError, UnsupportedError
@@ -27,6 +30,26 @@ _HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "n": (None, 1),
 }
 """Keyword arguments known from other chat models: refused by name where they ask for something."""
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Turn what pydantic says of a field, a page for each, into one ConfigError."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        if first["type"] == "missing":
+            raise ConfigError(f"{name} is missing: give a Hugging Face id or a folder as {name}=…") from error
+        raise ConfigError(f"{name}={first['input']!r} cannot be used: {first['msg']}") from error
+
+
+def check_fields(model: ChatPrecedent) -> None:
+    """Raise ConfigError for a field that no call could use, before any weights are loaded."""
+    sampling_params(model, None, {})
+    speculation_config(model, {}, SpeculationConfig())
+    _checked_key("tenant", model.tenant)
 
 
 def check_call(kwargs: Mapping[str, Any], model_name: str) -> None:
@@ -67,7 +90,10 @@ def speculation_config(
     """What may be proposed in this call, or None for the engine's `default`. Raises ConfigError on other types."""
     wanted = kwargs.get("speculation")
     wanted = model.speculation if wanted is None else wanted
-    drafters = kwargs.get("drafters") or model.drafters
+    drafters = kwargs.get("drafters")
+    drafters = model.drafters if drafters is None else drafters
+    if isinstance(drafters, str):  # a text is a sequence too: of names of one letter
+        raise ConfigError(f"drafters={drafters!r} must be a list of names: [{drafters!r}]")
     if isinstance(wanted, bool):
         config = default if wanted else dataclasses.replace(default, enabled=False)
     elif isinstance(wanted, Mapping):

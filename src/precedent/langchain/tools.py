@@ -26,8 +26,12 @@ def _openai_tool(tool: ToolLike, position: int) -> dict[str, Any]:
         return convert_to_openai_tool(tool)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         name = tool.get("name") or tool.get("title") if isinstance(tool, dict) else getattr(tool, "name", None)
-        name = name or getattr(tool, "__name__", None) or f"number {position}"
-        raise PromptError(f"tool {name!r} cannot be shown to the model: {str(error).splitlines()[0]}") from error
+        name = name or getattr(tool, "__name__", None)
+        raise PromptError(
+            f"tool {repr(name) if name else f'number {position}'} cannot be shown to the model "
+            f"({str(error).splitlines()[0]}): give a function, a LangChain tool, a pydantic class, "
+            "or a dict in OpenAI's or JSON Schema form"
+        ) from error
 
 
 def check_tool_choice(tool_choice: Any) -> None:
