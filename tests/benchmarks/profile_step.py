@@ -23,8 +23,6 @@ from precedent.stats import GenerationStats
 from precedent.target import attention, cpu_linear, cpu_norm
 
 PROMPT = "".join(f"Order {n}: the lamp was sent on Monday and will arrive on Thursday.\n" for n in range(1001, 1030))
-    f"Order {n}: the blue lamp was sent on Monday and will arrive on Thursday.\n" for n in range(1001, 1030)
-)
 PARTS = {
     "products": (cpu_linear, "row_product"),
     "norms": (cpu_norm, "norm_rows"),
