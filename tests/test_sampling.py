@@ -22,7 +22,7 @@ from transformers import (
 from precedent.config import SamplingParams
 from precedent.constraints import constraints_for
 from precedent.errors import GenerationError
-from precedent.sampling import CounterCoins, TargetRows, probs_of
+from precedent.sampling import CounterCoins, TargetRows, largest_id, probs_of
 from precedent.tree import ROOT, chain
 
 AT_ONCE = pytest.mark.parametrize("at_once", [False, True], ids=["row by row", "at once"])
@@ -229,11 +229,12 @@ def test_the_matrix_of_all_rows_holds_the_very_rows(dtype: torch.dtype, shaped: 
 def test_rows_ask_for_no_more_than_they_must(at_once: bool) -> None:
     """On a CPU one row after the other; on a GPU what decoding needs of all rows comes back in one piece."""
     counting = Counting()
-    rows = TargetRows(torch.randn(4, 50), chain([4, 2, 9]), SamplingParams(), at_once=at_once)
+    logits = torch.randn(4, 50, dtype=torch.bfloat16)
+    rows = TargetRows(logits, chain([4, 2, 9]), SamplingParams(), at_once=at_once)
     with counting:
         for node in (ROOT, 0, 1):
             rows.argmax(node)
-    assert counting.names.count("argmax") == (0 if at_once else 3)
+    assert counting.names.count("float") == (0 if at_once else 3)
     assert counting.names.count("max") == (1 if at_once else 0)
 
 
@@ -264,3 +265,15 @@ def test_padding_rows_of_the_output_head_are_masked() -> None:
     assert shape((), logits).tolist() == [0.0, 1.0, 2.0, -math.inf, -math.inf]
     assert logits.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert constraints_for(SamplingParams(), [1], 5, 5) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_the_largest_number_of_a_row_is_torchs_own(dtype: torch.dtype) -> None:
+    """Lowest id on ties, the first NaN, and rows that do not lie in one piece."""
+    rows = torch.randn(50, 300, generator=torch.Generator().manual_seed(8)).to(dtype)
+    rows[7, [40, 30]] = rows[8, [299, 2]] = 100.0
+    rows[9, [5, 6]] = float("nan")
+    rows[10] = float("-inf")
+    for row in (*rows, *rows[:, ::3]):
+        assert largest_id(row) == int(row.argmax())
+    assert largest_id(rows[7]) == 30

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from precedent.drafters.base import Candidates, Drafting, DraftRequest
 from precedent.errors import GenerationError
-from precedent.sampling import Coins, coupled_choice, probs_of
+from precedent.sampling import Coins, coupled_choice, largest_id, probs_of
 from precedent.target import TargetModel, common_prefix
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder, chain
 
@@ -90,7 +90,7 @@ class _DraftModelDrafting:
         """What the target would choose if it thought alike: the argmax, or the choice of the seed's noise."""
         sampling = self._request.sampling
         if sampling.greedy or sampling.seed is None:
-            return int(row.argmax())
+            return largest_id(row)
         position = len(self._context) - len(self._request.prompt_ids) + len(path)
         return coupled_choice(probs_of(row, sampling), sampling.seed, position)
 
