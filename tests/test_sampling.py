@@ -234,7 +234,7 @@ def test_rows_ask_for_no_more_than_they_must(at_once: bool) -> None:
     with counting:
         for node in (ROOT, 0, 1):
             rows.argmax(node)
-    assert counting.names.count("float") == (0 if at_once else 3)
+    assert len(counting.names) == 4 if at_once else counting.names.count("_to_copy") == 3
     assert counting.names.count("max") == (1 if at_once else 0)
 
 
