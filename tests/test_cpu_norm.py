@@ -83,3 +83,11 @@ def test_training_goes_on_as_before() -> None:
     fused.weight.data.mul_(2.0)
     with torch.inference_mode():
         torch.testing.assert_close(fused(inputs), 2.0 * norm(inputs))
+
+
+def test_a_model_that_was_cast_meanwhile() -> None:
+    """The layers notice, instead of reading float64 as if it were bfloat16."""
+    norm, fused = norm_and_fused(torch.bfloat16)
+    inputs = random_input(3, 6 * LANES, dtype=torch.float64)
+    with torch.inference_mode():
+        torch.testing.assert_close(fused.double()(inputs), norm.double()(inputs))

@@ -110,6 +110,20 @@ def test_a_linear_layer_of_any_shape_of_input(dtype: torch.dtype) -> None:
     assert packed[0].weight.grad is not None
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_layer_that_was_cast_or_replaced_meanwhile(dtype: torch.dtype) -> None:
+    """It looks at its weight in every call, instead of reading other bytes than are there."""
+    plain = nn.Linear(2 * LANES, 12).to(dtype)
+    model = nn.Sequential(copy.deepcopy(plain))
+    pack_linears(model)
+    rows = random_rows(5, 2 * LANES, torch.float64, 8)
+    with torch.inference_mode():
+        torch.testing.assert_close(model.double()(rows), plain.double()(rows))
+    model[0].weight = nn.Parameter(torch.ones(2 * LANES, 12, dtype=torch.float64).T)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(rows) - plain.bias, rows.sum(1, keepdim=True).expand(-1, 12))
+
+
 def test_without_memory_for_copies_all_rows_go_through_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model too large for packed copies is decoded as fast; only its prompts are slower."""
     monkeypatch.setattr("precedent.target.cpu_linear.MEMORY_SHARE", 0.0)

@@ -44,14 +44,14 @@ class PackedLinear(nn.Linear):
 
     _packed: Tensor | None
     _packed_bias: Tensor | None
-    _packed_version: int
+    _packed_state: tuple[int, int]
     _few_rows: int
 
     def prepare(self, *, packed: bool) -> None:
         """Choose the product of few rows and, if `packed`, make the copy for many."""
         native = _packed_dtype(self) == torch.bfloat16
         self._few_rows = (FEW_ROWS_BESIDE_BFLOAT16 if native else FEW_ROWS) if fits(self.weight) else 0
-        self._packed, self._packed_bias, self._packed_version = None, None, self.weight._version
+        self._packed, self._packed_bias, self._packed_state = None, None, _state(self.weight)
         if packed:
             self._pack()
         elif self._few_rows and self.weight.dtype == torch.bfloat16 and not native:
@@ -61,17 +61,17 @@ class PackedLinear(nn.Linear):
         weight, dtype = self.weight.detach(), _packed_dtype(self)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), 8)
         self._packed_bias = None if self.bias is None else self.bias.detach().to(dtype)
-        self._packed_version = weight._version
+        self._packed_state = _state(self.weight)
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in_features]` to `[..., out_features]`."""
         rows = input.numel() // self.in_features
         if torch.is_grad_enabled() or input.dtype != self.weight.dtype or not rows:
             return super().forward(input)
-        if rows <= self._few_rows:
+        if rows <= self._few_rows and fits(self.weight):  # it may have been moved or cast meanwhile
             bias = None if self.bias is None else self.bias.float()
             product = row_product(input.reshape(rows, self.in_features), self.weight, bias)
-        elif self._packed is not None and 1 < rows <= self._most_packed_rows:
+        elif self._packed is not None and 1 < rows <= self._most_packed_rows and _packable(self):
             product = self._packed_product(input.reshape(rows, self.in_features), self._packed).to(input.dtype)
         else:
             return super().forward(input)
@@ -82,7 +82,7 @@ class PackedLinear(nn.Linear):
         return MOST_FLOAT32_ROWS if self.weight.dtype == torch.float32 else 1 << 62
 
     def _packed_product(self, rows: Tensor, packed: Tensor) -> Tensor:
-        if self.weight._version != self._packed_version:  # loaded or trained meanwhile
+        if self._packed_state != _state(self.weight):  # loaded, trained or replaced meanwhile
             self._pack()
             assert self._packed is not None
             packed = self._packed
@@ -121,6 +121,11 @@ def _packable(module: nn.Linear) -> bool:
 
 def _packed_dtype(module: nn.Linear) -> torch.dtype:
     return torch.bfloat16 if module.weight.dtype == torch.bfloat16 and _native_bfloat16() else torch.float32
+
+
+def _state(weight: Tensor) -> tuple[int, int]:
+    """Changes whenever the numbers of a weight do."""
+    return weight.data_ptr(), weight._version
 
 
 def _native_bfloat16() -> bool:

@@ -68,11 +68,16 @@ def _fused_class(original: Any) -> type[nn.Module]:
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         weight = self.weight
         few = hidden_states.numel() <= FEW_ROWS * weight.shape[0]
-        if args or kwargs or not few or torch.is_grad_enabled() or hidden_states.dtype != weight.dtype:
+        if args or kwargs or not few or torch.is_grad_enabled() or not _fits(hidden_states, weight):
             return original.forward(self, hidden_states, *args, **kwargs)
         return norm_rows(hidden_states, weight, _epsilon(self))
 
     return type(original.__name__, (original,), {"forward": forward, "__module__": original.__module__})
+
+
+def _fits(inputs: Tensor, weight: Tensor) -> bool:
+    """Whether `norm_rows` takes these; a model may have been moved or cast since it was looked at."""
+    return inputs.dtype == weight.dtype and weight.dtype in TOLERANCE and weight.is_cpu and inputs.is_cpu
 
 
 def _epsilon(module: Any) -> float:
