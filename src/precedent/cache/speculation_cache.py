@@ -11,20 +11,30 @@ from typing import Self
 
 from precedent.cache.embedder import Embedder, embed_one, identity_of, resolve
 from precedent.cache.index import SimilarityIndex
+from precedent.cache.partition import Partition
 from precedent.cache.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant
 from precedent.cache.store import DEFAULT_MAX_BYTES, CompletionStore, SQLiteStore, require_same
+from precedent.errors import CacheError
 
 REMEMBERED_QUERIES = 256
+
+DEFAULT_MAX_INDEX_BYTES = 256 * 2**20
+"""Bytes that the token indexes of a cache take in memory unless told otherwise: some 20 million tokens."""
 
 
 class SpeculationCache:
     """Stores completions and recalls them by similarity; safe for several threads and processes.
 
     A tenant is a hard partition: no method returns a completion of another tenant than the one it was given.
+    `max_index_bytes` bounds what drafting keeps of it in memory.
     """
 
-    def __init__(self, store: CompletionStore, embedder: Embedder) -> None:
-        self._store, self._embedder = store, embedder
+    def __init__(
+        self, store: CompletionStore, embedder: Embedder, *, max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES
+    ) -> None:
+        if max_index_bytes < 1:
+            raise CacheError(f"max_index_bytes={max_index_bytes} must be at least 1")
+        self._store, self._embedder, self.max_index_bytes = store, embedder, max_index_bytes
         self._index = SimilarityIndex(store)
         self._vectors: OrderedDict[str, Vector] = OrderedDict()
         self._vectors_lock = threading.Lock()
@@ -36,17 +46,20 @@ class SpeculationCache:
         *,
         embedder: str | Embedder | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES,
         read_only: bool = False,
     ) -> Self:
         """Open a cache, in memory without a `path`.
 
         `path` is a folder, or a file that ends in .sqlite, .sqlite3 or .db. `embedder` is a sentence-transformers id or
         folder, or an object of one's own; the default is all-MiniLM-L6-v2. It is loaded on first use, or here if the
-        file holds vectors, which must be its own. `max_bytes` bounds tokens, vectors and texts.
+        file holds vectors, which must be its own. `max_bytes` bounds tokens, vectors and texts;
+        `max_index_bytes` the token indexes that drafting keeps in memory, from which the oldest completions go first.
         Raises CacheError; a file that is refused is left untouched.
         """
         chosen = resolve(embedder)
-        return cls(SQLiteStore.open(path, embedder=chosen, max_bytes=max_bytes, read_only=read_only), chosen)
+        store = SQLiteStore.open(path, embedder=chosen, max_bytes=max_bytes, read_only=read_only)
+        return cls(store, chosen, max_index_bytes=max_index_bytes)
 
     def warm_up(self) -> None:
         """Load the embedder now. Raises CacheError if it cannot be loaded or did not make the cache's vectors."""
@@ -80,6 +93,11 @@ class SpeculationCache:
         """The completions of a partition with an id above `after_id`, in rising order; cheap when there are none."""
         check_tenant(tenant)
         return self._store.since(tenant, tokenizer, after_id)
+
+    def partition(self, tenant: str, tokenizer: str) -> Partition | None:
+        """A partition with its sealed segments; None where there are none to be had: in memory, or in another store."""
+        check_tenant(tenant)
+        return self._store.partition(tenant, tokenizer) if isinstance(self._store, SQLiteStore) else None
 
     def epoch(self) -> int:
         """Grows whenever completions were forgotten or evicted: what was read by `since` must then be read anew."""

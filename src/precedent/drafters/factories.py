@@ -13,7 +13,14 @@ def recall(parts: DrafterParts) -> Drafter | None:
     """Prior completions of the speculation cache; absent without a cache."""
     if parts.cache is None:
         return None
-    return RecallDrafter(parts.cache, parts.tokenizer_fingerprint, parts.executor)
+    cache = parts.cache
+    return RecallDrafter(
+        cache,
+        parts.tokenizer_fingerprint,
+        parts.executor,
+        partitions=cache.partition,
+        max_bytes=cache.max_index_bytes,
+    )
 
 
 def prompt(parts: DrafterParts) -> Drafter | None:

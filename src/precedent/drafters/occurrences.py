@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.compiled import Floats, Int32s, compiled
-from precedent.drafters.context_order import longest_matches, matched
+from precedent.compiled import Floats, Int32s, Int64s, compiled
+from precedent.drafters.context_order import LENGTHS_BELOW_BEST, longest_matches, matched
 
 OCCURRENCE = np.dtype(
     [("position", "i4"), ("slot", "i4"), ("length", "i4"), ("bin", "i4"), ("score", "f8"), ("weight", "f8")]
@@ -87,21 +87,32 @@ def _seen(table: Int32s, position: int) -> bool:
 
 @compiled
 def find(
-    text: Text, near: Int32s, tail: Int32s, order: Int32s, recent: Int32s, weights: Weights, limit: int
+    text: Text, near: Int32s, tail: Int32s, order: Int32s, ends: Int64s, recent: Int32s, weights: Weights, limit: int
 ) -> Occurrences:
-    """At most `limit` places where `recent` (newest first) continues, of three orders; heavier and longer ones win.
+    """At most `limit` places where `recent` (newest first) continues; heavier and longer ones win.
 
-    A place without a following token is none. `near` is searched first, so that hits are found in a crowd.
+    `near`, `tail` and the runs of `order` that end at `ends` are sorted. A place without a following token is none.
+    `near` is searched first and to the end, so that hits are found in a crowd.
     """
     found, count = np.empty(3 * ROOM, np.int32), 0
-    for run in (near, tail, order):
-        count = longest_matches(text.tokens, run, recent, found, count, ROOM)
+    count = num_near = longest_matches(text.tokens, near, np.full(1, near.size), recent, found, count, ROOM)
+    count = longest_matches(text.tokens, tail, np.full(1, tail.size), recent, found, count, ROOM)
+    count = longest_matches(text.tokens, order, ends, recent, found, count, ROOM)
+    least = _longest(text.tokens, found[:count], recent) - LENGTHS_BELOW_BEST
     table, places, size = np.full(4 * ROOM, -1, np.int32), np.empty(count, OCCURRENCE), 0
     for i in range(count):
         if text.tokens[found[i] + 1] >= 0 and not _seen(table, found[i]):
             fill(places[size], text, found[i], recent, weights)
-            size += 1
+            size += i < num_near or places[size].length >= least
     return places[:size] if size <= limit else _best(places[:size], limit)
+
+
+@compiled
+def _longest(tokens: Int32s, found: Int32s, recent: Int32s) -> int:
+    longest = 0
+    for position in found:
+        longest = max(longest, matched(tokens, position, recent))
+    return longest
 
 
 @compiled
