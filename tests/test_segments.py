@@ -158,7 +158,7 @@ def memory_of(store: SQLiteStore, tenant: str = TENANT, max_bytes: int = 2**28) 
 
 
 def tokens_of(memory: TenantMemory) -> dict[int, tuple[int, ...]]:
-    return {key: tuple(memory.index.tokens(key).tolist()) for key in sorted(memory.index.held_ids())}
+    return {key: tuple(memory.index.tokens(key).tolist()) for key in sorted(memory.index.lengths())}
 
 
 def files_of(store: SQLiteStore, tenant: str = TENANT) -> SegmentFiles:
@@ -326,7 +326,7 @@ def test_forget_erases_the_tokens_from_every_segment_file(tmp_path):
     assert as_bytes(SECRET[5:7]) not in raw(tmp_path)
     after = memory_of(store)
     assert gone not in after.index
-    assert len(after.index.held_ids()) == 40
+    assert len(after.index.lengths()) == 40
     assert found_in(after.index, [START]) == Counter({(key, 1, answer(key - 1)[:5]): 1 for key in range(1, 41)})
     quiet = files_of(store, "quiet").folder
     assert quiet.exists()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from precedent.cache.database import Database
-from precedent.cache.directory import Directory, directory_of, read_completions
+from precedent.cache.directory import Directory, directory_of, lengths_of, payload_bytes, read_completions
 from precedent.cache.records import StoredCompletion
 from precedent.cache.sealing import IndexFolder, without_gone
-from precedent.cache.segment import Ids, Segment, kept
+from precedent.cache.segment import TOKEN, Ids, Segment, kept
 from precedent.cache.segment_files import Sealed, SegmentFiles
 
 logger = logging.getLogger("precedent.cache")
@@ -35,6 +35,14 @@ class Partition:
         """The partition's rows at a glance. Raises CacheError when the file cannot be read."""
         return directory_of(self._database, self._tenant, self._tokenizer)
 
+    def lengths(self) -> tuple[Ids, Ids]:
+        """The ids of all rows and how many tokens each has; reads every row's page. Raises CacheError."""
+        return lengths_of(self._database, self._tenant, self._tokenizer)
+
+    def most_tokens(self) -> int:
+        """More tokens than this the partition cannot have; costs microseconds. Raises CacheError."""
+        return payload_bytes(self._database, self._tenant) // TOKEN.itemsize
+
     def completions(self, ids: Ids) -> list[StoredCompletion]:
         """These completions as they are in the table. Raises CacheError when the file cannot be read."""
         return read_completions(self._database, self._tenant, self._tokenizer, ids)
@@ -53,10 +61,11 @@ class Partition:
                 seen = np.union1d(seen, found[-1].ids)
         return [segment for segment in found if segment.completions.size]
 
-    def seal(self, in_memory: Ids, extract: Callable[[Ids], Segment], least: int = 1) -> bool:
+    def seal(self, in_memory: Mapping[int, int], extract: Callable[[Ids], Segment], least: int = 1) -> bool:
         """Write what no segment holds yet, if that is at least `least` tokens; False when nothing was written.
 
-        `extract` gives the completions of some of the ids `in_memory`, checksums left out. Small segments are merged
+        `in_memory` says how many tokens each completion has that is in memory, and `extract` gives those of some ids,
+        checksums left out. Small segments are merged
         into the new one. Skipped when another thread or process is writing. Raises CacheError or OSError.
         """
         if self._database.read_only:
@@ -64,13 +73,15 @@ class Partition:
         with self._folder.alone() as alone:
             return alone and self._seal(self._files(), in_memory, extract, least)
 
-    def _seal(self, files: SegmentFiles, in_memory: Ids, extract: Callable[[Ids], Segment], least: int) -> bool:
+    def _seal(
+        self, files: SegmentFiles, in_memory: Mapping[int, int], extract: Callable[[Ids], Segment], least: int
+    ) -> bool:
         alive = self.directory()
         sealed = without_gone(files, alive, self._damaged)
         held = [files.completions(one)["id"] for one in sealed]
-        wanted = np.intersect1d(in_memory, alive.ids)
+        wanted = np.intersect1d(np.fromiter(in_memory, dtype=np.int64), alive.ids, assume_unique=True)
         new = np.setdiff1d(wanted, np.concatenate([*held, np.empty(0, dtype=np.int64)]))
-        size = _tokens_of(alive, new)
+        size = sum(in_memory[key] for key in new.tolist())
         if not new.size or size < least:
             return False
         merged = _to_merge(sealed, held, wanted, size)
@@ -84,10 +95,6 @@ class Partition:
 
     def _files(self) -> SegmentFiles:
         return self._folder.files(self._tenant, self._tokenizer)
-
-
-def _tokens_of(alive: Directory, ids: Ids) -> int:
-    return int(alive.lengths[np.searchsorted(alive.ids, ids)].sum())
 
 
 def _to_merge(sealed: Sequence[Sealed], held: Sequence[Ids], in_memory: Ids, size: int) -> set[int]:

@@ -22,7 +22,8 @@ from precedent.cache.records import (
 )
 from precedent.errors import CacheError
 
-# Triggers keep the sums right whoever writes; the large columns stand last, so that scans need not read them.
+# Triggers keep the sums right whoever writes; the large columns stand last, so that scans need not read them. The index
+# by partition holds all that `directory` reads: a file from before it did is read as well, only slower.
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 INSERT INTO meta VALUES ('epoch', 0);
@@ -50,7 +51,7 @@ CREATE TABLE completion (
     vector BLOB
 );
 CREATE UNIQUE INDEX completion_identity ON completion (tenant, tokenizer, identity);
-CREATE INDEX completion_partition ON completion (tenant, tokenizer, id);
+CREATE INDEX completion_partition ON completion (tenant, tokenizer, id, checksum, count, prompt_fingerprint);
 CREATE TRIGGER completion_came AFTER INSERT ON completion BEGIN
     INSERT INTO usage VALUES (new.tenant, new.size) ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + excluded.bytes;
 END;

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from precedent.cache.directory import Directory
 from precedent.cache.partition import Partition
 from precedent.cache.records import Hit, StoredCompletion
 from precedent.cache.segment import Ids, Segment, kept
@@ -62,7 +63,7 @@ class TenantMemory:
         self.index = TokenIndex()
         self._partition, self._max_bytes = partition, max_bytes
         self._log_counts = np.zeros(64)
-        self._slots_by_prompt: dict[str, list[int]] = {}
+        self._slots_by_prompt: dict[bytes, list[int]] = {}
         self._reading = threading.Lock()  # held by whoever changes the index
         self._last_id = 0
         self._epoch: int | None = None
@@ -118,26 +119,24 @@ class TenantMemory:
         if self._partition is None or self._epoch is None:
             return False
         with self._reading:
-            held, self._unsealed = np.array(self.index.held_ids(), dtype=np.int64), 0
+            held, self._unsealed = self.index.lengths(), 0
         return self._partition.seal(held, self._extracted, least)
 
     def renewed(self) -> TenantMemory:
         """A memory without what was erased, nor the oldest completions where it holds more than it may."""
         with self._reading:
-            held = np.array(sorted(self.index.held_ids()), dtype=np.int64)
-            lengths = np.array([self.index.length(key) for key in held.tolist()], dtype=np.int64)
-            stays = held[_newest(lengths, self._max_bytes) :]
+            held = dict(sorted(self.index.lengths().items()))
+            stays = list(held)[_newest(np.array(list(held.values()), dtype=np.int64), self._max_bytes) :]
             fresh = TenantMemory(self._partition, self._max_bytes)
             fresh._last_id, fresh._epoch, fresh._unsealed = self._last_id, self._epoch, self._unsealed
             prompts = {slot: prompt for prompt, slots in self._slots_by_prompt.items() for slot in slots}
-            slots = [slot for key in stays.tolist() if (slot := self.index.slot(key)) is not None]
-            marks = [(self._log_counts[slot], prompts.get(slot, "")) for slot in sorted(slots)]
-            fresh._load(self.index.segment(stays.tolist()), marks)
+            slots = sorted(slot for key in stays if (slot := self.index.slot(key)) is not None)
+            fresh._load(self.index.segment(stays), self._log_counts[slots], [prompts.get(slot, b"") for slot in slots])
             return fresh
 
     def slots_of_prompt(self, fingerprint: str) -> Sequence[int]:
         """Slots of the completions that answered exactly this prompt."""
-        return self._slots_by_prompt.get(fingerprint, ())
+        return self._slots_by_prompt.get(fingerprint.encode(), ())
 
     @property
     def log_counts(self) -> Floats:
@@ -151,23 +150,32 @@ class TenantMemory:
     def _open(self, partition: Partition) -> None:
         """Load the segments, and read the rows that are in none of them."""
         rows = partition.directory()
-        newest = rows.ids[_newest(rows.lengths, self._max_bytes) :]
-        wanted = np.setdiff1d(newest, np.array(self.index.sequence_ids, dtype=np.int64))  # all, unless it failed before
+        wanted = np.setdiff1d(self._fitting(partition, rows), self._loaded(), assume_unique=True)
         for sealed in partition.segments(rows):
-            stays = np.isin(sealed.ids, wanted)
+            stays = np.isin(sealed.ids, wanted, assume_unique=True)
             segment = sealed if stays.all() else kept(sealed, stays)
-            places = np.searchsorted(rows.ids, segment.ids).tolist()
-            self._load(segment, [(math.log(max(1, rows.counts[place])), rows.prompts[place]) for place in places])
-        loaded = np.array(self.index.sequence_ids, dtype=np.int64)
-        self._add(partition.completions(np.setdiff1d(wanted, loaded)))
+            places = np.searchsorted(rows.ids, segment.ids)
+            prompts = [rows.prompts[place] for place in places.tolist()]
+            self._load(segment, np.log(np.maximum(1, rows.counts[places])), prompts)
+        self._add(partition.completions(np.setdiff1d(wanted, self._loaded(), assume_unique=True)))
         self._last_id = int(rows.ids[-1]) if rows.ids.size else 0
+
+    def _fitting(self, partition: Partition, rows: Directory) -> Ids:
+        """The ids of the newest rows for which there is room."""
+        if cost(rows.ids.size, partition.most_tokens()) <= self._max_bytes:
+            return rows.ids
+        ids, lengths = partition.lengths()
+        return np.intersect1d(ids[_newest(lengths, self._max_bytes) :], rows.ids, assume_unique=True)
+
+    def _loaded(self) -> Ids:
+        return np.array(self.index.sequence_ids, dtype=np.int64)
 
     def _erase_gone(self, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
         if self._partition is not None:
             there = set(self._partition.directory().ids.tolist())
         else:
             there = {completion.id for completion in cache.since(tenant, tokenizer)}
-        gone = [completion_id for completion_id in self.index.held_ids() if completion_id not in there]
+        gone = [completion_id for completion_id in self.index.lengths() if completion_id not in there]
         with self.lock:
             self.index.forget(gone)
 
@@ -176,27 +184,29 @@ class TenantMemory:
         self._unsealed += num_tokens
         if num_tokens > SORTED_APART:
             segment = sorted_segment({completion.id: completion.token_ids for completion in completions})
-            self._load(segment, [_marks(completion) for completion in completions])
+            self._load(segment, *_marks(completions))
         else:
             for completion in completions:
                 with self.lock:
                     self.index.append(completion.id, completion.token_ids)
-                    self._note(len(self.index.sequence_ids) - 1, [_marks(completion)])
+                    self._note(len(self.index.sequence_ids) - 1, *_marks([completion]))
         self._last_id = max([self._last_id, *(completion.id for completion in completions)])
 
-    def _load(self, segment: Segment, marks: Sequence[tuple[float, str]]) -> None:
+    def _load(self, segment: Segment, log_counts: Floats, prompts: Sequence[bytes]) -> None:
         with self.lock:
-            self._note(self.index.load(segment).start, marks)
+            self._note(self.index.load(segment).start, log_counts, prompts)
 
-    def _note(self, slot: int, marks: Sequence[tuple[float, str]]) -> None:
-        """Keep the log counts and prompts of completions from `slot` on."""
-        room = slot + len(marks) - self._log_counts.size
+    def _note(self, slot: int, log_counts: Floats, prompts: Sequence[bytes]) -> None:
+        """Keep how often the completions from `slot` on were written back, and for which prompts."""
+        room = slot + log_counts.size - self._log_counts.size
         if room > 0:
             self._log_counts = np.concatenate([self._log_counts, np.zeros(max(room, self._log_counts.size))])
-        for number, (log_count, prompt) in enumerate(marks, slot):
-            self._log_counts[number] = log_count
-            if prompt:
-                self._slots_by_prompt.setdefault(prompt, []).append(number)
+        self._log_counts[slot : slot + log_counts.size] = log_counts
+        for number, prompt in enumerate(prompts, slot):
+            if prompt in self._slots_by_prompt:
+                self._slots_by_prompt[prompt].append(number)
+            elif prompt:
+                self._slots_by_prompt[prompt] = [number]
 
 
 def cost(num_completions: int, num_tokens: int) -> int:
@@ -212,6 +222,7 @@ def _newest(lengths: Ids, max_bytes: int) -> int:
     return int(lengths.size - np.searchsorted(costs, KEPT_SHARE * max_bytes, side="right"))
 
 
-def _marks(completion: StoredCompletion) -> tuple[float, str]:
-    """Log of how often it was written back, and the fingerprint of its prompt."""
-    return math.log(max(1, completion.count)), completion.prompt_fingerprint
+def _marks(completions: Sequence[StoredCompletion]) -> tuple[Floats, list[bytes]]:
+    """Log of how often each was written back, and the fingerprint of its prompt."""
+    counts = [math.log(max(1, completion.count)) for completion in completions]
+    return np.array(counts), [completion.prompt_fingerprint.encode() for completion in completions]

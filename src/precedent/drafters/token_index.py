@@ -88,14 +88,10 @@ class TokenIndex:
         """Of how many runs the long order consists; one is searched fastest."""
         return self._ends.size
 
-    def held_ids(self) -> list[int]:
-        """The ids of the sequences that are here."""
-        return list(self._slot_of)
-
-    def length(self, sequence_id: int) -> int:
-        """How many tokens a sequence has. Raises KeyError when it is not here."""
-        begin, end = self._spans[self._slot_of[sequence_id]]
-        return end - begin - 1
+    def lengths(self) -> dict[int, int]:
+        """How many tokens each sequence has that is here, by its id."""
+        spans = self._spans
+        return {key: spans[slot][1] - spans[slot][0] - 1 for key, slot in self._slot_of.items()}
 
     def append(self, sequence_id: int, tokens: Sequence[int] | NDArray[np.int32]) -> None:
         """Add a sequence, or more tokens at the end of one that is here already."""
