@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import textwrap
 from collections import Counter
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +18,22 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precedent.cache import NewCompletion, Selection, SQLiteStore
+from precedent.cache import NewCompletion, Selection, SpeculationCache, SQLiteStore
 from precedent.cache.partition import MAX_SEGMENTS, Partition
 from precedent.cache.segment import Segment, is_sound, kept
 from precedent.cache.segment_files import MANIFEST, SegmentFiles
+from precedent.config import SamplingParams
+from precedent.drafters import DrafterParts, tenant_memory
+from precedent.drafters.base import DraftRequest
 from precedent.drafters.context_order import START
+from precedent.drafters.factories import recall
 from precedent.drafters.nearness import Nearness
 from precedent.drafters.occurrences import HIT, ROOM, Weights
+from precedent.drafters.recall import RecallDrafter
 from precedent.drafters.tenant_memory import TenantMemory
 from precedent.drafters.token_index import TokenIndex, reversed_context, sorted_segment
 from precedent.errors import CacheError
+from precedent.testing.embedders import HashEmbedder
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=30), min_size=1, max_size=8)
 CONTEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=30)
@@ -442,17 +454,17 @@ def half_written(files: SegmentFiles, segment: Segment) -> None:
 
 
 def test_the_number_of_segments_stays_small(tmp_path):
-    """Hundreds of sealings leave segments of growing sizes, which hold everything once."""
+    """Sixty sealings leave segments of growing sizes, which hold everything once."""
     store, memory = SQLiteStore.open(tmp_path), None
     store._database._writer.execute("PRAGMA synchronous=OFF")
-    for number in range(120):
+    for number in range(60):
         store.insert(NewCompletion(answer(number), TOKENIZER, "model", TENANT), None, None)
         memory = memory or memory_of(store)
         memory.read(store, TENANT, TOKENIZER)
         memory.seal()
     listed = files_of(store).listed()
-    assert len(listed) <= min(7, MAX_SEGMENTS)
-    assert sum(sealed.completions for sealed in listed) == 120
+    assert len(listed) <= min(6, MAX_SEGMENTS)
+    assert sum(sealed.completions for sealed in listed) == 60
     assert tokens_of(memory_of(store)) == tokens_of(memory)
     store.close()
 
@@ -478,4 +490,134 @@ def test_a_memory_holds_the_newest_completions_that_fit(tmp_path):
     assert [fresh.index.sequence_ids[slot] for slot in fresh.slots_of_prompt("p239")] == [240]
     assert found_in(fresh.index, [5, 6]) == found_in(whole(tokens_of(fresh)), [5, 6])
     assert len(store.list(limit=None)) == 240
+    store.close()
+
+
+# behind the recall drafter
+
+END = 2
+
+
+def request(tenant: str = TENANT) -> DraftRequest:
+    return DraftRequest("r", (1, 2, 3), SamplingParams(), tenant, "q", end_token_ids=frozenset({END}))
+
+
+def cache_in(folder: Path, **settings: int) -> SpeculationCache:
+    return SpeculationCache.open(folder, embedder=HashEmbedder(), **settings)
+
+
+def recall_from(cache: SpeculationCache) -> RecallDrafter:
+    drafter = recall(DrafterParts(TOKENIZER, AtOnce(), cache))
+    assert isinstance(drafter, RecallDrafter)
+    return drafter
+
+
+class AtOnce(Executor):
+    """Runs work when it is submitted."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future: Future[None] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def test_an_engine_that_closes_seals_and_the_next_one_drafts_the_same(tmp_path, monkeypatch):
+    rows, drafted = RowsRead(monkeypatch), []
+    for _ in range(2):
+        with cache_in(tmp_path) as cache:
+            if not drafted:
+                for number in range(20):
+                    cache.insert(NewCompletion(answer(number), TOKENIZER, "model", TENANT, query=f"question {number}"))
+            drafter, rows.number = recall_from(cache), 0
+            drafting = drafter.begin(request())
+            drafted.append(drafting.match(32).nodes.tolist())
+            drafting.end()
+            drafter.close()
+    assert rows.number == 0
+    assert drafted[0] == drafted[1] != []
+
+
+def test_a_grown_memory_is_sealed_at_the_end_of_a_request(tmp_path, monkeypatch):
+    """Not before there is enough of it, and not while the request runs."""
+    monkeypatch.setattr(tenant_memory, "SEAL_TOKENS", 30)
+    with cache_in(tmp_path) as cache:
+        drafter, sealed = recall_from(cache), []
+        for number in range(6):
+            cache.insert(NewCompletion(answer(number), TOKENIZER, "model", TENANT))
+            drafting = drafter.begin(request())
+            before = len(list(tmp_path.rglob("*.tokens.npy")))
+            drafting.end()
+            sealed.append((before, len(list(tmp_path.rglob("*.tokens.npy")))))
+        assert sealed == [(0, 0), (0, 0), (0, 0), (0, 1), (1, 1), (1, 1)]
+        drafter.close()
+
+
+def test_forget_reaches_a_running_request_at_once(tmp_path):
+    """No other request has to begin: when `forget` returns, nothing of it is drafted any more."""
+    with cache_in(tmp_path) as cache:
+        cache.insert(NewCompletion(SECRET, TOKENIZER, "model", TENANT, text="secret"))
+        drafter = recall_from(cache)
+        drafting = drafter.begin(request())
+        drafting.match(8)
+        drafting.committed(SECRET[:3])
+        assert tuple(drafting.match(4).token_ids[:2]) == SECRET[3:5]
+        assert cache.forget(containing="secret") == 1
+        assert len(drafting.match(8)) == 0
+        drafter.close()
+        assert as_bytes(SECRET[:2]) not in raw(tmp_path)
+
+
+def test_tenants_share_one_bound_and_come_back_from_their_segments(tmp_path):
+    """The least recently used tenant's memory goes, but a request that began with it goes on, and forgets as well."""
+    bound = 4 * (20 * 700)
+    with cache_in(tmp_path, max_index_bytes=bound) as cache:
+        for tenant in "abcdef":
+            for number in range(20):
+                cache.insert(NewCompletion(answer(number), TOKENIZER, "model", tenant))
+        drafter = recall_from(cache)
+        running = drafter.begin(request("a"))
+        for tenant in "bcdef":
+            drafter.begin(request(tenant)).end()
+            assert sum(memory.num_bytes for memory in drafter._memories._memories.values()) <= bound
+        assert "a" not in drafter._memories._memories
+        assert len(running.match(8)) > 0
+        cache.forget(tenant="a")
+        assert len(running.match(8)) == 0
+        assert len(drafter.begin(request("b")).match(8)) > 0
+        drafter.close()
+
+
+def test_a_bound_that_holds_nothing_is_refused(tmp_path):
+    with pytest.raises(CacheError, match="max_index_bytes=0 must be at least 1"):
+        cache_in(tmp_path, max_index_bytes=0)
+
+
+def test_a_process_killed_while_sealing_loses_nothing(tmp_path):
+    """Its segment's files are there, but no manifest lists them: they count for nothing and go with the next one."""
+    code = """
+        import os, signal, sys
+        from precedent.cache import NewCompletion, SQLiteStore
+        from precedent.cache.segment_files import SegmentFiles
+        from precedent.drafters.tenant_memory import TenantMemory
+        store = SQLiteStore.open(sys.argv[1])
+        for number in range(30):
+            store.insert(NewCompletion((5, 6, number), "tok", "model", "shop"), None, None)
+        SegmentFiles.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        memory = TenantMemory(store.partition("shop", "tok"))
+        memory.read(store, "shop", "tok")
+        memory.seal()
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    store = SQLiteStore.open(tmp_path)
+    (left,) = files_of(store).folder.glob("*.tokens.npy")
+    memory = memory_of(store)
+    assert tokens_of(memory) == {number + 1: (5, 6, number) for number in range(30)}
+    assert memory.seal()  # the dead process's lock went with it
+    assert not left.exists()
+    assert len(files_of(store).listed()) == 1
     store.close()

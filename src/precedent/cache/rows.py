@@ -137,7 +137,15 @@ def record_embedder(connection: sqlite3.Connection, identity: EmbedderIdentity) 
     connection.execute("INSERT INTO meta VALUES ('embedder', ?)", (value,))
 
 
-def drop_unused_embedder(connection: sqlite3.Connection) -> None:
+def delete_rows(connection: sqlite3.Connection, selection: Selection) -> int:
+    """Delete the selected completions; returns their number."""
+    where, values = conditions(selection)
+    number = connection.execute(f"DELETE FROM completion {where}", values).rowcount
+    _drop_unused_embedder(connection)
+    return number
+
+
+def _drop_unused_embedder(connection: sqlite3.Connection) -> None:
     """Without a vector left, the next one may come from any embedder."""
     left = "EXISTS (SELECT 1 FROM completion WHERE vector_checksum IS NOT NULL)"
     connection.execute(f"DELETE FROM meta WHERE key = 'embedder' AND NOT {left}")

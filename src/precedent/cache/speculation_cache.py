@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,12 +33,12 @@ class SpeculationCache:
     def __init__(
         self, store: CompletionStore, embedder: Embedder, *, max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES
     ) -> None:
-        if max_index_bytes < 1:
-            raise CacheError(f"max_index_bytes={max_index_bytes} must be at least 1")
+        check_index_bytes(max_index_bytes)
         self._store, self._embedder, self.max_index_bytes = store, embedder, max_index_bytes
         self._index = SimilarityIndex(store)
         self._vectors: OrderedDict[str, Vector] = OrderedDict()
         self._vectors_lock = threading.Lock()
+        self._memories: list[weakref.WeakMethod[Callable[[], None]]] = []
 
     @classmethod
     def open(
@@ -57,6 +58,7 @@ class SpeculationCache:
         `max_index_bytes` the token indexes that drafting keeps in memory, from which the oldest completions go first.
         Raises CacheError; a file that is refused is left untouched.
         """
+        check_index_bytes(max_index_bytes)
         chosen = resolve(embedder)
         store = SQLiteStore.open(path, embedder=chosen, max_bytes=max_bytes, read_only=read_only)
         return cls(store, chosen, max_index_bytes=max_index_bytes)
@@ -127,7 +129,7 @@ class SpeculationCache:
         containing: str | None = None,
         ids: Iterable[int] | None = None,
     ) -> int:
-        """Erase the completions for which all given conditions hold, from table, file, log and index.
+        """Erase the completions for which all given conditions hold, from table, files, log, indexes and drafting.
 
         `before` is in seconds since the epoch, `containing` is looked for in query and text. Returns the number of
         completions. Raises CacheError without a condition, when read-only, or when another process keeps the bytes.
@@ -137,6 +139,15 @@ class SpeculationCache:
             return self._store.forget(Selection(tenant, before, containing, chosen))
         finally:
             self._forget_vectors()
+            for reference in self._memories:
+                erase = reference()
+                if erase is not None:
+                    erase()
+
+    def on_forget(self, erase: Callable[[], None]) -> None:
+        """Call a method at the end of every `forget`, before it returns, as long as its object lives."""
+        self._memories = [reference for reference in self._memories if reference() is not None]
+        self._memories.append(weakref.WeakMethod(erase))
 
     def close(self) -> None:
         """Close the store; more than once does no harm."""
@@ -174,3 +185,9 @@ class SpeculationCache:
         self._index.clear()
         with self._vectors_lock:
             self._vectors.clear()
+
+
+def check_index_bytes(max_index_bytes: int) -> None:
+    """Raise CacheError unless it is a number of bytes that an index can have."""
+    if max_index_bytes < 1:
+        raise CacheError(f"max_index_bytes={max_index_bytes} must be at least 1")

@@ -178,7 +178,7 @@ class SQLiteStore:
         return self._database.stamp()
 
     def partition(self, tenant: str, tokenizer: str) -> Partition | None:
-        """The partition with its segments, None for a store in memory, which has none."""
+        """The partition with its segments, None in memory."""
         return None if self._segments is None else Partition(self._database, self._segments, tenant, tokenizer)
 
     def epoch(self) -> int:
@@ -219,17 +219,15 @@ class SQLiteStore:
     def forget(self, selection: Selection) -> int:
         """Erase the selected completions from table, file, log and segments; returns their number.
 
-        Raises CacheError when the store is read-only, when nothing is selected, or when another process keeps their
-        bytes in the file (they are forgotten all the same).
+        Raises CacheError when the store is read-only, nothing is selected, or another process keeps their bytes (they
+        are forgotten all the same).
         """
         if selection.everything:
             raise CacheError("forget needs a condition: tenant, before, containing or ids")
         if self._database.read_only:
             raise CacheError(f"{self._database} is read-only, so nothing can be forgotten in it")
-        where, values = rows.conditions(selection)
         with self._database.write() as connection:
-            number = connection.execute(f"DELETE FROM completion {where}", values).rowcount
-            rows.drop_unused_embedder(connection)
+            number = rows.delete_rows(connection, selection)
         try:
             if self._segments is not None:
                 self._segments.erase_gone(lambda: directory_of_all(self._database))

@@ -17,7 +17,9 @@ def recall(parts: DrafterParts) -> Drafter | None:
     cache, tokenizer, executor = parts.cache, parts.tokenizer_fingerprint, parts.executor
     if not isinstance(cache, SpeculationCache):  # whoever replays a log offers what recall needs of a cache, no more
         return RecallDrafter(cache, tokenizer, executor)
-    return RecallDrafter(cache, tokenizer, executor, partitions=cache.partition, max_bytes=cache.max_index_bytes)
+    drafter = RecallDrafter(cache, tokenizer, executor, partitions=cache.partition, max_bytes=cache.max_index_bytes)
+    cache.on_forget(drafter.erase_gone)
+    return drafter
 
 
 def prompt(parts: DrafterParts) -> Drafter | None:

@@ -64,11 +64,11 @@ def _hit_of(hits: Hits, slot: int) -> int:
 
 
 @compiled
-def fill(place: Any, text: Text, position: int, recent: Int32s, weights: Weights) -> None:
-    """Set the fields of an occurrence at `position`."""
+def fill(place: Any, text: Text, position: int, length: int, weights: Weights) -> None:
+    """Set the fields of an occurrence at `position` whose context agrees in `length` tokens."""
     slot = text.owners[position]
     hit = weights.hits[_hit_of(weights.hits, slot)]
-    place.position, place.slot, place.length = position, slot, matched(text.tokens, position, recent)
+    place.position, place.slot, place.length = position, slot, length
     place.score, place.bin = place.length, hit.bin
     place.weight = hit.weight + weights.log_counts[slot] + weights.recency * position / text.size
 
@@ -98,21 +98,17 @@ def find(
     count = num_near = longest_matches(text.tokens, near, np.full(1, near.size), recent, found, count, ROOM)
     count = longest_matches(text.tokens, tail, np.full(1, tail.size), recent, found, count, ROOM)
     count = longest_matches(text.tokens, order, ends, recent, found, count, ROOM)
-    least = _longest(text.tokens, found[:count], recent) - LENGTHS_BELOW_BEST
+    lengths, longest = np.empty(count, np.int32), 0
+    for i in range(count):
+        lengths[i] = matched(text.tokens, found[i], recent)
+        longest = max(longest, lengths[i])
     table, places, size = np.full(4 * ROOM, -1, np.int32), np.empty(count, OCCURRENCE), 0
     for i in range(count):
-        if text.tokens[found[i] + 1] >= 0 and not _seen(table, found[i]):
-            fill(places[size], text, found[i], recent, weights)
-            size += i < num_near or places[size].length >= least
+        wanted = i < num_near or lengths[i] >= longest - LENGTHS_BELOW_BEST
+        if wanted and text.tokens[found[i] + 1] >= 0 and not _seen(table, found[i]):
+            fill(places[size], text, found[i], lengths[i], weights)
+            size += 1
     return places[:size] if size <= limit else _best(places[:size], limit)
-
-
-@compiled
-def _longest(tokens: Int32s, found: Int32s, recent: Int32s) -> int:
-    longest = 0
-    for position in found:
-        longest = max(longest, matched(tokens, position, recent))
-    return longest
 
 
 @compiled

@@ -79,6 +79,10 @@ class RecallDrafter:
             written.exception()
         self._memories.close()
 
+    def erase_gone(self) -> None:
+        """Erase what was forgotten from every memory, that of running requests included. Raises CacheError."""
+        self._memories.erase_gone()
+
     def ended(self, tenant: str, counts: Mapping[int, tuple[int, int]]) -> None:
         """After a request: hand its credit to the cache, and tidy up, without waiting for the disk."""
         if counts:

@@ -45,6 +45,14 @@ class TenantMemories:
         for old in list(self._let_go.get(tenant, ())):
             old.erase_gone(self._cache, tenant, self._tokenizer)
 
+    def erase_gone(self) -> None:
+        """Erase what was forgotten or evicted from all memories. Raises CacheError."""
+        with self._lock:
+            current = list(self._memories.items())
+            old = [(tenant, memory) for tenant, memories in self._let_go.items() for memory in memories]
+        for tenant, memory in current + old:
+            memory.erase_gone(self._cache, tenant, self._tokenizer)
+
     def need_tidying(self, tenant: str) -> bool:
         """Whether `tidy` would do something; costs nothing."""
         with self._lock:
@@ -55,11 +63,11 @@ class TenantMemories:
     def tidy(self, tenant: str) -> None:
         """Merge and seal what is new of a tenant, and keep all tenants together within the bound."""
         memory = self.of(tenant)
-        memory.tidy()
         if memory.outgrown:
             self._replace(tenant, memory, memory.renewed())
         while (least_used := self._one_too_many(tenant)) is not None:
             self._replace(*least_used, None)
+        self.of(tenant).tidy()
 
     def close(self) -> None:
         """Seal what no segment holds yet, and let go of all memories."""
