@@ -36,7 +36,7 @@ def _follow_a_trail() -> None:
     for number in (1, 2):
         index.load(sorted_segment({number: [5, 6]}))
     index.take_order(index.merged_order())
-    weights = Weights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(1), 0.0)
+    weights = Weights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(3), 0.0)
     found = index.match(reversed_context([5]), weights, 1, index.order_of([0]))
     trail.advance(index.text, found, [8])
     trail.align(index.text, reversed_context([8]), np.empty(0, OCCURRENCE), weights)
