@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -490,6 +491,65 @@ def test_a_memory_holds_the_newest_completions_that_fit(tmp_path):
     assert [fresh.index.sequence_ids[slot] for slot in fresh.slots_of_prompt("p239")] == [240]
     assert found_in(fresh.index, [5, 6]) == found_in(whole(tokens_of(fresh)), [5, 6])
     assert len(store.list(limit=None)) == 240
+    store.close()
+
+
+def test_a_segment_that_is_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
+    """Another process merges what this one is about to open: nothing has to come from the rows."""
+    store, rows = stored(tmp_path), RowsRead(monkeypatch)
+    memory, listed, times = memory_of(store), SegmentFiles.listed, []
+    memory.seal()
+
+    def listed_too_early(files):
+        found = listed(files)
+        if not times:
+            times.append(1)
+            monkeypatch.setattr(SegmentFiles, "listed", listed)
+            for sealed in found:
+                files.publish([files.write(files.read(sealed))])
+            files.erase_unlisted()
+            monkeypatch.setattr(SegmentFiles, "listed", listed_too_early)
+        return found
+
+    monkeypatch.setattr(SegmentFiles, "listed", listed_too_early)
+    rows.number = 0
+    assert tokens_of(memory_of(store)) == tokens_of(memory)
+    assert rows.number == 0
+    store.close()
+
+
+def test_many_who_seal_and_forget_at_once_agree_in_the_end(tmp_path):
+    """Each with its own connection, as processes have: nothing is doubled, lost, or brought back."""
+    stored(tmp_path, 1).close()
+    forgotten: list[int] = []
+
+    def work(number: int) -> None:
+        store = SQLiteStore.open(tmp_path)
+        store._database._writer.execute("PRAGMA synchronous=OFF")
+        memory = TenantMemory(store.partition(TENANT, TOKENIZER))
+        for turn in range(6):
+            key = store.insert(
+                NewCompletion((number, turn, 80_000 + 10 * number + turn), TOKENIZER, "m", TENANT), None, None
+            )
+            memory.read(store, TENANT, TOKENIZER)
+            memory.seal()
+            if turn % 3 == 2:
+                with contextlib.suppress(CacheError):  # another one reads: the bytes in SQLite's log go later
+                    store.forget(Selection(ids=(key,)))
+                forgotten.append(key)
+        store.close()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    store = SQLiteStore.open(tmp_path)
+    memory = memory_of(store)
+    assert len(tokens_of(memory)) == 1 + 24 - 8
+    memory.seal()
+    in_segments = [
+        key for sealed in files_of(store).listed() for key in files_of(store).completions(sealed)["id"].tolist()
+    ]
+    assert sorted(in_segments) == sorted(tokens_of(memory))
+    assert not set(in_segments) & set(forgotten)
     store.close()
 
 

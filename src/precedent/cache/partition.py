@@ -22,6 +22,9 @@ GROWTH = 2
 MAX_SEGMENTS = 12
 """Above this number segments are merged whatever their sizes; what is not in memory of them goes back to its rows."""
 
+READ_AGAIN = 3
+"""How often segments are read before those that another process keeps replacing are left to their rows."""
+
 
 class Partition:
     """What drafting reads at start and writes when its memory has grown."""
@@ -49,17 +52,24 @@ class Partition:
 
     def segments(self, alive: Directory) -> list[Segment]:
         """What the segments hold of the rows that are there, each completion once, the oldest segment first."""
-        files, found = self._files(), []
+        found: list[Segment] = []
         seen = np.empty(0, dtype=np.int64)
-        for sealed in files.listed():
-            segment = files.read(sealed)
-            if segment is None:
-                self._damaged.add(sealed.name)
-            else:
-                stays = alive.holds(segment.completions) & ~np.isin(segment.ids, seen)
-                found.append(segment if stays.all() else kept(segment, stays))
-                seen = np.union1d(seen, found[-1].ids)
+        for segment in self._whole_segments(self._files()):
+            stays = alive.holds(segment.completions) & ~np.isin(segment.ids, seen)
+            found.append(segment if stays.all() else kept(segment, stays))
+            seen = np.concatenate([seen, found[-1].ids])
         return [segment for segment in found if segment.completions.size]
+
+    def _whole_segments(self, files: SegmentFiles) -> list[Segment]:
+        """All that can be read; once more where another process has just replaced some of them."""
+        listed = files.listed()
+        for _ in range(READ_AGAIN):
+            read = {sealed.name: files.read(sealed) for sealed in listed}
+            before, listed = listed, files.listed()
+            if listed == before:
+                break
+        self._damaged |= {name for name, segment in read.items() if segment is None}
+        return [segment for segment in read.values() if segment is not None]
 
     def seal(self, in_memory: Mapping[int, int], extract: Callable[[Ids], Segment], least: int = 1) -> bool:
         """Write what no segment holds yet, if that is at least `least` tokens; False when nothing was written.

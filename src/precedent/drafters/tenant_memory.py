@@ -32,7 +32,7 @@ KEPT_SHARE = 0.875
 
 _COMPACT_ABOVE = 100_000
 _BYTES_PER_TOKEN = 12
-_BYTES_PER_COMPLETION = 600  # entries of lists and dictionaries, measured
+_BYTES_PER_COMPLETION = 450  # entries of lists and dictionaries, measured
 
 
 class CompletionSource(Protocol):
