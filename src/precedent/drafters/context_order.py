@@ -181,9 +181,11 @@ def _nearest(tokens: Int32s, run: Int32s, low: int, high: int, recent: Int32s) -
 
 @compiled
 def longest_matches(
-    tokens: Int32s, order: Int32s, ends: Int64s, recent: Int32s, found: Int32s, count: int, room: int
+    tokens: Int32s, order: Int32s, ends: Int64s, recent: Int32s, found: Int32s, lengths: Int32s, count: int, room: int
 ) -> int:
     """Append to `found` (holding `count`) at most `room` positions that agree with `recent`, longest first.
+
+    In how many tokens each agrees goes to `lengths`.
 
     `order` holds several orders one behind the other, which end at `ends`; what is found does not depend on how the
     positions are spread over them. All places of one length are found together; where they are more than the room, an
@@ -219,6 +221,7 @@ def longest_matches(
                 count = _collect(order, begins[run] + low, begins[run] + high, due, found, count)
                 taken += due
             lows[run], highs[run] = wider[run, 0], wider[run, 1]
+        lengths[count - taken : count] = length
         room -= taken
     return count
 

@@ -91,21 +91,22 @@ def find(
 ) -> Occurrences:
     """At most `limit` places where `recent` (newest first) continues; heavier and longer ones win.
 
-    `near`, `tail` and the runs of `order` that end at `ends` are sorted. A place without a following token is none.
+    `near`, `tail` and the runs of `order` that end at `ends` are sorted and hold no place without a following token.
     `near` is searched first and to the end, so that hits are found in a crowd.
     """
-    found, count = np.empty(3 * ROOM, np.int32), 0
-    count = num_near = longest_matches(text.tokens, near, np.full(1, near.size), recent, found, count, ROOM)
-    count = longest_matches(text.tokens, tail, np.full(1, tail.size), recent, found, count, ROOM)
-    count = longest_matches(text.tokens, order, ends, recent, found, count, ROOM)
-    lengths, longest = np.empty(count, np.int32), 0
-    for i in range(count):
-        lengths[i] = matched(text.tokens, found[i], recent)
-        longest = max(longest, lengths[i])
+    found, lengths, count = np.empty(3 * ROOM, np.int32), np.empty(3 * ROOM, np.int32), 0
+    one = np.full(1, near.size)
+    count = num_near = longest_matches(text.tokens, near, one, recent, found, lengths, count, ROOM)
+    one = np.full(1, tail.size)
+    count = longest_matches(text.tokens, tail, one, recent, found, lengths, count, ROOM)
+    count = longest_matches(text.tokens, order, ends, recent, found, lengths, count, ROOM)
+    for i in range(num_near):  # sorted when the request began: some of it may be forgotten since
+        lengths[i] = matched(text.tokens, found[i], recent) if text.tokens[found[i] + 1] >= 0 else 0
+    longest = lengths[:count].max() if count else 0
     table, places, size = np.full(4 * ROOM, -1, np.int32), np.empty(count, OCCURRENCE), 0
     for i in range(count):
-        wanted = i < num_near or lengths[i] >= longest - LENGTHS_BELOW_BEST
-        if wanted and text.tokens[found[i] + 1] >= 0 and not _seen(table, found[i]):
+        wanted = lengths[i] > 0 and (i < num_near or lengths[i] >= longest - LENGTHS_BELOW_BEST)
+        if wanted and not _seen(table, found[i]):
             fill(places[size], text, found[i], lengths[i], weights)
             size += 1
     return places[:size] if size <= limit else _best(places[:size], limit)
