@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from precedent.cache.speculation_cache import SpeculationCache
 from precedent.drafters import DrafterParts
 from precedent.drafters.base import Drafter
 from precedent.drafters.draft_model import DraftModelDrafter
@@ -13,7 +14,12 @@ def recall(parts: DrafterParts) -> Drafter | None:
     """Prior completions of the speculation cache; absent without a cache."""
     if parts.cache is None:
         return None
-    return RecallDrafter(parts.cache, parts.tokenizer_fingerprint, parts.executor)
+    cache, tokenizer, executor = parts.cache, parts.tokenizer_fingerprint, parts.executor
+    if not isinstance(cache, SpeculationCache):  # whoever replays a log offers what recall needs of a cache, no more
+        return RecallDrafter(cache, tokenizer, executor)
+    drafter = RecallDrafter(cache, tokenizer, executor, partitions=cache.partition, max_bytes=cache.max_index_bytes)
+    cache.on_forget(drafter.erase_gone)
+    return drafter
 
 
 def prompt(parts: DrafterParts) -> Drafter | None:
