@@ -35,24 +35,29 @@ class PromptLookup:
 
     def __init__(self, num_tokens: int = 10, longest: int = 3) -> None:
         self._num_tokens, self._longest = num_tokens, longest
-        self._text: list[int] = []
+        self._text, self._size = np.empty(0, dtype=np.int32), 0
 
     def begin(self, turn: Turn) -> None:
         """The prompt is the text."""
-        self._text = list(turn.prompt_ids)
+        self._size = len(turn.prompt_ids)
+        self._text = np.array(turn.prompt_ids, dtype=np.int32)
 
-    def propose(self, room: int) -> CandidateTree:
+    def propose(self) -> CandidateTree:
         """One chain."""
-        text = np.array(self._text, dtype=np.int32)
+        text = self._text[: self._size]
         for length in range(min(self._longest, text.size - 1), 0, -1):
             found = first_occurrence(text, length)
             if found >= 0:
-                return chain(self._text[found : found + min(self._num_tokens, room)], LIVE)
+                return chain(text[found : found + self._num_tokens].tolist(), LIVE)
         return CandidateTree()
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
         """The text grew."""
-        self._text.extend(token_ids)
+        end = self._size + len(token_ids)
+        if end > self._text.size:
+            self._text = np.concatenate([self._text, np.zeros(end, dtype=np.int32)])
+        self._text[self._size : end] = token_ids
+        self._size = end
 
     def end(self) -> None:
         """Nothing is shared."""
@@ -71,34 +76,53 @@ def first_occurrence(text: Int32s, length: int) -> int:
     return -1
 
 
+class _LiveText:
+    """Prompt and answer so far, indexed; the next prompt of the same run only adds what is new in it."""
+
+    def __init__(self) -> None:
+        self.index, self.token_ids = TokenIndex(), [START]
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Go on with the text when the prompt does, else start anew."""
+        known = len(self.token_ids)
+        if list(prompt_ids[:known]) == self.token_ids:
+            self.append(prompt_ids[known:])
+        else:
+            self.index, self.token_ids = TokenIndex(), list(prompt_ids)
+            self.index.append(0, prompt_ids)
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """The text grew."""
+        if token_ids:
+            self.index.append(0, token_ids)
+            self.token_ids += token_ids
+
+
 class SuffixDecoding:
     """The better of the live text's and the pool's suffix tree."""
 
     def __init__(self, pool: Pool, alpha: float, budget: int) -> None:
         self.name = f"suffix-{alpha:g}" if alpha != 1 else "suffix"
         self._pool, self._alpha, self._budget = pool, alpha, budget
-        self._live, self._recent = TokenIndex(), [START]
+        self._live = _LiveText()
 
     def begin(self, turn: Turn) -> None:
         """Index the prompt."""
-        self._live = TokenIndex()
-        self._live.append(0, turn.prompt_ids)
-        self._recent = list(turn.prompt_ids)
+        self._live.begin(turn.prompt_ids)
 
-    def propose(self, room: int) -> CandidateTree:
+    def propose(self) -> CandidateTree:
         """The tree with the greater score."""
-        recent = np.array(self._recent[: -LONGEST_MATCH - 1 : -1], dtype=np.int32)
+        recent = np.array(self._live.token_ids[: -LONGEST_MATCH - 1 : -1], dtype=np.int32)
         best, best_score = CandidateTree(), 0.0
-        for name, index in ((LIVE, self._live), (POOLED, self._pool.index)):
-            tokens, parents, score = suffix_tree(index, recent, self._alpha, min(self._budget, room))
+        for name, index in ((LIVE, self._live.index), (POOLED, self._pool.index)):
+            tokens, parents, score = suffix_tree(index, recent, self._alpha, self._budget)
             if score > best_score:
-                best, best_score = _as_tree(tokens, parents, name), score
+                best, best_score = as_tree(tokens.tolist(), parents.tolist(), name), score
         return best
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
         """The live text grew."""
-        self._live.append(0, token_ids)
-        self._recent = [*self._recent, *token_ids][-64:]
+        self._live.append(token_ids)
 
     def end(self) -> None:
         """The pool is not ours."""
@@ -111,19 +135,17 @@ class SuffixTree:
 
     def __init__(self, pool: Pool, budget: int) -> None:
         self._pool, self._length = pool, max(1, budget // 4)
-        self._live, self._recent = TokenIndex(), [START]
+        self._live = _LiveText()
 
     def begin(self, turn: Turn) -> None:
         """Index the prompt."""
-        self._live = TokenIndex()
-        self._live.append(0, turn.prompt_ids)
-        self._recent = list(turn.prompt_ids)
+        self._live.begin(turn.prompt_ids)
 
-    def propose(self, room: int) -> CandidateTree:
+    def propose(self) -> CandidateTree:
         """Chains of a quarter of the budget each, merged."""
-        recent, builder = reversed_context(self._recent), TreeBuilder()
-        for name, index, branches in ((LIVE, self._live, 1), (POOLED, self._pool.index, 3)):
-            for tokens in commonest_chains(index, recent, branches, min(self._length, room)):
+        recent, builder = reversed_context(self._live.token_ids), TreeBuilder()
+        for name, index, branches in ((LIVE, self._live.index, 1), (POOLED, self._pool.index, 3)):
+            for tokens in commonest_chains(index, recent, branches, self._length):
                 node = ROOT
                 for token in tokens:
                     node = builder.add_point(node, token, name)
@@ -131,16 +153,16 @@ class SuffixTree:
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
         """The live text grew."""
-        self._live.append(0, token_ids)
-        self._recent = [*self._recent, *token_ids][-64:]
+        self._live.append(token_ids)
 
     def end(self) -> None:
         """The pool is not ours."""
 
 
-def _as_tree(tokens: Int32s, parents: Int32s, source: str) -> CandidateTree:
+def as_tree(tokens: Sequence[int], parents: Sequence[int], source: str) -> CandidateTree:
+    """A tree of points of one source; `parents` are indices of earlier tokens, or `ROOT`."""
     builder = TreeBuilder()
-    builder.add_points(tokens.tolist(), parents.tolist(), [(source,)] * tokens.size)
+    builder.add_points(list(tokens), list(parents), [(source,)] * len(tokens))
     return builder.build()
 
 
