@@ -250,10 +250,8 @@ def test_an_answer_is_kept_without_its_prompt() -> None:
 def test_the_command_prints_a_table_and_writes_its_files(log: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
     """JSON with the keys of the contract, a page with colours, and the calibration."""
     out, page = tmp_path / "out.json", tmp_path / "page.html"
-    result = CliRunner().invoke(
-        app,
-        f"replay {log} --tokenizer {tokenizer_folder} --embedder none --json {out} --html {page} --calibration".split(),
-    )
+    words = f"replay {log} --tokenizer {tokenizer_folder} --embedder none --baselines suffix-tree"
+    result = CliRunner().invoke(app, f"{words} --json {out} --html {page} --calibration".split())
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
     assert {"turns", "tokens", "drafters", "calibration"} <= found.keys()

@@ -114,8 +114,8 @@ class SuffixDecoding:
         """The tree with the greater score."""
         recent = np.array(self._live.token_ids[: -LONGEST_MATCH - 1 : -1], dtype=np.int32)
         best, best_score = CandidateTree(), 0.0
-        for name, index in ((LIVE, self._live.index), (POOLED, self._pool.index)):
-            tokens, parents, score = suffix_tree(index, recent, self._alpha, self._budget)
+        for name, index, ended in ((LIVE, self._live.index, 1), (POOLED, self._pool.index, 0)):
+            tokens, parents, score = suffix_tree(index, recent, self._alpha, self._budget, ended)
             if score > best_score:
                 best, best_score = as_tree(tokens.tolist(), parents.tolist(), name), score
         return best
@@ -172,10 +172,15 @@ def places(index: TokenIndex, recent: Int32s) -> Int32s:
     return matching(text.tokens, order, tail, recent)
 
 
-def suffix_tree(index: TokenIndex, recent: Int32s, alpha: float, most: int) -> tuple[Int32s, Int32s, float]:
-    """SuffixDecoding's tree of one text: tokens, parents, and the sum of the nodes' probabilities."""
+def suffix_tree(
+    index: TokenIndex, recent: Int32s, alpha: float, most: int, ended: int = 0
+) -> tuple[Int32s, Int32s, float]:
+    """SuffixDecoding's tree of one text: tokens, parents, and the sum of the nodes' probabilities.
+
+    `ended` places of the context that nothing follows are counted too: the live text's own end is one.
+    """
     text, order, tail = index.runs
-    return best_suffix_tree(text.tokens, order, tail, recent, alpha, most)
+    return best_suffix_tree(text.tokens, order, tail, recent, alpha, most, ended)
 
 
 def commonest_chains(index: TokenIndex, recent: Int32s, branches: int, length: int) -> list[list[int]]:
@@ -188,23 +193,29 @@ def commonest_chains(index: TokenIndex, recent: Int32s, branches: int, length: i
     else:
         return []
     firsts, counts = np.unique(text[found + 1], return_counts=True)
-    chains = []
-    for first in firsts[np.argsort(-counts, kind="stable")[:branches]]:
-        chains.append(_commonest_path(text, found[text[found + 1] == first], length))
-    return chains
+    chosen = firsts[np.argsort(-counts, kind="stable")[:branches]]
+    return [commonest_path(text, found[text[found + 1] == first], length).tolist() for first in chosen]
 
 
-def _commonest_path(tokens: Int32s, found: Int32s, length: int) -> list[int]:
-    path: list[int] = []
+@compiled
+def commonest_path(tokens: Int32s, found: Int32s, length: int) -> Int32s:
+    """Behind the places found always the commonest next token, of equals the lowest; `[at most length]`."""
+    path, size, places = np.empty(length, np.int32), 0, found
     for depth in range(1, length + 1):
-        following = tokens[found + depth]
-        found = found[following >= 0]
-        if not found.size:
+        following = tokens[places + depth]
+        going_on = np.sort(following[following >= 0])
+        if going_on.size == 0:
             break
-        values, counts = np.unique(tokens[found + depth], return_counts=True)
-        path.append(int(values[counts.argmax()]))
-        found = found[tokens[found + depth] == path[-1]]
-    return path
+        commonest, most, begin = going_on[0], 0, 0
+        for at in range(going_on.size + 1):
+            if at == going_on.size or going_on[at] != going_on[begin]:
+                if at - begin > most:
+                    commonest, most = going_on[begin], at - begin
+                begin = at
+        path[size] = commonest
+        size += 1
+        places = places[following == commonest]
+    return path[:size]
 
 
 @compiled
@@ -228,7 +239,7 @@ def agreeing(tokens: Int32s, found: Int32s, recent: Int32s) -> Int32s:
 
 @compiled
 def best_suffix_tree(
-    tokens: Int32s, order: Int32s, tail: Int32s, recent: Int32s, alpha: float, most: int
+    tokens: Int32s, order: Int32s, tail: Int32s, recent: Int32s, alpha: float, most: int, ended: int = 0
 ) -> tuple[Int32s, Int32s, float]:
     """The best tree over all match lengths, longest first; a length that cannot reach the best score is skipped."""
     best_tokens, best_parents, best_score = np.empty(0, np.int32), np.empty(0, np.int32), 0.0
@@ -240,14 +251,14 @@ def best_suffix_tree(
         if length > MAX_MATCH:  # the orders tell no longer contexts apart
             found = agreeing(tokens, found, recent[:length])
         if found.size:
-            drafted, parents, score = frequency_tree(tokens, found, size)
+            drafted, parents, score = frequency_tree(tokens, found, size, ended)
             if score > best_score:
                 best_tokens, best_parents, best_score = drafted, parents, score
     return best_tokens, best_parents, best_score
 
 
 @compiled
-def frequency_tree(tokens: Int32s, found: Int32s, size: int) -> tuple[Int32s, Int32s, float]:
+def frequency_tree(tokens: Int32s, found: Int32s, size: int, ended: int) -> tuple[Int32s, Int32s, float]:
     """Best first by the product of the children's shares, at most `size` nodes of at least `MIN_PROBABILITY`."""
     most = size * 10 + 10  # waiting children: at most ten per node can have a tenth of its probability
     begins, ends = np.empty(most, np.int64), np.empty(most, np.int64)
@@ -260,11 +271,12 @@ def frequency_tree(tokens: Int32s, found: Int32s, size: int) -> tuple[Int32s, In
         by_token = np.argsort(following, kind="mergesort")
         rows[begin:end] = rows[begin:end][by_token]
         following, low = following[by_token], 0
+        total = following.size + (ended if depth == 0 else 0)
         while low < following.size:
             high = low
             while high < following.size and following[high] == following[low]:
                 high += 1
-            probability = path * (high - low) / following.size
+            probability = path * (high - low) / total
             if following[low] >= 0 and probability >= MIN_PROBABILITY:
                 begins[waiting], ends[waiting], depths[waiting] = begin + low, begin + high, depth + 1
                 parents[waiting], chance[waiting], token_of[waiting] = parent, probability, following[low]

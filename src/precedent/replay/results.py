@@ -76,7 +76,8 @@ class Replay:
         rows = []
         for entry in self.entries:
             row = self.reports[entry.name].as_dict(entry.name, costs)
-            row |= {"baseline": entry.baseline, "budget": entry.budget, "curve": entry.curve, "without": entry.without}
+            row |= {"baseline": entry.baseline, "budget": entry.budget, "curve": entry.curve}
+            row |= {"without": entry.without, "whole": entry.whole}
             rows.append(row | self._against_baselines(entry) | self._against_whole(entry))
         for curve in costs:
             _rank(rows, curve)
