@@ -25,6 +25,8 @@ IDEAS = {
 }
 """What can be left out beside a whole drafter, which goes by its name."""
 
+_IDEAS_OF_RECALL = frozenset(IDEAS) - {"calibration"}
+
 
 def check(ablate: Sequence[str], drafters: Sequence[str]) -> None:
     """Raises ConfigError for an idea that does not exist or a drafter that takes no part."""
@@ -34,18 +36,34 @@ def check(ablate: Sequence[str], drafters: Sequence[str]) -> None:
             raise ConfigError(f"cannot leave out {name!r}; choose of {', '.join(there_are)}")
 
 
-def build_drafters(names: Sequence[str], pool: Pool, without: str = "") -> list[Drafter]:
-    """The named drafters on a pool, without one of them or one idea."""
-    kept = [name for name in names if name != without]
-    view = {"similarity": _Unsearched, "exact": _Unmarked}.get(without)
-    cache = pool if view is None else view(pool)
-    parts = DrafterParts(tokenizer_fingerprint="", executor=AtOnce(), cache=cache, draft_model=None)  # type: ignore[arg-type]  # what recall needs of a cache
-    drafters = load_drafters(kept, parts)
-    if without == "anchors":
-        return [_Late(drafter) if drafter.name == "recall" else drafter for drafter in drafters]
-    if without == "holes":
-        return [_Unaligned(cache, "", AtOnce()) if drafter.name == "recall" else drafter for drafter in drafters]
-    return drafters
+class DrafterShelf:
+    """The drafters on one pool. Contenders share them, so that each index is built once and not once for everyone."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._drafters: dict[tuple[str, str], Drafter | None] = {}
+
+    def take(self, names: Sequence[str], without: str = "") -> list[Drafter]:
+        """The named drafters, without one of them or one idea; those that miss a part take no part."""
+        idea = without if without in _IDEAS_OF_RECALL else ""
+        found = [self._one(name, idea if name == "recall" else "") for name in names if name != without]
+        return [drafter for drafter in found if drafter is not None]
+
+    def _one(self, name: str, idea: str) -> Drafter | None:
+        if (name, idea) not in self._drafters:
+            self._drafters[name, idea] = self._made(name, idea)
+        return self._drafters[name, idea]
+
+    def _made(self, name: str, idea: str) -> Drafter | None:
+        if idea == "anchors":
+            whole = self._one(name, "")
+            return None if whole is None else _Late(whole)
+        if idea == "holes":
+            return _Unaligned(self._pool, "", AtOnce())
+        view = {"similarity": _Unsearched, "exact": _Unmarked}.get(idea)
+        cache = self._pool if view is None else view(self._pool)
+        parts = DrafterParts(tokenizer_fingerprint="", executor=AtOnce(), cache=cache, draft_model=None)  # type: ignore[arg-type]  # what recall needs of a cache
+        return next(iter(load_drafters([name], parts)), None)
 
 
 class FixedPlanner(Planner):

@@ -37,19 +37,43 @@ def is_installed() -> bool:
     return True
 
 
-class Arctic:
-    """One cache of the package: a tree of the live text, and one of what the pool shows."""
+class SharedTrees:
+    """One cache of the package: a tree of what the pool shows, and one of the live text of whoever is at work."""
 
-    def __init__(self, pool: Pool, alpha: float, budget: int) -> None:
-        self.name = f"arctic-{alpha:g}" if alpha != 1 else "arctic"
-        self._pool, self._alpha, self._budget = pool, alpha, budget
-        self._cache = suffix_decoding().SuffixDecodingCache(max_tree_depth=LONGEST_MATCH, max_cached_requests=-1)
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.cache = suffix_decoding().SuffixDecodingCache(max_tree_depth=LONGEST_MATCH, max_cached_requests=-1)
         self._known: set[int] = set()
-        self._epoch, self._recent = 0, list[int]()
+        self._last_id, self._epoch = 0, 0
+
+    def read_pool(self) -> None:
+        """Take in what the pool shows by now, and let go of what it hides."""
+        if self._pool.epoch() != self._epoch:
+            self._epoch = self._pool.epoch()
+            kept = {completion.id for completion in self._pool.since("", "")}
+            for number in self._known - kept:
+                self.cache.evict_cached_response(number)
+            self._known &= kept
+        for completion in self._pool.since("", "", self._last_id):
+            self.cache.start_request(completion.id, [])
+            self.cache.add_active_response(completion.id, np.array(completion.token_ids, dtype=np.int32))
+            self.cache.stop_request(completion.id)
+            self._known.add(completion.id)
+            self._last_id = completion.id
+
+
+class Arctic:
+    """SuffixDecoding with one α and budget; contenders that take turns may share their trees."""
+
+    def __init__(self, pool: Pool, alpha: float, budget: int, trees: SharedTrees | None = None) -> None:
+        self.name = f"arctic-{alpha:g}" if alpha != 1 else "arctic"
+        self._alpha, self._budget = alpha, budget
+        self._trees = trees or SharedTrees(pool)
+        self._cache, self._recent = self._trees.cache, list[int]()
 
     def begin(self, turn: Turn) -> None:
         """Take in what the pool shows by now, and index the prompt."""
-        self._read_pool()
+        self._trees.read_pool()
         self._recent = list(turn.prompt_ids[-LONGEST_MATCH:])
         self._cache.start_request(_LIVE, np.array(turn.prompt_ids, dtype=np.int32))
 
@@ -74,16 +98,3 @@ class Arctic:
         """The pool decides who sees this answer, so the cache must not keep it by itself."""
         self._cache.stop_request(_LIVE)
         self._cache.evict_cached_response(_LIVE)
-
-    def _read_pool(self) -> None:
-        if self._pool.epoch() != self._epoch:
-            self._epoch = self._pool.epoch()
-            kept = {completion.id for completion in self._pool.since("", "")}
-            for number in self._known - kept:
-                self._cache.evict_cached_response(number)
-            self._known &= kept
-        for completion in self._pool.since("", "", max(self._known, default=0)):
-            self._cache.start_request(completion.id, [])
-            self._cache.add_active_response(completion.id, np.array(completion.token_ids, dtype=np.int32))
-            self._cache.stop_request(completion.id)
-            self._known.add(completion.id)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from precedent.drafters.base import Drafter
 from precedent.planner import Planner
 from precedent.replay import arctic
-from precedent.replay.ablation import FixedPlanner, build_drafters, check
+from precedent.replay.ablation import DrafterShelf, FixedPlanner, check
 from precedent.replay.baselines import PromptLookup, SuffixDecoding, SuffixTree
 from precedent.replay.contenders import Contender, Drafted
 from precedent.replay.pool import Pool
@@ -41,15 +41,15 @@ def lineup(pool: Pool, settings: Settings, end_id: int) -> list[Entry]:
     Raises ConfigError for an unknown drafter or idea, UnsupportedError for a baseline whose package is not installed.
     """
     check(settings.ablate, settings.drafters)
-    entries = _baselines(pool, settings)
+    entries, shelf = _baselines(pool, settings), DrafterShelf(pool)
     for budget in settings.budgets:
         for names in [(name,) for name in settings.drafters if len(settings.drafters) > 1]:
-            entries += _ours(pool, settings, end_id, budget, names=names)
+            entries += _ours(shelf, settings, end_id, budget, names=names)
         for curve in settings.curves:
-            entries += _ours(pool, settings, end_id, budget, curve=curve)
+            entries += _ours(shelf, settings, end_id, budget, curve=curve)
     for budget in settings.budgets:
         for idea in settings.ablate:
-            entries += _ours(pool, settings, end_id, budget, without=idea)
+            entries += _ours(shelf, settings, end_id, budget, without=idea)
     return entries
 
 
@@ -57,19 +57,20 @@ def _baselines(pool: Pool, settings: Settings) -> list[Entry]:
     wanted = settings.baselines
     if wanted is None:
         wanted = tuple(name for name in FURTHER_BASELINES if name != "arctic" or arctic.is_installed())
+    trees = arctic.SharedTrees(pool) if "arctic" in wanted else None
     entries = [Entry(PromptLookup.name, PromptLookup())]
     for budget in settings.budgets:
         found: list[Contender] = [SuffixDecoding(pool, alpha, budget) for alpha in settings.alphas]
         if "suffix-tree" in wanted:
             found.append(SuffixTree(pool, budget))
-        if "arctic" in wanted:
-            found += [arctic.Arctic(pool, alpha, budget) for alpha in settings.alphas]
+        if trees is not None:
+            found += [arctic.Arctic(pool, alpha, budget, trees) for alpha in settings.alphas]
         entries += [Entry(_label(each.name, settings, budget), each, budget) for each in found]
     return entries
 
 
 def _ours(
-    pool: Pool,
+    shelf: DrafterShelf,
     settings: Settings,
     end_id: int,
     budget: int,
@@ -80,7 +81,7 @@ def _ours(
 ) -> list[Entry]:
     """One contender of ours, or none where nothing is left to draft."""
     curve, whole = curve or settings.curves[0], names is None and not without
-    drafters = build_drafters(names or settings.drafters, pool, without)
+    drafters = shelf.take(names or settings.drafters, without)
     if not drafters:
         return []
     planner = (FixedPlanner if without == "calibration" else Planner)(cost_curve(curve))
