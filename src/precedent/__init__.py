@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         RequestCancelled,
         UnsupportedError,
     )
-    from precedent.langchain import ChatPrecedent
+    from precedent.langchain import ChatPrecedent, PrecedentRecorder
 
 __version__ = "0.1.0"
 
@@ -44,6 +44,7 @@ __all__ = [
     "GenerationError",
     "ModelLoadError",
     "PrecedentError",
+    "PrecedentRecorder",
     "PromptError",
     "RequestCancelled",
     "SamplingParams",
@@ -58,6 +59,7 @@ _HOMES = {
     "ChatPrecedent": "precedent.langchain",
     "Engine": "precedent.engine",
     "EngineLimits": "precedent.config",
+    "PrecedentRecorder": "precedent.langchain",
     "SamplingParams": "precedent.config",
     "SpeculationCache": "precedent.cache",
     "SpeculationConfig": "precedent.config",
