@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from precedent.langchain import ChatPrecedent
+    from precedent.templates import Template, Templates
 
 __version__ = "0.1.0"
 
@@ -49,6 +50,8 @@ __all__ = [
     "SamplingParams",
     "SpeculationCache",
     "SpeculationConfig",
+    "Template",
+    "Templates",
     "UnsupportedError",
     "__version__",
     "generate",
@@ -61,6 +64,8 @@ _HOMES = {
     "SamplingParams": "precedent.config",
     "SpeculationCache": "precedent.cache",
     "SpeculationConfig": "precedent.config",
+    "Template": "precedent.templates",
+    "Templates": "precedent.templates",
     "generate": "precedent.custom_generate",
 }
 
