@@ -71,7 +71,8 @@ def speculation_config(
     """What may be proposed in this call, or None for the engine's `default`. Raises ConfigError on other types."""
     wanted = kwargs.get("speculation")
     wanted = model.speculation if wanted is None else wanted
-    drafters = kwargs.get("drafters") or model.drafters
+    drafters = kwargs.get("drafters")
+    drafters = model.drafters if drafters is None else drafters  # an empty list asks for none
     if isinstance(wanted, bool):
         config = default if wanted else dataclasses.replace(default, enabled=False)
     elif isinstance(wanted, Mapping):
