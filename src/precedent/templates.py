@@ -36,13 +36,14 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Literal texts and the holes between them, in order.
+    """Literal texts and the holes between them, in order; `is_call` for the form of a tool call.
 
     Raises ConfigError without any literal text, or for two holes with nothing between them: nobody could tell where
     the first one ends.
     """
 
     parts: tuple[str | Hole, ...]
+    is_call: bool = False
 
     def __post_init__(self) -> None:
         if not any(isinstance(part, str) and part.strip() for part in self.parts):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 from precedent.drafters.base import DraftRequest
 from precedent.drafters.codec import TextCodec
@@ -26,6 +26,8 @@ MAX_VALUES = 4
 
 MAX_TEXTS = 128
 """Texts of one request; where there are many templates each gets fewer values."""
+
+_MAX_KEPT = 1024
 
 _PROBES = ("a", "7", "Q")
 """What may stand beside a literal: tokens that are not the same beside all of these merge with their neighbour."""
@@ -51,8 +53,7 @@ class TemplateDrafter:
 
     def __init__(self, codec: TextCodec, templates: Iterable[str | Template] = ()) -> None:
         self._codec, self._templates = codec, Templates(templates)
-        self._encode = lru_cache(maxsize=4096)(lambda text: tuple(codec.encode(text)))
-        self._literal = lru_cache(maxsize=4096)(self._literal_ids)
+        self._own = lru_cache(maxsize=_MAX_KEPT)(self._own_ids)  # of templates alone: values are somebody's texts
 
     def begin(self, request: DraftRequest) -> KnownTextDrafting:
         """Write the templates out for this prompt: a few milliseconds for a dozen tools."""
@@ -61,9 +62,8 @@ class TemplateDrafter:
         return KnownTextDrafting(self.name, request, texts, _PRIOR, _TRUST)
 
     def close(self) -> None:
-        """Forget the encoded texts."""
-        self._encode.cache_clear()
-        self._literal.cache_clear()
+        """Forget the encoded templates."""
+        self._own.cache_clear()
 
     def _texts(self, templates: Sequence[Template], request: DraftRequest) -> list[KnownText]:
         values = PromptValues(self._codec.decode(request.prompt_ids[-RECENT_TOKENS:]))
@@ -76,34 +76,36 @@ class TemplateDrafter:
         self, template: Template, values: PromptValues, most: int, ending: tuple[int, ...]
     ) -> Iterator[KnownText]:
         """A template written out; its texts weigh as much as one text together."""
-        group = 0 if template in self._templates else 1
         written = _written_out(template, values, most)
         total = math.log(sum(math.exp(-cost) for _, cost in written))
         for chosen, cost in written:
             token_ids, guessed = self._tokens(template, chosen)
             if token_ids:
-                yield KnownText((*token_ids, *ending), -cost - total, group, (*guessed, *(False for _ in ending)))
+                yield KnownText(
+                    (*token_ids, *ending), -cost - total, int(template.is_call), (*guessed, *(False for _ in ending))
+                )
 
     def _tokens(self, template: Template, chosen: Chosen) -> tuple[list[int], list[bool]]:
         """The ids of a template with these texts in its holes, and which of them are not its own."""
-        first, *others = self._written(_runs(template, chosen))
+        own = self._own(template)
+        first, *others = own if all(text is None for text in chosen) else self._ids(_runs(template, chosen))
         token_ids = [*first, *(token for ids in others for token in (UNKNOWN, *ids))]
-        return token_ids, _not_among(token_ids, self._written(_runs(template, None)))
+        return token_ids, _not_among(token_ids, own)
 
-    def _written(self, runs: Sequence[str]) -> list[tuple[int, ...]]:
+    def _own_ids(self, template: Template) -> list[tuple[int, ...]]:
+        return self._ids(_runs(template, None))
+
+    def _ids(self, runs: Sequence[str]) -> list[tuple[int, ...]]:
         """The ids of texts with gaps between them, without those that a gap's content could merge with."""
-        return [self._literal(run, number == 0, number == len(runs) - 1) for number, run in enumerate(runs)]
+        return [self._kept(run, number == 0, number == len(runs) - 1) for number, run in enumerate(runs)]
 
-    def _literal_ids(self, text: str, first: bool, last: bool) -> tuple[int, ...]:
+    def _kept(self, text: str, first: bool, last: bool) -> tuple[int, ...]:
         """The ids of a text that stay the same whatever stands before it (if not `first`) and behind it (`last`)."""
         if first and last:
-            return self._encode(text)
+            return tuple(self._codec.encode(text))
         left, right = ("",) if first else _PROBES, ("",) if last else _PROBES
-        variants = [self._encode(f"{left[i % len(left)]}{text}{right[i % len(right)]}") for i in range(len(_PROBES))]
-        common = variants[0]
-        for variant in variants[1:]:
-            common = _longest_common_run(common, variant)
-        return common
+        variants = [f"{left[i % len(left)]}{text}{right[i % len(right)]}" for i in range(len(_PROBES))]
+        return reduce(_longest_common_run, (tuple(self._codec.encode(variant)) for variant in variants))
 
 
 def _written_out(template: Template, values: PromptValues, most: int) -> list[tuple[Chosen, float]]:

@@ -34,7 +34,7 @@ def _template(function: str, arguments: Mapping[str, Any], root: Mapping[str, An
     for number, (name, schema) in enumerate(arguments.items()):
         parts.append(f"{', ' if number else ''}{_json(name)}: ")
         parts += _value(name, schema, root)
-    return Template(_joined([*parts, f"}}}}\n{CLOSE}"]))
+    return Template(_joined([*parts, f"}}}}\n{CLOSE}"]), is_call=True)
 
 
 def _value(name: str, schema: Any, root: Mapping[str, Any]) -> list[str | Hole]:
