@@ -59,7 +59,7 @@ class Markers:
         ids = _encoder(tokenizer)(pieces[0])
         for index, piece in enumerate(pieces[1:], start=1):
             if piece:
-                ids += _plain_ids(tokenizer, piece) if index % 2 else ids_within_text(piece, _encoder(tokenizer))
+                ids += _plain_ids(tokenizer, piece) if index % 2 else _ids_within_text(piece, _encoder(tokenizer))
         return ids
 
 
@@ -75,7 +75,7 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[s
 
 def _plain_ids(tokenizer: PreTrainedTokenizerBase, control_token: str) -> list[int]:
     """The ids of a control token's text. Raises PromptError if the tokenizer has none but the token itself."""
-    ids = ids_within_text(control_token, _text_encoder(tokenizer))
+    ids = _ids_within_text(control_token, _text_encoder(tokenizer))
     if tokenizer.convert_tokens_to_ids(control_token) in ids:
         raise PromptError(f"the tokenizer cannot write {control_token!r} as plain text: remove it from the messages")
     return ids
@@ -101,7 +101,7 @@ def _text_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[in
     return encode
 
 
-def ids_within_text(piece: str, encode: Callable[[str], Sequence[int]]) -> list[int]:
+def _ids_within_text(piece: str, encode: Callable[[str], Sequence[int]]) -> list[int]:
     """Encode a piece from the middle of a text: behind a newline, lest the tokenizer add a leading space."""
     newline, ids = list(encode("\n")), list(encode("\n" + piece))
     return ids[len(newline) :] if ids[: len(newline)] == newline else list(encode(piece))
