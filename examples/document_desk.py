@@ -25,10 +25,7 @@ from precedent import ChatPrecedent, Templates
 
 MODEL = "smollm2-135m-instruct"  # or any Hugging Face id or folder
 DTYPE = "float32"  # bfloat16 is quicker where the processor has it, and its rounding now and then tips a near-tie
-SYSTEM = (
-    "You are the assistant of a document store. When a message ends with a tool call, repeat that tool call. "
-    "Answer questions in one short sentence."
-)
+SYSTEM = "You are the assistant of a document store. Repeat tool calls exactly. Answer questions in one short sentence."
 TEMPLATES = Templates(
     [
         "Document {document_id} is {state}.",
@@ -65,7 +62,7 @@ class DocumentStore:
         return json.dumps({"document_id": values[-1], **shown, "state": "ok" if row else "deleted"})
 
     def tools(self) -> dict[str, BaseTool]:
-        """The four actions, by name."""
+        """The four actions, by name (in this order the model makes all calls; it is a small one)."""
 
         @tool
         def open_document(document_id: str) -> str:
@@ -87,7 +84,7 @@ class DocumentStore:
             """Share a document with a person."""
             return self.change("UPDATE documents SET shared_with = ? WHERE document_id = ?", email, document_id)
 
-        actions = (open_document, edit_document, delete_document, share_document)
+        actions = (edit_document, delete_document, share_document, open_document)
         for action in actions:
             action.handle_validation_error = True  # arguments that are missing are an answer, not an exception
         return {action.name: action for action in actions}
@@ -115,19 +112,19 @@ class Errand:
 
 
 ERRANDS = (
-    Errand("Please open document D-104.", "open_document", {"document_id": "D-104"}, "Document D-104 is open."),
+    Errand("Please open document D-233.", "open_document", {"document_id": "D-233"}, "Document D-233 is open."),
     Errand(
-        "Please share document D-233 with ada@example.com.",
+        "Please share document D-518 with ben@example.com.",
         "share_document",
-        {"document_id": "D-233", "email": "ada@example.com"},
-        "Document D-233 is shared with ada@example.com.",
+        {"document_id": "D-518", "email": "ben@example.com"},
+        "Document D-518 is shared with ben@example.com.",
     ),
     Errand("Please delete document D-377.", "delete_document", {"document_id": "D-377"}, "Document D-377 is deleted."),
     Errand(
-        "Please put 'Ben early, Eva late.' into document D-518.",
+        "Please put 'Closed on Monday.' into document D-104.",
         "edit_document",
-        {"document_id": "D-518", "content": "Ben early, Eva late."},
-        "Document D-518 is changed.",
+        {"document_id": "D-104", "content": "Closed on Monday."},
+        "Document D-104 is changed.",
     ),
 )
 
