@@ -38,9 +38,14 @@ TEMPLATES = Templates(
 MODES = {  # what may propose; the cache is empty in all of them
     "plain": (),
     "templates": ("template",),
-    "live prompt": ("prompt",),
-    "live prompt + templates": ("prompt", "template"),
+    "prompt": ("prompt",),
+    "both": ("prompt", "template"),
 }
+CAPTION = (
+    f"{MODEL}, {DTYPE}, greedy. tok/step: tokens per forward of the model; templates, prompt: share of the text "
+    "accepted from them; decode: seconds without the reading of prompts; same: turns that equal plain decoding; "
+    "calls: made by the model itself"
+)
 
 
 class DocumentStore:
@@ -179,17 +184,15 @@ def run(llm: ChatPrecedent, mode: str, errand: Errand, figures: Figures) -> None
 def report(found: dict[str, Figures]) -> Table:
     """The figures of all modes beside those of plain decoding."""
     plain = found["plain"]
-    table = Table(title=f"{len(ERRANDS)} errands at the document desk, empty cache ({MODEL}, {DTYPE}, greedy)")
-    columns = ("drafted from", "tokens", "steps", "tokens per step", "from templates", "from the prompt", "decode s")
-    for column in (*columns, "against plain", "same answers", "calls made"):
-        table.add_column(column, justify="left" if column == columns[0] else "right")
+    table = Table(title=f"{len(ERRANDS)} errands at the document desk, empty cache", caption=CAPTION)
+    for column in ("drafts", "tok/step", "templates", "prompt", "decode", "speed", "same", "calls"):
+        table.add_column(column, justify="left" if column == "drafts" else "right")
     for mode, figures in found.items():
         same = sum(left == right for left, right in zip(figures.answers, plain.answers, strict=True))
         table.add_row(
-            *(mode, str(figures.tokens), str(figures.steps), f"{figures.tokens / figures.steps:.2f}"),
-            *(figures.share("template"), figures.share("prompt"), f"{figures.seconds:.1f}"),
-            *(f"{plain.seconds / figures.seconds:.2f}x", f"{same} of {len(plain.answers)}"),
-            f"{figures.calls_made} of {len(ERRANDS)}",
+            *(mode, f"{figures.tokens / figures.steps:.2f}", figures.share("template"), figures.share("prompt")),
+            *(f"{figures.seconds:.1f} s", f"{plain.seconds / figures.seconds:.2f}x"),
+            *(f"{same}/{len(plain.answers)}", f"{figures.calls_made}/{len(ERRANDS)}"),
         )
     return table
 
@@ -201,9 +204,7 @@ def main() -> None:
     turns = [(errand, mode) for errand in ERRANDS for mode in MODES]
     for errand, mode in track(turns, "serving", console=Console(stderr=True)):
         run(llm, mode, errand, found[mode])
-    console = Console()
-    console.print(report(found))
-    console.print("Seconds are those of decoding, without the reading of prompts, which the modes share.")
+    Console().print(report(found))
 
 
 if __name__ == "__main__":
