@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from precedent.langchain import ChatPrecedent, PrecedentRecorder
+    from precedent.templates import Template, Templates
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,8 @@ __all__ = [
     "SamplingParams",
     "SpeculationCache",
     "SpeculationConfig",
+    "Template",
+    "Templates",
     "UnsupportedError",
     "__version__",
     "generate",
@@ -63,6 +66,8 @@ _HOMES = {
     "SamplingParams": "precedent.config",
     "SpeculationCache": "precedent.cache",
     "SpeculationConfig": "precedent.config",
+    "Template": "precedent.templates",
+    "Templates": "precedent.templates",
     "generate": "precedent.custom_generate",
 }
 

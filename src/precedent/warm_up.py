@@ -10,6 +10,7 @@ from precedent.config import SamplingParams
 from precedent.cost_curve import CostCurve
 from precedent.drafters.alignment import Trail
 from precedent.drafters.base import DraftRequest
+from precedent.drafters.known_texts import follow_known_text
 from precedent.drafters.occurrences import HIT, OCCURRENCE, Weights
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall import outcomes
@@ -28,6 +29,7 @@ def compile_inner_loops() -> None:
     drafting.committed([5, 6])
     outcomes(candidates.nodes, np.array([5], dtype=np.int32))
     _follow_a_trail()
+    follow_known_text(np.array([5], dtype=np.int32))
 
 
 def _follow_a_trail() -> None:

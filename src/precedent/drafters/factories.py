@@ -6,8 +6,11 @@ from precedent.cache.speculation_cache import SpeculationCache
 from precedent.drafters import DrafterParts
 from precedent.drafters.base import Drafter
 from precedent.drafters.draft_model import DraftModelDrafter
+from precedent.drafters.grammar import GrammarDrafter
+from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall import RecallDrafter
+from precedent.drafters.templates import TemplateDrafter
 
 
 def recall(parts: DrafterParts) -> Drafter | None:
@@ -30,3 +33,18 @@ def prompt(parts: DrafterParts) -> Drafter | None:
 def draft_model(parts: DrafterParts) -> Drafter | None:
     """A smaller causal LM; absent without one."""
     return None if parts.draft_model is None else DraftModelDrafter(parts.draft_model)
+
+
+def prediction(parts: DrafterParts) -> Drafter | None:
+    """The caller's own guess of the answer; always there, idle without one."""
+    return PredictionDrafter()
+
+
+def template(parts: DrafterParts) -> Drafter | None:
+    """Premade responses and the forms of tool calls; absent without a tokenizer to write them with."""
+    return None if parts.codec is None else TemplateDrafter(parts.codec)
+
+
+def grammar(parts: DrafterParts) -> Drafter | None:
+    """What a request's constraint forces; always there, idle where it forces nothing."""
+    return GrammarDrafter()
