@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from precedent.compiled import Floats
-from precedent.config import SpeculationConfig
 from precedent.cost_curve import CostCurve
 from precedent.errors import ConfigError
 from precedent.replay.pool import POOLS
@@ -33,7 +32,7 @@ class Settings:
 
     pool: str = "online"
     budgets: tuple[int, ...] = (32,)
-    drafters: tuple[str, ...] = SpeculationConfig().drafters
+    drafters: tuple[str, ...] = ("recall", "prompt")
     alphas: tuple[float, ...] = (1.0,)
     limit: int | None = None
     curves: tuple[str, ...] = ("flat",)
