@@ -274,7 +274,7 @@ def test_new_completions_are_seen_by_the_next_request() -> None:
     cache.add([10, 11, END])
     assert first_path(drafter.begin(request()).match(8)) == [10, 11, END]
     drafter.begin(request())
-    assert drafter._memories["default"].index.num_tokens == 3
+    assert drafter._memories.of("default").index.num_tokens == 3
 
 
 def test_a_forgotten_completion_is_never_proposed_again() -> None:
@@ -291,8 +291,8 @@ def test_a_forgotten_completion_is_never_proposed_again() -> None:
     later = cache.add([30, 31, END])
     assert paths(drafter.begin(request()).match(8)) == {(20,), (20, 21), (20, 21, END), (30,), (30, 31), (30, 31, END)}
     assert len(running.match(8)) == 0
-    assert gone not in drafter._memories["default"].index
-    assert later in drafter._memories["default"].index
+    assert gone not in drafter._memories.of("default").index
+    assert later in drafter._memories.of("default").index
 
 
 def test_recall_works_on_the_speculation_cache() -> None:

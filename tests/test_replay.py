@@ -162,7 +162,7 @@ def test_the_limit_counts_measured_turns(log: Path) -> None:
 
 
 def test_unknown_settings_are_refused_by_name() -> None:
-    for settings, name in (({"pool": "all"}, "all"), ({"curve": "tpu"}, "tpu"), ({"budget": 0}, "0 nodes")):
+    for settings, name in (({"pool": "all"}, "all"), ({"curves": ("tpu",)}, "tpu"), ({"budgets": (0,)}, "0 nodes")):
         with pytest.raises(ConfigError, match=name):
             Settings(**settings)  # type: ignore[arg-type]
 
@@ -175,12 +175,11 @@ def turn(prompt: list[int], answer: list[int]) -> Turn:
 def test_prompt_lookup_copies_behind_the_first_match_of_the_longest_end() -> None:
     contender = PromptLookup(num_tokens=3)
     contender.begin(turn([1, 2, 3, 4, 5, 6, 9, 3, 7, 1, 2, 3], []))
-    assert contender.propose(10).token_ids == (4, 5, 6)
-    assert contender.propose(2).token_ids == (4, 5)
+    assert contender.propose().token_ids == (4, 5, 6)
     contender.committed((), [8, 3])
-    assert contender.propose(10).token_ids == (4, 5, 6)  # one token of context, its first place
+    assert contender.propose().token_ids == (4, 5, 6)  # one token of context, its first place
     contender.committed((), [77])
-    assert contender.propose(10).token_ids == ()
+    assert contender.propose().token_ids == ()
 
 
 def naive_suffix_tree(texts: list[list[int]], context: list[int], alpha: float, most: int) -> float:
@@ -234,9 +233,10 @@ def test_the_commonest_chains_are_by_count() -> None:
     assert commonest_chains(index, reversed_context([7]), 2, 4) == []
 
 
-def test_the_last_token_is_the_targets_own() -> None:
-    """A tree that holds the whole answer gives all but its last token: the bonus."""
-    assert accepted_path(chain([1, 2, 3]), [1, 2, 3]) == [0, 1]
+def test_the_accepted_path_is_the_longest_along_the_answer() -> None:
+    """An end token in the tree is accepted like any other; nothing behind it can be."""
+    assert accepted_path(chain([1, 2, 3]), [1, 2, 3]) == [0, 1, 2]
+    assert accepted_path(chain([1, 2, 3, 4]), [1, 2, 3]) == [0, 1, 2]
     builder = TreeBuilder()
     builder.add_points([5, 1, 2], [-1, -1, 1], [("x",)] * 3)
     assert accepted_path(builder.build(), [1, 2, 9]) == [1, 2]
@@ -250,10 +250,8 @@ def test_an_answer_is_kept_without_its_prompt() -> None:
 def test_the_command_prints_a_table_and_writes_its_files(log: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
     """JSON with the keys of the contract, a page with colours, and the calibration."""
     out, page = tmp_path / "out.json", tmp_path / "page.html"
-    result = CliRunner().invoke(
-        app,
-        f"replay {log} --tokenizer {tokenizer_folder} --embedder none --json {out} --html {page} --calibration".split(),
-    )
+    words = f"replay {log} --tokenizer {tokenizer_folder} --embedder none --baselines suffix-tree"
+    result = CliRunner().invoke(app, f"{words} --json {out} --html {page} --calibration".split())
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
     assert {"turns", "tokens", "drafters", "calibration"} <= found.keys()

@@ -26,6 +26,7 @@ LAYERS = (
     "errors",
     "compiled",
     "config",
+    "templates",
     "tree",
     "sampling",
     "constraints",
@@ -56,6 +57,7 @@ LAYERS = (
     "turns",
     "scheduler",
     "worker",
+    "write_back",
     "engine",
     "replay",
     "custom_generate",
@@ -207,7 +209,7 @@ def test_the_version_is_that_of_the_distribution_and_of_the_changelog() -> None:
 
 
 def test_the_built_in_drafters_are_found_like_any_other() -> None:
-    assert {"recall", "prompt", "draft-model"} <= set(known_drafters())
+    assert {"recall", "prompt", "prediction", "template", "grammar", "draft-model"} <= set(known_drafters())
 
 
 def commands() -> Iterator[str]:

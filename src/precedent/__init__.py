@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         RequestCancelled,
         UnsupportedError,
     )
-    from precedent.langchain import ChatPrecedent
+    from precedent.langchain import ChatPrecedent, PrecedentRecorder
+    from precedent.templates import Template, Templates
 
 __version__ = "0.1.0"
 
@@ -44,11 +45,14 @@ __all__ = [
     "GenerationError",
     "ModelLoadError",
     "PrecedentError",
+    "PrecedentRecorder",
     "PromptError",
     "RequestCancelled",
     "SamplingParams",
     "SpeculationCache",
     "SpeculationConfig",
+    "Template",
+    "Templates",
     "UnsupportedError",
     "__version__",
     "generate",
@@ -58,9 +62,12 @@ _HOMES = {
     "ChatPrecedent": "precedent.langchain",
     "Engine": "precedent.engine",
     "EngineLimits": "precedent.config",
+    "PrecedentRecorder": "precedent.langchain",
     "SamplingParams": "precedent.config",
     "SpeculationCache": "precedent.cache",
     "SpeculationConfig": "precedent.config",
+    "Template": "precedent.templates",
+    "Templates": "precedent.templates",
     "generate": "precedent.custom_generate",
 }
 

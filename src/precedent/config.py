@@ -96,7 +96,7 @@ class SpeculationConfig(_FromDict):
     """
 
     enabled: bool = True
-    drafters: tuple[str, ...] = ("recall", "prompt", "draft-model")
+    drafters: tuple[str, ...] = ("recall", "prompt", "prediction", "template", "grammar", "draft-model")
     max_nodes: int = 32
     max_draws: int = 6
     mode: str = "auto"

@@ -7,12 +7,25 @@ same function is applied to target and draft model alike, so that both laws spea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from precedent.config import SamplingParams
 from precedent.sampling import RowShaper
+
+
+@runtime_checkable
+class ForcesTokens(Protocol):
+    """A constraint that knows cheaply where it leaves one token only; an optional part of every constraint."""
+
+    def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
+        """The tokens that must follow `output_ids` one after the other, up to the first place with a choice.
+
+        Each is the one token that the constraint does not mask behind those before it. `()` is always a right answer,
+        a slow one. Called once per step; what the constraint does to rows must not depend on it.
+        """
 
 
 class VocabularyLimit:
@@ -56,6 +69,15 @@ class Chain:
         for constraint in self._constraints:
             row = constraint(output_ids, row)
         return row
+
+    def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
+        """What one of them forces, all must allow: the longest of their answers."""
+        return max((forced_tokens(constraint, output_ids) for constraint in self._constraints), key=len, default=())
+
+
+def forced_tokens(constraint: RowShaper, output_ids: Sequence[int]) -> tuple[int, ...]:
+    """What must follow by a constraint; nothing where it cannot tell."""
+    return tuple(constraint.forced(output_ids)) if isinstance(constraint, ForcesTokens) else ()
 
 
 def constraints_for(

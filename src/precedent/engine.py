@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -28,23 +27,23 @@ from precedent.request import Request
 from precedent.scheduler import Scheduler
 from precedent.target import TargetModel
 from precedent.target.loading import load_draft, load_target
+from precedent.templates import Template, Templates
 from precedent.text.assembly import TextAssembler
+from precedent.text.codec import TokenizerCodec
 from precedent.tree import chain
 from precedent.warm_up import compile_inner_loops
 from precedent.worker import Worker
+from precedent.write_back import ResultObserver, at_normal_end
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from precedent.cache import SpeculationCache
 
-ResultObserver = Callable[[tuple[int, ...], GenerationResult], None]
-"""Called with a finished request's prompt ids and its result, on a thread of the engine's."""
-
 DRAWING = "draft-model"
 """The drafter whose model keeps keys and values of its own."""
 
-__all__ = ["Emission", "Engine", "Generation", "GenerationResult", "shared_engine"]
+__all__ = ["Emission", "Engine", "Generation", "GenerationResult", "ResultObserver", "shared_engine"]
 
 
 class Engine:
@@ -82,7 +81,8 @@ class Engine:
             initargs=(self._own_threads,),
         )
         draft = None if draft_model is None else TargetModel(draft_model)
-        self._parts = DrafterParts(self.tokenizer_fingerprint, self._executor, cache, draft)
+        self._codec = TokenizerCodec(tokenizer)
+        self._parts = DrafterParts(self.tokenizer_fingerprint, self._executor, cache, draft, self._codec)
         self._drafters: dict[str, Drafter] = {}
         self._loading = threading.Lock()
         self._drafters_named(self.speculation.drafters)
@@ -155,12 +155,15 @@ class Engine:
         query: str = "",
         workflow_step: str = "",
         tools: str = "",
+        prediction: str | Sequence[int] | None = None,
+        templates: Iterable[str | Template] = (),
     ) -> Generation:
         """Start a request and return at once.
 
         `query` is the text by which recall finds prior completions; `workflow_step` and `tools` are soft keys stored
-        with the completion. Raises ContextOverflowError, PromptError, CapacityError or EngineClosedError before any
-        work starts.
+        with the completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade
+        responses and forms of tool calls; both only propose. Raises ContextOverflowError, PromptError, CapacityError,
+        ConfigError or EngineClosedError before any work starts.
         """
         prompt = tuple(int(token) for token in prompt_ids)
         check_prompt(prompt, self.context_length, self.target.vocab_size)
@@ -178,7 +181,14 @@ class Engine:
             tenant=tenant,
             query=query,
             workflow_step=workflow_step,
-            finished=self._at_normal_end(speculation, prompt, tenant, query, workflow_step, tools),
+            prediction=self._codec.answer_ids(prediction),
+            templates=tuple(Templates(templates)),
+            finished=at_normal_end(
+                prompt,
+                self._on_result,
+                self.cache if speculation.write_back else None,
+                self._record(prompt, tenant, query, workflow_step, tools),
+            ),
         )
         self._worker.submit(request)
         return request.generation
@@ -217,32 +227,20 @@ class Engine:
                     self._drafters.update({drafter.name: drafter for drafter in load_drafters([name], self._parts)})
         return {name: self._drafters[name] for name in names if name in self._drafters}
 
-    def _at_normal_end(
-        self,
-        speculation: SpeculationConfig,
-        prompt: tuple[int, ...],
-        tenant: str,
-        query: str,
-        workflow_step: str,
-        tools: str,
-    ) -> list[Callable[[GenerationResult], None]]:
-        """What happens at a normal end, before the caller learns of it: a reported completion is a stored one."""
-        actions: list[Callable[[GenerationResult], None]] = []
-        if self._on_result is not None:
-            actions.append(partial(self._on_result, prompt))
-        if self.cache is not None and speculation.write_back:
-            record = NewCompletion(
-                token_ids=(),
-                tokenizer=self.tokenizer_fingerprint,
-                model=self.model_fingerprint,
-                tenant=tenant,
-                query=query,
-                prompt_fingerprint=prompt_fingerprint(prompt),
-                tools=tools,
-                workflow_step=workflow_step,
-            )
-            actions.append(partial(_write_back, self.cache, record))
-        return actions
+    def _record(
+        self, prompt: tuple[int, ...], tenant: str, query: str, workflow_step: str, tools: str
+    ) -> NewCompletion:
+        """What is stored of a request, before its answer is there."""
+        return NewCompletion(
+            token_ids=(),
+            tokenizer=self.tokenizer_fingerprint,
+            model=self.model_fingerprint,
+            tenant=tenant,
+            query=query,
+            prompt_fingerprint=prompt_fingerprint(prompt),
+            tools=tools,
+            workflow_step=workflow_step,
+        )
 
     def _milliseconds_of_width(self, width: int) -> float:
         """Time one forward of `width` tokens behind a short prefix."""
@@ -282,10 +280,6 @@ def shared_engine(
             )
             _SHARED[key] = engine
         return engine
-
-
-def _write_back(cache: SpeculationCache, record: NewCompletion, result: GenerationResult) -> None:
-    cache.insert(replace(record, token_ids=result.token_ids, text=result.text))
 
 
 def _release(drafters: dict[str, Drafter], executor: ThreadPoolExecutor) -> None:

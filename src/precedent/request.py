@@ -14,6 +14,7 @@ from precedent.generation import Generation, GenerationResult
 from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.stats import GenerationStats
 from precedent.target import TargetModel
+from precedent.templates import Template
 from precedent.text.assembly import TextAssembler
 
 
@@ -34,6 +35,8 @@ class Request:
     tenant: str = "default"
     query: str = ""
     workflow_step: str = ""
+    prediction: tuple[int, ...] = ()
+    templates: tuple[Template, ...] = ()
     finished: Sequence[Callable[[GenerationResult], None]] = ()
     kv_bytes: int = 0
     generation: Generation = field(default_factory=Generation)
@@ -87,6 +90,8 @@ def begin(request: Request, target: TargetModel, end_token_ids: frozenset[int], 
         mode=request.mode,
         shape=shape,
         end_token_ids=end_token_ids,
+        prediction=request.prediction,
+        templates=request.templates,
     )
     for name, drafter in request.drafters.items():
         sequence.draftings[name] = drafter.begin(draft_request)

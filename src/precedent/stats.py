@@ -70,6 +70,7 @@ class GenerationStats:
         between = self.inter_token.percentiles()
         seconds = {
             "request_queue_time": self.queue_seconds,
+            "request_decode_time": self.decode_seconds,
             "time_to_first_token": self.first_token_seconds,
             "inter_token_latency_p50": between.p50,
             "inter_token_latency_p95": between.p95,

@@ -10,10 +10,11 @@ from precedent.config import SamplingParams
 from precedent.cost_curve import CostCurve
 from precedent.drafters.alignment import Trail
 from precedent.drafters.base import DraftRequest
+from precedent.drafters.known_texts import follow_known_text
 from precedent.drafters.occurrences import HIT, OCCURRENCE, Weights
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall import outcomes
-from precedent.drafters.token_index import SORT_ABOVE, TokenIndex, reversed_context
+from precedent.drafters.token_index import SORT_ABOVE, TokenIndex, reversed_context, sorted_segment
 from precedent.planner import Limits, Planner
 from precedent.tree import ROOT
 
@@ -28,12 +29,16 @@ def compile_inner_loops() -> None:
     drafting.committed([5, 6])
     outcomes(candidates.nodes, np.array([5], dtype=np.int32))
     _follow_a_trail()
+    follow_known_text(np.array([5], dtype=np.int32))
 
 
 def _follow_a_trail() -> None:
     index, trail = TokenIndex(), Trail()
     index.append(0, [5, 6, 7, 5, 6, 7])
-    weights = Weights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(1), 0.0)
+    for number in (1, 2):
+        index.load(sorted_segment({number: [5, 6]}))
+    index.take_order(index.merged_order())
+    weights = Weights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(3), 0.0)
     found = index.match(reversed_context([5]), weights, 1, index.order_of([0]))
     trail.advance(index.text, found, [8])
     trail.align(index.text, reversed_context([8]), np.empty(0, OCCURRENCE), weights)

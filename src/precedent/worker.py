@@ -70,6 +70,7 @@ class Worker:
         finally:
             self.stop()
             self._fail_all(failure)
+            atexit.register(self._thread.join)  # it still has a model to free, which holds the worker no longer
             atexit.unregister(self.close)
 
     def _receive(self) -> bool:

@@ -22,7 +22,8 @@ from precedent.cache.records import (
 )
 from precedent.errors import CacheError
 
-# Triggers keep the sums right whoever writes; the large columns stand last, so that scans need not read them.
+# Triggers keep the sums right whoever writes; the large columns stand last, so that scans need not read them. The index
+# by partition holds all that `directory` reads: a file from before it did is read as well, only slower.
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 INSERT INTO meta VALUES ('epoch', 0);
@@ -50,7 +51,7 @@ CREATE TABLE completion (
     vector BLOB
 );
 CREATE UNIQUE INDEX completion_identity ON completion (tenant, tokenizer, identity);
-CREATE INDEX completion_partition ON completion (tenant, tokenizer, id);
+CREATE INDEX completion_partition ON completion (tenant, tokenizer, id, checksum, count, prompt_fingerprint);
 CREATE TRIGGER completion_came AFTER INSERT ON completion BEGIN
     INSERT INTO usage VALUES (new.tenant, new.size) ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + excluded.bytes;
 END;
@@ -136,7 +137,15 @@ def record_embedder(connection: sqlite3.Connection, identity: EmbedderIdentity) 
     connection.execute("INSERT INTO meta VALUES ('embedder', ?)", (value,))
 
 
-def drop_unused_embedder(connection: sqlite3.Connection) -> None:
+def delete_rows(connection: sqlite3.Connection, selection: Selection) -> int:
+    """Delete the selected completions; returns their number."""
+    where, values = conditions(selection)
+    number = connection.execute(f"DELETE FROM completion {where}", values).rowcount
+    _drop_unused_embedder(connection)
+    return number
+
+
+def _drop_unused_embedder(connection: sqlite3.Connection) -> None:
     """Without a vector left, the next one may come from any embedder."""
     left = "EXISTS (SELECT 1 FROM completion WHERE vector_checksum IS NOT NULL)"
     connection.execute(f"DELETE FROM meta WHERE key = 'embedder' AND NOT {left}")

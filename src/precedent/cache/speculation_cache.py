@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from precedent.cache.embedder import Embedder, embed_one, identity_of, resolve
 from precedent.cache.index import SimilarityIndex
+from precedent.cache.partition import Partition
 from precedent.cache.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant
 from precedent.cache.store import DEFAULT_MAX_BYTES, CompletionStore, SQLiteStore, require_same
+from precedent.errors import CacheError
 
 REMEMBERED_QUERIES = 256
+
+DEFAULT_MAX_INDEX_BYTES = 256 * 2**20
+"""Bytes that the token indexes of a cache take in memory unless told otherwise: some 20 million tokens."""
 
 
 class SpeculationCache:
     """Stores completions and recalls them by similarity; safe for several threads and processes.
 
     A tenant is a hard partition: no method returns a completion of another tenant than the one it was given.
+    `max_index_bytes` bounds what drafting keeps of it in memory.
     """
 
-    def __init__(self, store: CompletionStore, embedder: Embedder) -> None:
-        self._store, self._embedder = store, embedder
+    def __init__(
+        self, store: CompletionStore, embedder: Embedder, *, max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES
+    ) -> None:
+        check_index_bytes(max_index_bytes)
+        self._store, self._embedder, self.max_index_bytes = store, embedder, max_index_bytes
         self._index = SimilarityIndex(store)
         self._vectors: OrderedDict[str, Vector] = OrderedDict()
         self._vectors_lock = threading.Lock()
+        self._memories: list[weakref.WeakMethod[Callable[[], None]]] = []
 
     @classmethod
     def open(
@@ -36,17 +47,21 @@ class SpeculationCache:
         *,
         embedder: str | Embedder | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES,
         read_only: bool = False,
     ) -> Self:
         """Open a cache, in memory without a `path`.
 
         `path` is a folder, or a file that ends in .sqlite, .sqlite3 or .db. `embedder` is a sentence-transformers id or
         folder, or an object of one's own; the default is all-MiniLM-L6-v2. It is loaded on first use, or here if the
-        file holds vectors, which must be its own. `max_bytes` bounds tokens, vectors and texts.
+        file holds vectors, which must be its own. `max_bytes` bounds tokens, vectors and texts;
+        `max_index_bytes` the token indexes that drafting keeps in memory, from which the oldest completions go first.
         Raises CacheError; a file that is refused is left untouched.
         """
+        check_index_bytes(max_index_bytes)
         chosen = resolve(embedder)
-        return cls(SQLiteStore.open(path, embedder=chosen, max_bytes=max_bytes, read_only=read_only), chosen)
+        store = SQLiteStore.open(path, embedder=chosen, max_bytes=max_bytes, read_only=read_only)
+        return cls(store, chosen, max_index_bytes=max_index_bytes)
 
     def warm_up(self) -> None:
         """Load the embedder now. Raises CacheError if it cannot be loaded or did not make the cache's vectors."""
@@ -81,6 +96,11 @@ class SpeculationCache:
         check_tenant(tenant)
         return self._store.since(tenant, tokenizer, after_id)
 
+    def partition(self, tenant: str, tokenizer: str) -> Partition | None:
+        """A partition with its sealed segments; None where there are none to be had: in memory, or in another store."""
+        check_tenant(tenant)
+        return self._store.partition(tenant, tokenizer) if isinstance(self._store, SQLiteStore) else None
+
     def epoch(self) -> int:
         """Grows whenever completions were forgotten or evicted: what was read by `since` must then be read anew."""
         return self._store.epoch()
@@ -109,7 +129,7 @@ class SpeculationCache:
         containing: str | None = None,
         ids: Iterable[int] | None = None,
     ) -> int:
-        """Erase the completions for which all given conditions hold, from table, file, log and index.
+        """Erase the completions for which all given conditions hold, from table, files, log, indexes and drafting.
 
         `before` is in seconds since the epoch, `containing` is looked for in query and text. Returns the number of
         completions. Raises CacheError without a condition, when read-only, or when another process keeps the bytes.
@@ -119,6 +139,15 @@ class SpeculationCache:
             return self._store.forget(Selection(tenant, before, containing, chosen))
         finally:
             self._forget_vectors()
+            for reference in self._memories:
+                erase = reference()
+                if erase is not None:
+                    erase()
+
+    def on_forget(self, erase: Callable[[], None]) -> None:
+        """Call a method at the end of every `forget`, before it returns, as long as its object lives."""
+        self._memories = [reference for reference in self._memories if reference() is not None]
+        self._memories.append(weakref.WeakMethod(erase))
 
     def close(self) -> None:
         """Close the store; more than once does no harm."""
@@ -156,3 +185,9 @@ class SpeculationCache:
         self._index.clear()
         with self._vectors_lock:
             self._vectors.clear()
+
+
+def check_index_bytes(max_index_bytes: int) -> None:
+    """Raise CacheError unless it is a number of bytes that an index can have."""
+    if max_index_bytes < 1:
+        raise CacheError(f"max_index_bytes={max_index_bytes} must be at least 1")

@@ -16,9 +16,11 @@ import numpy as np
 
 from precedent.cache import rows
 from precedent.cache.database import Database, check_header, create_file, database_path, inspecting
+from precedent.cache.directory import directory_of_all
 from precedent.cache.embedder import Embedder, identity_of
 from precedent.cache.eviction import evict
 from precedent.cache.index import Ids
+from precedent.cache.partition import Partition
 from precedent.cache.records import (
     CacheStats,
     Completions,
@@ -29,6 +31,7 @@ from precedent.cache.records import (
     Vector,
     storable,
 )
+from precedent.cache.sealing import IndexFolder
 from precedent.errors import CacheError, CacheMismatchError
 
 logger = logging.getLogger("precedent.cache")
@@ -90,6 +93,7 @@ class SQLiteStore:
         if max_bytes < 1:
             raise CacheError(f"max_bytes={max_bytes} must be at least 1")
         self._database, self._max_bytes = database, max_bytes
+        self._segments = None if database.path is None else IndexFolder(database.path)
         self._nothing_after: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}
         self._epoch: tuple[tuple[int, int], int] | None = None
         self._damaged: set[int] = set()
@@ -173,6 +177,10 @@ class SQLiteStore:
         """Changes whenever records may have come or gone, in whatever process; costs microseconds."""
         return self._database.stamp()
 
+    def partition(self, tenant: str, tokenizer: str) -> Partition | None:
+        """The partition with its segments, None in memory."""
+        return None if self._segments is None else Partition(self._database, self._segments, tenant, tokenizer)
+
     def epoch(self) -> int:
         """Grows whenever records have gone."""
         stamp = self._database.stamp()
@@ -209,20 +217,22 @@ class SQLiteStore:
         return self._select(f"{where} ORDER BY id DESC LIMIT ?", (*values, -1 if limit is None else limit))
 
     def forget(self, selection: Selection) -> int:
-        """Erase the selected completions from table, file and log; returns their number.
+        """Erase the selected completions from table, file, log and segments; returns their number.
 
-        Raises CacheError when the store is read-only, when nothing is selected, or when another process keeps their
-        bytes in the file (they are forgotten all the same).
+        Raises CacheError when the store is read-only, nothing is selected, or another process keeps their bytes (they
+        are forgotten all the same).
         """
         if selection.everything:
             raise CacheError("forget needs a condition: tenant, before, containing or ids")
         if self._database.read_only:
             raise CacheError(f"{self._database} is read-only, so nothing can be forgotten in it")
-        where, values = rows.conditions(selection)
         with self._database.write() as connection:
-            number = connection.execute(f"DELETE FROM completion {where}", values).rowcount
-            rows.drop_unused_embedder(connection)
-        self._database.erase_freed()
+            number = rows.delete_rows(connection, selection)
+        try:
+            if self._segments is not None:
+                self._segments.erase_gone(lambda: directory_of_all(self._database))
+        finally:
+            self._database.erase_freed()
         return number
 
     def stats(self) -> CacheStats:

@@ -44,7 +44,7 @@ def _precedent(
 app.command(epilog="Example: precedent demo --json demo.json")(demo)
 app.command(epilog='Example: precedent run "Name three rivers." --draft-model first-layers:4 --show-sources')(run)
 app.command(epilog="Example: precedent bench --json bench.json")(bench)
-app.command(epilog="Example: precedent replay chats.jsonl --budget 32 --json replay.json")(replay)
+app.command(epilog="Example: precedent replay chats.jsonl --budget 16,32 --alpha 1,4,8 --json replay.json")(replay)
 app.add_typer(cache_app, name="cache")
 
 

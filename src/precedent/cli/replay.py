@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from precedent.cli.options import DEFAULT_TARGET, JsonOption, write_json
+from precedent.cli.replay_table import show, show_calibration
 from precedent.errors import ConfigError
-
-if TYPE_CHECKING:
-    from precedent.replay.run import Replay
 
 MOST_SHOWN_TURNS = 40
 """Turns on an HTML page."""
@@ -34,38 +31,59 @@ def replay(
     pool: Annotated[
         str, typer.Option(help="What a turn may see: online (earlier runs), same-task, other-tasks, none.")
     ] = "online",
-    budget: Annotated[int, typer.Option(help="Most nodes of a tree.")] = 32,
+    budget: Annotated[str, typer.Option(help="Most nodes of a tree; several: 16,32,64.")] = "32",
     drafters: Annotated[str, typer.Option(help="Drafters to combine, comma-separated.")] = "recall,prompt",
+    baselines: Annotated[
+        str | None, typer.Option(help="Beside prompt-lookup and suffix: suffix-tree, arctic; by default all installed.")
+    ] = None,
     alpha: Annotated[str, typer.Option(help="Draft lengths of the baseline SuffixDecoding, per matched token.")] = "1",
-    curve: Annotated[str, typer.Option(help="What a step of so many tokens costs: flat, cpu.")] = "flat",
+    curve: Annotated[
+        str, typer.Option(help="What a step of so many tokens costs: flat, cpu; planned once for each.")
+    ] = "flat",
+    ablate: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure without one idea: a drafter, similarity, exact, anchors, holes, calibration; or each: all."
+        ),
+    ] = None,
     tokenizer: Annotated[str, typer.Option(help="Hugging Face id or folder of the tokenizer.")] = DEFAULT_TARGET,
     embedder: Annotated[
         str | None, typer.Option(help="sentence-transformers id or folder for recall; 'none' leaves similarity out.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Measure only the first so many turns.")] = None,
     groups: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="File with the groups to measure, one per line.")
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Groups to measure: one per line, or lists in a JSON object."),
     ] = None,
+    split: Annotated[str | None, typer.Option(help="Which list of a JSON file of --groups.")] = None,
     calibration: Annotated[bool, typer.Option("--calibration", help="Show how true the estimates are.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with tokens coloured by source.")] = None,
+    svg: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Write the page's pictures into this folder.")
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Replay recorded chats: each recorded answer is taken as the target's, and every drafter set is measured on it."""
-    from precedent.replay.page import ShownTurns, write_page
+    from precedent.replay.ablation import IDEAS
+    from precedent.replay.page import ShownTurns, pictures_of, write_page
     from precedent.replay.run import Settings
     from precedent.replay.run import replay as run_replay
     from precedent.target.loading import load_tokenizer
 
+    names = _listed("--drafters", drafters)
+    without = _listed("--ablate", ablate) if ablate else ()
     settings = Settings(
         pool=pool,
-        budget=budget,
-        drafters=tuple(_listed(drafters)),
-        alphas=tuple(_numbers(alpha)),
+        budgets=tuple(int(number) for number in _numbers("--budget", budget)),
+        drafters=names,
+        alphas=_numbers("--alpha", alpha),
         limit=limit,
-        curve=curve,
-        groups=frozenset(groups.read_text(encoding="utf-8").split("\n")) - {""} if groups else frozenset(),
+        curves=_listed("--curve", curve),
+        groups=_groups(groups, split),
+        baselines=_listed("--baselines", baselines) if baselines else None,
+        ablate=(*(names if len(names) > 1 else ()), *IDEAS) if without == ("all",) else without,
     )
-    shown = ShownTurns(MOST_SHOWN_TURNS if html else 0)
+    shown = ShownTurns(MOST_SHOWN_TURNS if html or svg else 0)
     loaded = load_tokenizer(tokenizer)
     with Progress(
         SpinnerColumn(),
@@ -78,65 +96,48 @@ def replay(
         results = run_replay(
             traces, warm or (), loaded, _embedder(embedder), settings,
             progress=lambda what, done: progress.update(task, description=f"{what}: {done}"),
-            observe=shown,
+            observer=shown,
         )  # fmt: skip
-    _show(Console(), results, settings.curve, calibration)
+    found, reliability = results.as_dict(), results.reliability.as_dict()
+    show(Console(), found)
+    if calibration:
+        show_calibration(Console(), reliability)
     if html:
-        write_page(html, results.as_dict(), shown, loaded)
+        write_page(html, found, shown, loaded)
+    for name, picture in pictures_of(found, shown, loaded).items() if svg else ():
+        (svg / name).write_text(picture, encoding="utf-8")  # type: ignore[operator]  # there are none without a folder
     if json:
-        write_json(json, results.as_dict() | ({"calibration": _reliability(results)} if calibration else {}))
+        write_json(json, found | ({"calibration": reliability} if calibration else {}))
 
 
-def _listed(names: str) -> list[str]:
-    found = [name.strip() for name in names.split(",") if name.strip()]
+def _listed(option: str, names: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not found:
-        raise ConfigError("--drafters names none: give for instance recall,prompt")
+        raise ConfigError(f"{option} names none: see precedent replay --help")
     return found
 
 
-def _numbers(text: str) -> list[float]:
+def _numbers(option: str, text: str) -> tuple[float, ...]:
     try:
-        return [float(part) for part in text.split(",")]
+        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError as error:
-        raise ConfigError(f"--alpha takes numbers, for instance 1,4,8, not {text!r}") from error
+        raise ConfigError(f"{option} takes numbers, for instance 16,32 or 1,4,8, not {text!r}") from error
+
+
+def _groups(path: Path | None, split: str | None) -> frozenset[str]:
+    """The groups to measure, empty for all."""
+    if path is None:
+        return frozenset()
+    text = path.read_text(encoding="utf-8")
+    if not text.lstrip().startswith("{"):
+        return frozenset(text.split("\n")) - {""}
+    lists = {name: names for name, names in jsonlib.loads(text).items() if isinstance(names, list)}
+    if split not in lists:
+        raise ConfigError(f"--groups {path} holds several lists: choose one by --split {', '.join(lists)}")
+    return frozenset(lists[split])
 
 
 def _embedder(name: str | None) -> Any:
     from precedent.cache.embedder import SentenceTransformerEmbedder, default_model
 
     return None if name == "none" else SentenceTransformerEmbedder(name or default_model())
-
-
-def _show(console: Console, results: Replay, curve: str, calibration: bool) -> None:
-    found = results.as_dict()
-    table = Table(title=f"{found['turns']} turns, {found['tokens']} tokens")
-    table.add_column("drafters", no_wrap=True)
-    for heading in ("tok/\nstep", "tool\ncalls", "text", "nodes/\nstep", f"tok/cost\n({curve})", "µs/\nstep", "p99"):
-        table.add_column(heading, justify="right")
-    drafters: Sequence[Mapping[str, Any]] = found["drafters"]  # type: ignore[assignment]  # made by Report.as_dict
-    for row in drafters:
-        table.add_row(
-            row["name"],
-            *(f"{row[key]:.2f}" for key in ("tokens_per_step", "tokens_per_step_tool_calls", "tokens_per_step_text")),
-            f"{row['draft_tokens_per_step']:.1f}",
-            f"{row['tokens_per_plain_step_time']:.2f}",
-            f"{row['microseconds_per_step']:.0f}",
-            f"{row['microseconds_per_step_p99']:.0f}",
-        )
-    console.print(table)
-    if calibration:
-        _show_calibration(console, _reliability(results))
-
-
-def _reliability(results: Replay) -> dict[str, Any]:
-    return results.reliability.as_dict()
-
-
-def _show_calibration(console: Console, reliability: Mapping[str, Any]) -> None:
-    """Predicted against observed acceptance, in tenths."""
-    table = Table(title=f"calibration: Brier score {reliability['brier_score']:.4f}")
-    for heading in ("predicted", "observed", "candidates"):
-        table.add_column(heading, justify="right")
-    for row in reliability["bins"]:
-        table.add_row(f"{row['predicted']:.3f}", f"{row['observed']:.3f}", str(row["candidates"]))
-    console.print(table)

@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from precedent.drafters.base import Candidates, Drafter, Drafting, DraftRequest
+from precedent.drafters.codec import TextCodec
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,17 +23,27 @@ if TYPE_CHECKING:
 
 GROUP = "precedent.drafters"
 
-__all__ = ["Candidates", "DraftRequest", "Drafter", "DrafterParts", "Drafting", "known_drafters", "load_drafters"]
+__all__ = [
+    "Candidates",
+    "DraftRequest",
+    "Drafter",
+    "DrafterParts",
+    "Drafting",
+    "TextCodec",
+    "known_drafters",
+    "load_drafters",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterParts:
-    """What an engine has to offer to a drafter."""
+    """What an engine has to offer to a drafter; `codec` is its tokenizer."""
 
     tokenizer_fingerprint: str
     executor: Executor
     cache: SpeculationCache | None = None
     draft_model: TargetModel | None = None
+    codec: TextCodec | None = None
 
 
 def known_drafters() -> list[str]:

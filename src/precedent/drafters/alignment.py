@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.compiled import Int32s, compiled
-from precedent.drafters.context_order import MAX_MATCH
+from precedent.drafters.context_order import MAX_MATCH, matched
 from precedent.drafters.occurrences import LENGTH_WEIGHT, OCCURRENCE, Occurrences, Text, Weights, fill
 
 POINTER = np.dtype([("position", "i4"), ("slot", "i4"), ("gap", "i4"), ("score", "f8")])
@@ -88,7 +88,7 @@ def _join(
     while at < size and places[at].position != position:
         at += 1
     if at == size:
-        fill(places[at], text, position, recent, weights)
+        fill(places[at], text, position, matched(text.tokens, position, recent), weights)
         size += 1
     place = places[at]
     place.score = min(float(MAX_MATCH), max(place.score, place.length + carried, at_least))

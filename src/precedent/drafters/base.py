@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from precedent.config import SamplingParams
 from precedent.sampling import Coins, RowShaper
+from precedent.templates import Template
 from precedent.tree import TreeBuilder
 
 
@@ -24,7 +25,8 @@ class DraftRequest:
     """What a drafter learns about a request when it begins.
 
     `query` is the text that recall embeds; `mode` is how its tokens are verified; `shape` is what the target does to a
-    row of logits before it samples, and a draft model must do the same.
+    row of logits before it samples, and a draft model must do the same. `prediction` is the caller's own guess of the
+    answer, `templates` are premade responses and the forms of the tool calls that it may make.
     """
 
     request_id: str
@@ -36,6 +38,8 @@ class DraftRequest:
     mode: str = "greedy"
     shape: RowShaper | None = None
     end_token_ids: frozenset[int] = frozenset()
+    prediction: tuple[int, ...] = ()
+    templates: tuple[Template, ...] = ()
 
 
 NODE = np.dtype([("token_id", "i4"), ("parent", "i4"), ("estimate", "f8"), ("bin", "i8")])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from precedent.compiled import Int32s, compiled
+from precedent.compiled import Int32s, Int64s, compiled
 
 START = -1
 """Stands before the first token of every sequence; as a continuation it means that the sequence has ended."""
@@ -22,6 +22,9 @@ MAX_MATCH = 24
 
 LENGTHS_BELOW_BEST = 12
 """Matches shorter than the best by more than this weigh next to nothing and are not collected."""
+
+BISECTED_BELOW = 16
+"""An order shorter than another by this factor is merged into it by bisection instead of entry by entry."""
 
 
 @compiled
@@ -169,27 +172,69 @@ def _collect(order: Int32s, begin: int, end: int, room: int, found: Int32s, coun
 
 
 @compiled
-def longest_matches(tokens: Int32s, order: Int32s, recent: Int32s, found: Int32s, count: int, room: int) -> int:
+def _nearest(tokens: Int32s, run: Int32s, low: int, high: int, recent: Int32s) -> int:
+    """How many tokens the entries right before `low` and right at `high` agree in, the better of the two."""
+    before = matched(tokens, run[low - 1], recent) if low > 0 else 0
+    behind = matched(tokens, run[high], recent) if high < run.size else 0
+    return max(before, behind)
+
+
+@compiled
+def longest_matches(
+    tokens: Int32s, order: Int32s, ends: Int64s, recent: Int32s, found: Int32s, lengths: Int32s, count: int, room: int
+) -> int:
     """Append to `found` (holding `count`) at most `room` positions that agree with `recent`, longest first.
 
-    All places of one length are found together; where they are more than the room, an even sample of them is taken.
-    Returns the new count.
+    In how many tokens each agrees goes to `lengths`.
+
+    `order` holds several orders one behind the other, which end at `ends`; what is found does not depend on how the
+    positions are spread over them. All places of one length are found together; where they are more than the room, an
+    even sample of them is taken. Returns the new count.
     """
-    at = _lower_bound(tokens, order, recent)
-    low = high = at
+    lows, highs, wider = (
+        np.empty(ends.size, np.int64),
+        np.empty(ends.size, np.int64),
+        np.empty((ends.size, 2), np.int64),
+    )
+    begins = np.zeros(ends.size, np.int64)
+    begins[1:] = ends[:-1]
+    for run in range(ends.size):
+        lows[run] = highs[run] = _lower_bound(tokens, order[begins[run] : ends[run]], recent)
     least = 1
-    while room > 0 and (low > 0 or high < order.size):
-        before = matched(tokens, order[low - 1], recent) if low > 0 else 0
-        behind = matched(tokens, order[high], recent) if high < order.size else 0
-        length = max(before, behind)
+    while room > 0:
+        length = 0
+        for run in range(ends.size):
+            length = max(length, _nearest(tokens, order[begins[run] : ends[run]], lows[run], highs[run], recent))
         if length < least:
             break
         least = max(least, length - LENGTHS_BELOW_BEST)
-        begin, end = bounds(tokens, order, recent[:length], low, high)
-        start = count
-        share = room * (low - begin) // max(1, low - begin + end - high)
-        count = _collect(order, begin, low, min(low - begin, max(share, room - (end - high))), found, count)
-        count = _collect(order, high, end, room - (count - start), found, count)
-        room -= count - start
-        low, high = begin, end
+        total = 0
+        for run in range(ends.size):
+            low, high = bounds(tokens, order[begins[run] : ends[run]], recent[:length], lows[run], highs[run])
+            wider[run, 0], wider[run, 1] = low, high
+            total += lows[run] - low + high - highs[run]
+        taken, passed, share = 0, 0, min(room, total)
+        for run in range(ends.size):
+            for low, high in ((wider[run, 0], lows[run]), (highs[run], wider[run, 1])):
+                passed += high - low
+                due = share * passed // total - taken
+                count = _collect(order, begins[run] + low, begins[run] + high, due, found, count)
+                taken += due
+            lows[run], highs[run] = wider[run, 0], wider[run, 1]
+        lengths[count - taken : count] = length
+        room -= taken
     return count
+
+
+@compiled
+def merge_runs(tokens: Int32s, order: Int32s, ends: Int64s) -> Int32s:
+    """Several orders one behind the other as one; cheapest when the long ones stand first."""
+    merged = order.copy()
+    for last in range(ends.size - 1, 0, -1):
+        begin, middle = ends[last - 2] if last > 1 else 0, ends[last - 1]
+        if (order.size - middle) * BISECTED_BELOW < middle - begin:
+            merged[begin:] = merge(tokens, merged[begin:middle], merged[middle:])
+        else:
+            source = merged.copy()
+            _merge_halves(tokens, source, merged, begin, middle, order.size)
+    return merged

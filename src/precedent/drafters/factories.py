@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from precedent.cache.speculation_cache import SpeculationCache
 from precedent.drafters import DrafterParts
 from precedent.drafters.base import Drafter
 from precedent.drafters.draft_model import DraftModelDrafter
+from precedent.drafters.grammar import GrammarDrafter
+from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall import RecallDrafter
+from precedent.drafters.templates import TemplateDrafter
 
 
 def recall(parts: DrafterParts) -> Drafter | None:
     """Prior completions of the speculation cache; absent without a cache."""
     if parts.cache is None:
         return None
-    return RecallDrafter(parts.cache, parts.tokenizer_fingerprint, parts.executor)
+    cache, tokenizer, executor = parts.cache, parts.tokenizer_fingerprint, parts.executor
+    if not isinstance(cache, SpeculationCache):  # whoever replays a log offers what recall needs of a cache, no more
+        return RecallDrafter(cache, tokenizer, executor)
+    drafter = RecallDrafter(cache, tokenizer, executor, partitions=cache.partition, max_bytes=cache.max_index_bytes)
+    cache.on_forget(drafter.erase_gone)
+    return drafter
 
 
 def prompt(parts: DrafterParts) -> Drafter | None:
@@ -24,3 +33,18 @@ def prompt(parts: DrafterParts) -> Drafter | None:
 def draft_model(parts: DrafterParts) -> Drafter | None:
     """A smaller causal LM; absent without one."""
     return None if parts.draft_model is None else DraftModelDrafter(parts.draft_model)
+
+
+def prediction(parts: DrafterParts) -> Drafter | None:
+    """The caller's own guess of the answer; always there, idle without one."""
+    return PredictionDrafter()
+
+
+def template(parts: DrafterParts) -> Drafter | None:
+    """Premade responses and the forms of tool calls; absent without a tokenizer to write them with."""
+    return None if parts.codec is None else TemplateDrafter(parts.codec)
+
+
+def grammar(parts: DrafterParts) -> Drafter | None:
+    """What a request's constraint forces; always there, idle where it forces nothing."""
+    return GrammarDrafter()

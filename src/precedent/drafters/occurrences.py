@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.compiled import Floats, Int32s, compiled
-from precedent.drafters.context_order import longest_matches, matched
+from precedent.compiled import Floats, Int32s, Int64s, compiled
+from precedent.drafters.context_order import LENGTHS_BELOW_BEST, longest_matches, matched
 
 OCCURRENCE = np.dtype(
     [("position", "i4"), ("slot", "i4"), ("length", "i4"), ("bin", "i4"), ("score", "f8"), ("weight", "f8")]
@@ -64,11 +64,11 @@ def _hit_of(hits: Hits, slot: int) -> int:
 
 
 @compiled
-def fill(place: Any, text: Text, position: int, recent: Int32s, weights: Weights) -> None:
-    """Set the fields of an occurrence at `position`."""
+def fill(place: Any, text: Text, position: int, length: int, weights: Weights) -> None:
+    """Set the fields of an occurrence at `position` whose context agrees in `length` tokens."""
     slot = text.owners[position]
     hit = weights.hits[_hit_of(weights.hits, slot)]
-    place.position, place.slot, place.length = position, slot, matched(text.tokens, position, recent)
+    place.position, place.slot, place.length = position, slot, length
     place.score, place.bin = place.length, hit.bin
     place.weight = hit.weight + weights.log_counts[slot] + weights.recency * position / text.size
 
@@ -87,19 +87,27 @@ def _seen(table: Int32s, position: int) -> bool:
 
 @compiled
 def find(
-    text: Text, near: Int32s, tail: Int32s, order: Int32s, recent: Int32s, weights: Weights, limit: int
+    text: Text, near: Int32s, tail: Int32s, order: Int32s, ends: Int64s, recent: Int32s, weights: Weights, limit: int
 ) -> Occurrences:
-    """At most `limit` places where `recent` (newest first) continues, of three orders; heavier and longer ones win.
+    """At most `limit` places where `recent` (newest first) continues; heavier and longer ones win.
 
-    A place without a following token is none. `near` is searched first, so that hits are found in a crowd.
+    `near`, `tail` and the runs of `order` that end at `ends` are sorted and hold no place without a following token.
+    `near` is searched first and to the end, so that hits are found in a crowd.
     """
-    found, count = np.empty(3 * ROOM, np.int32), 0
-    for run in (near, tail, order):
-        count = longest_matches(text.tokens, run, recent, found, count, ROOM)
+    found, lengths, count = np.empty(3 * ROOM, np.int32), np.empty(3 * ROOM, np.int32), 0
+    one = np.full(1, near.size)
+    count = num_near = longest_matches(text.tokens, near, one, recent, found, lengths, count, ROOM)
+    one = np.full(1, tail.size)
+    count = longest_matches(text.tokens, tail, one, recent, found, lengths, count, ROOM)
+    count = longest_matches(text.tokens, order, ends, recent, found, lengths, count, ROOM)
+    for i in range(num_near):  # sorted when the request began: some of it may be forgotten since
+        lengths[i] = matched(text.tokens, found[i], recent) if text.tokens[found[i] + 1] >= 0 else 0
+    longest = lengths[:count].max() if count else 0
     table, places, size = np.full(4 * ROOM, -1, np.int32), np.empty(count, OCCURRENCE), 0
     for i in range(count):
-        if text.tokens[found[i] + 1] >= 0 and not _seen(table, found[i]):
-            fill(places[size], text, found[i], recent, weights)
+        wanted = lengths[i] > 0 and (i < num_near or lengths[i] >= longest - LENGTHS_BELOW_BEST)
+        if wanted and not _seen(table, found[i]):
+            fill(places[size], text, found[i], lengths[i], weights)
             size += 1
     return places[:size] if size <= limit else _best(places[:size], limit)
 

@@ -7,7 +7,7 @@ afterwards the longest match counts for more, and similarity settles what the ma
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.cache.fingerprint import prompt_fingerprint
+from precedent.cache.partition import Partition
+from precedent.cache.speculation_cache import DEFAULT_MAX_INDEX_BYTES
 from precedent.compiled import Int32s, Int64s, compiled
 from precedent.drafters.alignment import Trail
 from precedent.drafters.base import Candidates, DraftRequest, Nodes
 from precedent.drafters.context_order import MAX_MATCH, START
+from precedent.drafters.nearness import Nearness
 from precedent.drafters.occurrences import OCCURRENCE, Occurrences
-from precedent.drafters.tenant_memory import CompletionSource, Nearness, TenantMemory
+from precedent.drafters.tenant_memories import TenantMemories
+from precedent.drafters.tenant_memory import CompletionSource, TenantMemory
 from precedent.drafters.token_index import reversed_context
 from precedent.drafters.vote_tree import SIMILARITY_BINS, VotePrior, vote_tree
 from precedent.sampling import Coins
@@ -41,42 +45,59 @@ _PRIOR = VotePrior(
 class RecallDrafter:
     """Continues the live output as the tenant's stored completions did.
 
-    `tokenizer` is the fingerprint under which completions are stored; `executor` runs the embedding, the search and the
-    reading of new completions beside decoding.
+    `tokenizer` is the fingerprint under which completions are stored; `executor` runs the embedding, the search, the
+    reading of new completions and their sealing beside decoding. `partitions` gives a tenant's segments, where there
+    are some; `max_bytes` bounds the memories of all tenants.
     """
 
     name = "recall"
     draws = False
 
-    def __init__(self, cache: CompletionSource, tokenizer: str, executor: Executor) -> None:
+    def __init__(
+        self,
+        cache: CompletionSource,
+        tokenizer: str,
+        executor: Executor,
+        *,
+        partitions: Callable[[str, str], Partition | None] | None = None,
+        max_bytes: int = DEFAULT_MAX_INDEX_BYTES,
+    ) -> None:
         self._cache, self._tokenizer, self._executor = cache, tokenizer, executor
-        self._memories: dict[str, TenantMemory] = {}
-        self._credits: list[Future[None]] = []
+        self._memories = TenantMemories(cache, tokenizer, partitions, max_bytes)
+        self._written: list[Future[None]] = []
 
     def begin(self, request: DraftRequest) -> RecallDrafting:
         """Start embedding and searching; `match` works at once with what earlier requests have read."""
-        memory = self._memories.get(request.tenant)
-        if memory is None or memory.mostly_forgotten:  # running requests keep the one they began with
-            memory = self._memories[request.tenant] = TenantMemory()
+        memory = self._memories.of(request.tenant)
         prompt = prompt_fingerprint(request.prompt_ids)
         search = self._executor.submit(self._search, memory, request, prompt)
         return RecallDrafting(self, memory, request, Nearness(memory, prompt), search)
 
     def close(self) -> None:
-        """Wait for the credit that is still being written, and drop the indexes."""
-        for written in self._credits:
+        """Wait for what is still being written, seal what is in no segment yet, and drop the indexes."""
+        for written in self._written:
             written.exception()
-        self._memories.clear()
+        self._memories.close()
 
-    def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Hand counts to the cache without waiting for the disk."""
-        self._credits = [written for written in self._credits if not written.done()]
-        written = self._executor.submit(self._cache.credit, counts)
+    def erase_gone(self) -> None:
+        """Erase what was forgotten from every memory, that of running requests included. Raises CacheError."""
+        self._memories.erase_gone()
+
+    def ended(self, tenant: str, counts: Mapping[int, tuple[int, int]]) -> None:
+        """After a request: hand its credit to the cache, and tidy up, without waiting for the disk."""
+        if counts:
+            self._write(self._cache.credit, counts)
+        if self._memories.need_tidying(tenant):
+            self._write(self._memories.tidy, tenant)
+
+    def _write(self, work: Callable[..., None], *values: Any) -> None:
+        self._written = [written for written in self._written if not written.done()]
+        written = self._executor.submit(work, *values)
         written.add_done_callback(_report)
-        self._credits.append(written)
+        self._written.append(written)
 
     def _search(self, memory: TenantMemory, request: DraftRequest, prompt: str) -> Nearness:
-        memory.read(self._cache, request.tenant, self._tokenizer)
+        self._memories.read(memory, request.tenant)
         if not request.query:
             return Nearness(memory, prompt)
         hits = self._cache.recall(request.query, tenant=request.tenant, tokenizer=self._tokenizer, k=_NUM_HITS)
@@ -106,6 +127,7 @@ class RecallDrafting:
         search: Future[Nearness],
     ) -> None:
         self._drafter, self._memory, self._nearness = drafter, memory, nearness
+        self._tenant = request.tenant
         self._search: Future[Nearness] | None = search
         self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
         self._context = [START]
@@ -144,8 +166,7 @@ class RecallDrafting:
         self._ended = True
         if self._search is not None:
             self._search.cancel()
-        if self._credit:
-            self._drafter.credit(self._credit)
+        self._drafter.ended(self._tenant, self._credit)
         self._trail, self._proposed, self._context = Trail(), self._nothing, [START]
 
     def _poll(self) -> None:

@@ -1,7 +1,30 @@
-"""LangChain: `ChatPrecedent` in place of another chat model, nothing else changed."""
+"""LangChain: `ChatPrecedent` in place of another chat model, nothing else changed; `PrecedentRecorder` beside one.
+
+Loaded on first use (PEP 562): whoever only records the calls of another model loads no torch.
+"""
 
 from __future__ import annotations
 
-from precedent.langchain.chat_model import ChatPrecedent
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = ["ChatPrecedent"]
+if TYPE_CHECKING:
+    from precedent.langchain.chat_model import ChatPrecedent
+    from precedent.langchain.recorder import PrecedentRecorder
+
+__all__ = ["ChatPrecedent", "PrecedentRecorder"]
+
+_HOMES = {"ChatPrecedent": "precedent.langchain.chat_model", "PrecedentRecorder": "precedent.langchain.recorder"}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from the module that defines it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'precedent.langchain' has no attribute {name!r}")
+    value: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

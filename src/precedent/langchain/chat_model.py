@@ -26,9 +26,11 @@ from precedent.langchain.settings import (
     check_names,
     in_one_line,
     merged_stop,
+    prediction_text,
     run_keys,
     sampling_params,
     speculation_config,
+    templates_of,
     tenant_of,
 )
 from precedent.langchain.tools import ToolLike, check_tool_choice, openai_tools
@@ -50,8 +52,10 @@ class ChatPrecedent(BaseChatModel):
 
     `model` is a Hugging Face id or folder; `draft_model` a smaller model of the same tokenizer; `speculation_cache` a
     path, an open `SpeculationCache`, or None for no cache. `speculation` is True, False (plain decoding), or a
-    `SpeculationConfig`. Sampling fields are those of `SamplingParams`; temperature 0 is greedy. All but the fields of
-    the engine can be given per call. Weights are loaded at the first call, once for all chat models of equal settings.
+    `SpeculationConfig`. `templates` are premade responses with `{holes}` (texts, or a `Templates`), proposed beside the
+    forms of the bound tools' calls; `prediction=` of a call is a guess of its answer. Sampling fields are those of
+    `SamplingParams`; temperature 0 is greedy. All but the fields of the engine can be given per call. Weights are
+    loaded at the first call, once for all chat models of equal settings.
 
         llm = ChatPrecedent(model="HuggingFaceTB/SmolLM2-1.7B-Instruct", speculation_cache="orders.db")
         agent = create_agent(llm, tools=[look_up_order])
@@ -73,6 +77,7 @@ class ChatPrecedent(BaseChatModel):
     stop: list[str] | None = None
     tenant: str = "default"
     drafters: tuple[str, ...] | None = None
+    templates: Any = None
     speculation: Any = True
     streaming: bool = False
     engines: EngineHolder = Field(default_factory=EngineHolder, exclude=True, repr=False)
@@ -84,6 +89,7 @@ class ChatPrecedent(BaseChatModel):
         with in_one_line():
             super().__init__(**kwargs)
         check_fields(self)
+        templates_of(self, {}, ())
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any, **kwargs: Any) -> Self:
@@ -145,6 +151,8 @@ class ChatPrecedent(BaseChatModel):
             query=recall_query(turns),
             workflow_step=kwargs.get("workflow_step") or keys.get("workflow_step", ""),
             tools=tools_fingerprint(tools),
+            prediction=prediction_text(kwargs.get("prediction")),
+            templates=templates_of(self, kwargs, tools),
         )
         chunks = AnswerChunks(prompt_ids, self.model, parse_tools=bool(tools), output_version=self.output_version)
         return generation, chunks
@@ -274,6 +282,7 @@ class ChatPrecedent(BaseChatModel):
         named = draft if draft is None or isinstance(draft, str) else type(draft).__name__
         names = ("device", "dtype", *SAMPLING, "stop", "tenant", "drafters", "speculation")
         settings = {name: getattr(self, name) for name in names}
+        settings["templates"] = [template.text for template in templates_of(self, {}, ())]
         return {"model_name": self.model, "weights": self.engines.identity, "draft_model": named, **settings}
 
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:

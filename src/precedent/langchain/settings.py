@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,17 @@ from pydantic import ValidationError
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.errors import ConfigError, UnsupportedError
+from precedent.templates import Template, Templates
+from precedent.text.tool_skeletons import tool_templates
 
 if TYPE_CHECKING:
     from precedent.langchain.chat_model import ChatPrecedent
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
-OF_THE_CALL = (*SAMPLING, "speculation", "drafters", "tenant", "workflow_step", "tools", "tool_choice")
+OF_THE_CALL = (
+    *SAMPLING,
+    *("speculation", "drafters", "tenant", "workflow_step", "tools", "tool_choice", "prediction", "templates"),
+)
 FROM_LANGCHAIN = ("stream", "ls_structured_output_format", "structured_output_format")
 """Keyword arguments that LangChain passes on and that say nothing about the answer."""
 
@@ -26,7 +31,6 @@ _HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (None, True),
     "response_format": (None,),
     "logprobs": (None, False),
-    "prediction": (None,),
     "n": (None, 1),
 }
 """Keyword arguments known from other chat models: refused by name where they ask for something."""
@@ -91,7 +95,7 @@ def speculation_config(
     wanted = kwargs.get("speculation")
     wanted = model.speculation if wanted is None else wanted
     drafters = kwargs.get("drafters")
-    drafters = model.drafters if drafters is None else drafters
+    drafters = model.drafters if drafters is None else drafters  # an empty list asks for none
     if isinstance(drafters, str):  # a text is a sequence too: of names of one letter
         raise ConfigError(f"drafters={drafters!r} must be a list of names: [{drafters!r}]")
     if isinstance(wanted, bool):
@@ -107,6 +111,31 @@ def speculation_config(
     if drafters is not None:
         config = dataclasses.replace(config, drafters=tuple(drafters))
     return None if config is default else config
+
+
+def prediction_text(prediction: Any) -> str | None:
+    """The caller's guess of the answer: a text, or OpenAI's `{"type": "content", "content": …}` (text or text parts).
+
+    Raises ConfigError on anything else.
+    """
+    if prediction is None or isinstance(prediction, str):
+        return prediction
+    content = prediction.get("content") if isinstance(prediction, Mapping) else None
+    if isinstance(content, list):
+        parts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+    if not isinstance(content, str) or prediction.get("type", "content") != "content":
+        raise ConfigError(f'prediction={prediction!r} is neither a text nor {{"type": "content", "content": "…"}}')
+    return content
+
+
+def templates_of(
+    model: ChatPrecedent, kwargs: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+) -> tuple[Template, ...]:
+    """The call's premade responses, else the model's, and the forms of the calls that the bound tools allow."""
+    premade = kwargs.get("templates")
+    premade = model.templates if premade is None else premade
+    return (*(() if premade is None else Templates(premade)), *tool_templates(tools))
 
 
 def run_keys(metadata: Mapping[str, Any] | None) -> dict[str, str]:

@@ -35,24 +35,29 @@ class PromptLookup:
 
     def __init__(self, num_tokens: int = 10, longest: int = 3) -> None:
         self._num_tokens, self._longest = num_tokens, longest
-        self._text: list[int] = []
+        self._text, self._size = np.empty(0, dtype=np.int32), 0
 
     def begin(self, turn: Turn) -> None:
         """The prompt is the text."""
-        self._text = list(turn.prompt_ids)
+        self._size = len(turn.prompt_ids)
+        self._text = np.array(turn.prompt_ids, dtype=np.int32)
 
-    def propose(self, room: int) -> CandidateTree:
+    def propose(self) -> CandidateTree:
         """One chain."""
-        text = np.array(self._text, dtype=np.int32)
+        text = self._text[: self._size]
         for length in range(min(self._longest, text.size - 1), 0, -1):
             found = first_occurrence(text, length)
             if found >= 0:
-                return chain(self._text[found : found + min(self._num_tokens, room)], LIVE)
+                return chain(text[found : found + self._num_tokens].tolist(), LIVE)
         return CandidateTree()
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
         """The text grew."""
-        self._text.extend(token_ids)
+        end = self._size + len(token_ids)
+        if end > self._text.size:
+            self._text = np.concatenate([self._text, np.zeros(end, dtype=np.int32)])
+        self._text[self._size : end] = token_ids
+        self._size = end
 
     def end(self) -> None:
         """Nothing is shared."""
@@ -71,34 +76,53 @@ def first_occurrence(text: Int32s, length: int) -> int:
     return -1
 
 
+class _LiveText:
+    """Prompt and answer so far, indexed; the next prompt of the same run only adds what is new in it."""
+
+    def __init__(self) -> None:
+        self.index, self.token_ids = TokenIndex(), [START]
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Go on with the text when the prompt does, else start anew."""
+        known = len(self.token_ids)
+        if list(prompt_ids[:known]) == self.token_ids:
+            self.append(prompt_ids[known:])
+        else:
+            self.index, self.token_ids = TokenIndex(), list(prompt_ids)
+            self.index.append(0, prompt_ids)
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """The text grew."""
+        if token_ids:
+            self.index.append(0, token_ids)
+            self.token_ids += token_ids
+
+
 class SuffixDecoding:
     """The better of the live text's and the pool's suffix tree."""
 
     def __init__(self, pool: Pool, alpha: float, budget: int) -> None:
         self.name = f"suffix-{alpha:g}" if alpha != 1 else "suffix"
         self._pool, self._alpha, self._budget = pool, alpha, budget
-        self._live, self._recent = TokenIndex(), [START]
+        self._live = _LiveText()
 
     def begin(self, turn: Turn) -> None:
         """Index the prompt."""
-        self._live = TokenIndex()
-        self._live.append(0, turn.prompt_ids)
-        self._recent = list(turn.prompt_ids)
+        self._live.begin(turn.prompt_ids)
 
-    def propose(self, room: int) -> CandidateTree:
+    def propose(self) -> CandidateTree:
         """The tree with the greater score."""
-        recent = np.array(self._recent[: -LONGEST_MATCH - 1 : -1], dtype=np.int32)
+        recent = np.array(self._live.token_ids[: -LONGEST_MATCH - 1 : -1], dtype=np.int32)
         best, best_score = CandidateTree(), 0.0
-        for name, index in ((LIVE, self._live), (POOLED, self._pool.index)):
-            tokens, parents, score = suffix_tree(index, recent, self._alpha, min(self._budget, room))
+        for name, index, ended in ((LIVE, self._live.index, 1), (POOLED, self._pool.index, 0)):
+            tokens, parents, score = suffix_tree(index, recent, self._alpha, self._budget, ended)
             if score > best_score:
-                best, best_score = _as_tree(tokens, parents, name), score
+                best, best_score = as_tree(tokens.tolist(), parents.tolist(), name), score
         return best
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
         """The live text grew."""
-        self._live.append(0, token_ids)
-        self._recent = [*self._recent, *token_ids][-64:]
+        self._live.append(token_ids)
 
     def end(self) -> None:
         """The pool is not ours."""
@@ -111,19 +135,17 @@ class SuffixTree:
 
     def __init__(self, pool: Pool, budget: int) -> None:
         self._pool, self._length = pool, max(1, budget // 4)
-        self._live, self._recent = TokenIndex(), [START]
+        self._live = _LiveText()
 
     def begin(self, turn: Turn) -> None:
         """Index the prompt."""
-        self._live = TokenIndex()
-        self._live.append(0, turn.prompt_ids)
-        self._recent = list(turn.prompt_ids)
+        self._live.begin(turn.prompt_ids)
 
-    def propose(self, room: int) -> CandidateTree:
+    def propose(self) -> CandidateTree:
         """Chains of a quarter of the budget each, merged."""
-        recent, builder = reversed_context(self._recent), TreeBuilder()
-        for name, index, branches in ((LIVE, self._live, 1), (POOLED, self._pool.index, 3)):
-            for tokens in commonest_chains(index, recent, branches, min(self._length, room)):
+        recent, builder = reversed_context(self._live.token_ids), TreeBuilder()
+        for name, index, branches in ((LIVE, self._live.index, 1), (POOLED, self._pool.index, 3)):
+            for tokens in commonest_chains(index, recent, branches, self._length):
                 node = ROOT
                 for token in tokens:
                     node = builder.add_point(node, token, name)
@@ -131,16 +153,16 @@ class SuffixTree:
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
         """The live text grew."""
-        self._live.append(0, token_ids)
-        self._recent = [*self._recent, *token_ids][-64:]
+        self._live.append(token_ids)
 
     def end(self) -> None:
         """The pool is not ours."""
 
 
-def _as_tree(tokens: Int32s, parents: Int32s, source: str) -> CandidateTree:
+def as_tree(tokens: Sequence[int], parents: Sequence[int], source: str) -> CandidateTree:
+    """A tree of points of one source; `parents` are indices of earlier tokens, or `ROOT`."""
     builder = TreeBuilder()
-    builder.add_points(tokens.tolist(), parents.tolist(), [(source,)] * tokens.size)
+    builder.add_points(list(tokens), list(parents), [(source,)] * len(tokens))
     return builder.build()
 
 
@@ -150,10 +172,15 @@ def places(index: TokenIndex, recent: Int32s) -> Int32s:
     return matching(text.tokens, order, tail, recent)
 
 
-def suffix_tree(index: TokenIndex, recent: Int32s, alpha: float, most: int) -> tuple[Int32s, Int32s, float]:
-    """SuffixDecoding's tree of one text: tokens, parents, and the sum of the nodes' probabilities."""
+def suffix_tree(
+    index: TokenIndex, recent: Int32s, alpha: float, most: int, ended: int = 0
+) -> tuple[Int32s, Int32s, float]:
+    """SuffixDecoding's tree of one text: tokens, parents, and the sum of the nodes' probabilities.
+
+    `ended` places of the context that nothing follows are counted too: the live text's own end is one.
+    """
     text, order, tail = index.runs
-    return best_suffix_tree(text.tokens, order, tail, recent, alpha, most)
+    return best_suffix_tree(text.tokens, order, tail, recent, alpha, most, ended)
 
 
 def commonest_chains(index: TokenIndex, recent: Int32s, branches: int, length: int) -> list[list[int]]:
@@ -166,23 +193,29 @@ def commonest_chains(index: TokenIndex, recent: Int32s, branches: int, length: i
     else:
         return []
     firsts, counts = np.unique(text[found + 1], return_counts=True)
-    chains = []
-    for first in firsts[np.argsort(-counts, kind="stable")[:branches]]:
-        chains.append(_commonest_path(text, found[text[found + 1] == first], length))
-    return chains
+    chosen = firsts[np.argsort(-counts, kind="stable")[:branches]]
+    return [commonest_path(text, found[text[found + 1] == first], length).tolist() for first in chosen]
 
 
-def _commonest_path(tokens: Int32s, found: Int32s, length: int) -> list[int]:
-    path: list[int] = []
+@compiled
+def commonest_path(tokens: Int32s, found: Int32s, length: int) -> Int32s:
+    """Behind the places found always the commonest next token, of equals the lowest; `[at most length]`."""
+    path, size, places = np.empty(length, np.int32), 0, found
     for depth in range(1, length + 1):
-        following = tokens[found + depth]
-        found = found[following >= 0]
-        if not found.size:
+        following = tokens[places + depth]
+        going_on = np.sort(following[following >= 0])
+        if going_on.size == 0:
             break
-        values, counts = np.unique(tokens[found + depth], return_counts=True)
-        path.append(int(values[counts.argmax()]))
-        found = found[tokens[found + depth] == path[-1]]
-    return path
+        commonest, most, begin = going_on[0], 0, 0
+        for at in range(going_on.size + 1):
+            if at == going_on.size or going_on[at] != going_on[begin]:
+                if at - begin > most:
+                    commonest, most = going_on[begin], at - begin
+                begin = at
+        path[size] = commonest
+        size += 1
+        places = places[following == commonest]
+    return path[:size]
 
 
 @compiled
@@ -206,7 +239,7 @@ def agreeing(tokens: Int32s, found: Int32s, recent: Int32s) -> Int32s:
 
 @compiled
 def best_suffix_tree(
-    tokens: Int32s, order: Int32s, tail: Int32s, recent: Int32s, alpha: float, most: int
+    tokens: Int32s, order: Int32s, tail: Int32s, recent: Int32s, alpha: float, most: int, ended: int = 0
 ) -> tuple[Int32s, Int32s, float]:
     """The best tree over all match lengths, longest first; a length that cannot reach the best score is skipped."""
     best_tokens, best_parents, best_score = np.empty(0, np.int32), np.empty(0, np.int32), 0.0
@@ -218,14 +251,14 @@ def best_suffix_tree(
         if length > MAX_MATCH:  # the orders tell no longer contexts apart
             found = agreeing(tokens, found, recent[:length])
         if found.size:
-            drafted, parents, score = frequency_tree(tokens, found, size)
+            drafted, parents, score = frequency_tree(tokens, found, size, ended)
             if score > best_score:
                 best_tokens, best_parents, best_score = drafted, parents, score
     return best_tokens, best_parents, best_score
 
 
 @compiled
-def frequency_tree(tokens: Int32s, found: Int32s, size: int) -> tuple[Int32s, Int32s, float]:
+def frequency_tree(tokens: Int32s, found: Int32s, size: int, ended: int) -> tuple[Int32s, Int32s, float]:
     """Best first by the product of the children's shares, at most `size` nodes of at least `MIN_PROBABILITY`."""
     most = size * 10 + 10  # waiting children: at most ten per node can have a tenth of its probability
     begins, ends = np.empty(most, np.int64), np.empty(most, np.int64)
@@ -238,11 +271,12 @@ def frequency_tree(tokens: Int32s, found: Int32s, size: int) -> tuple[Int32s, In
         by_token = np.argsort(following, kind="mergesort")
         rows[begin:end] = rows[begin:end][by_token]
         following, low = following[by_token], 0
+        total = following.size + (ended if depth == 0 else 0)
         while low < following.size:
             high = low
             while high < following.size and following[high] == following[low]:
                 high += 1
-            probability = path * (high - low) / following.size
+            probability = path * (high - low) / total
             if following[low] >= 0 and probability >= MIN_PROBABILITY:
                 begins[waiting], ends[waiting], depths[waiting] = begin + low, begin + high, depth + 1
                 parents[waiting], chance[waiting], token_of[waiting] = parent, probability, following[low]

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from precedent.calibration import Reliability
+from precedent.compiled import Floats
 from precedent.config import SamplingParams
 from precedent.drafters.base import Drafter, Drafting, DraftRequest
 from precedent.planner import Limits, Plan, Planner
@@ -24,8 +25,8 @@ class Contender(Protocol):
     def begin(self, turn: Turn) -> None:
         """A new turn; nothing of its answer is known."""
 
-    def propose(self, room: int) -> CandidateTree:
-        """Candidates for the next step, at most `room` deep."""
+    def propose(self) -> CandidateTree:
+        """Candidates for the next step."""
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
         """The tree's accepted path, and the tokens it and the target brought."""
@@ -58,6 +59,11 @@ class Drafted:
         self._draftings: list[Drafting] = []
         self._plan, self._tree = Plan(), CandidateTree()
 
+    @property
+    def estimates(self) -> Floats:
+        """What the planner expected of the last tree's nodes once their parents are accepted, `[num_nodes]`."""
+        return self._plan.estimates
+
     def begin(self, turn: Turn) -> None:
         """Begin all drafters."""
         request = DraftRequest(
@@ -65,10 +71,10 @@ class Drafted:
         )
         self._draftings = [drafter.begin(request) for drafter in self._drafters]
 
-    def propose(self, room: int) -> CandidateTree:
+    def propose(self) -> CandidateTree:
         """Match and plan."""
         candidates = [drafting.match(self._budget) for drafting in self._draftings]
-        self._plan = self.planner.plan(candidates, {}, Limits(self._budget, 0, room, self._end_ids))
+        self._plan = self.planner.plan(candidates, {}, Limits(self._budget, 0, self._budget, self._end_ids))
         self._tree = self._plan.builder.build()
         return self._tree
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,12 +44,19 @@ class Pool:
     """
 
     def __init__(self, vectors: Vectors | None) -> None:
-        self._vectors = vectors
+        self.vectors = vectors
         self._completions: list[StoredCompletion] = []
         self._matrix = np.empty((0, 0), dtype=np.float32)
         self._next_id = 1
         self._epoch = 0
+        self._asked: tuple[str, int, int, int] | None = None  # everyone asks the same before a turn
+        self._found: list[Hit] = []
+        self._texts: Counter[int] = Counter()
         self.index = TokenIndex()
+
+    def holds(self, token_ids: tuple[int, ...]) -> bool:
+        """Whether a visible completion is word for word this one."""
+        return self._texts[hash(token_ids)] > 0
 
     def __len__(self) -> int:
         return len(self._completions)
@@ -59,6 +67,7 @@ class Pool:
         self._completions.append(
             StoredCompletion(answer.token_ids, "", "", prompt_fingerprint=answer.fingerprint, id=number)
         )
+        self._texts[hash(answer.token_ids)] += 1
         self._add_vector(answer.query)
         self.index.append(number, answer.token_ids)
         return number
@@ -66,17 +75,18 @@ class Pool:
     def hide(self, ids: Sequence[int]) -> None:
         """Make completions invisible; showing one again means adding it again."""
         gone = set(ids)
+        self._texts.subtract(hash(each.token_ids) for each in self._completions if each.id in gone)
         kept = [place for place, completion in enumerate(self._completions) if completion.id not in gone]
-        if self._vectors is not None:
+        if self.vectors is not None:
             self._matrix[: len(kept)] = self._matrix[kept]
         self._completions = [self._completions[place] for place in kept]
         self.index.forget(gone)
         self._epoch += 1
 
     def _add_vector(self, query: str) -> None:
-        if self._vectors is None:
+        if self.vectors is None:
             return
-        vector, place = self._vectors[query], len(self._completions) - 1
+        vector, place = self.vectors[query], len(self._completions) - 1
         if place >= len(self._matrix):
             grown = np.zeros((max(1024, 2 * len(self._matrix)), vector.size), dtype=np.float32)
             grown[: len(self._matrix)] = self._matrix if self._matrix.size else 0.0
@@ -85,9 +95,15 @@ class Pool:
 
     def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
         """The visible completions whose queries are nearest."""
-        if self._vectors is None or not self._completions:
+        if self.vectors is None or not self._completions:
             return []
-        similarities = self._matrix[: len(self._completions)] @ self._vectors[query]
+        asked = (query, k, self._epoch, self._next_id)
+        if asked != self._asked:
+            self._asked, self._found = asked, self._nearest(self.vectors[query], k)
+        return self._found
+
+    def _nearest(self, vector: NDArray[np.float32], k: int) -> list[Hit]:
+        similarities = self._matrix[: len(self._completions)] @ vector
         best = np.argsort(-similarities, kind="stable")[:k]
         return [Hit(self._completions[place].id, float(similarities[place])) for place in best.tolist()]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -14,16 +15,19 @@ from precedent.replay.contenders import Contender
 from precedent.replay.turns import Turn
 from precedent.tree import ROOT, CandidateTree
 
+Watch = Callable[[CandidateTree, Sequence[int], Sequence[int]], None]
+"""Called with the tree of a step, its accepted path, and the tokens of the answer before it."""
+
 
 @dataclass(slots=True)
 class Tally:
-    """What one contender achieved on turns of one kind."""
+    """What one contender achieved on turns of one kind; `widths` counts its steps by the nodes of their trees."""
 
     turns: int = 0
     tokens: int = 0
     steps: int = 0
     nodes: int = 0
-    cost: float = 0.0
+    widths: Counter[int] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -31,72 +35,121 @@ class Tally:
         """Tokens per target forward, the target's own included."""
         return self.tokens / self.steps if self.steps else 0.0
 
+    @property
+    def nodes_per_step(self) -> float:
+        """Verified nodes per target forward."""
+        return self.nodes / self.steps if self.steps else 0.0
+
+    @property
+    def tokens_per_step_unforced(self) -> float:
+        """The same without the tokens that a grammar left no alternative to."""
+        return (self.tokens - self.accepted_by_source["grammar"]) / self.steps if self.steps else 0.0
+
+    def tokens_per_plain_step_time(self, costs: Floats) -> float:
+        """Tokens in the time of a plain step; `costs[w]` is the time of a step of w + 1 tokens, plain 1."""
+        time = sum(float(costs[min(width, costs.size - 1)]) * steps for width, steps in self.widths.items())
+        return self.tokens / time if time else 0.0
+
+    def add(self, other: Tally) -> None:
+        """Count the other's turns too."""
+        self.turns += other.turns
+        self.tokens += other.tokens
+        self.steps += other.steps
+        self.nodes += other.nodes
+        self.widths.update(other.widths)
+        self.accepted_by_source.update(other.accepted_by_source)
+
+    def as_dict(self) -> dict[str, float]:
+        """The numbers of one kind of turn."""
+        return {
+            "turns": self.turns,
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "tokens_per_step": round(self.tokens_per_step, 4),
+            "draft_tokens_per_step": round(self.nodes_per_step, 3),
+        }
+
 
 @dataclass(slots=True)
 class Report:
-    """One contender's tallies by kind of turn, and the drafting time of every step in microseconds."""
+    """One contender's tallies by kind of turn, and the drafting time of every step in microseconds.
+
+    `repeats` holds once more the turns whose answer stands word for word in the pool.
+    """
 
     tool_calls: Tally = field(default_factory=Tally)
     text: Tally = field(default_factory=Tally)
-    microseconds: list[float] = field(default_factory=list)
+    repeats: Tally = field(default_factory=Tally)
+    microseconds: array[float] = field(default_factory=lambda: array("f"))
 
     @property
     def all(self) -> Tally:
-        """Both kinds together."""
+        """Tool calls and text together."""
         both = Tally()
-        for tally in (self.tool_calls, self.text):
-            both.turns += tally.turns
-            both.tokens += tally.tokens
-            both.steps += tally.steps
-            both.nodes += tally.nodes
-            both.cost += tally.cost
-            both.accepted_by_source.update(tally.accepted_by_source)
+        both.add(self.tool_calls)
+        both.add(self.text)
         return both
 
-    def as_dict(self, name: str) -> dict[str, object]:
-        """The keys of the command-line contract, and more."""
-        both = self.all
-        steps = max(1, both.steps)
-        times = np.array(self.microseconds or [0.0])
+    @property
+    def kinds(self) -> dict[str, Tally]:
+        """The tallies by kind of turn."""
+        return {"tool_calls": self.tool_calls, "text": self.text, "exact_repeats": self.repeats}
+
+    def as_dict(self, name: str, costs: Mapping[str, Floats]) -> dict[str, object]:
+        """The keys of the command-line contract, and more; of the named curves `costs` the first one counts."""
+        both, times = self.all, np.array(self.microseconds or [0.0])
+        by_curve = {curve: round(both.tokens_per_plain_step_time(table), 4) for curve, table in costs.items()}
         return {
             "name": name,
             "tokens_per_step": round(both.tokens_per_step, 4),
             "tokens_per_step_tool_calls": round(self.tool_calls.tokens_per_step, 4),
             "tokens_per_step_text": round(self.text.tokens_per_step, 4),
-            "draft_tokens_per_step": round(both.nodes / steps, 3),
+            "draft_tokens_per_step": round(both.nodes_per_step, 3),
             "microseconds_per_step": round(float(np.median(times)), 1),
             "microseconds_per_step_p99": round(float(np.percentile(times, 99)), 1),
-            "tokens_per_plain_step_time": round(both.tokens / both.cost, 4) if both.cost else 0.0,
+            "tokens_per_plain_step_time": next(iter(by_curve.values())),
+            "tokens_per_plain_step_time_by_curve": by_curve,
+            "tokens_per_step_unforced": round(both.tokens_per_step_unforced, 4),
             "accepted_by_source": dict(both.accepted_by_source),
+            "kinds": {kind: tally.as_dict() for kind, tally in self.kinds.items()},
         }
 
 
-def replay_turn(turn: Turn, contender: Contender, report: Report, costs: Floats) -> list[str]:
-    """Play one turn to its end; returns the source of every token. `costs[w]`: time of a step of w + 1 tokens, plain 1.
+def replay_turn(
+    turn: Turn, contender: Contender, report: Report, repeated: bool = False, watch: Watch | None = None
+) -> list[str]:
+    """Play one turn to its end; returns the source of every token.
 
-    The contender's `end` is called whatever happens.
+    The contender never hears how long the answer is, and its `end` is called whatever happens.
     """
-    tally = report.tool_calls if turn.calls_tools else report.text
-    tally.turns += 1
-    sources: list[str] = []
+    tally, sources = Tally(turns=1), list[str]()
     contender.begin(turn)
     try:
         while len(sources) < len(turn.token_ids):
-            rest = turn.token_ids[len(sources) :]
-            sources += _step(rest, contender, tally, report.microseconds, costs)
+            sources += _step(turn.token_ids, len(sources), contender, tally, report.microseconds, watch)
     finally:
         contender.end()
+    (report.tool_calls if turn.calls_tools else report.text).add(tally)
+    if repeated:
+        report.repeats.add(tally)
     return sources
 
 
 def _step(
-    rest: Sequence[int], contender: Contender, tally: Tally, microseconds: list[float], costs: Floats
+    answer: Sequence[int],
+    at: int,
+    contender: Contender,
+    tally: Tally,
+    microseconds: array[float],
+    watch: Watch | None,
 ) -> list[str]:
     started = perf_counter()
-    tree = contender.propose(len(rest) - 1) if len(rest) > 1 else CandidateTree()
+    tree = contender.propose()
     drafted = perf_counter()
-    path = accepted_path(tree, rest)
-    committed = rest[: len(path) + 1]
+    path = accepted_path(tree, answer[at:])
+    committed = answer[at : at + len(path) + 1]
+    if watch is not None:
+        watch(tree, path, answer[:at])
     resumed = perf_counter()
     contender.committed(path, committed)
     microseconds.append((perf_counter() - resumed + drafted - started) * 1e6)
@@ -104,19 +157,19 @@ def _step(
     tally.tokens += len(committed)
     tally.steps += 1
     tally.nodes += len(tree)
-    tally.cost += float(costs[min(len(tree), costs.size - 1)])
+    tally.widths[len(tree)] += 1
     tally.accepted_by_source.update(source for source in sources if source != "target")
     return sources
 
 
 def accepted_path(tree: CandidateTree, answer: Sequence[int]) -> list[int]:
-    """The nodes along the recorded answer, at most to its last token but one (the last is the target's own)."""
+    """The nodes along the recorded answer, at most to its last token."""
     node_of: Mapping[tuple[int, int], int] = {
         edge: node for node, edge in enumerate(zip(tree.parents, tree.token_ids, strict=True))
     }
     path: list[int] = []
     at: int | None = ROOT
-    for token in answer[:-1]:
+    for token in answer:
         at = node_of.get((at, token)) if at is not None else None
         if at is None:
             break

@@ -1,7 +1,9 @@
 """Reads recorded agent runs, one line at a time: OpenAI-format chat traces and LangSmith exports (JSONL, also .gz).
 
-A chat trace is `{"messages": [...], "tools": [...]}`, with `task_id`, `group` and `order` where there are any. A
-LangSmith run is `{"inputs": {"messages": ...}, "outputs": ...}`: a trajectory whose last message is the only answer.
+A chat trace is `{"messages": [...], "tools": [...]}`, with `task_id`, `group` and `order` where there are any: a whole
+run. With a `response` beside the messages (what `PrecedentRecorder` writes; also a chat completion object, and a
+`request` around the messages) it is one call, whose answer is the response; so is a LangSmith run,
+`{"inputs": {"messages": ...}, "outputs": ...}`. Calls of one `conversation_id` belong together.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,10 +22,16 @@ from precedent.errors import PromptError
 
 Message = dict[str, Any]
 
+TORN_MARK = " #torn"
+"""Stands behind a line that a crash tore, when another writer goes on with the file."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One recorded run. `group` holds together what must not be told apart (a customer), else it is the task."""
+    """One recorded run, or one call of it. `group` holds together what must not be told apart (a customer).
+
+    The calls of one conversation have one number and follow one another; of a call only the last message is an answer.
+    """
 
     number: int
     task: str
@@ -37,17 +46,20 @@ def read_trajectories(paths: Sequence[Path]) -> Iterator[Trajectory]:
 
     Raises PromptError naming the file and line that is neither a chat trace nor a LangSmith run.
     """
-    number = 0
+    number = -1
     for path in paths:
+        before = None
         for record in _in_order(path):
+            conversation = record.get("conversation_id")
+            number += conversation is None or conversation != before
+            before = conversation
             yield _trajectory(number, record)
-            number += 1
 
 
 def _in_order(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file in time order; one that is not sorted is sorted on disk."""
-    orders = [record.get("order", position) for position, record in enumerate(_records(path))]
-    if orders == sorted(orders):
+    """The records of a file in time order, conversations in one piece; what is not sorted is sorted on disk."""
+    keys = _sort_keys(_records(path))
+    if keys == sorted(keys):
         yield from _records(path)
         return
     with tempfile.TemporaryFile("w+", encoding="utf-8") as spool:
@@ -55,16 +67,37 @@ def _in_order(path: Path) -> Iterator[dict[str, Any]]:
         for record in _records(path):
             places.append(spool.tell())
             spool.write(json.dumps(record) + "\n")
-        for _, place in sorted(zip(orders, places, strict=True)):
+        for _, place in sorted(zip(keys, places, strict=True)):
             spool.seek(place)
             yield json.loads(spool.readline())
+
+
+def _sort_keys(records: Iterator[dict[str, Any]]) -> list[tuple[Any, int]]:
+    """For every record the time at which its conversation began, and its place."""
+    began: dict[str, Any] = {}
+    keys = []
+    for place, record in enumerate(records):
+        order = record.get("order", place)
+        conversation = record.get("conversation_id")
+        keys.append((order if conversation is None else began.setdefault(conversation, order), place))
+    return keys
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
-            if line.strip():
+            if line.rstrip().endswith(TORN_MARK) or (not line.endswith("\n") and not _is_json(line)):
+                warnings.warn(f"{path} line {number} is torn and was left out", stacklevel=2)
+            elif line.strip():
                 yield _record(path, number, line)
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 @contextmanager
@@ -82,11 +115,26 @@ def _record(path: Path, number: int, line: str) -> dict[str, Any]:
         record = json.loads(line)
     except ValueError as error:
         raise PromptError(f"{path} line {number} is not JSON: {error}") from error
+    if isinstance(record, dict) and isinstance(record.get("request"), dict):
+        record = {**record["request"], **record}
     if isinstance(record, dict) and isinstance(record.get("messages"), list):
-        return record
+        return record if record.get("response") is None else _from_call(path, number, record)
     if isinstance(record, dict) and isinstance(record.get("inputs"), dict):
         return _from_langsmith(path, number, record)
     raise PromptError(f"{path} line {number} is no chat trace: it has no list `messages` and no `inputs`")
+
+
+def _from_call(path: Path, number: int, record: dict[str, Any]) -> dict[str, Any]:
+    """One call and its response as a trace whose last message is the answer."""
+    answer = record["response"]
+    if isinstance(answer, dict) and answer.get("choices"):
+        answer = answer["choices"][0].get("message")
+    if not isinstance(answer, dict):
+        raise PromptError(f"{path} line {number} has a `response` that is no message and no chat completion")
+    messages = [*record["messages"], {**answer, "role": "assistant"}]
+    task = record.get("task_id") or record.get("conversation_id") or record.get("id")
+    call = {**record, "messages": messages, "task_id": number if task is None else task, "only_last": True}
+    return {key: value for key, value in call.items() if key not in ("response", "request")}
 
 
 def _from_langsmith(path: Path, number: int, record: dict[str, Any]) -> dict[str, Any]:
@@ -97,13 +145,21 @@ def _from_langsmith(path: Path, number: int, record: dict[str, Any]) -> dict[str
     answer = _langsmith_answer(record.get("outputs") or {})
     if not messages or answer is None:
         raise PromptError(f"{path} line {number} is a LangSmith run without messages or without an answer")
-    tools = ((record.get("extra") or {}).get("invocation_params") or {}).get("tools") or []
-    return {
+    extra = record.get("extra") or {}
+    conversation = _langsmith_conversation(extra.get("metadata") or {}, record)
+    call = {
         "messages": [_plain_message(message) for message in (*messages, answer)],
-        "tools": tools,
-        "task_id": record.get("session_id") or record.get("trace_id") or record.get("id") or number,
+        "tools": (extra.get("invocation_params") or {}).get("tools") or [],
+        "task_id": number if conversation is None else conversation,
         "only_last": True,
     }
+    return call if conversation is None else {**call, "conversation_id": conversation}
+
+
+def _langsmith_conversation(metadata: dict[str, Any], record: dict[str, Any]) -> str | None:
+    """The thread, where one was named, else the trace; LangSmith's `session_id` is a whole project."""
+    named = [metadata.get(key) for key in ("thread_id", "conversation_id", "session_id")]
+    return next((str(name) for name in (*named, record.get("trace_id"), record.get("id")) if name), None)
 
 
 def _langsmith_answer(outputs: dict[str, Any]) -> Message | None:

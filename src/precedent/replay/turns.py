@@ -33,6 +33,7 @@ class Turn:
     query: str
     calls_tools: bool
     text: str
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 class TurnReader:
@@ -56,7 +57,7 @@ class TurnReader:
                 if answered and body and plain:
                     yield Turn(
                         trajectory.number, trajectory.task, trajectory.group, tuple(ids), answer,
-                        recall_query(plain), bool(message.get("tool_calls")), body,
+                        recall_query(plain), bool(message.get("tool_calls")), body, trajectory.tools,
                     )  # fmt: skip
                 ids += [*answer, *self._encode("\n")]
             else:

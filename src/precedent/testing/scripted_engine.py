@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.errors import ContextOverflowError, GenerationError
 from precedent.generation import Emission, Generation, GenerationResult, cancelled_error
 from precedent.stats import TARGET, GenerationStats
+from precedent.templates import Template, Templates
 from precedent.text.assembly import TextAssembler
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class ScriptedRequest:
     query: str
     workflow_step: str
     tools: str
+    prediction: str | Sequence[int] | None = None
+    templates: tuple[Template, ...] = ()
     generation: Generation = field(default_factory=Generation)
     ended: threading.Event = field(default_factory=threading.Event)
     cancelled: bool = False
@@ -75,12 +78,25 @@ class ScriptedEngine:
         query: str = "",
         workflow_step: str = "",
         tools: str = "",
+        prediction: str | Sequence[int] | None = None,
+        templates: Iterable[str | Template] = (),
     ) -> Generation:
         """Start answering and return at once. Raises ContextOverflowError like an engine."""
         if len(prompt_ids) >= self.context_length:
             raise ContextOverflowError(f"the prompt has {len(prompt_ids)} tokens, the context {self.context_length}")
         prompt = str(self.tokenizer.decode(list(prompt_ids)))
-        request = ScriptedRequest(prompt, tuple(prompt_ids), sampling, speculation, tenant, query, workflow_step, tools)
+        request = ScriptedRequest(
+            prompt,
+            tuple(prompt_ids),
+            sampling,
+            speculation,
+            tenant,
+            query,
+            workflow_step,
+            tools,
+            prediction,
+            tuple(Templates(templates)),
+        )
         self.requests.append(request)
         rng = random.Random(self._random.random())
         threading.Thread(target=self._run, args=(request, rng), daemon=True).start()

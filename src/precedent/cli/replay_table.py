@@ -1,0 +1,127 @@
+"""What `precedent replay` prints: all contenders, by kind of turn, what each idea brings, and the calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+Results = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+
+RANKED = 10
+"""Rows of the ranking."""
+
+
+def show(console: Console, found: Results) -> None:
+    """All tables but the calibration."""
+    rows = [row for row in found["drafters"] if not row["without"]]
+    console.print(_overview(found, rows))
+    console.print(_by_kind(rows))
+    console.print(_ranking(found, rows))
+    ablated = [row for row in found["drafters"] if row["without"]]
+    if ablated:
+        console.print(_ablations(ablated))
+    console.print(_answers(found), highlight=False)
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1), title_justify="left", caption_justify="left")
+    table.add_column("drafters", overflow="fold")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _overview(found: Results, rows: Sequence[Row]) -> Table:
+    """Tokens per step, and for every named curve tokens in the time of a plain step."""
+    curves = list(found["settings"]["curves"])
+    costs = (f"tok/cost\n{curve}" for curve in curves)
+    title = f"{found['turns']} turns, {found['tokens']} tokens, pool {found['settings']['pool']}"
+    table = _table(title, "tok/\nstep", "vs\nbest*", "nodes/\nstep", *costs, "µs/\nstep", "p99")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            _number(row["tokens_per_step"]),
+            "" if row["baseline"] else _number(row["ratio"]),
+            _number(row["draft_tokens_per_step"], 1),
+            *(_number(row["tokens_per_plain_step_time_by_curve"][curve]) for curve in curves),
+            _number(row["microseconds_per_step"], 0),
+            _number(row["microseconds_per_step_p99"], 0),
+        )
+    table.caption = "* tokens per step, by those of the best baseline with no more nodes per step"
+    return table
+
+
+def _by_kind(rows: Sequence[Row]) -> Table:
+    """Tool calls, text, and answers that the pool holds word for word."""
+    headings = ("tool\ncalls", "vs\nbest*", "nodes", "text", "vs\nbest*", "nodes", "exact\nrepeats")
+    table = _table("tokens per step by kind of turn", *headings)
+    for row in rows:
+        cells = []
+        for kind in ("tool_calls", "text"):
+            counts = row["kinds"][kind]
+            cells.append(_number(counts["tokens_per_step"] or None))
+            cells.append("" if row["baseline"] else _number(row[f"ratio_{kind}"]))
+            cells.append(_number(counts["draft_tokens_per_step"], 1))
+        table.add_row(row["name"], *cells, _number(row["kinds"]["exact_repeats"]["tokens_per_step"] or None))
+    return table
+
+
+def _ranking(found: Results, rows: Sequence[Row]) -> Table:
+    """The fastest under every named curve."""
+    curves = list(found["settings"]["curves"])
+    table = Table(title="fastest by tokens in the time of a plain step", box=box.SIMPLE, title_justify="left")
+    ranked = []
+    for curve in curves:
+        table.add_column(f"curve {curve}", overflow="fold")
+        table.add_column("tok/cost", justify="right", no_wrap=True)
+        ranked.append(sorted(rows, key=lambda row: row["rank_by_curve"][curve])[:RANKED])
+    for places in zip(*ranked, strict=True):
+        cells = []
+        for curve, row in zip(curves, places, strict=True):
+            cells += [row["name"], _number(row["tokens_per_plain_step_time_by_curve"][curve])]
+        table.add_row(*cells)
+    return table
+
+
+def _ablations(rows: Sequence[Row]) -> Table:
+    """What is lost without an idea, as a share of the tokens per step."""
+    table = _table("left out", "tok/\nstep", "nodes/\nstep", "change", "tool\ncalls", "text")
+    for row in rows:
+        changes = (_change(row[key]) for key in ("left", "left_tool_calls", "left_text"))
+        table.add_row(row["name"], _number(row["tokens_per_step"]), _number(row["draft_tokens_per_step"], 1), *changes)
+    return table
+
+
+def _change(left: float | None) -> str:
+    return "–" if left is None else f"{left - 1.0:+.1%}"
+
+
+def _answers(found: Results) -> str:
+    """How much of the answers repeats others, and how much repeats itself."""
+    calls, text = (found["kinds"][kind]["repetition"] for kind in ("tool_calls", "text"))
+    repeats, own = found["exact_repeats"], found["repetition"]
+    return (
+        f"The answers: {repeats} ({repeats / max(1, found['turns']):.0%}) stand word for word in the pool; "
+        f"{own:.1%} of their tokens\n"
+        f"repeat four tokens of the same answer (tool calls {calls:.1%}, text {text:.1%})."
+    )
+
+
+def show_calibration(console: Console, reliability: Mapping[str, Any]) -> None:
+    """Predicted against observed acceptance, in tenths."""
+    table = Table(title=f"calibration: Brier score {reliability['brier_score']:.4f}")
+    for heading in ("predicted", "observed", "candidates"):
+        table.add_column(heading, justify="right")
+    for row in reliability["bins"]:
+        table.add_row(f"{row['predicted']:.3f}", f"{row['observed']:.3f}", str(row["candidates"]))
+    console.print(table)

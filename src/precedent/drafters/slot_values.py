@@ -1,0 +1,93 @@
+"""Values that stand in a prompt, for the holes of templates: the id the user named, the address in a tool's result.
+
+Recognised by the key they have in JSON, and by what they look like; the latest come first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from precedent.templates import Hole
+
+_PAIR = re.compile(r'"([\w-]+)"\s*:\s*("(?:[^"\\\n]|\\.)*"|-?\d+(?:\.\d+)?)')
+_EMAIL = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_IDENTIFIER = re.compile(r"(?<![\w@.-])#?([A-Za-z]*[-_]?\d[\w-]*)")
+_NUMBER = re.compile(r"(?<![\w.-])-?\d+(?:\.\d+)?(?![\w-])")
+_QUOTED = re.compile(r"['\u2018\u201c]([^'\"\u2018-\u201d\n]{2,80})['\u2019\u201d]")
+
+_ABOUT_IDENTIFIERS = re.compile(r"(^|_)(id|number|no|code|key|ref|reference|order|zip)s?$", re.IGNORECASE)
+_ABOUT_EMAILS = re.compile(r"mail", re.IGNORECASE)
+
+
+class _Found(NamedTuple):
+    position: int
+    value: str
+
+
+class PromptValues:
+    """The values in a text, found when the first hole asks for their kind."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._pairs: list[tuple[str, _Found]] | None = None
+
+    def of(self, hole: Hole, most: int) -> list[str]:
+        """At most `most` values that may stand in a hole, the latest first, each as it is written there."""
+        found = sorted((*self._by_key(hole), *self._by_looks(hole)), reverse=True)
+        fitting = (hole_text(hole, one.value) for one in found)
+        return list(dict.fromkeys(value for value in fitting if value))[:most]
+
+    def _by_key(self, hole: Hole) -> Iterator[_Found]:
+        """Values in JSON under the hole's name, or one that ends alike."""
+        if self._pairs is None:
+            matches = _PAIR.finditer(self._text)
+            self._pairs = [(match[1].lower(), _Found(match.end(), _read(match[2]))) for match in matches]
+        return (found for key, found in self._pairs if _alike(key, hole.name.lower()))
+
+    def _by_looks(self, hole: Hole) -> Iterator[_Found]:
+        """What looks like what the hole's name promises."""
+        if hole.kind == "number":
+            pattern = _NUMBER
+        elif _ABOUT_EMAILS.search(hole.name):
+            pattern = _EMAIL
+        else:
+            pattern = _IDENTIFIER if _ABOUT_IDENTIFIERS.search(hole.name) else _QUOTED
+        group = pattern.groups
+        return (_Found(match.end(), match[group]) for match in pattern.finditer(self._text))
+
+
+def hole_text(hole: Hole, value: str) -> str:
+    """A value as it is written in a hole, "" where it cannot stand there."""
+    write: Callable[[str], str] = _WRITTEN[hole.kind]
+    return write(value)
+
+
+def _alike(key: str, name: str) -> bool:
+    return key == name or name.endswith(f"_{key}") or key.endswith(f"_{name}")
+
+
+def _read(literal: str) -> str:
+    """The text of a JSON string or number; as it stands where it is broken."""
+    try:
+        return str(json.loads(literal)) if literal.startswith('"') else literal
+    except ValueError:
+        return literal.strip('"')
+
+
+def _number(value: str) -> str:
+    return value if _NUMBER.fullmatch(value) else ""
+
+
+def _string_body(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)[1:-1]
+
+
+_WRITTEN: dict[str, Callable[[str], str]] = {
+    "text": str.strip,
+    "string": _string_body,
+    "number": _number,
+    "json": lambda value: _number(value) or f'"{_string_body(value)}"',
+}

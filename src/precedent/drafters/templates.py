@@ -1,0 +1,159 @@
+"""The drafter of premade responses and of tool calls whose form is known: useful before anything was ever cached.
+
+A template becomes a few texts: one for each set of values that the live prompt offers for its holes, and one with the
+holes left open. From there on they are known texts like any other: a value that the model writes differently is a gap,
+and the literal behind it is found again by its first tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache, reduce
+
+from precedent.drafters.base import DraftRequest
+from precedent.drafters.codec import TextCodec
+from precedent.drafters.known_texts import UNKNOWN, KnownText, KnownTextDrafting
+from precedent.drafters.slot_values import PromptValues
+from precedent.drafters.vote_tree import VotePrior
+from precedent.templates import Template, Templates
+
+RECENT_TOKENS = 1024
+"""How much of the prompt, from its end, is searched for values."""
+
+MAX_VALUES = 4
+"""Values proposed for a hole; of its choices twice as many."""
+
+MAX_TEXTS = 128
+"""Texts of one request; where there are many templates each gets fewer values."""
+
+_MAX_KEPT = 1024
+
+_PROBES = ("a", "7", "Q")
+"""What may stand beside a literal: tokens that are not the same beside all of these merge with their neighbour."""
+
+_RANK_COST, _OPEN_COST, _TRUST = 0.5, 1.0, 0.7
+
+# Chosen by hand: the form of a tool call is sure once it has begun, and every answered request calibrates it further.
+_PRIOR = VotePrior(offset=-1.2, odds=1.3, length=1.2, count=0.0, similarity=0.0).as_array()
+
+Chosen = tuple[str | None, ...]
+"""A text for each hole of a template, None where it stays open."""
+
+
+class TemplateDrafter:
+    """Proposes the requests' templates and its own, with values from the live prompt.
+
+    `templates` are texts with `{holes}` or a `Templates`, for all requests. Raises ConfigError for one that cannot be
+    read.
+    """
+
+    name = "template"
+    draws = False
+
+    def __init__(self, codec: TextCodec, templates: Iterable[str | Template] = ()) -> None:
+        self._codec, self._templates = codec, Templates(templates)
+        self._own = lru_cache(maxsize=_MAX_KEPT)(self._own_ids)  # of templates alone: values are somebody's texts
+
+    def begin(self, request: DraftRequest) -> KnownTextDrafting:
+        """Write the templates out for this prompt: a few milliseconds for a dozen tools."""
+        templates = tuple(dict.fromkeys((*request.templates, *self._templates)))
+        texts = self._texts(templates, request) if templates else []
+        return KnownTextDrafting(self.name, request, texts, _PRIOR, _TRUST)
+
+    def close(self) -> None:
+        """Forget the encoded templates."""
+        self._own.cache_clear()
+
+    def _texts(self, templates: Sequence[Template], request: DraftRequest) -> list[KnownText]:
+        values = PromptValues(self._codec.decode(request.prompt_ids[-RECENT_TOKENS:]))
+        most = max(1, min(MAX_VALUES, MAX_TEXTS // len(templates) - 1))
+        end = self._codec.end_token_id
+        ending = (end,) if end is not None and end in request.end_token_ids else ()
+        return [text for template in templates for text in self._texts_of(template, values, most, ending)]
+
+    def _texts_of(
+        self, template: Template, values: PromptValues, most: int, ending: tuple[int, ...]
+    ) -> Iterator[KnownText]:
+        """A template written out; its texts weigh as much as one text together."""
+        written = _written_out(template, values, most)
+        total = math.log(sum(math.exp(-cost) for _, cost in written))
+        for chosen, cost in written:
+            token_ids, guessed = self._tokens(template, chosen)
+            if token_ids:
+                yield KnownText(
+                    (*token_ids, *ending), -cost - total, int(template.is_call), (*guessed, *(False for _ in ending))
+                )
+
+    def _tokens(self, template: Template, chosen: Chosen) -> tuple[list[int], list[bool]]:
+        """The ids of a template with these texts in its holes, and which of them are not its own."""
+        own = self._own(template)
+        first, *others = own if all(text is None for text in chosen) else self._ids(_runs(template, chosen))
+        token_ids = [*first, *(token for ids in others for token in (UNKNOWN, *ids))]
+        return token_ids, _not_among(token_ids, own)
+
+    def _own_ids(self, template: Template) -> list[tuple[int, ...]]:
+        return self._ids(_runs(template, None))
+
+    def _ids(self, runs: Sequence[str]) -> list[tuple[int, ...]]:
+        """The ids of texts with gaps between them, without those that a gap's content could merge with."""
+        return [self._kept(run, number == 0, number == len(runs) - 1) for number, run in enumerate(runs)]
+
+    def _kept(self, text: str, first: bool, last: bool) -> tuple[int, ...]:
+        """The ids of a text that stay the same whatever stands before it (if not `first`) and behind it (`last`)."""
+        if first and last:
+            return tuple(self._codec.encode(text))
+        left, right = ("",) if first else _PROBES, ("",) if last else _PROBES
+        variants = [f"{left[i % len(left)]}{text}{right[i % len(right)]}" for i in range(len(_PROBES))]
+        return reduce(_longest_common_run, (tuple(self._codec.encode(variant)) for variant in variants))
+
+
+def _written_out(template: Template, values: PromptValues, most: int) -> list[tuple[Chosen, float]]:
+    """Texts for the holes, each set with a cost in log weight: a rank's worth of values together, then none."""
+    options = [hole.choices[: 2 * MAX_VALUES] or values.of(hole, most) for hole in template.holes]
+    ranks = range(max((len(option) for option in options), default=0))
+    written: list[tuple[Chosen, float]] = [
+        (tuple(option[rank % len(option)] if option else None for option in options), _RANK_COST * rank)
+        for rank in ranks
+    ]
+    if not options or not all(hole.choices for hole in template.holes):
+        written.append((tuple(None for _ in options), _OPEN_COST if written else 0.0))
+    return written
+
+
+def _runs(template: Template, chosen: Chosen | None) -> list[str]:
+    """The text between open holes; the first and the last run may be empty."""
+    runs, holes = [""], iter(chosen or (None,) * len(template.holes))
+    for part in template.parts:
+        text = part if isinstance(part, str) else next(holes)
+        if text is None:
+            runs.append("")
+        else:
+            runs[-1] += text
+    return runs
+
+
+def _longest_common_run(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """The longest run of tokens that both hold."""
+    best, begin, ends = 0, 0, [0] * (len(right) + 1)
+    for i, token in enumerate(left):
+        ends = [0, *(ends[j] + 1 if token == other else 0 for j, other in enumerate(right))]
+        longest = max(ends)
+        if longest > best:
+            best, begin = longest, i + 1 - longest
+    return left[begin : begin + best]
+
+
+def _not_among(token_ids: Sequence[int], literals: Sequence[tuple[int, ...]]) -> list[bool]:
+    """Marks for the tokens that belong to none of the literals, which stand in this order."""
+    marks, start = [True] * len(token_ids), 0
+    for literal in literals:
+        found = next((at for at in range(start, len(token_ids)) if _stands_at(token_ids, at, literal)), None)
+        if found is not None:
+            start = found + len(literal)
+            marks[found:start] = [False] * len(literal)
+    return marks
+
+
+def _stands_at(token_ids: Sequence[int], at: int, literal: tuple[int, ...]) -> bool:
+    return bool(literal) and tuple(token_ids[at : at + len(literal)]) == literal

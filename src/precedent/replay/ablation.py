@@ -1,0 +1,158 @@
+"""What does each idea bring? The same drafters with one idea left out, everything else equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from precedent.cache.records import Hit, StoredCompletion
+from precedent.drafters import Candidates, Drafter, DrafterParts, Drafting, DraftRequest, load_drafters
+from precedent.drafters.alignment import Trail
+from precedent.drafters.recall import RecallDrafter, RecallDrafting
+from precedent.errors import ConfigError
+from precedent.planner import Plan, Planner
+from precedent.replay.contenders import AtOnce
+from precedent.replay.pool import Pool
+from precedent.sampling import Coins
+from precedent.tree import CandidateTree, TreeBuilder
+
+IDEAS = {
+    "similarity": "recall without search: all completions weigh alike, but for those of the very same prompt",
+    "exact": "recall that does not know which completions answered the very same prompt",
+    "anchors": "nothing from recall before the answer's first token",
+    "holes": "no way back into a completion after a name or number differed",
+    "calibration": "estimates as shipped, nothing learned",
+}
+"""What can be left out beside a whole drafter, which goes by its name."""
+
+_IDEAS_OF_RECALL = frozenset(IDEAS) - {"calibration"}
+
+
+def check(ablate: Sequence[str], drafters: Sequence[str]) -> None:
+    """Raises ConfigError for an idea that does not exist or a drafter that takes no part."""
+    there_are = [*IDEAS, *drafters]
+    for name in ablate:
+        if name not in there_are:
+            raise ConfigError(f"cannot leave out {name!r}; choose of {', '.join(there_are)}")
+
+
+class DrafterShelf:
+    """The drafters on one pool. Contenders share them, so that each index is built once and not once for everyone."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._drafters: dict[tuple[str, str], Drafter | None] = {}
+
+    def take(self, names: Sequence[str], without: str = "") -> list[Drafter]:
+        """The named drafters, without one of them or one idea; those that miss a part take no part."""
+        idea = without if without in _IDEAS_OF_RECALL else ""
+        found = [self._one(name, idea if name == "recall" else "") for name in names if name != without]
+        return [drafter for drafter in found if drafter is not None]
+
+    def _one(self, name: str, idea: str) -> Drafter | None:
+        if (name, idea) not in self._drafters:
+            self._drafters[name, idea] = self._made(name, idea)
+        return self._drafters[name, idea]
+
+    def _made(self, name: str, idea: str) -> Drafter | None:
+        if idea == "anchors":
+            whole = self._one(name, "")
+            return None if whole is None else _Late(whole)
+        if idea == "holes":
+            return _Unaligned(self._pool, "", AtOnce())
+        view = {"similarity": _Unsearched, "exact": _Unmarked}.get(idea)
+        cache = self._pool if view is None else view(self._pool)
+        parts = DrafterParts(tokenizer_fingerprint="", executor=AtOnce(), cache=cache, draft_model=None)  # type: ignore[arg-type]  # what recall needs of a cache
+        return next(iter(load_drafters([name], parts)), None)
+
+
+class FixedPlanner(Planner):
+    """Plans with the estimates that drafters ship."""
+
+    def observe(self, plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:
+        """Learn nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The pool as recall sees it."""
+
+    pool: Pool
+
+    def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
+        return self.pool.recall(query, tenant=tenant, tokenizer=tokenizer, k=k)
+
+    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
+        return self.pool.since(tenant, tokenizer, after_id)
+
+    def epoch(self) -> int:
+        return self.pool.epoch()
+
+    def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
+        self.pool.credit(counts)
+
+
+class _Unsearched(_View):
+    """Nothing is near anything."""
+
+    def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
+        return []
+
+
+class _Unmarked(_View):
+    """No completion says which prompt it answered."""
+
+    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
+        found = self.pool.since(tenant, tokenizer, after_id)
+        return [replace(completion, prompt_fingerprint="") for completion in found]
+
+
+class _Late:
+    """A drafter that is silent until the answer has begun."""
+
+    draws = False
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.name, self._drafter = drafter.name, drafter
+
+    def begin(self, request: DraftRequest) -> Drafting:
+        return _LateDrafting(self.name, self._drafter.begin(request))
+
+    def close(self) -> None:
+        self._drafter.close()
+
+
+class _LateDrafting:
+    behind = 0
+
+    def __init__(self, source: str, drafting: Drafting) -> None:
+        self._source, self._drafting, self._begun = source, drafting, False
+
+    def match(self, budget: int) -> Candidates:
+        return self._drafting.match(budget) if self._begun else Candidates(self._source)
+
+    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
+        self._drafting.draw(builder, num_draws, coins)
+
+    def committed(self, token_ids: Sequence[int]) -> None:
+        self._begun = True
+        self._drafting.committed(token_ids)
+
+    def end(self) -> None:
+        self._drafting.end()
+
+
+class _NoTrail(Trail):
+    """Follows nothing: every step starts from what matches at its end."""
+
+    def advance(self, text: object, aligned: object, committed: Sequence[int]) -> None:
+        """Remember nothing."""
+
+
+class _Unaligned(RecallDrafter):
+    """Recall by suffix matches alone."""
+
+    def begin(self, request: DraftRequest) -> RecallDrafting:
+        drafting = super().begin(request)
+        drafting._trail = _NoTrail()
+        return drafting

@@ -1,0 +1,100 @@
+"""Who takes part in a replay: the baselines, Precedent's drafters alone and together, and the same less one idea."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from precedent.drafters.base import Drafter
+from precedent.planner import Planner
+from precedent.replay import arctic
+from precedent.replay.ablation import DrafterShelf, FixedPlanner, check
+from precedent.replay.baselines import PromptLookup, SuffixDecoding, SuffixTree
+from precedent.replay.contenders import Contender, Drafted
+from precedent.replay.pool import Pool
+from precedent.replay.settings import FURTHER_BASELINES, Settings, cost_curve
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One contender: the most nodes it may propose, the curve it plans for, and the idea it does without.
+
+    `whole` marks all drafters together with nothing left out.
+    """
+
+    name: str
+    contender: Contender
+    budget: int | None = None
+    curve: str = ""
+    without: str = ""
+    whole: bool = False
+
+    @property
+    def baseline(self) -> bool:
+        """Not ours."""
+        return not isinstance(self.contender, Drafted)
+
+
+def lineup(pool: Pool, settings: Settings, end_id: int) -> list[Entry]:
+    """All entries, baselines first.
+
+    Raises ConfigError for an unknown drafter or idea, UnsupportedError for a baseline whose package is not installed.
+    """
+    check(settings.ablate, settings.drafters)
+    entries, shelf = _baselines(pool, settings), DrafterShelf(pool)
+    for budget in settings.budgets:
+        for names in [(name,) for name in settings.drafters if len(settings.drafters) > 1]:
+            entries += _ours(shelf, settings, end_id, budget, names=names)
+        for curve in settings.curves:
+            entries += _ours(shelf, settings, end_id, budget, curve=curve)
+    for budget in settings.budgets:
+        for idea in settings.ablate:
+            entries += _ours(shelf, settings, end_id, budget, without=idea)
+    return entries
+
+
+def _baselines(pool: Pool, settings: Settings) -> list[Entry]:
+    wanted = settings.baselines
+    if wanted is None:
+        wanted = tuple(name for name in FURTHER_BASELINES if name != "arctic" or arctic.is_installed())
+    trees = arctic.SharedTrees(pool) if "arctic" in wanted else None
+    entries = [Entry(PromptLookup.name, PromptLookup())]
+    for budget in settings.budgets:
+        found: list[Contender] = [SuffixDecoding(pool, alpha, budget) for alpha in settings.alphas]
+        if "suffix-tree" in wanted:
+            found.append(SuffixTree(pool, budget))
+        if trees is not None:
+            found += [arctic.Arctic(pool, alpha, budget, trees) for alpha in settings.alphas]
+        entries += [Entry(_label(each.name, settings, budget), each, budget) for each in found]
+    return entries
+
+
+def _ours(
+    shelf: DrafterShelf,
+    settings: Settings,
+    end_id: int,
+    budget: int,
+    *,
+    names: Sequence[str] | None = None,
+    curve: str = "",
+    without: str = "",
+) -> list[Entry]:
+    """One contender of ours, or none where nothing is left to draft."""
+    curve, whole = curve or settings.curves[0], names is None and not without
+    drafters = shelf.take(names or settings.drafters, without)
+    if not drafters:
+        return []
+    planner = (FixedPlanner if without == "calibration" else Planner)(cost_curve(curve))
+    name = f"without {without}" if without else "+".join(drafter.name for drafter in drafters)
+    label = _label(name, settings, budget, curve)
+    return [Entry(label, _drafted(label, drafters, planner, budget, end_id), budget, curve, without, whole)]
+
+
+def _drafted(label: str, drafters: Sequence[Drafter], planner: Planner, budget: int, end_id: int) -> Drafted:
+    return Drafted(label, drafters, planner, budget, end_id)
+
+
+def _label(name: str, settings: Settings, budget: int, curve: str = "") -> str:
+    """The name, with what tells it apart from others of the same replay."""
+    at = f" @{budget}" if len(settings.budgets) > 1 else ""
+    return f"{name}{at} ({curve})" if curve not in ("", settings.curves[0]) else f"{name}{at}"

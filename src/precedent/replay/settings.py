@@ -1,0 +1,82 @@
+"""How to replay: what may be seen, how many nodes, who drafts, and what a step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from precedent.compiled import Floats
+from precedent.config import SpeculationConfig
+from precedent.cost_curve import CostCurve
+from precedent.errors import ConfigError
+from precedent.replay.pool import POOLS
+
+CURVES = {
+    "flat": {1: 1.0, 257: 1.0},
+    "cpu": {1: 1.0, 8: 1.0, 16: 1.25, 32: 1.8, 64: 2.9},
+}
+"""Named cost curves: time of a step of so many tokens, one token being 1 (`cpu`: bfloat16 on a 2-core machine)."""
+
+FURTHER_BASELINES = ("suffix-tree", "arctic")
+"""Baselines beside `prompt-lookup` and `suffix`, which are always there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to replay: see `precedent replay --help`.
+
+    `groups` restricts what is measured, not what is remembered. `baselines` are those beside `prompt-lookup` and
+    `suffix`; None takes all that are installed. The planner chooses once for each of `curves`; what stands alone and
+    what is ablated is planned for the first. Raises ConfigError for what does not exist.
+    """
+
+    pool: str = "online"
+    budgets: tuple[int, ...] = (32,)
+    drafters: tuple[str, ...] = SpeculationConfig().drafters
+    alphas: tuple[float, ...] = (1.0,)
+    limit: int | None = None
+    curves: tuple[str, ...] = ("flat",)
+    groups: frozenset[str] = frozenset()
+    baselines: tuple[str, ...] | None = None
+    ablate: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check every setting that is a name or a number."""
+        _known("pool", [self.pool], POOLS)
+        _known("cost curve", self.curves, tuple(CURVES))
+        _known("further baseline", self.baselines or (), FURTHER_BASELINES)
+        if not self.budgets or min(self.budgets) < 1:
+            raise ConfigError(f"a budget of {min(self.budgets, default=0)} nodes drafts nothing: give at least 1")
+        if not self.alphas or min(self.alphas) <= 0:
+            raise ConfigError("SuffixDecoding drafts nothing unless alpha is positive: give for instance 1,4,8")
+        if not self.curves:
+            raise ConfigError(f"name a cost curve: {', '.join(CURVES)}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a reader of the results must know."""
+        return {
+            "pool": self.pool,
+            "budgets": list(self.budgets),
+            "curves": {name: CURVES[name] for name in self.curves},
+            "groups": len(self.groups),
+        }
+
+
+def _known(kind: str, names: Sequence[str], there_are: Sequence[str]) -> None:
+    for name in names:
+        if name not in there_are:
+            raise ConfigError(f"there is no {kind} {name!r}; choose of {', '.join(there_are)}")
+
+
+def cost_curve(name: str) -> CostCurve:
+    """A named curve as the planner reads it."""
+    cost = CostCurve()
+    for width, time in CURVES[name].items():
+        cost.observe(width, time)
+    return cost
+
+
+def step_costs(name: str) -> Floats:
+    """Time of a step of 1, 2, … tokens by a named curve, one token being 1; beyond its end it rises on."""
+    return cost_curve(name).table

@@ -1,0 +1,153 @@
+"""Premade responses with named holes, like `Document {document_id} is open`, for what an agent says again and again.
+
+A template only proposes. What the model writes otherwise, it writes otherwise.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from precedent.errors import ConfigError
+
+KINDS = ("text", "string", "number", "json")
+"""What stands in a hole: plain text, the inside of a JSON string, a JSON number, or any JSON value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A place whose text is known only later; `choices` are the texts it can have, as they are written, if few.
+
+    Raises ConfigError for an unknown kind or an empty choice.
+    """
+
+    name: str
+    kind: str = "text"
+    choices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"hole {self.name!r} is of kind {self.kind!r}: use one of {', '.join(KINDS)}")
+        if not all(self.choices):
+            raise ConfigError(f"hole {self.name!r} has an empty choice: leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Literal texts and the holes between them, in order; `is_call` for the form of a tool call.
+
+    Raises ConfigError without any literal text, or for two holes with nothing between them: nobody could tell where
+    the first one ends.
+    """
+
+    parts: tuple[str | Hole, ...]
+    is_call: bool = False
+
+    def __post_init__(self) -> None:
+        if not any(isinstance(part, str) and part.strip() for part in self.parts):
+            raise ConfigError(f"template {self.text!r} has no text of its own: write what stands around the holes")
+        for left, right in zip(self.parts, self.parts[1:], strict=False):
+            if isinstance(left, Hole) and isinstance(right, Hole):
+                raise ConfigError(
+                    f"template {self.text!r} has nothing between the holes {left.name!r} and {right.name!r}: "
+                    "put text between them, or make them one"
+                )
+
+    @classmethod
+    def parse(cls, text: str, choices: Mapping[str, Sequence[str]] | None = None) -> Template:
+        """A template from a text in the manner of `str.format`: `{name}` is a hole, `{{` and `}}` are braces.
+
+        `choices` maps names of holes to the few texts they can have. Raises ConfigError, saying what is wrong.
+        """
+        parts: list[str | Hole] = []
+        for literal, hole in _parsed(text):
+            if literal:
+                parts.append(literal)
+            if hole is not None:
+                parts.append(Hole(hole, choices=tuple((choices or {}).get(hole, ()))))
+        return cls(tuple(parts))
+
+    @property
+    def holes(self) -> tuple[Hole, ...]:
+        """The holes, in order."""
+        return tuple(part for part in self.parts if isinstance(part, Hole))
+
+    @property
+    def text(self) -> str:
+        """The template as it would be written for `parse`."""
+        escaped = (part.replace("{", "{{").replace("}", "}}") for part in self.parts if isinstance(part, str))
+        return "".join(f"{{{part.name}}}" if isinstance(part, Hole) else next(escaped) for part in self.parts)
+
+
+class Templates(Sequence[Template]):
+    """Premade responses, checked: texts with `{holes}`, or `Template` objects.
+
+    `choices` maps names of holes to the few texts they can have. Raises ConfigError for a template that cannot be
+    read or is given twice, and for choices of a hole that no template has.
+
+        Templates(["Document {document_id} is now shared with {email}.", "Document {document_id} is {state}."],
+                  choices={"state": ["open", "deleted"]})
+    """
+
+    def __init__(
+        self, templates: Iterable[str | Template] = (), *, choices: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        if isinstance(templates, str):
+            raise ConfigError(f"templates={templates!r} is one text: give a list of them")
+        self._templates = tuple(_template(template, choices) for template in templates)
+        self._check(choices or {})
+
+    @overload
+    def __getitem__(self, index: int) -> Template: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Template, ...]: ...
+    def __getitem__(self, index: int | slice) -> Template | tuple[Template, ...]:
+        return self._templates[index]
+
+    def __len__(self) -> int:
+        return len(self._templates)
+
+    def __iter__(self) -> Iterator[Template]:
+        return iter(self._templates)
+
+    def __repr__(self) -> str:
+        return f"Templates({[template.text for template in self._templates]!r})"
+
+    def _check(self, choices: Mapping[str, Sequence[str]]) -> None:
+        seen: set[Template] = set()
+        for template in self._templates:
+            if template in seen:
+                raise ConfigError(f"template {template.text!r} is given twice: leave one out")
+            seen.add(template)
+        names = {hole.name for template in self._templates for hole in template.holes}
+        for name in choices:
+            if name not in names:
+                known = ", ".join(sorted(names)) or "none"
+                raise ConfigError(f"choices are given for {name!r}, which no template has as a hole (holes: {known})")
+
+
+def _template(template: object, choices: Mapping[str, Sequence[str]] | None) -> Template:
+    if isinstance(template, Template):
+        return template
+    if isinstance(template, str):
+        return Template.parse(template, choices)
+    raise ConfigError(f"template {template!r} is neither a text nor a Template")
+
+
+def _parsed(text: str) -> Iterator[tuple[str, str | None]]:
+    """Literal texts, each with the name of the hole behind it."""
+    try:
+        fields = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise ConfigError(
+            f"template {text!r} cannot be read ({error}): write a literal brace as {{{{ or }}}}"
+        ) from None
+    for literal, name, form, conversion in fields:
+        if name is not None and (not name.isidentifier() or form or conversion):
+            raise ConfigError(
+                f"template {text!r} has a hole that is no plain name ({name or 'empty'!r}): write {{name}}, or {{{{ "
+                "for a literal brace"
+            )
+        yield literal, name

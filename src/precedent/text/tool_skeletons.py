@@ -1,0 +1,103 @@
+"""Tool calls as templates: all that is certain of a call before the model has written anything.
+
+A call is written as Hermes writes it. Arguments come in the schema's order: the required ones, and in a second template
+all of them where there are more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from precedent.templates import Hole, Template
+from precedent.text.tool_calls import CLOSE, OPEN
+
+_MAX_REFERENCES = 8
+
+
+def tool_templates(tools: Sequence[Mapping[str, Any]]) -> tuple[Template, ...]:
+    """Templates of the calls that these tools allow (checked OpenAI function dicts)."""
+    return tuple(template for tool in tools for template in _templates_of(tool["function"]))
+
+
+def _templates_of(function: Mapping[str, Any]) -> list[Template]:
+    schema = function.get("parameters") or {}
+    properties = schema.get("properties") or {}
+    required = [name for name in properties if name in (schema.get("required") or ())]
+    variants = [required, list(properties)] if required != list(properties) else [required]
+    return [_template(function["name"], {name: properties[name] for name in names}, schema) for names in variants]
+
+
+def _template(function: str, arguments: Mapping[str, Any], root: Mapping[str, Any]) -> Template:
+    parts: list[str | Hole] = [f'{OPEN}\n{{"name": {_json(function)}, "arguments": {{']
+    for number, (name, schema) in enumerate(arguments.items()):
+        parts.append(f"{', ' if number else ''}{_json(name)}: ")
+        parts += _value(name, schema, root)
+    return Template(_joined([*parts, f"}}}}\n{CLOSE}"]), is_call=True)
+
+
+def _value(name: str, schema: Any, root: Mapping[str, Any]) -> list[str | Hole]:
+    """A value as far as its schema says how it is written."""
+    schema = _resolved(schema, root)
+    choices = _choices(schema)
+    kind = schema.get("type")
+    if choices:
+        return [Hole(name, "json", choices)]
+    if kind == "string":
+        return ['"', Hole(name, "string"), '"']
+    if kind in ("integer", "number"):
+        return [Hole(name, "number")]
+    if kind == "array":
+        return ["[", *_value(name, schema.get("items"), root), "]"]
+    if kind == "object":
+        return ["{", Hole(name, "json"), "}"]
+    return [Hole(name, "json")]
+
+
+def _choices(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    if "const" in schema:
+        return (_json(schema["const"]),)
+    if schema.get("enum"):
+        return tuple(dict.fromkeys(map(_json, schema["enum"])))
+    return ("true", "false") if schema.get("type") == "boolean" else ()
+
+
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema behind references within the document, and the first alternative that is not null."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, Mapping):
+            return {}
+        if isinstance(schema.get("$ref"), str):
+            schema = _referenced(schema["$ref"], root)
+        elif alternatives := schema.get("anyOf") or schema.get("oneOf"):
+            schema = next((one for one in alternatives if not _is_null(one)), {})
+        else:
+            return schema
+    return {}
+
+
+def _referenced(reference: str, root: Mapping[str, Any]) -> Any:
+    found: Any = root
+    for key in reference.removeprefix("#/").split("/"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def _is_null(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") == "null"
+
+
+def _joined(parts: Sequence[str | Hole]) -> tuple[str | Hole, ...]:
+    """Neighbouring texts as one."""
+    joined: list[str | Hole] = []
+    for part in parts:
+        if isinstance(part, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += part
+        else:
+            joined.append(part)
+    return tuple(joined)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

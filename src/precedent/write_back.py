@@ -1,0 +1,32 @@
+"""What happens at a normal end, before the caller learns of it: a reported completion is a stored one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from precedent.cache import NewCompletion, SpeculationCache
+from precedent.generation import GenerationResult
+
+ResultObserver = Callable[[tuple[int, ...], GenerationResult], None]
+"""Called with a finished request's prompt ids and its result, on a thread of the engine's."""
+
+
+def at_normal_end(
+    prompt: tuple[int, ...],
+    on_result: ResultObserver | None,
+    cache: SpeculationCache | None,
+    record: NewCompletion,
+) -> list[Callable[[GenerationResult], None]]:
+    """The actions for an answer: tell the observer, then store it as `record` says, its tokens and text filled in."""
+    actions: list[Callable[[GenerationResult], None]] = []
+    if on_result is not None:
+        actions.append(partial(on_result, prompt))
+    if cache is not None:
+        actions.append(partial(_write_back, cache, record))
+    return actions
+
+
+def _write_back(cache: SpeculationCache, record: NewCompletion, result: GenerationResult) -> None:
+    cache.insert(replace(record, token_ids=result.token_ids, text=result.text))

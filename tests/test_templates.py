@@ -1,0 +1,153 @@
+"""Premade responses as their users write them, and the forms of tool calls."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import precedent
+from precedent.errors import ConfigError
+from precedent.templates import Hole, Template, Templates
+from precedent.text.tool_calls import ParsedCall, parse_call
+from precedent.text.tool_skeletons import tool_templates
+
+
+def test_a_text_is_read_as_literals_and_holes() -> None:
+    template = Template.parse("Document {document_id} is {state}.", {"state": ["open", "deleted"]})
+    assert template.parts == (
+        "Document ", Hole("document_id"), " is ", Hole("state", choices=("open", "deleted")), "."
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["Hello.", "{a} is {b}", "set {{{a}}} and {{}}", "{a}}}"])
+def test_a_template_is_written_as_it_was_read(text: str) -> None:
+    template = Template.parse(text)
+    assert template.text == text
+    assert Template.parse(template.text) == template
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{name}", "no text of its own"),
+        ("  ", "no text of its own"),
+        ("Hello {first}{last}", "nothing between the holes 'first' and 'last'"),
+        ("Hello {}", "no plain name"),
+        ("Hello {0}", "no plain name"),
+        ("Hello {name!r}", "no plain name"),
+        ("Hello {name:>10}", "no plain name"),
+        ("Hello {user.name}", "no plain name"),
+        ('{"name": 1}', "no plain name"),
+        ("Hello {name", "cannot be read"),
+        ("Hello }", "cannot be read"),
+    ],
+)
+def test_a_template_that_cannot_be_meant_is_refused_by_its_text(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint) as refused:
+        Template.parse(text)
+    assert repr(text) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_templates_are_checked_together() -> None:
+    with pytest.raises(ConfigError, match="given twice"):
+        Templates(["Hello {name}.", "Hello {name}."])
+    with pytest.raises(ConfigError, match=r"'nme', which no template has as a hole \(holes: name\)"):
+        Templates(["Hello {name}."], choices={"nme": ["Ada"]})
+    with pytest.raises(ConfigError, match="is one text"):
+        Templates("Hello {name}.")
+    with pytest.raises(ConfigError, match="neither a text nor a Template"):
+        Templates([7])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="empty choice"):
+        Templates(["Hello {name}."], choices={"name": ["Ada", ""]})
+
+
+def test_templates_are_a_sequence_and_public() -> None:
+    templates = precedent.Templates(["Hello {name}.", precedent.Template.parse("Bye.")])
+    assert [template.text for template in templates] == ["Hello {name}.", "Bye."]
+    assert len(templates) == 2
+    assert templates[1].holes == ()
+    assert "Hello {name}." in repr(templates)
+
+
+def tool(
+    name: str, properties: dict[str, object], required: list[str] | None = None, **more: object
+) -> dict[str, object]:
+    """An OpenAI function dict."""
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties) if required is None else required,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": {**schema, **more}}}
+
+
+def filled(template: Template, **values: str) -> ParsedCall:
+    """The call that a template becomes with these texts in its holes."""
+    text = "".join(part if isinstance(part, str) else values[part.name] for part in template.parts)
+    assert text.startswith("<tool_call>\n")
+    assert text.endswith("\n</tool_call>")
+    call = parse_call(text.removeprefix("<tool_call>").removesuffix("</tool_call>"), text)
+    assert isinstance(call, ParsedCall)
+    return call
+
+
+def test_a_call_without_arguments_is_all_literal() -> None:
+    function = {"type": "function", "function": {"name": "list_documents"}}
+    (template,) = tool_templates([function])
+    assert template.parts == ('<tool_call>\n{"name": "list_documents", "arguments": {}}\n</tool_call>',)
+
+
+def test_every_kind_of_argument_becomes_valid_json() -> None:
+    properties = {
+        "title": {"type": "string"},
+        "pages": {"type": "integer"},
+        "state": {"enum": ["open", 7, None]},
+        "public": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "style": {"type": "object"},
+        "anything": {},
+    }
+    (template,) = tool_templates([tool("edit", properties)])
+    kinds = {hole.name: (hole.kind, hole.choices) for hole in template.holes}
+    assert kinds["title"] == ("string", ())
+    assert kinds["pages"] == ("number", ())
+    assert kinds["state"] == ("json", ('"open"', "7", "null"))
+    assert kinds["public"] == ("json", ("true", "false"))
+    values = {
+        "title": "A",
+        "pages": "3",
+        "state": "7",
+        "public": "true",
+        "tags": "x",
+        "style": '"b": 1',
+        "anything": "{}",
+    }
+    call = filled(template, **values)
+    assert call.arguments == {
+        "title": "A", "pages": 3, "state": 7, "public": True, "tags": ["x"], "style": {"b": 1}, "anything": {}
+    }  # fmt: skip
+
+
+def test_optional_arguments_are_left_out_once() -> None:
+    templates = tool_templates([tool("open", {"id": {"type": "string"}, "page": {"type": "integer"}}, ["id"])])
+    assert [[hole.name for hole in template.holes] for template in templates] == [["id"], ["id", "page"]]
+
+
+def test_references_and_nullable_types_are_followed() -> None:
+    properties = {"state": {"$ref": "#/$defs/State"}, "note": {"anyOf": [{"type": "null"}, {"type": "string"}]}}
+    (template,) = tool_templates([tool("set", properties, **{"$defs": {"State": {"enum": ["a", "b"]}}})])
+    assert template.holes == (Hole("state", "json", ('"a"', '"b"')), Hole("note", "string"))
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#/$defs/Loop"}, {"$ref": "#/nowhere"}, True])
+def test_a_schema_that_leads_nowhere_leaves_the_value_open(schema: object) -> None:
+    (template,) = tool_templates([tool("set", {"x": schema}, **{"$defs": {"Loop": {"$ref": "#/$defs/Loop"}}})])
+    assert template.holes == (Hole("x", "json"),)
+
+
+def test_names_that_need_escaping_are_escaped() -> None:
+    (template,) = tool_templates([tool('say "hi"', {'a"b': {"type": "number"}})])
+    assert filled(template, **{'a"b': "1"}) == ParsedCall('say "hi"', {'a"b': 1})
+    assert json.loads(template.text.replace("{{", "{").replace("}}", "}").splitlines()[1].replace('{a"b}', "1"))
