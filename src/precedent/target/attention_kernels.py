@@ -183,7 +183,7 @@ def _largest(code: Code, builder: ir.IRBuilder, scores: Any, count: Any) -> Any:
 
 
 def _exp(code: Code, builder: ir.IRBuilder, x: Any) -> Any:
-    """exp of numbers up to 0, to about one unit in the last place; 0 below `LOWEST`, NaN for NaN."""
+    """The exponential of numbers up to 0, to about one unit in the last place; 0 below `LOWEST`, NaN for NaN."""
     lowest = same(FLOATS, LOWEST)
     too_low = builder.fcmp_ordered("<", x, lowest)
     x = builder.select(too_low, lowest, x)

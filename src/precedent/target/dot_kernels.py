@@ -134,6 +134,7 @@ class Code:
         self._builder = builder
 
     def offset(self, base: Any, stride: Any, index: int) -> Any:
+        """The address of a row."""
         return self._builder.add(base, self._builder.mul(stride, ir.Constant(LONG, index)))
 
     def vector(self, base: Any, k: Any, size: int, kind: Any) -> Any:
@@ -227,6 +228,7 @@ class Code:
         return [self.across(total) for total in following]
 
     def with_bias(self, total: Any, biases: Any, out: int) -> Any:
+        """The sum plus bias number `out`, if there are biases."""
         builder = self._builder
         given = builder.icmp_unsigned("!=", biases, ir.Constant(LONG, 0))
         with builder.if_else(given) as (then, otherwise):
@@ -250,6 +252,7 @@ class Code:
         builder.store(self.halves(number), builder.inttoptr(place, SHORT.as_pointer()), align=2)
 
     def fused(self, left: Any, right: Any, total: Any) -> Any:
+        """`left * right + total`, rounded once."""
         kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
         name = f"llvm.fma.v{LANES}f32"
         return self._builder.call(

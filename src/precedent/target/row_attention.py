@@ -45,13 +45,10 @@ class Sight:
     """Which of each other some rows see: `columns[starts[r]:starts[r + 1]]` of row r, increasing."""
 
     def __init__(self, allowed: Tensor | None, num_rows: int) -> None:
-        if allowed is None:
-            assert num_rows == 1
-            self.starts, self.columns = np.array([0, 1]), np.zeros(1, dtype=np.int64)
-        else:
-            rows, columns = np.nonzero(allowed.numpy())
-            self.starts: Int64s = np.searchsorted(rows, np.arange(num_rows + 1))
-            self.columns: Int64s = np.ascontiguousarray(columns)
+        own = np.eye(1, dtype=np.bool_) if allowed is None else allowed.numpy()
+        rows, columns = np.nonzero(own)
+        self.starts: Int64s = np.searchsorted(rows, np.arange(num_rows + 1)).astype(np.int64)
+        self.columns: Int64s = np.ascontiguousarray(columns, dtype=np.int64)
         self.most = int(np.diff(self.starts).max())
 
 
@@ -70,9 +67,10 @@ def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def row_attention(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scaling: float | None) -> Tensor:
-    """`query [1, heads, rows, dim]` over `key/value [1, kv_heads, prefix + rows, dim]`; returns `[1, rows, heads, dim]`.
+    """Attention of `query [1, heads, rows, dim]` over `key/value [1, kv_heads, prefix + rows, dim]`.
 
-    All rows see the prefix, and of the last `rows` keys what `sight` says. Scores and sums are float32.
+    Returns `[1, rows, heads, dim]`. All rows see the prefix, and of the last `rows` keys what `sight` says. Scores and
+    sums are float32.
     """
     _, heads, rows, dim = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]
@@ -99,13 +97,13 @@ def row_attention(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scali
 class Piece(NamedTuple):
     """Some queries of one key/value head: addresses, strides in bytes, and counts.
 
-    `scores` `[count, width]`, `sums` `[count, dim]` and `totals` `[count]` are float32 and this thread's own, as is
-    `block`, room for twice `LANES` widened rows. Query number i belongs to row `first + i // groups`.
+    `scores` `[num_queries, width]`, `sums` `[num_queries, dim]` and `totals` `[num_queries]` are float32 and this
+    thread's own, as is `block`, room for twice `LANES` widened rows. Query i belongs to row `first + i // groups`.
     """
 
     queries: int
     first: int
-    count: int
+    num_queries: int
     groups: int
     dim: int
     keys: int
@@ -128,16 +126,16 @@ def _attend(piece: Piece) -> None:
     """Weighted values of all queries, to be divided by their totals."""
     for first in range(0, piece.prefix, LANES):
         columns = _columns(piece, first, min(LANES, piece.prefix - first))
-        _score(piece, columns, first, 0, piece.count)
-    for query in range(0, piece.count, piece.groups):
+        _score(piece, columns, first, 0, piece.num_queries)
+    for query in range(0, piece.num_queries, piece.groups):
         _score_own(piece, query)
-    for value in range(piece.count * piece.dim):
+    for value in range(piece.num_queries * piece.dim):
         write_float(piece.sums + 4 * value, 0.0)
     for first in range(0, piece.prefix, LANES):
         count = min(LANES, piece.prefix - first)
         source, stride = _widened(piece, first, count)
-        _blend(piece, source, stride, first, count, 0, piece.count)
-    for query in range(0, piece.count, piece.groups):
+        _blend(piece, source, stride, first, count, 0, piece.num_queries)
+    for query in range(0, piece.num_queries, piece.groups):
         start, end = _own(piece, query)
         for number in range(end - start):
             source, stride = _widened(piece, piece.prefix + read_long(piece.columns + 8 * (start + number)), 1)
@@ -228,7 +226,7 @@ def _score_own(piece: Piece, query: int) -> None:
 @compiled
 def _own_columns(piece: Piece, start: int, count: int) -> int:
     """Turn the new keys that `count` columns from `start` on name into columns; returns their address."""
-    size, gathered = 4 if piece.wide else 2, piece.block + 4 * LANES * piece.dim
+    gathered = piece.block + 4 * LANES * piece.dim
     for number in range(count):
         key = piece.keys + (piece.prefix + read_long(piece.columns + 8 * (start + number))) * piece.key_stride
         if piece.wide:
@@ -287,7 +285,7 @@ def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from th
             scores, sums, totals, block, job[19], job[20],
         )  # fmt: skip
         _attend(piece)
-        for query in range(piece.count):
+        for query in range(piece.num_queries):
             row, group = first + query // groups, query % groups
             place = job[17] + size * dim * ((row * kv_heads + head) * groups + group)
             if piece.wide:

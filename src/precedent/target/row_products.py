@@ -160,9 +160,9 @@ def row_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         0 if bias is None else bias.data_ptr(), outputs.data_ptr(), size * num_outs,
         0 if scratch is None else scratch.data_ptr(),
     )  # fmt: skip
-    team = team()
-    assert team is not None
-    team(_work.address, job, threads, 0)
+    run = team()
+    assert run is not None
+    run(_work.address, job, threads, 0)
     return outputs
 
 
