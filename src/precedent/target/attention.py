@@ -19,6 +19,7 @@ from transformers.masking_utils import sdpa_mask
 
 from precedent.errors import UnsupportedError
 from precedent.target.packing import running_forward
+from precedent.target.row_attention import fits, row_attention
 from precedent.target.row_masks import RowMasks, Rule, View
 
 NAME = "precedent"
@@ -76,11 +77,24 @@ def _of_each_sequence(query: Tensor, key: Tensor, value: Tensor, masks: RowMasks
     forward, groups, parts = masks.forward, query.shape[1] // key.shape[1], []
     for index, (start, stop) in enumerate(forward.spans):
         part = query if len(forward.spans) == 1 else query[:, :, start:stop]
+        by_rows = _by_rows(part, key, value, masks, index, terms)
+        if by_rows is not None:
+            parts.append(by_rows)
+            continue
         folded = terms.plain and part.shape[2] <= FOLDED_ROWS
         view = masks.view(index, query, groups if folded else 1)
         keys, values = forward.keys_and_values(index, key, value, view.first)
         parts.append(_attend_view(part, keys, values, view, terms))
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _by_rows(query: Tensor, key: Tensor, value: Tensor, masks: RowMasks, index: int, terms: Terms) -> Tensor | None:
+    """Attention that rounds a row alike in a tree and alone, None where it is not to be had."""
+    if not (terms.plain and query.is_cpu and query.shape[2] <= FOLDED_ROWS):
+        return None
+    keys, values = masks.forward.keys_and_values(index, key, value, 0)
+    sight = masks.sight(index) if fits(query, keys, values) else None
+    return None if sight is None else row_attention(query, keys, values, sight, terms.scaling)
 
 
 def _attend_view(query: Tensor, keys: Tensor, values: Tensor, view: View, terms: Terms) -> Tensor:

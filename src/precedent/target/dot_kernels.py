@@ -24,15 +24,15 @@ LANES = 16 if _FEATURES.get("avx512f") else 8
 FUSED = bool(_FEATURES.get("fma")) or binding.get_process_triple().startswith(("aarch64", "arm64"))
 """Whether this processor multiplies and adds in one instruction; done in software it would take forever."""
 
-_SHORT, _INT, _LONG, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_SHORTS, _INTS, _FLOATS = (ir.VectorType(each, LANES) for each in (_SHORT, _INT, _FLOAT))
+SHORT, INT, LONG, FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+SHORTS, INTS, FLOATS = (ir.VectorType(each, LANES) for each in (SHORT, INT, FLOAT))
 
 Places = tuple[int, int, int, int, int, int, int, int]
 """Addresses and bytes: weights, between their rows; inputs, between their rows; numbers in a row (a multiple of
 `LANES`); biases in float32 (0: none); outputs, between their rows."""
 
 
-def _kernel(generator: Callable[..., Any]) -> Callable[..., Any]:
+def kernel(generator: Callable[..., Any]) -> Callable[..., Any]:
     """`intrinsic`, whose result is called from compiled code without the first argument."""
     return cast(Callable[..., Any], intrinsic(generator))
 
@@ -46,7 +46,7 @@ def dot_block(outs: int, rows: int, *, wide_weights: bool, wide_outputs: bool) -
     @intrinsic
     def block(typing: Any, places: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            code = _Code(builder)
+            code = Code(builder)
             weights, w_bytes, inputs, x_bytes, length, biases, outputs, y_bytes = cgutils.unpack_tuple(
                 builder, arguments[0]
             )
@@ -55,7 +55,7 @@ def dot_block(outs: int, rows: int, *, wide_weights: bool, wide_outputs: bool) -
             sums = code.dots(w_rows, x_rows, length, wide_weights)
             size = 4 if wide_outputs else 2
             for (out, row), total in zip(product(range(outs), range(rows)), sums, strict=True):
-                place = builder.add(code.offset(outputs, y_bytes, row), ir.Constant(_LONG, size * out))
+                place = builder.add(code.offset(outputs, y_bytes, row), ir.Constant(LONG, size * out))
                 code.store(code.with_bias(total, biases, out), place, wide_outputs)
             return context.get_dummy_value()
 
@@ -74,16 +74,13 @@ def norm_kernel(*, wide: bool) -> Callable[..., None]:
     def norm(typing: Any, inputs: Any, weights: Any, length: Any, epsilon: Any, outputs: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             inputs, weights, length, epsilon, outputs = arguments
-            code = _Code(builder)
+            code = Code(builder)
             scale = code.spread(code.inverse_root(code.squares(inputs, length, wide), length, epsilon))
             with code.steps(length, ()) as (k, _, _):
                 scaled = builder.fmul(code.load(inputs, k, wide=wide), scale)
                 weight = code.load(weights, k, wide=wide)
-                if wide:
-                    builder.store(builder.fmul(scaled, weight), code.vector(outputs, k, 4, _FLOATS), align=4)
-                else:
-                    product = builder.fmul(code.widened(code.halves(scaled)), weight)
-                    builder.store(code.halves(product), code.vector(outputs, k, 2, _SHORTS), align=2)
+                rounded = scaled if wide else code.widened(code.halves(scaled))
+                code.store_lanes(builder.fmul(rounded, weight), outputs, k, wide)
             return context.get_dummy_value()
 
         return types.void(types.intp, types.intp, types.intp, types.float64, types.intp), generate
@@ -91,100 +88,127 @@ def norm_kernel(*, wide: bool) -> Callable[..., None]:
     return cast(Callable[..., None], norm)
 
 
-@_kernel
+@kernel
 def widen(typing: Any, source: Any, count: Any, target: Any) -> Any:
     """Write `count` bfloat16 numbers (a multiple of `LANES`) at `source` as float32 to `target`."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         source, count, target = arguments
-        code = _Code(builder)
+        code = Code(builder)
         with code.steps(count, ()) as (k, _, _):
-            builder.store(code.load(source, k, wide=False), code.vector(target, k, 4, _FLOATS), align=4)
+            builder.store(code.load(source, k, wide=False), code.vector(target, k, 4, FLOATS), align=4)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp), generate
 
 
-@_kernel
+@kernel
+def copy_floats(typing: Any, source: Any, count: Any, target: Any) -> Any:
+    """Write `count` float32 numbers (a multiple of `LANES`) at `source` to `target`."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        source, count, target = arguments
+        code = Code(builder)
+        with code.steps(count, ()) as (k, _, _):
+            builder.store(code.load(source, k, wide=True), code.vector(target, k, 4, FLOATS), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
+
+
+@kernel
 def take_ticket(typing: Any, counter: Any) -> Any:
     """Add one to the 64-bit integer at `counter` as one step among all threads; returns what it was."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], _LONG.as_pointer())
-        return builder.atomic_rmw("add", place, ir.Constant(_LONG, 1), "monotonic")
+        place = builder.inttoptr(arguments[0], LONG.as_pointer())
+        return builder.atomic_rmw("add", place, ir.Constant(LONG, 1), "monotonic")
 
     return types.intp(types.intp), generate
 
 
-class _Code:
+class Code:
     """Writes the instructions of a kernel."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
         self._builder = builder
 
     def offset(self, base: Any, stride: Any, index: int) -> Any:
-        return self._builder.add(base, self._builder.mul(stride, ir.Constant(_LONG, index)))
+        """The address of a row."""
+        return self._builder.add(base, self._builder.mul(stride, ir.Constant(LONG, index)))
 
     def vector(self, base: Any, k: Any, size: int, kind: Any) -> Any:
         """Pointer to `LANES` numbers of `size` bytes from element k on."""
-        place = self._builder.add(base, self._builder.mul(k, ir.Constant(_LONG, size)))
+        place = self._builder.add(base, self._builder.mul(k, ir.Constant(LONG, size)))
         return self._builder.inttoptr(place, kind.as_pointer())
 
     def load(self, base: Any, k: Any, *, wide: bool) -> Any:
         """`LANES` numbers from element k on, as float32: a bfloat16 is the upper half of one."""
         if wide:
-            return self._builder.load(self.vector(base, k, 4, _FLOATS), align=4)
-        return self.widened(self._builder.load(self.vector(base, k, 2, _SHORTS), align=2))
+            return self._builder.load(self.vector(base, k, 4, FLOATS), align=4)
+        return self.widened(self._builder.load(self.vector(base, k, 2, SHORTS), align=2))
 
     def widened(self, halves: Any) -> Any:
         """bfloat16 lanes as float32."""
-        shifted = self._builder.shl(self._builder.zext(halves, _INTS), _same(_INTS, 16))
-        return self._builder.bitcast(shifted, _FLOATS)
+        shifted = self._builder.shl(self._builder.zext(halves, INTS), same(INTS, 16))
+        return self._builder.bitcast(shifted, FLOATS)
 
     def halves(self, numbers: Any) -> Any:
         """float32, one or all lanes, rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
-        builder, ints, shorts = self._builder, _INT, _SHORT
-        if numbers.type == _FLOATS:
-            ints, shorts = _INTS, _SHORTS
+        builder, ints, shorts = self._builder, INT, SHORT
+        if numbers.type == FLOATS:
+            ints, shorts = INTS, SHORTS
         bits = builder.bitcast(numbers, ints)
-        odd = builder.and_(builder.lshr(bits, _same(ints, 16)), _same(ints, 1))
-        rounded = builder.lshr(builder.add(builder.add(bits, odd), _same(ints, 0x7FFF)), _same(ints, 16))
+        odd = builder.and_(builder.lshr(bits, same(ints, 16)), same(ints, 1))
+        rounded = builder.lshr(builder.add(builder.add(bits, odd), same(ints, 0x7FFF)), same(ints, 16))
         is_nan = builder.fcmp_unordered("uno", numbers, numbers)
-        return builder.trunc(builder.select(is_nan, _same(ints, 0x7FC0), rounded), shorts)
+        return builder.trunc(builder.select(is_nan, same(ints, 0x7FC0), rounded), shorts)
+
+    def store_lanes(self, numbers: Any, base: Any, k: Any, wide: bool) -> None:
+        """Write `LANES` numbers from element k on, as float32 or as bfloat16."""
+        if wide:
+            self._builder.store(numbers, self.vector(base, k, 4, FLOATS), align=4)
+        else:
+            self._builder.store(self.halves(numbers), self.vector(base, k, 2, SHORTS), align=2)
 
     def squares(self, inputs: Any, length: Any, wide: bool) -> Any:
         """The sum of the squares of a row."""
-        with self.steps(length, (_same(_FLOATS, 0.0),)) as (k, sums, following):
+        with self.steps(length, (same(FLOATS, 0.0),)) as (k, sums, following):
             loaded = self.load(inputs, k, wide=wide)
-            following.append(self._fused(loaded, loaded, sums[0]))
-        return self._across(following[0])
+            following.append(self.fused(loaded, loaded, sums[0]))
+        return self.across(following[0])
 
     def inverse_root(self, total: Any, length: Any, epsilon: Any) -> Any:
         """One by the root of the mean plus epsilon, float32."""
         builder = self._builder
-        mean = builder.fdiv(total, builder.sitofp(length, _FLOAT))
-        kind = ir.FunctionType(_FLOAT, [_FLOAT])
+        mean = builder.fdiv(total, builder.sitofp(length, FLOAT))
+        kind = ir.FunctionType(FLOAT, [FLOAT])
         root = cgutils.get_or_insert_function(builder.module, kind, "llvm.sqrt.f32")
-        padded = builder.fadd(mean, builder.fptrunc(epsilon, _FLOAT))
-        return builder.fdiv(ir.Constant(_FLOAT, 1.0), builder.call(root, (padded,)))
+        padded = builder.fadd(mean, builder.fptrunc(epsilon, FLOAT))
+        return builder.fdiv(ir.Constant(FLOAT, 1.0), builder.call(root, (padded,)))
 
     def spread(self, number: Any) -> Any:
         """The number in every lane."""
         builder = self._builder
-        first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), number, ir.Constant(_INT, 0))
-        return builder.shuffle_vector(first, first, _same(_INTS, 0))
+        first = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), number, ir.Constant(INT, 0))
+        return builder.shuffle_vector(first, first, same(INTS, 0))
 
     @contextmanager
-    def steps(self, length: Any, starts: tuple[Any, ...]) -> Iterator[tuple[Any, list[Any], list[Any]]]:
-        """A loop over k in steps of `LANES`: yields k, what is carried (from `starts` on), and a list for its next."""
+    def steps(
+        self, length: Any, starts: tuple[Any, ...], by: int = LANES
+    ) -> Iterator[tuple[Any, list[Any], list[Any]]]:
+        """A loop over k from 0 in steps: yields k, what is carried (from `starts` on), and a list for its next.
+
+        Runs at least once.
+        """
         builder, before = self._builder, self._builder.block
         loop, end = builder.append_basic_block("loop"), builder.append_basic_block("end")
         builder.branch(loop)
         builder.position_at_end(loop)
-        k, carried, following = builder.phi(_LONG), [builder.phi(start.type) for start in starts], list[Any]()
+        k, carried, following = builder.phi(LONG), [builder.phi(start.type) for start in starts], list[Any]()
         yield k, carried, following
-        beyond = builder.add(k, ir.Constant(_LONG, LANES))
-        k.add_incoming(ir.Constant(_LONG, 0), before)
+        beyond = builder.add(k, ir.Constant(LONG, by))
+        k.add_incoming(ir.Constant(LONG, 0), before)
         k.add_incoming(beyond, builder.block)
         for value, start, after in zip(carried, starts, following, strict=True):
             value.add_incoming(start, before)
@@ -194,26 +218,27 @@ class _Code:
 
     def dots(self, weights: list[Any], inputs: list[Any], length: Any, wide_weights: bool) -> list[Any]:
         """All dot products, the first row of weights with every row of inputs first."""
-        zeros = (_same(_FLOATS, 0.0),) * (len(weights) * len(inputs))
+        zeros = (same(FLOATS, 0.0),) * (len(weights) * len(inputs))
         with self.steps(length, zeros) as (k, sums, following):
             columns = [self.load(each, k, wide=True) for each in inputs]
             for number, row in enumerate(weights):
                 loaded = self.load(row, k, wide=wide_weights)
                 for column, total in zip(columns, sums[number * len(inputs) :], strict=False):
-                    following.append(self._fused(loaded, column, total))
-        return [self._across(total) for total in following]
+                    following.append(self.fused(loaded, column, total))
+        return [self.across(total) for total in following]
 
     def with_bias(self, total: Any, biases: Any, out: int) -> Any:
+        """The sum plus bias number `out`, if there are biases."""
         builder = self._builder
-        given = builder.icmp_unsigned("!=", biases, ir.Constant(_LONG, 0))
+        given = builder.icmp_unsigned("!=", biases, ir.Constant(LONG, 0))
         with builder.if_else(given) as (then, otherwise):
             with then:
-                place = builder.add(biases, ir.Constant(_LONG, 4 * out))
-                biased = builder.fadd(total, builder.load(builder.inttoptr(place, _FLOAT.as_pointer()), align=4))
+                place = builder.add(biases, ir.Constant(LONG, 4 * out))
+                biased = builder.fadd(total, builder.load(builder.inttoptr(place, FLOAT.as_pointer()), align=4))
                 from_then = builder.block
             with otherwise:
                 from_otherwise = builder.block
-        result = builder.phi(_FLOAT)
+        result = builder.phi(FLOAT)
         result.add_incoming(biased, from_then)
         result.add_incoming(total, from_otherwise)
         return result
@@ -222,28 +247,29 @@ class _Code:
         """One number, as float32 or as bfloat16."""
         builder = self._builder
         if wide:
-            builder.store(number, builder.inttoptr(place, _FLOAT.as_pointer()), align=4)
+            builder.store(number, builder.inttoptr(place, FLOAT.as_pointer()), align=4)
             return
-        builder.store(self.halves(number), builder.inttoptr(place, _SHORT.as_pointer()), align=2)
+        builder.store(self.halves(number), builder.inttoptr(place, SHORT.as_pointer()), align=2)
 
-    def _fused(self, left: Any, right: Any, total: Any) -> Any:
-        kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
+    def fused(self, left: Any, right: Any, total: Any) -> Any:
+        """`left * right + total`, rounded once."""
+        kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
         name = f"llvm.fma.v{LANES}f32"
         return self._builder.call(
             cgutils.get_or_insert_function(self._builder.module, kind, name), (left, right, total)
         )
 
-    def _across(self, lanes: Any) -> Any:
+    def across(self, lanes: Any) -> Any:
         """The sum of all lanes, halves upon halves."""
         builder, count = self._builder, LANES
         while count > 1:
             count //= 2
-            kind = ir.VectorType(_INT, count)
+            kind = ir.VectorType(INT, count)
             halves = (ir.Constant(kind, list(range(start, start + count))) for start in (0, count))
             lanes = builder.fadd(*(builder.shuffle_vector(lanes, lanes, half) for half in halves))
-        return builder.extract_element(lanes, ir.Constant(_INT, 0))
+        return builder.extract_element(lanes, ir.Constant(INT, 0))
 
 
-def _same(kind: Any, value: float) -> Any:
+def same(kind: Any, value: float) -> Any:
     """A constant, in every lane where there are lanes."""
     return ir.Constant(kind, [value] * LANES if isinstance(kind, ir.VectorType) else value)

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.masking_utils import causal_mask_function
 
 from precedent.target.packing import Forward, Rows
+from precedent.target.row_attention import Sight
 
 Rule = Callable[..., Any]
 """transformers' mask function: (batch index, head index, query position, key position) -> visible."""
@@ -40,6 +41,7 @@ class RowMasks:
         self.forward = forward
         self._rule, self._reach, self._device, self._rows = rule, reach, device, rows
         self._visible_to: dict[int, Visible] = {}
+        self._sights: dict[int, Sight | None] = {}
         self._views: dict[tuple[int, int, torch.dtype, torch.device], View] = {}
 
     def view(self, index: int, like: Tensor, repeats: int = 1) -> View:
@@ -52,6 +54,15 @@ class RowMasks:
             mask = None if allowed is None else additive(allowed.to(like.device), num_keys, like.dtype, repeats)
             view = self._views[key] = View(first, mask, causal)
         return view
+
+    def sight(self, index: int) -> Sight | None:
+        """What sequence `index`'s rows see of each other; None unless all of them see the whole prefix besides."""
+        if index not in self._sights:
+            (first, allowed, causal), count = self._visible(index), len(self.forward.sequences[index])
+            plain = first == 0 and not causal
+            fits = count == 1 if allowed is None else tuple(allowed.shape) == (count, count)
+            self._sights[index] = Sight(allowed, count) if plain and fits else None
+        return self._sights[index]
 
     def __getitem__(self, index: tuple[slice, slice, slice, slice]) -> RowMasks:
         """The masks of a part of the rows: some models compute their last layers for the last row alone (Gemma 4)."""

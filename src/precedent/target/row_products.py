@@ -140,7 +140,7 @@ def fits(weight: Tensor) -> bool:
         and weight.is_contiguous()
         and weight.shape[1] % LANES == 0
         and FUSED
-        and _team() is not None
+        and team() is not None
     )
 
 
@@ -160,14 +160,14 @@ def row_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         0 if bias is None else bias.data_ptr(), outputs.data_ptr(), size * num_outs,
         0 if scratch is None else scratch.data_ptr(),
     )  # fmt: skip
-    team = _team()
-    assert team is not None
-    team(_work.address, job, threads, 0)
+    run = team()
+    assert run is not None
+    run(_work.address, job, threads, 0)
     return outputs
 
 
 @cache
-def _team() -> Any:
+def team() -> Any:
     """`GOMP_parallel` of the OpenMP library that torch itself runs on, None where torch uses something else.
 
     A second library would keep threads of its own, which spin while torch's want the cores.
