@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import count
 
 import pytest
@@ -30,6 +31,7 @@ from precedent.errors import (
 )
 from precedent.generation import Generation
 from precedent.target import Slot
+from precedent.testing.drafters import OracleDrafter
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import CandidateTree
@@ -217,6 +219,25 @@ def test_the_next_turn_of_a_conversation_prefills_only_what_is_new() -> None:
     fresh.close()
     assert second.cached_prompt_tokens >= len(PROMPT) + 9
     assert second.token_ids == expected.token_ids
+
+
+def test_what_is_kept_of_a_conversation_does_not_depend_on_what_was_drafted() -> None:
+    """An accepted path may hold the end token itself; plain decoding never computes its keys, so they are not kept."""
+    model = tiny_causal_lm("llama", seed=21)
+    with closing(Engine.load(model, tokenizer=byte_tokenizer())) as engine:
+        answer = engine.submit(PROMPT, SamplingParams(max_tokens=12), speculation=PLAIN).result().token_ids
+    end = answer.index(answer[-1])
+    model.generation_config.eos_token_id = answer[end]
+    kept = []
+    for speculation in (PLAIN, SpeculationConfig(drafters=("oracle",))):
+        with closing(Engine.load(model, tokenizer=byte_tokenizer())) as engine:
+            engine.planner.cost = FlatCost()
+            engine.add_drafter(OracleDrafter([*answer[: end + 1], 65, 66]))
+            result = engine.submit(PROMPT, SamplingParams(max_tokens=40), speculation=speculation).result()
+            assert (result.finish_reason, result.token_ids) == ("stop", answer[: end + 1])
+            assert (result.stats.num_accepted_tokens == end + 1) == (speculation is not PLAIN)
+            kept.append(engine.admission._pool.acquire("default", [*PROMPT, *answer, 1]).token_ids)
+    assert kept == [[*PROMPT, *answer[:end]]] * 2
 
 
 def test_a_stop_string_ends_the_answer_before_itself(engine: Engine) -> None:

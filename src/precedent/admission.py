@@ -6,6 +6,7 @@ from precedent.config import EngineLimits
 from precedent.device_memory import free_bytes
 from precedent.errors import CapacityError
 from precedent.request import Request
+from precedent.sequence import DecodingSequence
 from precedent.target import Slot, TargetModel
 from precedent.target.prefix_pool import PrefixPool
 
@@ -26,7 +27,7 @@ class Admission:
         self.max_kv_bytes = limits.max_kv_bytes or _default_bytes(target)
         self.reserved_bytes = self.num_inside = 0
         self.idle_bytes = 0
-        self._pool = PrefixPool(target, limits.max_idle_kv_bytes)
+        self._target, self._pool = target, PrefixPool(target, limits.max_idle_kv_bytes)
 
     def check(self, num_bytes: int, prompt_tokens: int, max_tokens: int) -> None:
         """Raise CapacityError for a request that could not run even alone."""
@@ -55,15 +56,23 @@ class Admission:
         self._make_room()
         return slot
 
-    def leave(self, request: Request, slot: Slot | None, *, keep: bool) -> None:
-        """Give the memory back. `slot` becomes an idle conversation, or is dropped where it cannot be trusted."""
+    def leave(self, request: Request, sequence: DecodingSequence | None, *, keep: bool) -> None:
+        """Give the memory back. The slot becomes an idle conversation, or is dropped where it cannot be trusted."""
         self.num_inside -= 1
         self.reserved_bytes -= request.kv_bytes
-        if slot is not None and keep:
-            self._pool.release(request.tenant, slot)
-        elif slot is not None:
-            self._pool.drop(slot)
+        if sequence is not None and keep:
+            self._cut(sequence.slot, len(request.prompt_ids) + len(sequence.output_ids) - 1)
+            self._pool.release(request.tenant, sequence.slot)
+        elif sequence is not None:
+            self._pool.drop(sequence.slot)
         self._make_room()
+
+    def _cut(self, slot: Slot, length: int) -> None:
+        """Forget what plain decoding would not have computed: what was accepted at the answer's end and behind it.
+
+        So the next turn of the conversation computes the same tokens whatever was drafted, and rounds alike.
+        """
+        self._target.rewind(slot, min(length, len(slot.token_ids)))
 
     def drop_idle(self) -> None:
         """Give up all idle conversations: memory ran out somewhere."""

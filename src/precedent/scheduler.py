@@ -205,7 +205,7 @@ class Scheduler:
             (self.running if request in self.running else self.prefilling).remove(request)
             sequence, request.sequence = request.sequence, None
             _end_all(sequence.draftings.values() if sequence else ())
-            self.admission.leave(request, sequence.slot if sequence and request.started else None, keep=keep_slot)
+            self.admission.leave(request, sequence if request.started else None, keep=keep_slot)
         self.recorder.ended(how, request.stats, len(request.prompt_ids), request.cached_prompt_tokens)
 
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 DEFAULT_DRAFT = "first-layers:4"
 
-MEASURING_SECONDS = 200
+MEASURING_SECONDS = 150
 """About how long warming and measuring may take by default; a slow machine serves fewer requests."""
 
 REQUEST_SECONDS = 0.55
 """Seconds that one measured request takes, with its share of warming, per millisecond of a plain step."""
 
-FEWEST_REQUESTS, WARMING_PER_MEASURED = 4, 2
+FEWEST_REQUESTS, WARMING_PER_MEASURED = 3, 2
 
 
 def demo(
