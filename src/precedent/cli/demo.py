@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_DRAFT = "first-layers:4"
 
-MEASURING_SECONDS = 150
+MEASURING_SECONDS = 120
 """About how long warming and measuring may take by default; a slow machine serves fewer requests."""
 
 REQUEST_SECONDS = 0.55
