@@ -26,7 +26,7 @@ PROMPT = "".join(f"Order {n}: the lamp was sent on Monday and will arrive on Thu
 PARTS = {
     "products": (cpu_linear, "row_product"),
     "norms": (cpu_norm, "norm_rows"),
-    "attention": (attention, "_attend_view"),
+    "attention": (attention, "row_attention"),
 }
 COLOURS = {
     "products": "#4c78a8",
