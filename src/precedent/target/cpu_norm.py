@@ -28,13 +28,11 @@ _narrow, _wide = (norm_kernel(wide=wide) for wide in (False, True))
 _SIGNATURE = types.void(*[types.intp] * 5, types.float64, types.intp)
 
 
-@cfunc(_SIGNATURE, cache=True)
 def _narrow_rows(rows, inputs, weights, length, row_bytes, epsilon, outputs):  # type: ignore[no-untyped-def]
     for row in range(rows):
         _narrow(inputs + row * row_bytes, weights, length, epsilon, outputs + row * row_bytes)
 
 
-@cfunc(_SIGNATURE, cache=True)
 def _wide_rows(rows, inputs, weights, length, row_bytes, epsilon, outputs):  # type: ignore[no-untyped-def]
     for row in range(rows):
         _wide(inputs + row * row_bytes, weights, length, epsilon, outputs + row * row_bytes)
@@ -44,12 +42,17 @@ def norm_rows(inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """`inputs [..., length]` over the root of their mean square, times `weight [length]`; both of one dtype."""
     inputs, length = inputs.contiguous(), weight.shape[0]
     outputs = torch.empty_like(inputs)
-    function = _wide_rows.ctypes if weight.dtype == torch.float32 else _narrow_rows.ctypes
-    function(
+    _entry(weight.dtype)(
         inputs.numel() // length, inputs.data_ptr(), weight.data_ptr(), length, length * weight.element_size(),
         epsilon, outputs.data_ptr(),
     )  # fmt: skip
     return outputs
+
+
+@cache
+def _entry(dtype: torch.dtype) -> Any:
+    """The kernel for a dtype as machine code: translated when first used, not where nothing runs on a CPU."""
+    return cfunc(_SIGNATURE, cache=True)(_wide_rows if dtype == torch.float32 else _narrow_rows).ctypes
 
 
 def fuse_norms(model: nn.Module) -> int:

@@ -88,32 +88,21 @@ def norm_kernel(*, wide: bool) -> Callable[..., None]:
     return cast(Callable[..., None], norm)
 
 
-@kernel
-def widen(typing: Any, source: Any, count: Any, target: Any) -> Any:
-    """Write `count` bfloat16 numbers (a multiple of `LANES`) at `source` as float32 to `target`."""
+def _copy_kernel(*, wide: bool) -> Callable[..., None]:
+    """A kernel that writes `(source, count, target)`: `count` numbers (a multiple of `LANES`) as float32."""
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        source, count, target = arguments
-        code = Code(builder)
-        with code.steps(count, ()) as (k, _, _):
-            builder.store(code.load(source, k, wide=False), code.vector(target, k, 4, FLOATS), align=4)
-        return context.get_dummy_value()
+    @kernel
+    def copy(typing: Any, source: Any, count: Any, target: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            source, count, target = arguments
+            code = Code(builder)
+            with code.steps(count, ()) as (k, _, _):
+                code.store_lanes(code.load(source, k, wide=wide), target, k, wide=True)
+            return context.get_dummy_value()
 
-    return types.void(types.intp, types.intp, types.intp), generate
+        return types.void(types.intp, types.intp, types.intp), generate
 
-
-@kernel
-def copy_floats(typing: Any, source: Any, count: Any, target: Any) -> Any:
-    """Write `count` float32 numbers (a multiple of `LANES`) at `source` to `target`."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        source, count, target = arguments
-        code = Code(builder)
-        with code.steps(count, ()) as (k, _, _):
-            builder.store(code.load(source, k, wide=True), code.vector(target, k, 4, FLOATS), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), generate
+    return copy
 
 
 @kernel
@@ -273,3 +262,7 @@ class Code:
 def same(kind: Any, value: float) -> Any:
     """A constant, in every lane where there are lanes."""
     return ir.Constant(kind, [value] * LANES if isinstance(kind, ir.VectorType) else value)
+
+
+widen, copy_floats = (_copy_kernel(wide=wide) for wide in (False, True))
+"""Write bfloat16 numbers (`widen`) or float32 numbers as float32."""

@@ -60,8 +60,10 @@ def examine(model: PreTrainedModel) -> Examined:
     shape, expected = _attempt(model, lambda: _observe(runners[-1]))
     for runner in runners[:-1]:
         try:
-            if _error(runner, shape, expected) <= _tolerance(model):
+            error = _error(runner, shape, expected)
+            if error <= _tolerance(model):
                 return Examined(runner, shape, expected.shape[-1])
+            log.warning("%s is scored one sequence after the other: together %.2g off", type(model).__name__, error)
         except torch.OutOfMemoryError:
             raise
         except MISFITS as misfit:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import cfunc, types
 from numba.np.numpy_support import carray
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from precedent.target.attention_kernels import (
     write_float,
 )
 from precedent.target.dot_kernels import LANES, copy_floats, take_ticket, widen
-from precedent.target.row_products import team
+from precedent.target.row_products import run_on_team, team
 
 VECTORS = 4
 """Registers of one blend: a head's numbers must fill whole ones."""
@@ -79,18 +78,16 @@ def row_attention(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scali
     queries = (query.float() * scale).view(kv_heads, groups, rows, dim).transpose(1, 2).contiguous()
     outputs = torch.empty((1, rows, heads, dim), dtype=query.dtype)
     width = -(-(keys - rows) // LANES) * LANES + (sight.most // LANES + 2) * LANES
-    together = max(1, QUERIES // groups) * groups
-    room = together * (width + dim + 1) + LANES + 2 * LANES * dim
+    together = max(1, QUERIES // groups)
+    room = together * groups * (width + dim + 1) + LANES + 2 * LANES * dim
     scratch = torch.empty(threads * room)
-    job = (ctypes.c_int64 * 21)(
+    job = (ctypes.c_int64 * 22)(
         0, 0, rows, groups, kv_heads, dim, keys - rows, wide, width, 4 * room,
         queries.data_ptr(), key.data_ptr(), key.stride(1) * key.element_size(), key.stride(2) * key.element_size(),
         value.data_ptr(), value.stride(1) * value.element_size(), value.stride(2) * value.element_size(),
-        outputs.data_ptr(), scratch.data_ptr(), sight.starts.ctypes.data, sight.columns.ctypes.data,
+        outputs.data_ptr(), scratch.data_ptr(), sight.starts.ctypes.data, sight.columns.ctypes.data, together,
     )  # fmt: skip
-    run = team()
-    assert run is not None
-    run(_work.address, job, threads, 0)
+    run_on_team(_work, job, threads)
     return outputs
 
 
@@ -263,12 +260,11 @@ def _blended(
     return (values + 4 * column, stride, count, weights, 4 * piece.width, sums, 4 * piece.dim)
 
 
-@cfunc(types.void(types.CPointer(types.int64)), cache=True)
 def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
     """What each thread of the team does until no piece is left; see `row_attention` for the fields."""
     base = carray(job, 2).ctypes.data
     rows, groups, kv_heads, dim, width, size = job[2], job[3], job[4], job[5], job[8], 4 if job[7] else 2
-    together = max(1, QUERIES // groups)
+    together = job[21]
     scores = job[18] + take_ticket(base) * job[9]
     sums = scores + 4 * together * groups * width
     totals = sums + 4 * together * groups * dim

@@ -9,6 +9,7 @@ verification of a tree round alike.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ _1x1, _1x1_wide = (dot_block(1, 1, wide_weights=wide, wide_outputs=wide) for wid
 _1x4, _2x4, _4x4 = (dot_block(4, rows, wide_weights=False, wide_outputs=False) for rows in (1, 2, 4))
 _1x4_mixed, _2x4_mixed, _4x4_mixed = (dot_block(4, rows, wide_weights=True, wide_outputs=False) for rows in (1, 2, 4))
 _1x4_wide, _2x4_wide, _4x4_wide = (dot_block(4, rows, wide_weights=True, wide_outputs=True) for rows in (1, 2, 4))
+
+
+# Three times the same walk over the rows: numba keeps machine code on disk only for functions that name their kernels.
 
 
 @compiled
@@ -118,9 +122,8 @@ def _right(at: Places, out: int, size: int) -> Places:
     return (at[0] + out * at[1], at[1], at[2], at[3], at[4], biases, at[6] + out * size, at[7])
 
 
-@cfunc(types.void(types.CPointer(types.int64)), cache=True)
 def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
-    """What each thread of the team does until no piece is left; see `_job` for the fields."""
+    """What each thread of the team does until no piece is left; see `row_product` for the fields."""
     rows, num_outs, wide, length = job[2], job[3], job[4] != 0, job[9]
     at = (job[5], job[6], job[7], job[8], job[9], job[10], job[11], job[12])
     base = carray(job, 2).ctypes.data
@@ -139,7 +142,6 @@ def fits(weight: Tensor) -> bool:
         and weight.is_cpu
         and weight.is_contiguous()
         and weight.shape[1] % LANES == 0
-        and FUSED
         and team() is not None
     )
 
@@ -160,19 +162,36 @@ def row_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         0 if bias is None else bias.data_ptr(), outputs.data_ptr(), size * num_outs,
         0 if scratch is None else scratch.data_ptr(),
     )  # fmt: skip
-    run = team()
-    assert run is not None
-    run(_work.address, job, threads, 0)
+    run_on_team(_work, job, threads)
     return outputs
+
+
+Job = ctypes.Array[ctypes.c_int64]
+"""Counters, counts and addresses of a piece of work; what they mean is the work's own affair."""
+
+
+def run_on_team(work: Callable[[Any], None], job: Job, threads: int) -> None:
+    """Run a compiled function on `job` on so many of torch's threads at once, and wait for all of them."""
+    run = team()
+    assert run is not None, "what needs the team asks `fits` before"
+    run(_entry(work).address, job, threads, 0)
+
+
+@cache
+def _entry(work: Callable[[Any], None]) -> Any:
+    """The function as machine code: translated when first used, not where nothing runs on a CPU."""
+    return cfunc(types.void(types.CPointer(types.int64)), cache=True)(work)
 
 
 @cache
 def team() -> Any:
-    """`GOMP_parallel` of the OpenMP library that torch itself runs on, None where torch uses something else.
+    """`GOMP_parallel` of the OpenMP library that torch itself runs on.
+
+    None where torch uses something else, or where the processor lacks what the kernels need.
 
     A second library would keep threads of its own, which spin while torch's want the cores.
     """
-    if "OpenMP" not in torch.__config__.parallel_info():
+    if not FUSED or "OpenMP" not in torch.__config__.parallel_info():
         return None
     library = next((path for path in _loaded_libraries() if "gomp" in path or "iomp" in path), None)
     function = getattr(ctypes.CDLL(library), "GOMP_parallel", None) if library else None
