@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from precedent.errors import PromptError
+from precedent.replay.traces import records
 
 LONGEST_SYSTEM_TEXT = 600
 """Characters kept of a system message: policies of real traces are longer than a small model's patience."""
@@ -29,28 +28,6 @@ class TracePrompt:
         return len(self.messages)
 
 
-def read_trajectories(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file. Raises PromptError naming the line that is not a chat trace."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _record(path, number, line)
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise PromptError(f"cannot read {path}: {error}") from error
-
-
-def _record(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise PromptError(f"{path} line {number} is not JSON: {error}") from error
-    if not isinstance(record, dict) or not isinstance(record.get("messages"), list):
-        raise PromptError(f"{path} line {number} is no chat trace: it has no list `messages`")
-    return record
-
-
 def read_prompts(path: Path, *, most_trajectories: int) -> list[TracePrompt]:
     """The prompts of all assistant turns of the first trajectories; long system messages are cut."""
     prompts = []
@@ -63,7 +40,7 @@ def read_prompts(path: Path, *, most_trajectories: int) -> list[TracePrompt]:
 
 def read_conversations(path: Path, *, most_trajectories: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Task and messages of the first trajectories, as chat templates take them; long system messages are cut."""
-    for trajectory, record in zip(range(most_trajectories), read_trajectories(path), strict=False):
+    for trajectory, record in zip(range(most_trajectories), records(path), strict=False):
         yield str(record.get("task_id", trajectory)), [_plain(message) for message in record["messages"]]
 
 

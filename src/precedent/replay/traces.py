@@ -58,13 +58,13 @@ def read_trajectories(paths: Sequence[Path]) -> Iterator[Trajectory]:
 
 def _in_order(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a file in time order, conversations in one piece; what is not sorted is sorted on disk."""
-    keys = _sort_keys(_records(path))
+    keys = _sort_keys(records(path))
     if keys == sorted(keys):
-        yield from _records(path)
+        yield from records(path)
         return
     with tempfile.TemporaryFile("w+", encoding="utf-8") as spool:
         places = []
-        for record in _records(path):
+        for record in records(path):
             places.append(spool.tell())
             spool.write(json.dumps(record) + "\n")
         for _, place in sorted(zip(keys, places, strict=True)):
@@ -83,7 +83,8 @@ def _sort_keys(records: Iterator[dict[str, Any]]) -> list[tuple[Any, int]]:
     return keys
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file as they come, one line at a time. Raises PromptError naming the line that is no trace."""
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if line.rstrip().endswith(TORN_MARK) or (not line.endswith("\n") and not _is_json(line)):

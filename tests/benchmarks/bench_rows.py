@@ -1,0 +1,124 @@
+"""Products of a few rows against torch's, a step with and without them, and rows of a tree against plain decoding.
+
+    python tests/benchmarks/bench_rows.py [--target smollm2-135m-instruct]
+
+Both sides alternate in one process; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from precedent.target import TargetModel
+from precedent.target.cpu_linear import PackedLinear
+from precedent.target.loading import load_target
+from precedent.target.row_products import row_product
+from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder, chain
+
+SHAPES = ((1536, 576), (49152, 576))
+WIDTHS = (1, 2, 4, 8, 16, 32)
+COPIES = 20
+"""Weights of one shape that take turns, so that none stays in the processor's cache, as in a model."""
+
+
+def main() -> None:
+    """Print all three."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--target", default="smollm2-135m-instruct")
+    given = options.parse_args()
+    print(f"{torch.get_num_threads()} threads")
+    products()
+    model, tokenizer = load_target(given.target)
+    target = TargetModel(model)
+    prompt = tokenizer("The order desk of a shop answers. " * 80)["input_ids"]
+    steps(target, prompt)
+    equal_rows(target, prompt)
+
+
+def products() -> None:
+    """Microseconds of bfloat16 products: plain, packed in float32, ours."""
+    print("out x in        rows     plain    packed      ours")
+    for outs, length in SHAPES:
+        weights = [torch.randn(outs, length).bfloat16() for _ in range(COPIES if outs < 10_000 else 1)]
+        packed = [torch.ops.mkldnn._reorder_linear_weight(weight.float(), 8) for weight in weights]
+        for rows in WIDTHS:
+            ways = ways_to_multiply(torch.randn(rows, length).bfloat16(), weights, packed)
+            times = [[seconds(partial(way, turn % len(weights))) for way in ways] for turn in range(40)]
+            middle = [median(column) * 1e6 for column in zip(*times, strict=True)]
+            print(f"{outs:5} x {length:4} {rows:8} " + "".join(f"{each:10.0f}" for each in middle))
+
+
+def ways_to_multiply(inputs: Tensor, weights: list[Tensor], packed: list[Tensor]) -> list[Callable[[int], Tensor]]:
+    """The product of the inputs with weight number i, three times."""
+    return [
+        lambda i: linear(inputs, weights[i]),
+        lambda i: torch.ops.mkldnn._linear_pointwise(inputs.float(), packed[i], None, "none", [], "").bfloat16(),
+        lambda i: row_product(inputs, weights[i], None),
+    ]
+
+
+def steps(target: TargetModel, prompt: list[int]) -> None:
+    """Milliseconds of a step by width, with packed copies alone and with products of few rows."""
+    layers = [module for module in target.model.modules() if isinstance(module, PackedLinear)]
+    few, slot = [layer._few_rows for layer in layers], target.new_slot()
+    target.prefill(slot, prompt)
+    print("rows   copies alone   ours   ratio")
+    for width in WIDTHS:
+        tree, pairs = chain(list(range(100, 99 + width))) if width > 1 else EMPTY_TREE, []
+        for _ in range(7):
+            pair = []
+            for with_ours in (False, True):
+                for layer, rows in zip(layers, few, strict=True):
+                    layer._few_rows = rows if with_ours else 0
+                pair.append(min(seconds(partial(target.score, [(slot, tree)])) for _ in range(3)))
+                target.discard(slot)
+            pairs.append(pair)
+        before, after = (median(column) * 1e3 for column in zip(*pairs, strict=True))
+        print(f"{width:4} {before:12.1f} {after:8.1f} {median(old / new for old, new in pairs):7.2f}")
+
+
+def equal_rows(target: TargetModel, prompt: list[int]) -> None:
+    """How many rows of a tree equal the logits of plain decoding along their path, to the last bit."""
+    tree, slot = random_tree(15), target.new_slot()
+    target.prefill(slot, prompt)
+    rows = target.score([(slot, tree)])[0].clone()
+    target.discard(slot)
+    length, pending, equal = len(slot.token_ids), slot.pending, 0
+    for node in range(len(tree)):
+        for token in tree.tokens_to(node):
+            target.plain_step(slot)
+            target.commit(slot, EMPTY_TREE, (), token)
+        equal += torch.equal(target.plain_step(slot)[0], rows[node + 1])
+        target.discard(slot)
+        target.rewind(slot, length)
+        slot.pending = pending
+    print(f"{equal} of {len(tree)} rows equal plain decoding to the last bit")
+
+
+def random_tree(num_nodes: int) -> CandidateTree:
+    """A tree of points."""
+    choice, builder, nodes = random.Random(3), TreeBuilder(), [ROOT]
+    for _ in range(num_nodes):
+        nodes.append(builder.add_point(choice.choice(nodes), choice.randrange(9000), "test"))
+    return builder.build()
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """How long it takes."""
+    started = perf_counter()
+    action()
+    return perf_counter() - started
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()
