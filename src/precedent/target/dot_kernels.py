@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import product
 from typing import Any, cast
 
 from llvmlite import binding, ir
@@ -53,10 +52,13 @@ def dot_block(outs: int, rows: int, *, wide_weights: bool, wide_outputs: bool) -
             w_rows = [code.offset(weights, w_bytes, out) for out in range(outs)]
             x_rows = [code.offset(inputs, x_bytes, row) for row in range(rows)]
             sums = code.dots(w_rows, x_rows, length, wide_weights)
-            size = 4 if wide_outputs else 2
-            for (out, row), total in zip(product(range(outs), range(rows)), sums, strict=True):
-                place = builder.add(code.offset(outputs, y_bytes, row), ir.Constant(LONG, size * out))
-                code.store(code.with_bias(total, biases, out), place, wide_outputs)
+            together = min(rows, max(1, LANES // outs))  # rows whose sums fill a register
+            for first in range(0, rows, together):
+                totals = code.totals(sums[first * outs : (first + together) * outs])
+                totals = code.with_biases(totals, biases, outs)
+                for row in range(together):
+                    place = code.offset(outputs, y_bytes, first + row)
+                    code.store_some(totals, row * outs, outs, place, wide_outputs)
             return context.get_dummy_value()
 
         return types.void(types.UniTuple(types.intp, 8)), generate
@@ -144,10 +146,10 @@ class Code:
         return self._builder.bitcast(shifted, FLOATS)
 
     def halves(self, numbers: Any) -> Any:
-        """float32, one or all lanes, rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
+        """float32, one or several lanes, rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
         builder, ints, shorts = self._builder, INT, SHORT
-        if numbers.type == FLOATS:
-            ints, shorts = INTS, SHORTS
+        if isinstance(numbers.type, ir.VectorType):
+            ints, shorts = (ir.VectorType(kind, numbers.type.count) for kind in (INT, SHORT))
         bits = builder.bitcast(numbers, ints)
         odd = builder.and_(builder.lshr(bits, same(ints, 16)), same(ints, 1))
         rounded = builder.lshr(builder.add(builder.add(bits, odd), same(ints, 0x7FFF)), same(ints, 16))
@@ -211,31 +213,61 @@ class Code:
         builder.position_at_end(end)
 
     def dots(self, weights: list[Any], inputs: list[Any], length: Any, wide_weights: bool) -> list[Any]:
-        """All dot products, the first row of weights with every row of inputs first."""
+        """Lanes of all dot products, the first row of inputs with every row of weights first."""
         zeros = (same(FLOATS, 0.0),) * (len(weights) * len(inputs))
         with self.steps(length, zeros) as (k, sums, following):
-            columns = [self.load(each, k, wide=True) for each in inputs]
-            for number, row in enumerate(weights):
-                loaded = self.load(row, k, wide=wide_weights)
-                for column, total in zip(columns, sums[number * len(inputs) :], strict=False):
-                    following.append(self.fused(loaded, column, total))
-        return [self.across(total) for total in following]
+            columns = [self.load(each, k, wide=wide_weights) for each in weights]
+            for number, row in enumerate(inputs):
+                loaded = self.load(row, k, wide=True)
+                for column, total in zip(columns, sums[number * len(weights) :], strict=False):
+                    following.append(self.fused(column, loaded, total))
+        return following
 
-    def with_bias(self, total: Any, biases: Any, out: int) -> Any:
-        """The sum plus bias number `out`, if there are biases."""
+    def totals(self, sums: list[Any]) -> Any:
+        """The sums of the lanes of each, in one register: halves upon halves."""
+        size = LANES
+        while size > 1:
+            if len(sums) > 1:
+                sums = [self._halved(left, right, size) for left, right in zip(sums[::2], sums[1::2], strict=True)]
+            else:
+                sums = [self._halved(sums[0], None, size)]
+            size //= 2
+        return sums[0]
+
+    def _halved(self, left: Any, right: Any, size: int) -> Any:
+        """Runs of `size` lanes, the upper half of each added to the lower; those of `right` behind those of `left`."""
+        builder, count = self._builder, left.type.count * (1 if right is None else 2)
+        lower = [start + lane for start in range(0, count, size) for lane in range(size // 2)]
+        kind = ir.VectorType(INT, len(lower))
+        halves = (ir.Constant(kind, [lane + shift for lane in lower]) for shift in (0, size // 2))
+        return builder.fadd(*(builder.shuffle_vector(left, left if right is None else right, half) for half in halves))
+
+    def with_biases(self, totals: Any, biases: Any, outs: int) -> Any:
+        """Sums of `outs` outputs, row after row, plus these outputs' biases, if there are any."""
         builder = self._builder
         given = builder.icmp_unsigned("!=", biases, ir.Constant(LONG, 0))
         with builder.if_else(given) as (then, otherwise):
             with then:
-                place = builder.add(biases, ir.Constant(LONG, 4 * out))
-                biased = builder.fadd(total, builder.load(builder.inttoptr(place, FLOAT.as_pointer()), align=4))
+                kind = ir.VectorType(FLOAT, outs)
+                loaded = builder.load(builder.inttoptr(biases, kind.as_pointer()), align=4)
+                every_row = ir.Constant(
+                    ir.VectorType(INT, totals.type.count), [*range(outs)] * (totals.type.count // outs)
+                )
+                biased = builder.fadd(totals, builder.shuffle_vector(loaded, loaded, every_row))
                 from_then = builder.block
             with otherwise:
                 from_otherwise = builder.block
-        result = builder.phi(FLOAT)
+        result = builder.phi(totals.type)
         result.add_incoming(biased, from_then)
-        result.add_incoming(total, from_otherwise)
+        result.add_incoming(totals, from_otherwise)
         return result
+
+    def store_some(self, numbers: Any, first: int, count: int, place: Any, wide: bool) -> None:
+        """Write `count` lanes from `first` on, as float32 or as bfloat16."""
+        builder, kind = self._builder, ir.VectorType(INT, count)
+        chosen = builder.shuffle_vector(numbers, numbers, ir.Constant(kind, list(range(first, first + count))))
+        stored = chosen if wide else self.halves(chosen)
+        builder.store(stored, builder.inttoptr(place, stored.type.as_pointer()), align=4 if wide else 2)
 
     def store(self, number: Any, place: Any, wide: bool) -> None:
         """One number, as float32 or as bfloat16."""
@@ -255,13 +287,7 @@ class Code:
 
     def across(self, lanes: Any) -> Any:
         """The sum of all lanes, halves upon halves."""
-        builder, count = self._builder, LANES
-        while count > 1:
-            count //= 2
-            kind = ir.VectorType(INT, count)
-            halves = (ir.Constant(kind, list(range(start, start + count))) for start in (0, count))
-            lanes = builder.fadd(*(builder.shuffle_vector(lanes, lanes, half) for half in halves))
-        return builder.extract_element(lanes, ir.Constant(INT, 0))
+        return self._builder.extract_element(self.totals([lanes]), ir.Constant(INT, 0))
 
 
 def same(kind: Any, value: float) -> Any:
