@@ -118,6 +118,9 @@ ANSWERS: list[tuple[str, str, list[Part]]] = [
     ),
     ("qwen3-coder", "<tool_call>\n<function=f>\n</function>\n</tool_call>", [ParsedCall("f", {})]),
     ("qwen3-coder", XML_CALL.removesuffix("\n</tool_call>"), [LOOK_UP]),
+    ("qwen3-coder", XML_CALL.replace("number", "copies").replace("1042", "many"), [
+        ParsedCall("look_up", {"copies": "many"})]),
+    ("hermes", f"<think>{ONE_CALL['hermes']}</think>x", [Reasoning(ONE_CALL["hermes"]), Text("x")]),
     ("llama-json", f"{ONE_CALL['llama-json']}; {ONE_CALL['llama-json']}", [LOOK_UP, LOOK_UP]),
     ("llama-json", f" <|python_tag|>{ONE_CALL['llama-json']}", [LOOK_UP]),
     ("llama-json", '{"type": "function", "name": "f", "parameters": {}}', [ParsedCall("f", {})]),

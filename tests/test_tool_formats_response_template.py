@@ -16,8 +16,17 @@ from transformers.utils.chat_parsing import parse_response
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
 from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
-from precedent.text.tool_formats import InvalidCall, ParsedCall, Part, Reasoning, Text, registry, whole_parts
-from precedent.text.tool_formats.builtin import BUILTIN, HERMES
+from precedent.text.tool_formats import (
+    InvalidCall,
+    ParsedCall,
+    Part,
+    Reasoning,
+    Text,
+    ToolFormat,
+    registry,
+    whole_parts,
+)
+from precedent.text.tool_formats.builtin import BUILTIN, HERMES, tagged_json
 from precedent.text.tool_formats.parser import TaggedParser
 from precedent.text.tool_formats.reasoning import REASONING
 from precedent.text.tool_formats.response_template import ResponseTemplateParser
@@ -224,3 +233,22 @@ def test_an_entry_point_that_is_no_format_is_refused_by_name(installed: dict[str
     installed["odd"] = "precedent.text.tool_formats.builtin:tagged_json"
     with pytest.raises(ConfigError, match=r"'odd' of precedent\.tool_formats must name a ToolFormat"):
         registry.known_formats()
+
+
+def test_a_format_of_json_between_tags_needs_no_program() -> None:
+    act = ToolFormat(
+        name="act",
+        models="my models",
+        known_by=("<act>",),
+        reader=tagged_json,
+        tag="<act>",
+        call_open="<act>",
+        name_key="name",
+        call_close="</act>",
+        tags=("<act>", "</act>"),
+    )
+    parser = TaggedParser(act)
+    parts = whole_parts([event for char in f"Hi{ACT}" for event in parser.push(char)] + parser.finish())
+    assert parts == [Text("Hi"), ParsedCall("f", {"n": 1})]
+    assert act.around_arguments("f") == ('<act>{"name": "f", "arguments": ', "}</act>")
+    assert act.wrote("{{ '<act>' }}")

@@ -46,7 +46,7 @@ class AnswerSyntax:
             return ResponseTemplateParser(self.tokenizer, str(self.tokenizer.decode(list(self.prompt_ids))), self.tools)
         if self.channels:
             return HarmonyParser(self.form, self.tools)
-        return TaggedParser(self.form, self.reasoning, self.tools, in_reasoning=self._opened_by_prompt())
+        return TaggedParser(self.form, self.reasoning, self.tools, in_reasoning=self.opened_by_prompt)
 
     def token_ranges(self, token_ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[range]:
         """Places of an answer's tokens within spans of its text (first and last character + 1)."""
@@ -60,7 +60,9 @@ class AnswerSyntax:
 
         return [range(tokens_up_to(start), tokens_up_to(end)) for start, end in spans]
 
-    def _opened_by_prompt(self) -> bool:
+    @property
+    def opened_by_prompt(self) -> bool:
+        """True where the prompt ends inside of the reasoning."""
         if self.reasoning is None:
             return False
         tail = self.tokenizer.decode(list(self.prompt_ids[-TAIL_TOKENS:]), skip_special_tokens=False)

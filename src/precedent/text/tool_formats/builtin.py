@@ -6,7 +6,8 @@ from precedent.text.tool_formats import harmony
 from precedent.text.tool_formats.calls import CallReader
 from precedent.text.tool_formats.description import ToolFormat, Tools
 from precedent.text.tool_formats.gemma_calls import GemmaCall
-from precedent.text.tool_formats.json_calls import BareCall, JsonCall, NamedCalls
+from precedent.text.tool_formats.json_calls import BareCall, JsonCall
+from precedent.text.tool_formats.mistral_calls import MistralCalls
 from precedent.text.tool_formats.python_calls import PythonCalls
 from precedent.text.tool_formats.xml_calls import XmlCall
 
@@ -35,7 +36,7 @@ def _bare_python_list(form: ToolFormat, tools: Tools) -> CallReader:
 
 
 def _mistral(form: ToolFormat, tools: Tools) -> CallReader:
-    return NamedCalls(form.tag)
+    return MistralCalls(form.tag)
 
 
 def _xml(form: ToolFormat, tools: Tools) -> CallReader:

@@ -1,4 +1,4 @@
-"""Calls in JSON: an object of name and arguments (Hermes, Llama), or a name before its arguments (Mistral, gpt-oss)."""
+"""A call in JSON: an object of name and arguments (Hermes, Llama), or the arguments alone (Mistral, gpt-oss)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from precedent.text.tool_formats.json_scanner import (
 )
 
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
-_NAMED = re.compile(r"\[TOOL_CALLS\]\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\][^\[\]{}]*)?(?:\[ARGS\])?\s*")
 
 
 class MemberScanner:
@@ -102,6 +101,7 @@ class JsonCall(LoggedReader):
         self._open, self._keys = open_tag, argument_keys
         self._tags = (*close_tags, open_tag) if open_tag else close_tags
         self._longest = max(map(len, self._tags), default=0)
+        self._ends = {tag[-1] for tag in self._tags}
         self._members = MemberScanner(name, argument_keys)
         self._given_name = name
         self._tail = ""
@@ -113,7 +113,7 @@ class JsonCall(LoggedReader):
         self._log.raw.append(char)
         in_arguments = self._members.step(char)
         self._tail = (self._tail + char)[-self._longest :] if self._longest else ""
-        tag = next((tag for tag in self._tags if self._tail.endswith(tag)), "")
+        tag = self._complete_tag() if char in self._ends else ""
         if tag and not self._members.json.in_string:
             return self._end_at(tag)
         self._hidden_tag = self._hidden_tag or bool(tag)
@@ -135,6 +135,9 @@ class JsonCall(LoggedReader):
 
     def _body(self) -> str:
         return "".join(self._log.raw[1:])
+
+    def _complete_tag(self) -> str:
+        return next((tag for tag in self._tags if self._tail.endswith(tag)), "")
 
     def _hand_out(self, char: str) -> None:
         """Show arguments as far as they cannot be the beginning of a tag, and nothing behind a hidden one."""
@@ -229,59 +232,6 @@ class BareCall(JsonCall):
     def _reject(self, char: str) -> str:
         self.rejected = True
         return self._body() + char
-
-
-class NamedCalls(LoggedReader):
-    """Mistral's calls: a list of objects in earlier generations, `name[ARGS]{…}` in later ones."""
-
-    def __init__(self, head: str) -> None:
-        super().__init__(head)
-        self._head = head
-        self._in_list = False
-        self._call: JsonCall | None = None
-
-    def feed(self, char: str) -> str | None:
-        """Take a character; see `CallReader`."""
-        if self._call is not None:
-            return self._feed_call(self._call, char)
-        self._head += char
-        if self._in_list:
-            return self._feed_list(char)
-        if char == "{":
-            self._open_call(_NAMED.fullmatch(self._head[:-1]))
-        elif char == "[" and self._head[:-1].rstrip() == "[TOOL_CALLS]":
-            self._in_list = True
-        return None
-
-    def finish(self) -> str | None:
-        """End the call with the answer."""
-        if self._call is not None:
-            self._call.finish()
-            self._log.events += self._call.take()
-        elif not self._in_list:
-            self._log.raw = [self._head]
-            self._log.fail("it has no arguments")
-        return None
-
-    def _feed_list(self, char: str) -> str | None:
-        if char == "]":
-            return ""
-        if not char.isspace() and char != ",":
-            self._open_call(None)
-        return None
-
-    def _open_call(self, named: re.Match[str] | None) -> None:
-        char, head = self._head[-1], self._head[:-1]
-        self._call, self._head = JsonCall(head, name=named.group(1) if named else None), ""
-        self._call.feed(char)
-
-    def _feed_call(self, call: JsonCall, char: str) -> str | None:
-        leftover = call.feed(char)
-        self._log.events += call.take()
-        if leftover is None:
-            return None
-        self._call = None
-        return None if self._in_list else ""
 
 
 def _call_of(value: Any, argument_keys: tuple[str, ...]) -> ParsedCall:
