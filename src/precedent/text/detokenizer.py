@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """What decoders write for bytes that are no complete UTF-8 character (yet)."""
+
+REMEMBERED = 1 << 16
+"""Runs of tokens whose text is remembered: agents write the same words again and again."""
+
+_Texts = dict[frozenset[int] | None, dict[tuple[int, ...], str]]
+_TEXTS: WeakKeyDictionary[PreTrainedTokenizerBase, _Texts] = WeakKeyDictionary()
+"""By tokenizer, and by the tokens that do not show."""
 
 
 class IncrementalDetokenizer:
@@ -23,9 +31,10 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, shown: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._hidden = hidden_tokens(tokenizer, shown)
-        self._shown: list[int] = []
+        self._texts = _TEXTS.setdefault(tokenizer, {}).setdefault(self._hidden, {})
+        self._shown: tuple[int, ...] = ()
         self._shown_length = 0
-        self._pending: list[int] = []
+        self._pending: tuple[int, ...] = ()
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that `token_ids` complete; it may lag behind them."""
@@ -36,7 +45,7 @@ class IncrementalDetokenizer:
         return self._show(self._decode()) if self._pending else ""
 
     def _push_one(self, token: int) -> str:
-        self._pending.append(token)
+        self._pending = (*self._pending, token)
         text = self._decode()
         if text.endswith(UNFINISHED) or len(text) <= self._shown_length:
             return ""
@@ -44,15 +53,20 @@ class IncrementalDetokenizer:
 
     def _show(self, text: str) -> str:
         new = text[self._shown_length :]
-        self._shown, self._pending = self._pending, []
+        self._shown, self._pending = self._pending, ()
         self._shown_length = len(self._text_of(self._shown))
         return new
 
     def _decode(self) -> str:
         return self._text_of(self._shown + self._pending)
 
-    def _text_of(self, ids: list[int]) -> str:
-        return decoded(self._tokenizer, ids, self._hidden)
+    def _text_of(self, ids: tuple[int, ...]) -> str:
+        text = self._texts.get(ids)
+        if text is None:
+            if len(self._texts) >= REMEMBERED:
+                self._texts.clear()
+            text = self._texts[ids] = decoded(self._tokenizer, ids, self._hidden)
+        return text
 
 
 def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, str]:
