@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -157,13 +157,14 @@ class Engine:
         tools: str = "",
         prediction: str | Sequence[int] | None = None,
         templates: Iterable[str | Template] = (),
+        shown_tokens: Collection[int] = (),
     ) -> Generation:
         """Start a request and return at once.
 
         `query` is the text by which recall finds prior completions; `workflow_step` and `tools` are soft keys stored
         with the completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade
-        responses and forms of tool calls; both only propose. Raises ContextOverflowError, PromptError, CapacityError,
-        ConfigError or EngineClosedError before any work starts.
+        responses and forms of tool calls; both only propose. `shown_tokens` are special tokens that stay in the text.
+        Raises ContextOverflowError, PromptError, CapacityError, ConfigError or EngineClosedError before work starts.
         """
         prompt = tuple(int(token) for token in prompt_ids)
         check_prompt(prompt, self.context_length, self.target.vocab_size)
@@ -177,7 +178,7 @@ class Engine:
             mode=mode_of(speculation, sampling),
             drafters=drafters,
             kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
-            text=TextAssembler(self.tokenizer, sampling.stop),
+            text=TextAssembler(self.tokenizer, sampling.stop, shown_tokens),
             tenant=tenant,
             query=query,
             workflow_step=workflow_step,

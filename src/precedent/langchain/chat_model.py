@@ -34,6 +34,7 @@ from precedent.langchain.settings import (
     tenant_of,
 )
 from precedent.langchain.tools import ToolLike, check_tool_choice, openai_tools
+from precedent.text.answers import answer_syntax
 from precedent.text.prompt import render_prompt
 from precedent.text.query import recall_query
 from precedent.text.tool_schema import tools_fingerprint
@@ -142,6 +143,7 @@ class ChatPrecedent(BaseChatModel):
         tools = [] if kwargs.get("tool_choice") == "none" else openai_tools(kwargs.get("tools") or ())
         turns = to_template_messages(messages)
         prompt_ids = render_prompt(engine.tokenizer, turns, tools)
+        syntax = answer_syntax(engine.tokenizer, turns, tools, prompt_ids)
         keys = run_keys(run_manager.metadata if run_manager else None)
         generation = engine.submit(
             prompt_ids,
@@ -152,10 +154,10 @@ class ChatPrecedent(BaseChatModel):
             workflow_step=kwargs.get("workflow_step") or keys.get("workflow_step", ""),
             tools=tools_fingerprint(tools),
             prediction=prediction_text(kwargs.get("prediction")),
-            templates=templates_of(self, kwargs, tools),
+            templates=templates_of(self, kwargs, tools, syntax.form),
+            shown_tokens=syntax.shown_tokens,
         )
-        chunks = AnswerChunks(prompt_ids, self.model, parse_tools=bool(tools), output_version=self.output_version)
-        return generation, chunks
+        return generation, AnswerChunks(syntax, self.model, output_version=self.output_version)
 
     def _stream(
         self,

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ class ScriptedRequest:
     tools: str
     prediction: str | Sequence[int] | None = None
     templates: tuple[Template, ...] = ()
+    shown_tokens: frozenset[int] = frozenset()
     generation: Generation = field(default_factory=Generation)
     ended: threading.Event = field(default_factory=threading.Event)
     cancelled: bool = False
@@ -80,6 +81,7 @@ class ScriptedEngine:
         tools: str = "",
         prediction: str | Sequence[int] | None = None,
         templates: Iterable[str | Template] = (),
+        shown_tokens: Collection[int] = (),
     ) -> Generation:
         """Start answering and return at once. Raises ContextOverflowError like an engine."""
         if len(prompt_ids) >= self.context_length:
@@ -96,6 +98,7 @@ class ScriptedEngine:
             tools,
             prediction,
             tuple(Templates(templates)),
+            frozenset(shown_tokens),
         )
         self.requests.append(request)
         rng = random.Random(self._random.random())
@@ -117,7 +120,7 @@ class ScriptedEngine:
         """Emit the scripted answer burst by burst."""
         limit = request.sampling.max_tokens
         script = self._script_ids(request.prompt)
-        assembler = TextAssembler(self.tokenizer, request.sampling.stop)
+        assembler = TextAssembler(self.tokenizer, request.sampling.stop, request.shown_tokens)
         stats, given, shown, sources = GenerationStats(), list[int](), list[str](), list[str]()
         while len(given) < min(limit, len(script)) and not assembler.stopped:
             self._wait(request)

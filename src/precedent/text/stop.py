@@ -43,7 +43,7 @@ class StopScanner:
 
 def partial_match(text: str, marker: str) -> int:
     """Length of the longest suffix of `text` that is a proper prefix of `marker`."""
-    for length in range(min(len(text), len(marker) - 1), 0, -1):
-        if text.endswith(marker[:length]):
-            return length
-    return 0
+    start = text.find(marker[:1], max(0, len(text) - len(marker) + 1))
+    while start >= 0 and not marker.startswith(text[start:]):
+        start = text.find(marker[:1], start + 1)
+    return len(text) - start if start >= 0 else 0
