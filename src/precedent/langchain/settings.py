@@ -16,7 +16,7 @@ from precedent.templates import Template, Templates
 from precedent.text.tool_skeletons import tool_templates
 
 if TYPE_CHECKING:
-    from precedent.langchain.chat_model import ChatPrecedent
+    from precedent.langchain.fields import ChatFields
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
 OF_THE_CALL = (
@@ -49,7 +49,7 @@ def in_one_line() -> Iterator[None]:
         raise ConfigError(f"{name}={first['input']!r} cannot be used: {first['msg']}") from error
 
 
-def check_fields(model: ChatPrecedent) -> None:
+def check_fields(model: ChatFields) -> None:
     """Raise ConfigError for a field that no call could use, before any weights are loaded."""
     sampling_params(model, None, {})
     speculation_config(model, {}, SpeculationConfig())
@@ -76,7 +76,7 @@ def check_names(names: Iterable[str], known: Iterable[str], where: str) -> None:
             raise ConfigError(f"{where} takes no {name!r}; {hint}")
 
 
-def sampling_params(model: ChatPrecedent, stop: list[str] | None, kwargs: Mapping[str, Any]) -> SamplingParams:
+def sampling_params(model: ChatFields, stop: list[str] | None, kwargs: Mapping[str, Any]) -> SamplingParams:
     """The model's sampling settings under those of the call; stop strings of both apply."""
     chosen = {name: getattr(model, name) for name in SAMPLING}
     chosen |= {name: kwargs[name] for name in SAMPLING if kwargs.get(name) is not None}
@@ -89,7 +89,7 @@ def merged_stop(*stops: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def speculation_config(
-    model: ChatPrecedent, kwargs: Mapping[str, Any], default: SpeculationConfig
+    model: ChatFields, kwargs: Mapping[str, Any], default: SpeculationConfig
 ) -> SpeculationConfig | None:
     """What may be proposed in this call, or None for the engine's `default`. Raises ConfigError on other types."""
     wanted = kwargs.get("speculation")
@@ -130,7 +130,7 @@ def prediction_text(prediction: Any) -> str | None:
 
 
 def templates_of(
-    model: ChatPrecedent, kwargs: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+    model: ChatFields, kwargs: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
 ) -> tuple[Template, ...]:
     """The call's premade responses, else the model's, and the forms of the calls that the bound tools allow."""
     premade = kwargs.get("templates")
@@ -157,7 +157,7 @@ def _checked_key(key: str, value: Any) -> str:
     return value
 
 
-def tenant_of(model: ChatPrecedent, kwargs: Mapping[str, Any], keys: Mapping[str, str]) -> str:
+def tenant_of(model: ChatFields, kwargs: Mapping[str, Any], keys: Mapping[str, str]) -> str:
     """The call's tenant: its keyword argument, else the run's metadata, else the model's field."""
     tenant = kwargs.get("tenant")
     return keys.get("tenant", model.tenant) if tenant is None else _checked_key("tenant", tenant)
