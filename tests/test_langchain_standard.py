@@ -244,8 +244,11 @@ class TestWithPredictionTools(WithPrediction, Unforced): ...
 
 @pytest.mark.parametrize(
     ("kind", "figure", "source"),
-    [(Drafted, "drafted_by_source", "draft-model"), (Warm, "accepted_by_source", "recall")]
-    + [(WithPrediction, "accepted_by_source", "prediction")],
+    [
+        (Drafted, "drafted_by_source", "draft-model"),
+        (Warm, "accepted_by_source", "recall"),
+        (WithPrediction, "accepted_by_source", "prediction"),
+    ],
 )
 def test_the_matrix_drafts_as_its_names_say(kind: type[Offered], figure: str, source: str) -> None:
     """Else five suites would show what one shows. On a new engine: one that knows better asks no bad draft model."""

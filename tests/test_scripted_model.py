@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,6 +129,12 @@ def test_what_cannot_be_compared_is_refused(
     llm = ChatPrecedent.from_engine(precedent_engine(lambda prompt: "yes"))
     with pytest.raises(ConfigError, match=said):
         check(llm, *inputs, **kwargs)
+
+
+def test_the_package_announces_its_fixtures_to_pytest() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (module,) = project["entry-points"]["pytest11"].values()
+    assert module == EngineMaker.__module__
 
 
 def test_pytest_starts_without_torch() -> None:
