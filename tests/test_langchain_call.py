@@ -104,6 +104,7 @@ def test_one_answer_per_request() -> None:
 # Written down
 
 
+@pytest.mark.filterwarnings("ignore::langchain_core._api.beta_decorator.LangChainBetaWarning")
 def test_a_model_is_written_without_weights_and_read_back() -> None:
     model = ChatPrecedent(
         model="folder/name",

@@ -107,14 +107,16 @@ def test_one_conversation_is_not_taken_for_several(llm: ChatPrecedent) -> None:
 # RecordingCache
 
 
-def test_answers_of_an_old_cache_warm_as_they_are_found(llm: ChatPrecedent) -> None:
+def test_answers_of_an_old_cache_warm_as_they_are_found(llm: ChatPrecedent, monkeypatch: pytest.MonkeyPatch) -> None:
     old = InMemoryCache()
-    FakeListChatModel(responses=["An old answer."], cache=old).invoke("What was it?")
+    other = FakeListChatModel(responses=["An old answer."], cache=old)
+    other.invoke("What was it?")
+    monkeypatch.setattr(old, "update", None)  # nothing new may come in
     cache = RecordingCache(old, llm)
-    found = FakeListChatModel(responses=["a new one"], cache=cache).invoke("What was it?")
-    assert found.content == "An old answer."
+    asking = other.model_copy(update={"cache": cache})
+    assert asking.invoke("What was it?").content == "An old answer."
     assert [(one.text, one.tenant) for one in stored(llm)] == [("An old answer.", "acme")]
-    FakeListChatModel(responses=["a new one"], cache=cache).invoke("What was it?")
+    asking.invoke("What was it?")
     assert cache.num_recorded == 1, "found again, it is known"
     message = llm.invoke("What was it?", max_tokens=3)
     assert message.response_metadata["speculation"]["drafted_by_source"].get("recall", 0) > 0

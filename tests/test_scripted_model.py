@@ -49,6 +49,21 @@ def test_a_right_prediction_is_accepted_and_a_wrong_one_is_not(precedent_engine:
     assert right.text == wrong.text
 
 
+def test_the_switch_of_the_environment_makes_an_engine_decode_plainly(
+    precedent_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = SpeculationCache.open(embedder=HashEmbedder())
+    engine = precedent_engine(lambda prompt: "one two", cache=cache, draft_model=True)
+    monkeypatch.setenv("PRECEDENT_SPECULATION", "off")
+    off = engine.submit(ids("hi"), SamplingParams(), query="hi", prediction="one two").result()
+    assert (off.text, off.stats.num_draft_tokens, cache.list()) == ("one two", 0, [])
+    monkeypatch.setenv("PRECEDENT_SPECULATION", "on")
+    on = engine.submit(ids("hi"), SamplingParams(), query="hi", prediction="one two").result()
+    assert on.text == off.text
+    assert on.stats.num_accepted_tokens > 0
+    assert len(cache.list()) == 1
+
+
 def test_sampling_and_seeds_follow_the_script_as_well(precedent_engine: EngineMaker) -> None:
     engine = precedent_engine(["one two"] * 2)
     for sampling in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, seed=3)):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from precedent.cache import SpeculationCache
     from precedent.engine import Engine
 
-_LOADING = threading.Lock()
+_LOADING, _NOTING = threading.Lock(), threading.Lock()
 _RUNNING: weakref.WeakSet[Engine] = weakref.WeakSet()
 """Engines that a chat model has used: those that a call may choose by name."""
 
@@ -53,7 +53,7 @@ class EngineHolder:
         self._engines: dict[Hashable, Engine] = {}
         self.identity = uuid.uuid4().hex if engine is not None or weights is not None else ""
         if engine is not None:
-            _RUNNING.add(engine)
+            _note(engine)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -64,11 +64,11 @@ class EngineHolder:
 
     def get(self, settings: EngineSettings) -> Engine:
         """The engine, loaded on first use. Raises ModelLoadError, UnsupportedError, ConfigError or CacheError."""
-        with _LOADING:
-            engine = self.loaded(settings)
-            if engine is None:
-                engine = self._engines[settings.key()] = self._load(settings)
-            return engine
+        engine = self.loaded(settings)  # asked without the lock: what runs does not wait while another one is loaded
+        if engine is None:
+            with _LOADING:
+                engine = self.loaded(settings) or self._engines.setdefault(settings.key(), self._load(settings))
+        return engine
 
     def other(self, settings: EngineSettings, name: str) -> Engine:
         """The running engine of another model: that of else equal settings, or the only one of this name.
@@ -76,14 +76,15 @@ class EngineHolder:
         Raises UnsupportedError when there is none or the name does not say which.
         """
         engine = self._engines.get(replace(settings, model=name).key())
-        found = [engine] if engine else [engine for engine in _RUNNING if engine.model_name == name]
+        running = _running()
+        found = [engine] if engine else [engine for engine in running if engine.model_name == name]
         if len(found) == 1:
             return found[0]
         if found:
             raise UnsupportedError(
                 f"model={name!r} names {len(found)} loaded engines: make a chat model on one of them"
             )
-        loaded = ", ".join(sorted({engine.model_name for engine in _RUNNING})) or "none"
+        loaded = ", ".join(sorted({engine.model_name for engine in running})) or "none"
         raise UnsupportedError(
             f"model={name!r} is not loaded, and a call loads nothing (loaded: {loaded}): make a ChatPrecedent for it"
         )
@@ -101,8 +102,18 @@ class EngineHolder:
             model_kwargs=settings.model_kwargs,
             cache=_opened(settings.speculation_cache, settings.embedder),
         )
-        _RUNNING.add(engine)
+        _note(engine)
         return engine
+
+
+def _note(engine: Engine) -> None:
+    with _NOTING:
+        _RUNNING.add(engine)
+
+
+def _running() -> list[Engine]:
+    with _NOTING:
+        return list(_RUNNING)
 
 
 def _opened(cache: Any, embedder: Any) -> Any:

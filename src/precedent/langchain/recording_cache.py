@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.caches import RETURN_VAL_TYPE, BaseCache
-from langchain_core.load import loads
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, messages_from_dict
 from langchain_core.outputs import ChatGeneration, Generation
 
 from precedent.errors import PrecedentError
@@ -77,10 +76,15 @@ class RecordingCache(BaseCache):
         return not known
 
     def _store(self, prompt: str, answer: AIMessage) -> int:
-        messages: list[BaseMessage] = loads(prompt, allowed_objects="messages")
         engine = self._llm.engine
         if engine.cache is None:
             return 0
-        talk = Talk(to_template_messages([*messages, answer]))
+        talk = Talk(to_template_messages([*_messages_in(prompt), answer]))
         found = completion_at(engine, talk, len(talk.turns) - 1, tenant=self._llm.tenant)
         return 0 if found is None else int(engine.cache.insert(found) > 0)
+
+
+def _messages_in(prompt: str) -> list[BaseMessage]:
+    """The messages of a cache's key, which LangChain writes as constructors with their arguments."""
+    written = [message["kwargs"] for message in json.loads(prompt)]
+    return messages_from_dict([{"type": one["type"], "data": one} for one in written])
