@@ -46,6 +46,7 @@ LAYERS = (
     "sequence",
     "drafting",
     "decode",
+    "grammar",
     "text",
     "generation",
     "checks",

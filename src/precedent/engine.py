@@ -21,6 +21,7 @@ from precedent.delivery import finish_on
 from precedent.drafters import Drafter, DrafterParts, load_drafters
 from precedent.errors import ConfigError
 from precedent.generation import Emission, Generation, GenerationResult
+from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.metrics import EngineMetrics
 from precedent.planner import Planner
 from precedent.request import Request
@@ -92,7 +93,9 @@ class Engine:
             self.planner.cost.measure(self._milliseconds_of_width)
         if cache is not None:
             self._executor.submit(cache.warm_up)  # after measuring: loading the embedder would disturb it
-        self._worker = self._started_worker(limits or EngineLimits(), end_token_ids(model, tokenizer))
+        self._end_ids = end_token_ids(model, tokenizer)
+        self.grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
+        self._worker = self._started_worker(limits or EngineLimits(), self._end_ids)
         weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
 
     def _started_worker(self, limits: EngineLimits, end_ids: frozenset[int]) -> Worker:
@@ -157,13 +160,16 @@ class Engine:
         tools: str = "",
         prediction: str | Sequence[int] | None = None,
         templates: Iterable[str | Template] = (),
+        grammar: Grammar | None = None,
     ) -> Generation:
         """Start a request and return at once.
 
         `query` is the text by which recall finds prior completions; `workflow_step` and `tools` are soft keys stored
         with the completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade
-        responses and forms of tool calls; both only propose. Raises ContextOverflowError, PromptError, CapacityError,
-        ConfigError or EngineClosedError before any work starts.
+        responses and forms of tool calls; both only propose. A `grammar` says what the answer may be: tokens that it
+        does not allow are masked, at every node of the candidate tree, before temperature and truncation. Raises
+        ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError before any
+        work starts.
         """
         prompt = tuple(int(token) for token in prompt_ids)
         check_prompt(prompt, self.context_length, self.target.vocab_size)
@@ -183,6 +189,7 @@ class Engine:
             workflow_step=workflow_step,
             prediction=self._codec.answer_ids(prediction),
             templates=tuple(Templates(templates)),
+            grammar=None if grammar is None else GrammarConstraint(self.grammars.matcher(grammar), self._end_ids),
             finished=at_normal_end(
                 prompt,
                 self._on_result,
