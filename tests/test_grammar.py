@@ -54,6 +54,7 @@ TOOLS = (
 )
 CALL = '<tool_call>\n{"name": "get_days", "arguments": {"days": 3}}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+BARE = '{"name": "get_days", "arguments": {"days": 3}}'
 END = "END"
 
 
@@ -218,7 +219,10 @@ def test_a_call_is_forced_inside_text_but_not_inside_reasoning() -> None:
 @pytest.mark.parametrize(
     ("form", "text"),
     [
-        (MISTRAL, '[TOOL_CALLS][{"name": "get_days", "arguments": {"days": 3}}, {"name": "get_days", "arguments": {"days": 4}}]'),
+        (
+            MISTRAL,
+            '[TOOL_CALLS][{"name": "get_days", "arguments": {"days": 3}}, {"name": "get_days", "arguments": {"days": 4}}]',
+        ),
         (MISTRAL_V11, '[TOOL_CALLS]get_days[ARGS]{"days": 3}[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}'),
         (LLAMA_JSON, '{"name": "get_days", "parameters": {"days": 3}}'),
     ],

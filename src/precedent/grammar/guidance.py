@@ -34,7 +34,9 @@ def is_installed() -> bool:
 def check_installed() -> None:
     """Raise UnsupportedError with the command to run unless llguidance is there."""
     if not is_installed():
-        raise UnsupportedError("a grammar needs llguidance, which is not installed: pip install 'precedent-llm[grammar]'")
+        raise UnsupportedError(
+            "a grammar needs llguidance, which is not installed: pip install 'precedent-llm[grammar]'"
+        )
 
 
 @lru_cache(maxsize=256)

@@ -36,7 +36,9 @@ def _json(schema: JsonSchema) -> str:
 
 
 def _in_slashes(pattern: str) -> str:
-    return re.sub(r"\\.|/|\n", lambda found: {"/": "\\/", "\n": "\\n"}.get(found[0], found[0]), pattern, flags=re.DOTALL)
+    return re.sub(
+        r"\\.|/|\n", lambda found: {"/": "\\/", "\n": "\\n"}.get(found[0], found[0]), pattern, flags=re.DOTALL
+    )
 
 
 class _AnswerRules:

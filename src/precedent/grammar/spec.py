@@ -59,10 +59,10 @@ class Lark:
 class CallForm:
     """How a tool format writes calls whose arguments are JSON.
 
-    One call is `begin`, the name, `between`, the arguments, `end`. All calls of an answer are `opening`, calls joined by
-    `separator`, `closing`; a `separator` of None means one call per answer. `trigger` starts `opening + begin` and is
-    what sets calls apart from text; a form of `whole_answers` has no text beside its calls. Control tokens stand in the
-    texts as they are written. `in_json` says that the name stands inside a JSON string.
+    One call is `begin`, the name, `between`, the arguments, `end`. All calls of an answer are `opening`, calls joined
+    by `separator`, `closing`; a `separator` of None means one call per answer. `trigger` starts `opening + begin` and
+    is what sets calls apart from text; a form of `whole_answers` has no text beside its calls. Control tokens stand in
+    the texts as they are written. `in_json` says that the name stands inside a JSON string.
     """
 
     name: str
@@ -166,7 +166,9 @@ class Answer:
         if self.content and self.text:
             raise ConfigError("content is the whole answer: it allows no text beside it")
         if self.content and self.form and self.form.whole_answers:
-            raise ConfigError(f"calls in the form {self.form.name!r} are JSON without a mark: they cannot stand for content")
+            raise ConfigError(
+                f"calls in the form {self.form.name!r} are JSON without a mark: they cannot stand for content"
+            )
 
 
 Grammar = JsonSchema | Regex | Lark | Answer

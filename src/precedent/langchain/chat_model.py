@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.base import LanguageModelInput
@@ -13,7 +13,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
-from precedent.errors import ConfigError, UnsupportedError
+from precedent.errors import ConfigError
+from precedent.grammar import HERMES
 from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.described import Described
 from precedent.langchain.engines import EngineHolder
@@ -29,7 +30,9 @@ from precedent.langchain.settings import (
     templates_of,
     tenant_of,
 )
-from precedent.langchain.tools import ToolLike, check_tool_choice, openai_tools
+from precedent.langchain.structured import AnswerRules, reasoning_of
+from precedent.langchain.structured_output import structured
+from precedent.langchain.tools import NONE, ToolChoice, ToolLike, openai_tools, tool_choice_of
 from precedent.text.prompt import render_prompt
 from precedent.text.query import recall_query
 from precedent.text.tool_schema import tools_fingerprint
@@ -86,10 +89,12 @@ class ChatPrecedent(FollowsRunMetadata, Described):
     ) -> tuple[Generation, AnswerChunks]:
         """Check everything, render the prompt, and submit the request."""
         check_call(kwargs, self.model)
-        check_tool_choice(kwargs.get("tool_choice"))
-        tools = [] if kwargs.get("tool_choice") == "none" else openai_tools(kwargs.get("tools") or ())
+        bound = openai_tools(kwargs.get("tools") or ())
+        rules = AnswerRules.of(kwargs, tool_choice_of(kwargs.get("tool_choice"), bound), self.strict_tools)
+        tools = [] if rules.choice == NONE else bound
         turns = to_template_messages(messages)
         prompt_ids = render_prompt(engine.tokenizer, turns, tools)
+        grammar = rules.grammar(tools, HERMES, reasoning_of(engine.tokenizer, prompt_ids))
         keys = run_keys(run_manager.metadata if run_manager else None)
         generation = engine.submit(
             prompt_ids,
@@ -101,8 +106,15 @@ class ChatPrecedent(FollowsRunMetadata, Described):
             tools=tools_fingerprint(tools),
             prediction=prediction_text(kwargs.get("prediction")),
             templates=templates_of(self, kwargs, tools),
+            grammar=grammar,
         )
-        chunks = AnswerChunks(prompt_ids, self.model, parse_tools=bool(tools), output_version=self.output_version)
+        chunks = AnswerChunks(
+            prompt_ids,
+            self.model,
+            parse_tools=bool(tools),
+            output_version=self.output_version,
+            notes=None if grammar is None else rules.notes(),
+        )
         return generation, chunks
 
     def _stream(
@@ -163,19 +175,34 @@ class ChatPrecedent(FollowsRunMetadata, Described):
     # Tools
 
     def bind_tools(
-        self, tools: Sequence[ToolLike], *, tool_choice: str | None = None, **kwargs: Any
+        self, tools: Sequence[ToolLike], *, tool_choice: ToolChoice = None, **kwargs: Any
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Show `tools` to the model, which decides whether to call them (`tool_choice` "auto", or "none" for never).
+        """Show `tools` to the model, which decides whether to call them unless `tool_choice` forces it to.
 
-        Raises PromptError for a tool that is none, UnsupportedError for a tool choice that would force a call.
+        `tool_choice`: "auto", "none", "any" (also "required" or True), a tool's name, or OpenAI's or Anthropic's dict.
+        `parallel_tool_calls=False` is one call at most; `strict=True` holds every call to its tool's schema.
+        Raises PromptError for a tool that is none, ConfigError for a choice that is none.
         """
-        check_tool_choice(tool_choice)
+        bound = openai_tools(tools)
         check_call(kwargs, self.model)
-        return self.bind(tools=openai_tools(tools), tool_choice=tool_choice, **kwargs)
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        AnswerRules.of(given, tool_choice_of(tool_choice, bound), self.strict_tools)
+        return self.bind(tools=bound, tool_choice=tool_choice, **given)
 
-    def with_structured_output(self, schema: Any, *, include_raw: bool = False, **kwargs: Any) -> NoReturn:
-        """Refused: nothing forces the model to keep to a schema."""
-        raise UnsupportedError(
-            "with_structured_output is not supported: nothing forces the model to keep to a schema; "
-            "bind the schema with bind_tools and check message.tool_calls"
-        )
+    def with_structured_output(
+        self,
+        schema: Any = None,
+        *,
+        method: str = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """A runnable whose answers are objects of a pydantic class (v2 or v1), or dicts of a TypedDict or JSON Schema.
+
+        `method`: "json_schema" (the answer is JSON that a grammar holds to the schema), "function_calling" (a forced
+        call), or "json_mode" (any JSON object; say in the prompt which). With `include_raw` an answer is a dict of
+        `raw`, `parsed` and `parsing_error`. Raises ConfigError on anything else.
+        """
+        check_call(kwargs, self.model)
+        return structured(self, schema, method, strict, include_raw, kwargs)

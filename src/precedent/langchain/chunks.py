@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.messages import AIMessageChunk
@@ -25,12 +25,20 @@ class AnswerChunks:
     """One request's answer as chunks.
 
     A chunk carries text or one tool call, never both, and the last one neither: LangChain's content blocks are built
-    from chunks of one kind. `parse_tools` is False where no tool is bound; the answer is text then, whatever it holds.
+    from chunks of one kind. `parse_tools` is False where no tool is bound; the answer is text then, whatever it holds. `notes` are added to the
+    response metadata.
     """
 
     def __init__(
-        self, prompt_ids: Sequence[int], model_name: str, *, parse_tools: bool, output_version: str | None = None
+        self,
+        prompt_ids: Sequence[int],
+        model_name: str,
+        *,
+        parse_tools: bool,
+        output_version: str | None = None,
+        notes: Mapping[str, Any] | None = None,
     ) -> None:
+        self._notes = dict(notes or {})
         self._parser = ToolCallParser() if parse_tools else None
         self._prompt_key = hashlib.sha256(json.dumps(list(prompt_ids)).encode()).hexdigest()
         self._model_name = model_name
@@ -85,6 +93,7 @@ class AnswerChunks:
                 **result.stats.as_dict(),
                 "tokens_per_step": round(result.stats.tokens_per_step, 3),
             },
+            **self._notes,
         }
         if self._problems:
             metadata["tool_call_errors"] = list(self._problems)

@@ -27,7 +27,7 @@ class Described(ChatFields):
         """All that the answer depends on, and what speeds it up: LangChain's answer caches use it as their key."""
         draft = self.draft_model
         named = draft if draft is None or isinstance(draft, str) else type(draft).__name__
-        names = ("device", "dtype", *SAMPLING, "stop", "tenant", "drafters", "speculation")
+        names = ("device", "dtype", *SAMPLING, "stop", "tenant", "drafters", "speculation", "strict_tools")
         settings = {name: getattr(self, name) for name in names}
         settings["templates"] = [template.text for template in templates_of(self, {}, ())]
         return {"model_name": self.model, "weights": self.engines.identity, "draft_model": named, **settings}

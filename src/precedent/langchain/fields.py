@@ -9,6 +9,7 @@ from pydantic import AliasChoices, Field
 
 from precedent.langchain.engines import EngineHolder, EngineSettings
 from precedent.langchain.settings import check_fields, check_names, in_one_line, templates_of
+from precedent.langchain.structured import check_strict
 
 if TYPE_CHECKING:
     from precedent.engine import Engine
@@ -40,6 +41,7 @@ class ChatFields(BaseChatModel):
     drafters: tuple[str, ...] | None = None
     templates: Any = None
     speculation: Any = True
+    strict_tools: Any = "auto"
     streaming: bool = False
     engines: EngineHolder = Field(default_factory=EngineHolder, exclude=True, repr=False)
 
@@ -50,6 +52,7 @@ class ChatFields(BaseChatModel):
         with in_one_line():
             super().__init__(**kwargs)
         check_fields(self)
+        check_strict(self.strict_tools)
         templates_of(self, {}, ())
 
     @property

@@ -22,14 +22,12 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "see
 OF_THE_CALL = (
     *SAMPLING,
     *("speculation", "drafters", "tenant", "workflow_step", "tools", "tool_choice", "prediction", "templates"),
+    *("strict", "strict_tools", "parallel_tool_calls", "response_format"),
 )
 FROM_LANGCHAIN = ("stream", "ls_structured_output_format", "structured_output_format")
 """Keyword arguments that LangChain passes on and that say nothing about the answer."""
 
 _HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
-    "strict": (None, False),
-    "parallel_tool_calls": (None, True),
-    "response_format": (None,),
     "logprobs": (None, False),
     "n": (None, 1),
 }

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.errors import ContextOverflowError, GenerationError
 from precedent.generation import Emission, Generation, GenerationResult, cancelled_error
+from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.stats import TARGET, GenerationStats
 from precedent.templates import Template, Templates
+from precedent.testing.scripted_grammar import follow
 from precedent.text.assembly import TextAssembler
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class ScriptedRequest:
     tools: str
     prediction: str | Sequence[int] | None = None
     templates: tuple[Template, ...] = ()
+    grammar: Grammar | None = None
     generation: Generation = field(default_factory=Generation)
     ended: threading.Event = field(default_factory=threading.Event)
     cancelled: bool = False
@@ -65,6 +68,7 @@ class ScriptedEngine:
         self.cache = None
         self.speculation = SpeculationConfig()
         self.requests: list[ScriptedRequest] = []
+        self.grammars: GrammarEngine = GuidanceEngine(tokenizer, [int(tokenizer.eos_token_id)])
         self._answers = script if callable(script) else _in_order(script)
         self._random, self._max_burst, self._pace = random.Random(seed), max_burst, pace
 
@@ -80,6 +84,7 @@ class ScriptedEngine:
         tools: str = "",
         prediction: str | Sequence[int] | None = None,
         templates: Iterable[str | Template] = (),
+        grammar: Grammar | None = None,
     ) -> Generation:
         """Start answering and return at once. Raises ContextOverflowError like an engine."""
         if len(prompt_ids) >= self.context_length:
@@ -96,6 +101,7 @@ class ScriptedEngine:
             tools,
             prediction,
             tuple(Templates(templates)),
+            grammar,
         )
         self.requests.append(request)
         rng = random.Random(self._random.random())
@@ -116,7 +122,7 @@ class ScriptedEngine:
     def _answer(self, request: ScriptedRequest, rng: random.Random) -> GenerationResult:
         """Emit the scripted answer burst by burst."""
         limit = request.sampling.max_tokens
-        script = self._script_ids(request.prompt)
+        script = self._script_ids(request)
         assembler = TextAssembler(self.tokenizer, request.sampling.stop)
         stats, given, shown, sources = GenerationStats(), list[int](), list[str](), list[str]()
         while len(given) < min(limit, len(script)) and not assembler.stopped:
@@ -149,9 +155,14 @@ class ScriptedEngine:
             request.cancelled = True
             raise cancelled_error()
 
-    def _script_ids(self, prompt: str) -> list[int]:
-        ids = self.tokenizer.encode(self._answers(prompt), add_special_tokens=False)
-        return [*ids, int(self.tokenizer.eos_token_id)]
+    def _script_ids(self, request: ScriptedRequest) -> list[int]:
+        """The answer with its end token, as the request's grammar lets the script be followed."""
+        end_id = int(self.tokenizer.eos_token_id)
+        script = [*self.tokenizer.encode(self._answers(request.prompt), add_special_tokens=False), end_id]
+        if request.grammar is None:
+            return script
+        shape = GrammarConstraint(self.grammars.matcher(request.grammar), [end_id])
+        return follow(script, shape, self.tokenizer, request.sampling.max_tokens)
 
 
 def _in_order(answers: Sequence[str]) -> Callable[[str], str]:
