@@ -312,7 +312,7 @@ def test_every_form_of_tool_is_shown() -> None:
         ({"temperature": -1}, ConfigError, "temperature=-1 must be 0"),
         ({"speculation": "on"}, ConfigError, "speculation='on' is neither True"),
         ({"speculation": {"max_node": 4}}, ConfigError, "did you mean 'max_nodes'"),
-        ({"model": "other"}, UnsupportedError, "model='other' cannot be chosen per call"),
+        ({"model": "other"}, UnsupportedError, "model='other' is not loaded, and a call loads nothing"),
         ({"response_format": {"type": "json_object"}}, UnsupportedError, "response_format=.* is not supported"),
         ({"parallel_tool_calls": False}, UnsupportedError, "parallel_tool_calls=False is not supported"),
         ({"tool_choice": "any"}, UnsupportedError, "tool_choice='any' is not supported"),
@@ -524,7 +524,10 @@ def test_weights_are_loaded_once_and_only_when_needed(loads: list[dict[str, Any]
     assert loads == []
     model.batch(["hi"] * 8)
     assert loads == [
-        {"target": "m", "tokenizer": None, "draft_model": "d", "device": "cpu", "dtype": "float32", "cache": None}
+        {
+            **{"target": "m", "tokenizer": None, "draft_model": "d", "device": "cpu", "dtype": "float32"},
+            **{"model_kwargs": None, "cache": None},
+        }
     ]
 
 

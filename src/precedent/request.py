@@ -11,6 +11,7 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.constraints import constraints_for
 from precedent.drafters import Drafter, DraftRequest
 from precedent.generation import Generation, GenerationResult
+from precedent.logprobs import TokenLogprob
 from precedent.sampling import RowShaper
 from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.stats import GenerationStats
@@ -53,6 +54,7 @@ class Request:
     cached_prompt_tokens: int = 0
     answer: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.stats.mode = self.mode

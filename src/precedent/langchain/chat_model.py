@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.base import LanguageModelInput
@@ -13,32 +13,24 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
-from precedent.errors import ConfigError
 from precedent.grammar import HERMES
 from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.described import Described
-from precedent.langchain.engines import EngineHolder
-from precedent.langchain.fields import OF_THE_ENGINE
+from precedent.langchain.logprobs import openai_logprobs
 from precedent.langchain.messages import to_template_messages
 from precedent.langchain.run_metadata import FollowsRunMetadata
-from precedent.langchain.settings import (
-    check_call,
-    prediction_text,
-    run_keys,
-    sampling_params,
-    speculation_config,
-    templates_of,
-    tenant_of,
-)
+from precedent.langchain.settings import check_call, templates_of
+from precedent.langchain.telemetry import Span, current_span, describe_result
 from precedent.langchain.structured import AnswerRules, reasoning_of
 from precedent.langchain.structured_output import structured
 from precedent.langchain.tools import NONE, ToolChoice, ToolLike, openai_tools, tool_choice_of
+from precedent.langchain.warming import Conversation, warm
 from precedent.text.prompt import render_prompt
 from precedent.text.query import recall_query
 from precedent.text.tool_schema import tools_fingerprint
 
 if TYPE_CHECKING:
-    from precedent.engine import Engine, Generation
+    from precedent.engine import Engine, Generation, GenerationResult
 
 
 class ChatPrecedent(FollowsRunMetadata, Described):
@@ -55,27 +47,21 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         agent = create_agent(llm, tools=[look_up_order])
     """
 
-    @classmethod
-    def from_model(cls, model: Any, tokenizer: Any, **kwargs: Any) -> Self:
-        """A chat model on a transformers model and tokenizer that you hold already."""
-        for name in ("device", "dtype"):
-            if kwargs.get(name) is not None:
-                raise ConfigError(f"{name} cannot be set for a model object: move or convert the model before")
-        if not hasattr(model, "config"):
-            raise ConfigError(
-                f"from_model takes a transformers model and its tokenizer, and a {type(model).__name__} is no model; "
-                "for a name or folder write ChatPrecedent(model=…)"
-            )
-        name = kwargs.pop("model_name", None) or model.config._name_or_path or type(model).__name__
-        return cls(model=name, engines=EngineHolder(weights=(model, tokenizer)), **kwargs)
+    def warm(
+        self,
+        conversations: str | Path | Iterable[Conversation],
+        *,
+        tools: Sequence[ToolLike] = (),
+        tenant: str | None = None,
+        workflow_step: str = "",
+    ) -> int:
+        """Teach the speculation cache answers that were given before, by whatever model; returns how many.
 
-    @classmethod
-    def from_engine(cls, engine: Engine, **kwargs: Any) -> Self:
-        """A chat model on a running engine."""
-        for name in OF_THE_ENGINE:
-            if kwargs.get(name) is not None:
-                raise ConfigError(f"{name} belongs to the engine: give it to Engine.load")
-        return cls(model=engine.model_name, engines=EngineHolder(engine=engine), **kwargs)
+        `conversations` are lists of messages, or the path of a log (JSON lines in OpenAI's form, as `PrecedentRecorder`
+        writes it). `tools` are those that were bound; a log brings its own. Raises ConfigError without a cache.
+        """
+        whose = {"tenant": tenant or self.tenant, "workflow_step": workflow_step}
+        return warm(self.engine, conversations, tools=openai_tools(tools), **whose)
 
     # One request
 
@@ -88,29 +74,27 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         kwargs: Mapping[str, Any],
     ) -> tuple[Generation, AnswerChunks]:
         """Check everything, render the prompt, and submit the request."""
-        check_call(kwargs, self.model)
+        check_call(kwargs)
         bound = openai_tools(kwargs.get("tools") or ())
         rules = AnswerRules.of(kwargs, tool_choice_of(kwargs.get("tool_choice"), bound), self.strict_tools)
         tools = [] if rules.choice == NONE else bound
         turns = to_template_messages(messages)
         prompt_ids = render_prompt(engine.tokenizer, turns, tools)
         grammar = rules.grammar(tools, HERMES, reasoning_of(engine.tokenizer, prompt_ids))
-        keys = run_keys(run_manager.metadata if run_manager else None)
-        generation = engine.submit(
+        generation = self._submit(
+            engine,
             prompt_ids,
-            sampling_params(self, stop, kwargs),
-            speculation=speculation_config(self, kwargs, engine.speculation),
-            tenant=tenant_of(self, kwargs, keys),
+            stop,
+            run_manager.metadata if run_manager else None,
+            kwargs,
             query=recall_query(turns),
-            workflow_step=kwargs.get("workflow_step") or keys.get("workflow_step", ""),
             tools=tools_fingerprint(tools),
-            prediction=prediction_text(kwargs.get("prediction")),
             templates=templates_of(self, kwargs, tools),
             grammar=grammar,
         )
         chunks = AnswerChunks(
             prompt_ids,
-            self.model,
+            kwargs.get("model") or self.model,
             parse_tools=bool(tools),
             output_version=self.output_version,
             notes=None if grammar is None else rules.notes(),
@@ -124,11 +108,12 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        generation, chunks = self._start(self.engine, messages, stop, run_manager, kwargs)
+        engine, span = self._engine_of(kwargs), current_span()
+        generation, chunks = self._start(engine, messages, stop, run_manager, kwargs)
         try:
             for emission in generation:
                 yield from chunks.of(emission)
-            yield from chunks.last(generation.result())
+            yield from self._last(engine, chunks, generation.result(), span)
         finally:
             generation.cancel()
 
@@ -139,19 +124,27 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        settings = self._engine_settings()
-        engine = self.engines.loaded(settings)
-        if engine is None:  # loading takes seconds and must not stop the event loop; nothing else leaves it
-            engine = await asyncio.to_thread(self.engines.get, settings)
+        engine, span = await self._aengine_of(kwargs), current_span()
         generation, chunks = self._start(engine, messages, stop, run_manager, kwargs)
         try:
             async for emission in generation:
                 for chunk in chunks.of(emission):
                     yield chunk
-            for chunk in chunks.last(generation.result()):
+            for chunk in self._last(engine, chunks, generation.result(), span):
                 yield chunk
         finally:
             generation.cancel()
+
+    def _last(
+        self, engine: Engine, chunks: AnswerChunks, result: GenerationResult, span: Span | None
+    ) -> Iterator[ChatGenerationChunk]:
+        """What was held back, then the figures: on the last chunk, and on the span in which the call was made."""
+        *others, last = chunks.last(result)
+        if result.logprobs:
+            last.message.response_metadata["logprobs"] = openai_logprobs(result.logprobs, engine.tokenizer)
+        if span is not None:
+            describe_result(span, last.message.response_metadata["model_name"], result)
+        yield from (*others, last)
 
     def _generate(
         self,
@@ -184,7 +177,7 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         Raises PromptError for a tool that is none, ConfigError for a choice that is none.
         """
         bound = openai_tools(tools)
-        check_call(kwargs, self.model)
+        check_call(kwargs)
         given = {name: value for name, value in kwargs.items() if value is not None}
         AnswerRules.of(given, tool_choice_of(tool_choice, bound), self.strict_tools)
         return self.bind(tools=bound, tool_choice=tool_choice, **given)
@@ -204,5 +197,5 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         call), or "json_mode" (any JSON object; say in the prompt which). With `include_raw` an answer is a dict of
         `raw`, `parsed` and `parsing_error`. Raises ConfigError on anything else.
         """
-        check_call(kwargs, self.model)
+        check_call(kwargs)
         return structured(self, schema, method, strict, include_raw, kwargs)
