@@ -129,7 +129,7 @@ def test_a_call_that_was_cut_off_is_never_repaired_into_a_valid_one() -> None:
     message = merged(list(scripted(BROKEN).bind_tools([look_up]).stream("hi")))
     assert message.tool_calls == []
     (invalid,) = message.invalid_tool_calls
-    assert (invalid["name"], invalid["args"]) == ("look_up", BROKEN)
+    assert (invalid["name"], invalid["args"]) == ("look_up", '{"number": "10"]<invalid>')
     assert "no tool call" in message.response_metadata["tool_call_errors"][0]
 
 
@@ -138,9 +138,14 @@ def test_without_tools_a_call_is_text() -> None:
     assert scripted(CALL).bind_tools([look_up], tool_choice="none").invoke("hi").content == CALL
 
 
-def test_a_call_is_streamed_as_one_chunk_and_the_figures_come_last() -> None:
+def test_a_call_is_streamed_while_it_is_written_and_the_figures_come_last() -> None:
     chunks = list(scripted(f"I look.\n{CALL}", max_burst=1).bind_tools([look_up]).stream("hi"))
-    assert [bool(chunk.tool_call_chunks) for chunk in chunks].count(True) == 1
+    first, *pieces = [piece for chunk in chunks for piece in chunk.tool_call_chunks]
+    assert (first["name"], first["args"], first["index"]) == ("look_up", "", 0)
+    assert str(first["id"]).startswith("call_")
+    assert {(piece["name"], piece["id"], piece["index"]) for piece in pieces} == {(None, None, 0)}
+    assert "".join(piece["args"] or "" for piece in pieces) == '{"number": "10 €"}'
+    assert len(pieces) > 10, "one for each token, or nearly"
     assert [chunk.chunk_position for chunk in chunks] == [None] * (len(chunks) - 1) + ["last"]
     assert all(not chunk.response_metadata and chunk.usage_metadata is None for chunk in chunks[:-1])
     assert chunks[-1].content == ""

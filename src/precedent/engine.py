@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -168,13 +168,15 @@ class Engine:
         templates: Iterable[str | Template] = (),
         grammar: Grammar | None = None,
         write_back: CompletionKeeper | None = None,
+        shown_tokens: Collection[int] = (),
     ) -> Generation:
         """Start a request and return at once.
 
         `query` is the text by which recall finds prior completions; `workflow_step` and `tools` are soft keys stored
         with the completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade
         responses and forms of tool calls; both only propose. A `grammar` says what the answer may be: other tokens are
-        masked at every node of the candidate tree. `write_back` takes the completion where the cache would.
+        masked at every node of the candidate tree. `write_back` takes the completion where the cache would;
+        `shown_tokens` are special tokens that stay in the text.
         Raises ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError (of a grammar) or
         EngineClosedError before work starts.
         """
@@ -190,7 +192,7 @@ class Engine:
             mode=mode_of(speculation, sampling),
             drafters=drafters,
             kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
-            text=TextAssembler(self.tokenizer, sampling.stop),
+            text=TextAssembler(self.tokenizer, sampling.stop, shown_tokens),
             tenant=tenant,
             query=query,
             workflow_step=workflow_step,

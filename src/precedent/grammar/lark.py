@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from precedent.grammar.spec import Answer, CallForm, Grammar, JsonSchema, Lark, Reasoning, Regex, Tool
+from precedent.grammar.spec import Answer, CallForm, Grammar, JsonSchema, Lark, Regex, Tool
 
 TEXT = "TEXT: /(.|\\n)*/"
 GAP = "GAP: /\\n{0,2}/"

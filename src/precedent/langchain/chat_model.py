@@ -13,18 +13,18 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
-from precedent.grammar import HERMES
 from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.described import Described
 from precedent.langchain.logprobs import openai_logprobs
 from precedent.langchain.messages import to_template_messages
 from precedent.langchain.run_metadata import FollowsRunMetadata
 from precedent.langchain.settings import check_call, templates_of
-from precedent.langchain.telemetry import Span, current_span, describe_result
-from precedent.langchain.structured import AnswerRules, reasoning_of
+from precedent.langchain.structured import AnswerRules
 from precedent.langchain.structured_output import structured
+from precedent.langchain.telemetry import Span, current_span, describe_result
 from precedent.langchain.tools import NONE, ToolChoice, ToolLike, openai_tools, tool_choice_of
 from precedent.langchain.warming import Conversation, warm
+from precedent.text.answers import answer_syntax
 from precedent.text.prompt import render_prompt
 from precedent.text.query import recall_query
 from precedent.text.tool_schema import tools_fingerprint
@@ -80,7 +80,8 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         tools = [] if rules.choice == NONE else bound
         turns = to_template_messages(messages)
         prompt_ids = render_prompt(engine.tokenizer, turns, tools)
-        grammar = rules.grammar(tools, HERMES, reasoning_of(engine.tokenizer, prompt_ids))
+        syntax = answer_syntax(engine.tokenizer, turns, tools, prompt_ids)
+        grammar = rules.grammar(syntax)
         generation = self._submit(
             engine,
             prompt_ids,
@@ -89,13 +90,13 @@ class ChatPrecedent(FollowsRunMetadata, Described):
             kwargs,
             query=recall_query(turns),
             tools=tools_fingerprint(tools),
-            templates=templates_of(self, kwargs, tools),
+            templates=templates_of(self, kwargs, tools, syntax.form),
+            shown_tokens=syntax.shown_tokens,
             grammar=grammar,
         )
         chunks = AnswerChunks(
-            prompt_ids,
+            syntax,
             kwargs.get("model") or self.model,
-            parse_tools=bool(tools),
             output_version=self.output_version,
             notes=None if grammar is None else rules.notes(),
         )

@@ -17,6 +17,7 @@ from precedent.text.tool_skeletons import tool_templates
 
 if TYPE_CHECKING:
     from precedent.langchain.fields import EngineFields
+    from precedent.text.tool_formats import ToolFormat
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
 OF_THE_CALL = (
@@ -161,12 +162,15 @@ def prediction_text(prediction: Any) -> str | None:
 
 
 def templates_of(
-    model: EngineFields, kwargs: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+    model: EngineFields,
+    kwargs: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
+    form: ToolFormat | None = None,
 ) -> tuple[Template, ...]:
     """The call's premade responses, else the model's, and the forms of the calls that the bound tools allow."""
     premade = kwargs.get("templates")
     premade = model.templates if premade is None else premade
-    return (*(() if premade is None else Templates(premade)), *tool_templates(tools))
+    return (*(() if premade is None else Templates(premade)), *tool_templates(tools, form))
 
 
 def run_keys(metadata: Mapping[str, Any] | None) -> dict[str, str]:

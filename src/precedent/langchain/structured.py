@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +22,12 @@ from precedent.grammar import (
     closed,
     unenforceable,
 )
-from precedent.langchain.tools import ANY, AUTO, NONE
+from precedent.langchain.tools import ANY, AUTO
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from precedent.text.answers import AnswerSyntax
 
 STRICT = ("auto", True, False)
-
-_TAIL = 32
 
 
 @dataclass(slots=True)
@@ -57,28 +55,21 @@ class AnswerRules:
         check_strict(strict)
         return cls(choice, kwargs.get("parallel_tool_calls") is not False, strict, kwargs.get("response_format"))
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], form: CallForm | None, reasoning: Reasoning | None
-    ) -> Grammar | None:
-        """The grammar of the answer, None where the model may write what it likes.
+    def grammar(self, syntax: AnswerSyntax) -> Grammar | None:
+        """The grammar of the answer to a prompt, None where the model may write what it likes.
 
-        `form` is how the model writes calls (None: in a form that no grammar holds). Raises UnsupportedError where
-        llguidance is missing, the form serves not, or `strict` meets a schema that cannot be enforced.
+        Raises UnsupportedError where llguidance is missing, the model writes calls in a form that no grammar holds, or
+        `strict` meets a schema that cannot be enforced.
         """
-        content = self._content()
-        shown = [] if self.choice == NONE else [tool for tool in tools if self._allows(tool["function"]["name"])]
+        content, reasoning = self._content(), _reasoning(syntax)
+        tools = [tool["function"] for tool in syntax.tools if self.choice in (AUTO, ANY, tool["function"]["name"])]
         is_free = self.choice == AUTO and content is None
-        if not shown or (is_free and self.strict is not True and self.parallel):
+        if not tools or (is_free and self.strict is not True and self.parallel):
             return None if content is None else Answer(content=content, reasoning=reasoning)
         check_installed()
-        if form is None:
-            raise UnsupportedError(
-                "calls in this model's tool format cannot be held to a grammar: use tool_choice='auto' without "
-                "strict=True, parallel_tool_calls=False and response_format, or a model that writes calls in JSON"
-            )
         return Answer(
-            form=form,
-            tools=tuple(self._tool(tool["function"]) for tool in shown),
+            form=call_form(syntax),
+            tools=tuple(map(self._tool, tools)),
             parallel=self.parallel and self.choice in (AUTO, ANY),
             text=is_free,
             content=content if self.choice == AUTO else None,
@@ -89,12 +80,9 @@ class AnswerRules:
         """What `response_metadata` says of a grammar that was used: what of the schemas it does not enforce."""
         return {"grammar": {"engine": "llguidance", "relaxed": list(self.relaxed)}}
 
-    def _allows(self, name: str) -> bool:
-        return self.choice in (AUTO, ANY, name)
-
     def _tool(self, function: Mapping[str, Any]) -> Tool:
-        parameters = function.get("parameters") or {"type": "object", "properties": {}}
-        return Tool(function["name"], self._schema(parameters, f"the schema of tool {function['name']!r}", self.strict))
+        parameters, name = function.get("parameters") or {"type": "object", "properties": {}}, function["name"]
+        return Tool(name, self._schema(parameters, f"the schema of tool {name!r}", self.strict))
 
     def _content(self) -> JsonSchema | None:
         """The schema of the whole answer, None for text."""
@@ -163,11 +151,35 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
         ) from error
 
 
-def reasoning_of(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> Reasoning | None:
-    """How the model marks its reasoning, if its tokenizer or its template has marks for it."""
-    marks = Reasoning()
-    template = str(tokenizer.chat_template or "")
-    if marks.closing not in template and marks.closing not in tokenizer.get_added_vocab():
-        return None
-    tail = str(tokenizer.decode(list(prompt_ids[-_TAIL:]), skip_special_tokens=False))
-    return Reasoning(begun=tail.rstrip().endswith(marks.opening))
+def call_form(syntax: AnswerSyntax) -> CallForm:
+    """How the model writes calls, for a grammar. Raises UnsupportedError for formats whose arguments are not JSON."""
+    form = syntax.form
+    if form is None or form.channels or form.arguments != "json":
+        name = "of the tokenizer's response template" if form is None else repr(form.name)
+        raise UnsupportedError(
+            f"calls in the tool format {name} cannot be held to a grammar: use tool_choice='auto' without strict=True, "
+            "parallel_tool_calls=False and response_format, or a model that writes calls in JSON"
+        )
+    begin, between, end = form.call_open, form.name_close, form.call_close
+    if form.name_key is not None:
+        begin = f'{begin}{{"{form.name_key}": "'
+        between, end = f'", "{form.arguments_key}": ', f"}}{end}"
+    between_calls = form.separator if form.between is None else form.between
+    has_tag = bool(form.tag) and f"{form.list_open}{begin}".startswith(form.tag)
+    return CallForm(
+        name=form.name,
+        trigger=form.tag if has_tag else form.bare_start,
+        begin=begin,
+        between=between,
+        end=end,
+        separator=None if form.one_call_per_turn else between_calls,
+        opening=form.list_open,
+        closing=form.list_close,
+        in_json=form.name_key is not None,
+        whole_answers=not has_tag,
+    )
+
+
+def _reasoning(syntax: AnswerSyntax) -> Reasoning | None:
+    tags = syntax.reasoning
+    return None if tags is None else Reasoning(tags.open, tags.close, begun=syntax.opened_by_prompt)

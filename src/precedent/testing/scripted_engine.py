@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ class ScriptedRequest:
     templates: tuple[Template, ...] = ()
     grammar: Grammar | None = None
     write_back: Callable[[NewCompletion], object] | None = None
+    shown_tokens: frozenset[int] = frozenset()
     generation: Generation = field(default_factory=Generation)
     ended: threading.Event = field(default_factory=threading.Event)
     cancelled: bool = False
@@ -90,6 +91,7 @@ class ScriptedEngine:
         templates: Iterable[str | Template] = (),
         grammar: Grammar | None = None,
         write_back: Callable[[NewCompletion], object] | None = None,
+        shown_tokens: Collection[int] = (),
     ) -> Generation:
         """Start answering and return at once. Raises ContextOverflowError like an engine."""
         if len(prompt_ids) >= self.context_length:
@@ -108,6 +110,7 @@ class ScriptedEngine:
             tuple(Templates(templates)),
             grammar,
             write_back,
+            frozenset(shown_tokens),
         )
         self.requests.append(request)
         rng = random.Random(self._random.random())
@@ -129,7 +132,7 @@ class ScriptedEngine:
         """Emit the scripted answer burst by burst."""
         limit = request.sampling.max_tokens
         script = self._script_ids(request)
-        assembler = TextAssembler(self.tokenizer, request.sampling.stop)
+        assembler = TextAssembler(self.tokenizer, request.sampling.stop, request.shown_tokens)
         stats, given, shown, sources = GenerationStats(), list[int](), list[str](), list[str]()
         logprobs = list[TokenLogprob]()
         while len(given) < min(limit, len(script)) and not assembler.stopped:
