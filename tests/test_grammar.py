@@ -14,10 +14,6 @@ from tokenizers import AddedToken
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.grammar import (
     ANY_OBJECT,
-    HERMES,
-    LLAMA_JSON,
-    MISTRAL,
-    MISTRAL_V11,
     Answer,
     CallForm,
     Grammar,
@@ -31,7 +27,9 @@ from precedent.grammar import (
     closed,
     unenforceable,
 )
+from precedent.langchain.structured import call_form
 from precedent.testing.scripted_engine import chatml_tokenizer
+from precedent.text.tool_formats import builtin
 
 PLAIN = chatml_tokenizer()
 CONTROLLED = chatml_tokenizer()
@@ -54,6 +52,9 @@ TOOLS = (
 )
 CALL = '<tool_call>\n{"name": "get_days", "arguments": {"days": 3}}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+HERMES, LLAMA_JSON, MISTRAL, MISTRAL_ARGS = (
+    call_form(form) for form in (builtin.HERMES, builtin.LLAMA_JSON, builtin.MISTRAL, builtin.MISTRAL_ARGS)
+)
 BARE = '{"name": "get_days", "arguments": {"days": 3}}'
 END = "END"
 
@@ -219,11 +220,8 @@ def test_a_call_is_forced_inside_text_but_not_inside_reasoning() -> None:
 @pytest.mark.parametrize(
     ("form", "text"),
     [
-        (
-            MISTRAL,
-            '[TOOL_CALLS][{"name": "get_days", "arguments": {"days": 3}}, {"name": "get_days", "arguments": {"days": 4}}]',
-        ),
-        (MISTRAL_V11, '[TOOL_CALLS]get_days[ARGS]{"days": 3}[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}'),
+        (MISTRAL, f"[TOOL_CALLS][{BARE}, {BARE}]"),
+        (MISTRAL_ARGS, '[TOOL_CALLS]get_days[ARGS]{"days": 3}[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}'),
         (LLAMA_JSON, '{"name": "get_days", "parameters": {"days": 3}}'),
     ],
     ids=lambda value: value.name if isinstance(value, CallForm) else "",

@@ -318,9 +318,10 @@ def test_every_form_of_tool_is_shown() -> None:
         ({"speculation": "on"}, ConfigError, "speculation='on' is neither True"),
         ({"speculation": {"max_node": 4}}, ConfigError, "did you mean 'max_nodes'"),
         ({"model": "other"}, UnsupportedError, "model='other' is not loaded, and a call loads nothing"),
-        ({"response_format": {"type": "json_object"}}, UnsupportedError, "response_format=.* is not supported"),
-        ({"parallel_tool_calls": False}, UnsupportedError, "parallel_tool_calls=False is not supported"),
-        ({"tool_choice": "any"}, UnsupportedError, "tool_choice='any' is not supported"),
+        ({"response_format": {"type": "xml"}}, ConfigError, "response_format=.* is neither a class nor a dict"),
+        ({"strict": "very"}, ConfigError, "strict='very' must be 'auto', True or False"),
+        ({"tool_choice": "any"}, ConfigError, "tool_choice='any' forces a call, and no tool is bound"),
+        ({"n": 2}, UnsupportedError, "n=2 is not supported"),
     ],
 )
 async def test_a_bad_call_is_refused_before_anything_runs(kwargs: Any, error: type[Exception], said: str) -> None:
@@ -346,17 +347,6 @@ def test_a_bad_setting_is_refused_in_one_line(settings: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         ChatPrecedent(model="m", **settings)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("choice", ["any", "required", "look_up", True, {"type": "function"}])
-def test_a_forced_call_is_refused_by_name(choice: Any) -> None:
-    with pytest.raises(UnsupportedError, match=r"tool_choice=.* is not supported: no call can be forced"):
-        scripted("a").bind_tools([look_up], tool_choice=choice)
-
-
-def test_structured_output_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"with_structured_output is not supported.*bind_tools"):
-        scripted("a").with_structured_output({"title": "x", "type": "object", "properties": {}})
 
 
 @pytest.mark.parametrize(

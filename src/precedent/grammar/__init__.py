@@ -9,10 +9,6 @@ from precedent.grammar.guidance import GuidanceEngine, check_installed, is_insta
 from precedent.grammar.matching import GrammarEngine, TokenMatcher
 from precedent.grammar.spec import (
     ANY_OBJECT,
-    HERMES,
-    LLAMA_JSON,
-    MISTRAL,
-    MISTRAL_V11,
     Answer,
     CallForm,
     Grammar,
@@ -25,10 +21,6 @@ from precedent.grammar.spec import (
 
 __all__ = [
     "ANY_OBJECT",
-    "HERMES",
-    "LLAMA_JSON",
-    "MISTRAL",
-    "MISTRAL_V11",
     "Answer",
     "CallForm",
     "Grammar",

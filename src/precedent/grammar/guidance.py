@@ -64,7 +64,7 @@ class GuidanceEngine:
     def matcher(self, grammar: Grammar) -> GuidanceMatcher:
         """A matcher at the start of an answer, compiled once for all requests of this grammar.
 
-        Raises UnsupportedError without llguidance, for a tokenizer that it cannot read, or for a grammar that it refuses.
+        Raises UnsupportedError without llguidance, and for a tokenizer or a grammar that it refuses.
         """
         with self._working:
             tokenizer = self._converted or self._convert()

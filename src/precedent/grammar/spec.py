@@ -81,50 +81,6 @@ class CallForm:
             raise ConfigError(f"the trigger {self.trigger!r} of the call form {self.name!r} must start its calls")
 
 
-HERMES = CallForm(
-    name="hermes",
-    trigger="<tool_call>",
-    begin='<tool_call>\n{"name": "',
-    between='", "arguments": ',
-    end="}\n</tool_call>",
-)
-"""Hermes 2 and 3, Qwen 2.5 and 3, SmolLM2: `<tool_call>` around a JSON object."""
-
-LLAMA_JSON = CallForm(
-    name="llama3-json",
-    trigger="{",
-    begin='{"name": "',
-    between='", "parameters": ',
-    end="}",
-    separator=None,
-    whole_answers=True,
-)
-"""Llama 3.1 and 3.2: the whole answer is one JSON object."""
-
-MISTRAL = CallForm(
-    name="mistral",
-    trigger="[TOOL_CALLS]",
-    begin='{"name": "',
-    between='", "arguments": ',
-    end="}",
-    separator=", ",
-    opening="[TOOL_CALLS][",
-    closing="]",
-)
-"""Mistral up to its tokenizer v7: a JSON list behind `[TOOL_CALLS]`."""
-
-MISTRAL_V11 = CallForm(
-    name="mistral-v11",
-    trigger="[TOOL_CALLS]",
-    begin="[TOOL_CALLS]",
-    between="[ARGS]",
-    end="",
-    separator="",
-    in_json=False,
-)
-"""Mistral from its tokenizer v11 on: `[TOOL_CALLS]name[ARGS]{…}`, repeated."""
-
-
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A tool that may be called, with the schema of its arguments."""

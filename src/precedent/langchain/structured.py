@@ -26,6 +26,7 @@ from precedent.langchain.tools import ANY, AUTO
 
 if TYPE_CHECKING:
     from precedent.text.answers import AnswerSyntax
+    from precedent.text.tool_formats import ToolFormat
 
 STRICT = ("auto", True, False)
 
@@ -64,11 +65,18 @@ class AnswerRules:
         content, reasoning = self._content(), _reasoning(syntax)
         tools = [tool["function"] for tool in syntax.tools if self.choice in (AUTO, ANY, tool["function"]["name"])]
         is_free = self.choice == AUTO and content is None
-        if not tools or (is_free and self.strict is not True and self.parallel):
-            return None if content is None else Answer(content=content, reasoning=reasoning)
+        calls_are_free = not tools or (is_free and self.strict is not True and self.parallel)
+        if calls_are_free and content is None:
+            return None
         check_installed()
+        if syntax.channels:
+            raise UnsupportedError(
+                "answers in channels (gpt-oss) cannot be held to a grammar: use another model for it"
+            )
+        if calls_are_free:
+            return Answer(content=content, reasoning=reasoning)
         return Answer(
-            form=call_form(syntax),
+            form=call_form(syntax.form),
             tools=tuple(map(self._tool, tools)),
             parallel=self.parallel and self.choice in (AUTO, ANY),
             text=is_free,
@@ -151,10 +159,9 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
         ) from error
 
 
-def call_form(syntax: AnswerSyntax) -> CallForm:
+def call_form(form: ToolFormat | None) -> CallForm:
     """How the model writes calls, for a grammar. Raises UnsupportedError for formats whose arguments are not JSON."""
-    form = syntax.form
-    if form is None or form.channels or form.arguments != "json":
+    if form is None or form.arguments != "json":
         name = "of the tokenizer's response template" if form is None else repr(form.name)
         raise UnsupportedError(
             f"calls in the tool format {name} cannot be held to a grammar: use tool_choice='auto' without strict=True, "
