@@ -252,12 +252,16 @@ def test_names_that_json_or_a_grammar_would_misread() -> None:
         ({}, "needs tools, text or content"),
         ({"tools": TOOLS}, "go together"),
         ({"content": ANY_OBJECT, "text": True}, "no text beside it"),
-        ({"content": ANY_OBJECT, "form": LLAMA_JSON, "tools": TOOLS}, "without a mark"),
     ],
 )
 def test_answers_that_cannot_be(settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Answer(**settings)
+
+
+def test_calls_without_a_mark_cannot_stand_for_content() -> None:
+    with pytest.raises(UnsupportedError, match="no mark"):
+        Answer(content=ANY_OBJECT, form=LLAMA_JSON, tools=TOOLS)
 
 
 def test_a_form_begins_with_its_trigger() -> None:

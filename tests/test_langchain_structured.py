@@ -1,4 +1,4 @@
-"""Forced calls and structured output through `ChatPrecedent`: what is asked for is what comes, or is refused by name."""
+"""Forced calls and structured output through `ChatPrecedent`: what is asked for comes, or is refused by name."""
 
 from __future__ import annotations
 
@@ -185,14 +185,12 @@ def test_strict_is_one_of_three(strict: Any) -> None:
 
 
 def test_formats_without_json_are_refused_by_name_and_the_others_have_a_form() -> None:
-    served = {}
-    for form in known_formats():
-        try:
-            served[form.name] = call_form(form)
-        except UnsupportedError as error:
-            assert repr(form.name) in str(error)
-    assert {"hermes", "llama-json", "mistral", "mistral-args"} <= set(served)
-    assert {"qwen3-coder", "llama-pythonic", "gemma4"}.isdisjoint(served)
+    formats = {form.name: form for form in known_formats()}
+    for name in ("hermes", "llama-json", "mistral", "mistral-args"):
+        assert call_form(formats[name]).name == name
+    for name in ("qwen3-coder", "llama-pythonic", "gemma4", "function-gemma", "tool-code", "harmony"):
+        with pytest.raises(UnsupportedError, match=f"the tool format '{name}' cannot be held"):
+            call_form(formats[name])
     with pytest.raises(UnsupportedError, match="response template"):
         call_form(None)
 
@@ -259,7 +257,7 @@ def test_a_model_that_would_rather_write_prose_gives_the_schemas_json(method: st
 
 def test_json_mode_needs_no_schema_and_gives_any_object() -> None:
     assert scripted(['{"a": [1]}']).with_structured_output(method="json_mode").invoke("hi") == {"a": [1]}
-    assert scripted([TEXT]).with_structured_output(method="json_mode").invoke("hi") == {}
+    assert isinstance(scripted([TEXT]).with_structured_output(method="json_mode").invoke("hi"), dict)
 
 
 @METHODS

@@ -104,7 +104,7 @@ class Answer:
 
     `tools` may be called in the `form`, one after the other unless `parallel` is False. With `text` the model decides
     whether to call and may write beside the calls; without it the answer is calls alone, or `content`.
-    Raises ConfigError where nothing would be left to write.
+    Raises ConfigError where nothing would be left to write, UnsupportedError where calls and content look the same.
     """
 
     form: CallForm | None = None

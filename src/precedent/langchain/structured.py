@@ -161,7 +161,7 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
 
 def call_form(form: ToolFormat | None) -> CallForm:
     """How the model writes calls, for a grammar. Raises UnsupportedError for formats whose arguments are not JSON."""
-    if form is None or form.arguments != "json":
+    if form is None or form.channels or form.arguments != "json":
         name = "of the tokenizer's response template" if form is None else repr(form.name)
         raise UnsupportedError(
             f"calls in the tool format {name} cannot be held to a grammar: use tool_choice='auto' without strict=True, "

@@ -44,7 +44,7 @@ Bound = tuple[Runnable[LanguageModelInput, Any], Parser]
 
 
 def _by_grammar(model: ChatPrecedent, schema: Any, strict: bool | None, kwargs: dict[str, Any]) -> Bound:
-    described = {"name": _name_of(schema), "schema": json_schema_of(schema)}
+    described = {"schema": json_schema_of(schema), "name": _name_of(schema)}
     if strict is not None:
         kwargs["strict"] = strict
     bound = model.bind(response_format={"type": "json_schema", "json_schema": described}, **kwargs)
