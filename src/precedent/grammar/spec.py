@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from precedent.errors import ConfigError
+from precedent.errors import ConfigError, UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,7 @@ class Answer:
         if self.content and self.text:
             raise ConfigError("content is the whole answer: it allows no text beside it")
         if self.content and self.form and self.form.whole_answers:
-            raise ConfigError(
-                f"calls in the form {self.form.name!r} are JSON without a mark: they cannot stand for content"
-            )
+            raise UnsupportedError(f"calls in the form {self.form.name!r} bear no mark: they could be content")
 
 
 Grammar = JsonSchema | Regex | Lark | Answer
