@@ -129,7 +129,7 @@ def test_a_call_that_was_cut_off_is_never_repaired_into_a_valid_one() -> None:
     message = merged(list(scripted(BROKEN).bind_tools([look_up]).stream("hi")))
     assert message.tool_calls == []
     (invalid,) = message.invalid_tool_calls
-    assert (invalid["name"], invalid["args"]) == ("look_up", BROKEN)
+    assert (invalid["name"], invalid["args"]) == ("look_up", '{"number": "10"]<invalid>')
     assert "no tool call" in message.response_metadata["tool_call_errors"][0]
 
 
@@ -138,9 +138,14 @@ def test_without_tools_a_call_is_text() -> None:
     assert scripted(CALL).bind_tools([look_up], tool_choice="none").invoke("hi").content == CALL
 
 
-def test_a_call_is_streamed_as_one_chunk_and_the_figures_come_last() -> None:
+def test_a_call_is_streamed_while_it_is_written_and_the_figures_come_last() -> None:
     chunks = list(scripted(f"I look.\n{CALL}", max_burst=1).bind_tools([look_up]).stream("hi"))
-    assert [bool(chunk.tool_call_chunks) for chunk in chunks].count(True) == 1
+    first, *pieces = [piece for chunk in chunks for piece in chunk.tool_call_chunks]
+    assert (first["name"], first["args"], first["index"]) == ("look_up", "", 0)
+    assert str(first["id"]).startswith("call_")
+    assert {(piece["name"], piece["id"], piece["index"]) for piece in pieces} == {(None, None, 0)}
+    assert "".join(piece["args"] or "" for piece in pieces) == '{"number": "10 €"}'
+    assert len(pieces) > 10, "one for each token, or nearly"
     assert [chunk.chunk_position for chunk in chunks] == [None] * (len(chunks) - 1) + ["last"]
     assert all(not chunk.response_metadata and chunk.usage_metadata is None for chunk in chunks[:-1])
     assert chunks[-1].content == ""
@@ -313,9 +318,10 @@ def test_every_form_of_tool_is_shown() -> None:
         ({"speculation": "on"}, ConfigError, "speculation='on' is neither True"),
         ({"speculation": {"max_node": 4}}, ConfigError, "did you mean 'max_nodes'"),
         ({"model": "other"}, UnsupportedError, "model='other' is not loaded, and a call loads nothing"),
-        ({"response_format": {"type": "json_object"}}, UnsupportedError, "response_format=.* is not supported"),
-        ({"parallel_tool_calls": False}, UnsupportedError, "parallel_tool_calls=False is not supported"),
-        ({"tool_choice": "any"}, UnsupportedError, "tool_choice='any' is not supported"),
+        ({"response_format": {"type": "xml"}}, ConfigError, "response_format=.* is neither a class nor a dict"),
+        ({"strict": "very"}, ConfigError, "strict='very' must be 'auto', True or False"),
+        ({"tool_choice": "any"}, ConfigError, "tool_choice='any' forces a call, and no tool is bound"),
+        ({"n": 2}, UnsupportedError, "n=2 is not supported"),
     ],
 )
 async def test_a_bad_call_is_refused_before_anything_runs(kwargs: Any, error: type[Exception], said: str) -> None:
@@ -341,17 +347,6 @@ def test_a_bad_setting_is_refused_in_one_line(settings: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         ChatPrecedent(model="m", **settings)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("choice", ["any", "required", "look_up", True, {"type": "function"}])
-def test_a_forced_call_is_refused_by_name(choice: Any) -> None:
-    with pytest.raises(UnsupportedError, match=r"tool_choice=.* is not supported: no call can be forced"):
-        scripted("a").bind_tools([look_up], tool_choice=choice)
-
-
-def test_structured_output_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"with_structured_output is not supported.*bind_tools"):
-        scripted("a").with_structured_output({"title": "x", "type": "object", "properties": {}})
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ LAYERS = (
     "sequence",
     "drafting",
     "decode",
+    "grammar",
     "text",
     "generation",
     "checks",

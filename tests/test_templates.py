@@ -9,7 +9,9 @@ import pytest
 import precedent
 from precedent.errors import ConfigError
 from precedent.templates import Hole, Template, Templates
-from precedent.text.tool_calls import ParsedCall, parse_call
+from precedent.text.tool_formats import ParsedCall, whole_parts
+from precedent.text.tool_formats.builtin import HERMES
+from precedent.text.tool_formats.parser import TaggedParser
 from precedent.text.tool_skeletons import tool_templates
 
 
@@ -88,7 +90,7 @@ def filled(template: Template, **values: str) -> ParsedCall:
     text = "".join(part if isinstance(part, str) else values[part.name] for part in template.parts)
     assert text.startswith("<tool_call>\n")
     assert text.endswith("\n</tool_call>")
-    call = parse_call(text.removeprefix("<tool_call>").removesuffix("</tool_call>"), text)
+    (call,) = whole_parts(TaggedParser(HERMES).push(text))
     assert isinstance(call, ParsedCall)
     return call
 

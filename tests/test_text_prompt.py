@@ -14,8 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from precedent.errors import PromptError, UnsupportedError
 from precedent.testing.scripted_engine import chatml_tokenizer
 from precedent.text.prompt import hermes_template, render_prompt, template_for
-from precedent.text.tool_calls import CLOSE, OPEN, ParsedCall, ToolCallParser
+from precedent.text.tool_formats import ParsedCall, Text, whole_parts
+from precedent.text.tool_formats.builtin import HERMES
+from precedent.text.tool_formats.parser import TaggedParser
 
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PLAIN_CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -81,14 +84,14 @@ def test_a_given_system_text_replaces_the_default_one(tokenizer: PreTrainedToken
 def test_a_parsed_answer_is_rendered_back_as_it_was_generated(tokenizer: PreTrainedTokenizerBase, content: str) -> None:
     call = f'{OPEN}\n{{"name": "look_up", "arguments": {{"number": "1042"}}}}\n{CLOSE}'
     answer = "\n".join([content, call, call]) if content else f"{call}\n{call}"
-    parser = ToolCallParser()
-    events = [*parser.push(answer), *parser.finish()]
+    parser = TaggedParser(HERMES)
+    events = whole_parts([*parser.push(answer), *parser.finish()])
     calls = [
         {"type": "function", "id": "", "function": {"name": event.name, "arguments": event.arguments}}
         for event in events
         if isinstance(event, ParsedCall)
     ]
-    text = "".join(getattr(event, "text", "") for event in events)
+    text = "".join(event.text for event in events if isinstance(event, Text))
     before = render_prompt(tokenizer, user("hi"), TOOLS)
     turn = {"role": "assistant", "content": text, "tool_calls": calls}
     after = render_prompt(tokenizer, [*user("hi"), turn, {"role": "tool", "content": "ok"}], TOOLS)
@@ -185,9 +188,9 @@ def test_messages_that_the_template_refuses(tokenizer: PreTrainedTokenizerBase) 
         render_prompt(tokenizer, [{"role": "assistant", "content": "I speak first"}])
 
 
-def test_a_template_with_another_tool_format_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
-    tokenizer.chat_template = PLAIN_CHATML + "{% if tools %}[TOOL_CALLS]{% endif %}"
-    with pytest.raises(UnsupportedError, match="format other than Hermes"):
+def test_a_template_with_an_unknown_tool_format_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.chat_template = PLAIN_CHATML + "{% if tools %}<call me>{% endif %}"
+    with pytest.raises(UnsupportedError, match=r"format that is not known \(known: harmony, .*hermes"):
         render_prompt(tokenizer, user("hi"), TOOLS)
     assert render_prompt(tokenizer, user("hi"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from precedent.delivery import finish_on
 from precedent.drafters import Drafter, DrafterParts, load_drafters
 from precedent.errors import ConfigError
 from precedent.generation import Emission, Generation, GenerationResult
+from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.metrics import EngineMetrics
 from precedent.planner import Planner
 from precedent.request import Request
@@ -94,7 +95,9 @@ class Engine:
             self.planner.cost.measure(self._milliseconds_of_width)
         if cache is not None:
             self._executor.submit(cache.warm_up)  # after measuring: loading the embedder would disturb it
-        self._worker = self._started_worker(limits or EngineLimits(), end_token_ids(weights, tokenizer))
+        self._end_ids = end_token_ids(weights, tokenizer)
+        self.grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
+        self._worker = self._started_worker(limits or EngineLimits(), self._end_ids)
         weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
 
     def _started_worker(self, limits: EngineLimits, end_ids: frozenset[int]) -> Worker:
@@ -163,14 +166,18 @@ class Engine:
         tools: str = "",
         prediction: str | Sequence[int] | None = None,
         templates: Iterable[str | Template] = (),
+        grammar: Grammar | None = None,
         write_back: CompletionKeeper | None = None,
+        shown_tokens: Collection[int] = (),
     ) -> Generation:
         """Start a request and return at once.
 
         `query` is the text by which recall finds prior completions; `workflow_step` and `tools` are soft keys stored
         with the completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade
-        responses and forms of tool calls; both only propose. `write_back` takes the completion where the cache would.
-        Raises ContextOverflowError, PromptError, CapacityError, ConfigError or EngineClosedError before work starts.
+        responses and forms of tool calls; both only propose. A `grammar` says what the answer may be: other tokens are
+        masked at every node. `write_back` takes the completion where the cache would; `shown_tokens` are special tokens
+        that stay in the text. Raises ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError
+        (of a grammar) or EngineClosedError before work starts.
         """
         prompt = tuple(int(token) for token in prompt_ids)
         check_prompt(prompt, self.context_length, self.target.vocab_size)
@@ -184,12 +191,13 @@ class Engine:
             mode=mode_of(speculation, sampling),
             drafters=drafters,
             kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
-            text=TextAssembler(self.tokenizer, sampling.stop),
+            text=TextAssembler(self.tokenizer, sampling.stop, shown_tokens),
             tenant=tenant,
             query=query,
             workflow_step=workflow_step,
             prediction=self._codec.answer_ids(prediction),
             templates=tuple(Templates(templates)),
+            grammar=None if grammar is None else GrammarConstraint(self.grammars.matcher(grammar), self._end_ids),
             finished=at_normal_end(
                 prompt,
                 self._on_result,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.base import LanguageModelInput
@@ -13,16 +13,18 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
-from precedent.errors import UnsupportedError
 from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.described import Described
 from precedent.langchain.logprobs import openai_logprobs
 from precedent.langchain.messages import to_template_messages
 from precedent.langchain.run_metadata import FollowsRunMetadata
 from precedent.langchain.settings import check_call, templates_of
+from precedent.langchain.structured import AnswerRules
+from precedent.langchain.structured_output import structured
 from precedent.langchain.telemetry import Span, current_span, describe_result
-from precedent.langchain.tools import ToolLike, check_tool_choice, openai_tools
+from precedent.langchain.tools import NONE, ToolChoice, ToolLike, openai_tools, tool_choice_of
 from precedent.langchain.warming import Conversation, warm
+from precedent.text.answers import answer_syntax
 from precedent.text.prompt import render_prompt
 from precedent.text.query import recall_query
 from precedent.text.tool_schema import tools_fingerprint
@@ -73,10 +75,13 @@ class ChatPrecedent(FollowsRunMetadata, Described):
     ) -> tuple[Generation, AnswerChunks]:
         """Check everything, render the prompt, and submit the request."""
         check_call(kwargs)
-        check_tool_choice(kwargs.get("tool_choice"))
-        tools = [] if kwargs.get("tool_choice") == "none" else openai_tools(kwargs.get("tools") or ())
+        bound = openai_tools(kwargs.get("tools") or ())
+        rules = AnswerRules.of(kwargs, tool_choice_of(kwargs.get("tool_choice"), bound), self.strict_tools)
+        tools = [] if rules.choice == NONE else bound
         turns = to_template_messages(messages)
         prompt_ids = render_prompt(engine.tokenizer, turns, tools)
+        syntax = answer_syntax(engine.tokenizer, turns, tools, prompt_ids)
+        grammar = rules.grammar(syntax)
         generation = self._submit(
             engine,
             prompt_ids,
@@ -85,10 +90,16 @@ class ChatPrecedent(FollowsRunMetadata, Described):
             kwargs,
             query=recall_query(turns),
             tools=tools_fingerprint(tools),
-            templates=templates_of(self, kwargs, tools),
+            templates=templates_of(self, kwargs, tools, syntax.form),
+            shown_tokens=syntax.shown_tokens,
+            grammar=grammar,
         )
-        name = kwargs.get("model") or self.model
-        chunks = AnswerChunks(prompt_ids, name, parse_tools=bool(tools), output_version=self.output_version)
+        chunks = AnswerChunks(
+            syntax,
+            kwargs.get("model") or self.model,
+            output_version=self.output_version,
+            notes=None if grammar is None else rules.notes(),
+        )
         return generation, chunks
 
     def _stream(
@@ -158,19 +169,34 @@ class ChatPrecedent(FollowsRunMetadata, Described):
     # Tools
 
     def bind_tools(
-        self, tools: Sequence[ToolLike], *, tool_choice: str | None = None, **kwargs: Any
+        self, tools: Sequence[ToolLike], *, tool_choice: ToolChoice = None, **kwargs: Any
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Show `tools` to the model, which decides whether to call them (`tool_choice` "auto", or "none" for never).
+        """Show `tools` to the model, which decides whether to call them unless `tool_choice` forces it to.
 
-        Raises PromptError for a tool that is none, UnsupportedError for a tool choice that would force a call.
+        `tool_choice`: "auto", "none", "any" (also "required" or True), a tool's name, or OpenAI's or Anthropic's dict.
+        `parallel_tool_calls=False` is one call at most; `strict=True` holds every call to its tool's schema.
+        Raises PromptError for a tool that is none, ConfigError for a choice that is none.
         """
-        check_tool_choice(tool_choice)
+        bound = openai_tools(tools)
         check_call(kwargs)
-        return self.bind(tools=openai_tools(tools), tool_choice=tool_choice, **kwargs)
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        AnswerRules.of(given, tool_choice_of(tool_choice, bound), self.strict_tools)
+        return self.bind(tools=bound, tool_choice=tool_choice, **given)
 
-    def with_structured_output(self, schema: Any, *, include_raw: bool = False, **kwargs: Any) -> NoReturn:
-        """Refused: nothing forces the model to keep to a schema."""
-        raise UnsupportedError(
-            "with_structured_output is not supported: nothing forces the model to keep to a schema; "
-            "bind the schema with bind_tools and check message.tool_calls"
-        )
+    def with_structured_output(
+        self,
+        schema: Any = None,
+        *,
+        method: str = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """A runnable whose answers are objects of a pydantic class (v2 or v1), or dicts of a TypedDict or JSON Schema.
+
+        `method`: "json_schema" (the answer is JSON that a grammar holds to the schema), "function_calling" (a forced
+        call), or "json_mode" (any JSON object; say in the prompt which). With `include_raw` an answer is a dict of
+        `raw`, `parsed` and `parsing_error`. Raises ConfigError on anything else.
+        """
+        check_call(kwargs)
+        return structured(self, schema, method, strict, include_raw, kwargs)

@@ -1,10 +1,10 @@
-"""Emissions of the engine as LangChain chunks: text, tool calls once they are complete, and the figures on the last."""
+"""Emissions of the engine as LangChain chunks: text, thoughts, tool calls piece by piece, and last the figures."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.messages import AIMessageChunk
@@ -12,70 +12,102 @@ from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, Us
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
-from precedent.text.tool_calls import Event, InvalidCall, ParsedCall, Text, ToolCallParser
+from precedent.stats import TARGET
+from precedent.text.tool_formats import CallArguments, CallBegin, CallEnd, Event, InvalidCall, Reasoning, Text
+from precedent.text.tool_formats.seal import ARGUMENTS, WHOLE, seal_of
 
 if TYPE_CHECKING:
     from precedent.engine import Emission, GenerationResult
+    from precedent.text.answers import AnswerSyntax
 
 FIRST_INDEX_OF_V1 = 1_000_000
 """LangChain merges blocks of equal index, and for output_version "v1" it numbers text blocks from 0 by itself."""
 
 
 class AnswerChunks:
-    """One request's answer as chunks.
+    """One request's answer as chunks; merged, they are the same message however the answer came in bursts.
 
-    A chunk carries text or one tool call, never both, and the last one neither: LangChain's content blocks are built
-    from chunks of one kind. `parse_tools` is False where no tool is bound; the answer is text then, whatever it holds.
+    A chunk carries text, reasoning or a piece of one tool call, and the last one none: LangChain's content blocks are
+    built from chunks of one kind. The first piece of a call has its name and id, the others have its arguments.
+    `notes` are added to the response metadata.
     """
 
     def __init__(
-        self, prompt_ids: Sequence[int], model_name: str, *, parse_tools: bool, output_version: str | None = None
+        self,
+        syntax: AnswerSyntax,
+        model_name: str,
+        *,
+        output_version: str | None = None,
+        notes: Mapping[str, Any] | None = None,
     ) -> None:
-        self._parser = ToolCallParser() if parse_tools else None
-        self._prompt_key = hashlib.sha256(json.dumps(list(prompt_ids)).encode()).hexdigest()
-        self._model_name = model_name
-        self._num_calls = 0
-        self._first_index = FIRST_INDEX_OF_V1 if output_version == "v1" else 0
+        self._notes = dict(notes or {})
+        self._syntax, self._model_name = syntax, model_name
+        self._parser = syntax.parser()
+        self._seen = hashlib.sha256(json.dumps(list(syntax.prompt_ids)).encode())
+        self._next_index = FIRST_INDEX_OF_V1 if output_version == "v1" else 0
+        self._arguments = ""
         self._problems: list[str] = []
 
     def of(self, emission: Emission) -> Iterator[ChatGenerationChunk]:
         """The chunks that an emission completes, often one, sometimes none."""
-        if not emission.text:
-            return
-        events = self._parser.push(emission.text) if self._parser else [Text(emission.text)]
-        yield from map(self._chunk, events)
+        if emission.text:
+            yield from self._chunks(self._parser.push(emission.text))
 
     def last(self, result: GenerationResult) -> Iterator[ChatGenerationChunk]:
         """What the parser held back, then the one chunk with usage and figures."""
-        yield from map(self._chunk, self._parser.finish() if self._parser else [])
+        yield from self._chunks(self._parser.finish())
+        thinking = self._syntax.token_ranges(result.token_ids, self._parser.reasoning_spans)
         message = AIMessageChunk(
             content="",
-            usage_metadata=_usage(result),
+            usage_metadata=_usage(result, thinking),
             response_metadata=self._response_metadata(result),
             chunk_position="last",
         )
         yield ChatGenerationChunk(message=message)
 
-    def _chunk(self, event: Event) -> ChatGenerationChunk:
-        if isinstance(event, Text):
-            return ChatGenerationChunk(message=AIMessageChunk(content=event.text))
-        return ChatGenerationChunk(message=self._call_chunk(event))
+    def _chunks(self, events: Iterable[Event]) -> Iterator[ChatGenerationChunk]:
+        for event in events:
+            for message in self._messages(event):
+                yield ChatGenerationChunk(message=message)
 
-    def _call_chunk(self, call: ParsedCall | InvalidCall) -> AIMessageChunk:
-        """A whole call. LangChain repairs JSON that was cut off into a valid call; the opening tag prevents that."""
-        if isinstance(call, ParsedCall):
-            arguments = json.dumps(call.arguments, ensure_ascii=False)
+    def _messages(self, event: Event) -> Iterator[AIMessageChunk]:
+        if isinstance(event, Text):
+            self._seen.update(event.text.encode())
+            yield AIMessageChunk(content=event.text)
+        elif isinstance(event, Reasoning):
+            yield AIMessageChunk(content="", additional_kwargs={"reasoning_content": event.text})
+        elif isinstance(event, CallBegin):
+            yield self._beginning(event.name)
+        elif isinstance(event, CallArguments):
+            yield self._piece(event.json)
+        elif isinstance(event, CallEnd):
+            self._next_index += 1
         else:
-            arguments = call.raw
-            self._problems.append(call.error)
-        index, self._num_calls = self._num_calls, self._num_calls + 1
-        call_id = self._call_id(index, f"{call.name}{arguments}")
-        chunk = tool_call_chunk(name=call.name, args=arguments, id=call_id, index=self._first_index + index)
+            yield from self._broken(event)
+
+    def _beginning(self, name: str | None) -> AIMessageChunk:
+        self._seen.update(f"\0{name}\0".encode())
+        self._arguments = ""
+        call_id = f"call_{self._seen.hexdigest()[:24]}"
+        chunk = tool_call_chunk(name=name, args="", id=call_id, index=self._next_index)
         return AIMessageChunk(content="", tool_call_chunks=[chunk])
 
-    def _call_id(self, index: int, content: str) -> str:
-        """The same call at the same place gets the same id, so that exact caches and replays recognise it."""
-        return f"call_{hashlib.sha256(f'{self._prompt_key}/{index}/{content}'.encode()).hexdigest()[:24]}"
+    def _piece(self, arguments: str) -> AIMessageChunk:
+        self._seen.update(arguments.encode())
+        self._arguments += arguments
+        chunk = tool_call_chunk(args=arguments, index=self._next_index)
+        return AIMessageChunk(content="", tool_call_chunks=[chunk])
+
+    def _broken(self, call: InvalidCall) -> Iterator[AIMessageChunk]:
+        """A call that cannot be read, made such that LangChain does not repair it into a valid one."""
+        self._problems.append(call.error)
+        if call.rest is None:
+            yield self._beginning(call.name)
+            looks_like_json = call.raw.lstrip().startswith(("{", "[", '"'))
+            yield self._piece(call.raw + (seal_of(call.raw, WHOLE) if looks_like_json else ""))
+        else:
+            yield self._piece(call.rest + seal_of(self._arguments + call.rest, ARGUMENTS))
+        self._next_index += 1
 
     def _response_metadata(self, result: GenerationResult) -> dict[str, Any]:
         metadata: dict[str, Any] = {
@@ -85,21 +117,32 @@ class AnswerChunks:
                 **result.stats.as_dict(),
                 "tokens_per_step": round(result.stats.tokens_per_step, 3),
             },
+            **self._notes,
         }
         if self._problems:
             metadata["tool_call_errors"] = list(self._problems)
         return metadata
 
 
-def _usage(result: GenerationResult) -> UsageMetadata:
-    """Tokens read and written; `accepted_prediction` only where all accepted tokens made it into the answer."""
-    written, accepted = len(result.token_ids), result.stats.num_accepted_tokens
+def _usage(result: GenerationResult, thinking: Sequence[range]) -> UsageMetadata:
+    """Tokens read and written, of those `reasoning` where the model thought, and `accepted_prediction` outside of it.
+
+    The details are disjoint, for LangChain's tests want their sum within the output; accepted tokens are counted only
+    where all of them made it into the answer.
+    """
+    written = len(result.token_ids)
+    details: dict[str, int] = {}
+    if thinking:
+        details["reasoning"] = sum(map(len, thinking))
+    if result.stats.num_accepted_tokens <= written:
+        lost = sum(result.sources[place] != TARGET for places in thinking for place in places)
+        details["accepted_prediction"] = max(0, result.stats.num_accepted_tokens - lost)
     usage = UsageMetadata(
         input_tokens=result.prompt_tokens,
         output_tokens=written,
         total_tokens=result.prompt_tokens + written,
         input_token_details=InputTokenDetails(cache_read=result.cached_prompt_tokens),
     )
-    if accepted <= written:
-        usage["output_token_details"] = cast("OutputTokenDetails", {"accepted_prediction": accepted})
+    if details:
+        usage["output_token_details"] = cast("OutputTokenDetails", details)
     return usage

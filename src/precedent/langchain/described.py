@@ -43,7 +43,7 @@ class Described(ChatFields):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return identifying_params(self)
+        return {**identifying_params(self), "strict_tools": self.strict_tools}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """The key of an answer in LangChain's caches: all that it depends on, and the weights that are meant."""

@@ -25,6 +25,7 @@ from precedent.langchain.settings import (
     templates_of,
     tenant_of,
 )
+from precedent.langchain.structured import check_strict
 from precedent.langchain.telemetry import current_span, describe_request
 
 if TYPE_CHECKING:
@@ -161,6 +162,12 @@ class ChatFields(EngineFields, BaseChatModel):
     _operation = "chat"
 
     streaming: bool = False
+    strict_tools: Any = "auto"
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Check the settings. Raises ConfigError on an unknown name or a value out of its range."""
+        super().__init__(**kwargs)
+        check_strict(self.strict_tools)
 
     @model_validator(mode="after")
     def _set_precedent_version(self) -> Self:

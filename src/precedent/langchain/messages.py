@@ -1,4 +1,4 @@
-"""LangChain messages as the dicts that chat templates read: role, content (a text), tool_calls, name."""
+"""LangChain messages as plain dicts: role, content (a text), tool_calls, invalid_calls, reasoning_content, name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, FunctionMessage, ToolMessage
 
 from precedent.errors import PromptError, UnsupportedError
-from precedent.text.prompt import ROLES, Message
+from precedent.text.history import Message
+from precedent.text.prompt import ROLES
 
 _ROLE_OF_TYPE = {"system": "system", "human": "user", "ai": "assistant", "tool": "tool", "function": "tool"}
 _TEXT_BLOCKS = frozenset({"text", "input_text", "output_text", "text-plain"})
@@ -63,16 +64,17 @@ def _turn(role: str, content: str, name: str | None) -> Message:
 
 def _assistant_turn(message: AIMessage, position: int) -> Message:
     turn = _turn("assistant", _text_of(message.content, position), message.name)
-    turn["content"] += "".join(f"\n{call.get('args') or ''}" for call in message.invalid_tool_calls)
     calls = [_call(call["name"], call["args"], call["id"]) for call in message.tool_calls]
     known = {call["id"] for call in calls}
     for block in _blocks(message.content):
         if block.get("type") == "tool_use" and block.get("id") not in known:
             calls.append(_call(block["name"], block.get("input") or {}, block.get("id")))
+    broken = [{"name": call["name"], "args": call["args"] or ""} for call in message.invalid_tool_calls]
     reasoning = _reasoning_of(message)
     return {
         **turn,
         **({"tool_calls": calls} if calls else {}),
+        **({"invalid_calls": broken} if broken else {}),
         **({"reasoning_content": reasoning} if reasoning else {}),
     }
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import ModelProfile
 
+from precedent.grammar import is_installed
+
 if TYPE_CHECKING:
     from precedent.engine import Engine
 
@@ -72,5 +74,7 @@ def _profile(context_length: int, template: str) -> ModelProfile:
     profile = ModelProfile(**TEXT_ONLY)
     profile["max_input_tokens"] = profile["max_output_tokens"] = context_length
     profile["tool_calling"] = "tools" in template or "<|im_end|>" in template
+    profile["structured_output"] = is_installed()
+    profile["tool_choice"] = profile["tool_calling"] and is_installed()
     profile["reasoning_output"] = REASONING in template
     return profile

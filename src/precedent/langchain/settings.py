@@ -17,12 +17,14 @@ from precedent.text.tool_skeletons import tool_templates
 
 if TYPE_CHECKING:
     from precedent.langchain.fields import EngineFields
+    from precedent.text.tool_formats import ToolFormat
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
 OF_THE_CALL = (
     *SAMPLING,
     *("speculation", "drafters", "max_nodes", "tenant", "workflow_step", "prediction", "templates", "learning"),
     *("logprobs", "top_logprobs", "tools", "tool_choice", "model"),
+    *("strict", "strict_tools", "parallel_tool_calls", "response_format"),
 )
 ONLY_SPEED = ("learning", "prediction", "templates", "max_nodes", "drafters", "workflow_step")
 """Of these, what changes how fast an answer comes and nothing else."""
@@ -31,9 +33,6 @@ FROM_LANGCHAIN = ("stream", "ls_structured_output_format", "structured_output_fo
 """Keyword arguments that LangChain passes on and that say nothing about the answer."""
 
 _HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
-    "strict": (None, False),
-    "parallel_tool_calls": (None, True),
-    "response_format": (None,),
     "n": (None, 1),
 }
 """Keyword arguments known from other chat models: refused by name where they ask for something."""
@@ -69,7 +68,7 @@ def check_call(kwargs: Mapping[str, Any]) -> None:
 
 def check_text_call(kwargs: Mapping[str, Any]) -> None:
     """Raise UnsupportedError for what only a chat model can do."""
-    for name in ("tools", "tool_choice"):
+    for name in ("tools", "tool_choice", "parallel_tool_calls", "strict", "strict_tools", "response_format"):
         if kwargs.get(name) is not None:
             raise UnsupportedError(f"{name} cannot be given to a text completion: use ChatPrecedent")
 
@@ -163,12 +162,15 @@ def prediction_text(prediction: Any) -> str | None:
 
 
 def templates_of(
-    model: EngineFields, kwargs: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+    model: EngineFields,
+    kwargs: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
+    form: ToolFormat | None = None,
 ) -> tuple[Template, ...]:
     """The call's premade responses, else the model's, and the forms of the calls that the bound tools allow."""
     premade = kwargs.get("templates")
     premade = model.templates if premade is None else premade
-    return (*(() if premade is None else Templates(premade)), *tool_templates(tools))
+    return (*(() if premade is None else Templates(premade)), *tool_templates(tools, form))
 
 
 def run_keys(metadata: Mapping[str, Any] | None) -> dict[str, str]:

@@ -6,16 +6,18 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.errors import ContextOverflowError, GenerationError
 from precedent.generation import Emission, Generation, GenerationResult, cancelled_error
+from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.logprobs import TokenLogprob
 from precedent.stats import TARGET, GenerationStats
 from precedent.templates import Template, Templates
+from precedent.testing.scripted_grammar import follow
 from precedent.text.assembly import TextAssembler
 
 if TYPE_CHECKING:
@@ -41,7 +43,9 @@ class ScriptedRequest:
     tools: str
     prediction: str | Sequence[int] | None = None
     templates: tuple[Template, ...] = ()
+    grammar: Grammar | None = None
     write_back: Callable[[NewCompletion], object] | None = None
+    shown_tokens: frozenset[int] = frozenset()
     generation: Generation = field(default_factory=Generation)
     ended: threading.Event = field(default_factory=threading.Event)
     cancelled: bool = False
@@ -69,6 +73,7 @@ class ScriptedEngine:
         self.cache = None
         self.speculation = SpeculationConfig()
         self.requests: list[ScriptedRequest] = []
+        self.grammars: GrammarEngine = GuidanceEngine(tokenizer, [int(tokenizer.eos_token_id)])
         self._answers = answers_of(script)
         self._random, self._max_burst, self._pace = random.Random(seed), max_burst, pace
 
@@ -84,7 +89,9 @@ class ScriptedEngine:
         tools: str = "",
         prediction: str | Sequence[int] | None = None,
         templates: Iterable[str | Template] = (),
+        grammar: Grammar | None = None,
         write_back: Callable[[NewCompletion], object] | None = None,
+        shown_tokens: Collection[int] = (),
     ) -> Generation:
         """Start answering and return at once. Raises ContextOverflowError like an engine."""
         if len(prompt_ids) >= self.context_length:
@@ -101,7 +108,9 @@ class ScriptedEngine:
             tools,
             prediction,
             tuple(Templates(templates)),
+            grammar,
             write_back,
+            frozenset(shown_tokens),
         )
         self.requests.append(request)
         rng = random.Random(self._random.random())
@@ -122,8 +131,8 @@ class ScriptedEngine:
     def _answer(self, request: ScriptedRequest, rng: random.Random) -> GenerationResult:
         """Emit the scripted answer burst by burst."""
         limit = request.sampling.max_tokens
-        script = self._script_ids(request.prompt)
-        assembler = TextAssembler(self.tokenizer, request.sampling.stop)
+        script = self._script_ids(request)
+        assembler = TextAssembler(self.tokenizer, request.sampling.stop, request.shown_tokens)
         stats, given, shown, sources = GenerationStats(), list[int](), list[str](), list[str]()
         logprobs = list[TokenLogprob]()
         while len(given) < min(limit, len(script)) and not assembler.stopped:
@@ -159,9 +168,14 @@ class ScriptedEngine:
             request.cancelled = True
             raise cancelled_error()
 
-    def _script_ids(self, prompt: str) -> list[int]:
-        ids = self.tokenizer.encode(self._answers(prompt), add_special_tokens=False)
-        return [*ids, int(self.tokenizer.eos_token_id)]
+    def _script_ids(self, request: ScriptedRequest) -> list[int]:
+        """The answer with its end token, as the request's grammar lets the script be followed."""
+        end_id = int(self.tokenizer.eos_token_id)
+        script = [*self.tokenizer.encode(self._answers(request.prompt), add_special_tokens=False), end_id]
+        if request.grammar is None:
+            return script
+        shape = GrammarConstraint(self.grammars.matcher(request.grammar), [end_id])
+        return follow(script, shape, self.tokenizer, request.sampling.max_tokens)
 
 
 def answers_of(script: Script) -> Callable[[str], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,10 +11,15 @@ from precedent.text.stop import StopScanner
 
 
 class TextAssembler:
-    """One request's text, fed with bursts of any size; the text is the same under every split into bursts."""
+    """One request's text, fed with bursts of any size; the text is the same under every split into bursts.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+    `shown_tokens` are special tokens that stay in the text; the others are skipped.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = (), shown_tokens: Collection[int] = ()
+    ) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer, shown_tokens)
         self._scanner = StopScanner(stop) if stop else None
         self.stopped = False
 

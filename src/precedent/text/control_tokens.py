@@ -1,5 +1,8 @@
 """Control tokens in user or tool text stay text: only those that the chat template writes become tokens.
 
+The same goes for tags without a token of their own, such as `<tool_response>` in some models: templates look for them
+in the messages, and must find only those that they wrote themselves.
+
 transformers >= 5.23 can do this (`sanitize_control_tokens=True`). It is done here for every version alike, because
 prompt ids must not depend on the installed version, and because names (of parameters, of arguments) count as well.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +32,11 @@ class Markers:
     control_token: re.Pattern[str]
 
     @classmethod
-    def for_input(cls, tokenizer: PreTrainedTokenizerBase, template: str, values: Any) -> Markers | None:
-        """The markers for these messages and tools, or None if they hold no control token."""
-        tokens = control_tokens(tokenizer, template)
+    def for_input(
+        cls, tokenizer: PreTrainedTokenizerBase, template: str, values: Any, tags: Iterable[str] = ()
+    ) -> Markers | None:
+        """The markers for these messages and tools, or None if they hold no control token and none of the `tags`."""
+        tokens = {*control_tokens(tokenizer, template), *tags}
         text = json.dumps(values, ensure_ascii=False, default=str)
         if not any(json.dumps(token, ensure_ascii=False)[1:-1] in text for token in tokens):
             return None
@@ -39,10 +44,12 @@ class Markers:
         longest_first = sorted(tokens, key=len, reverse=True)
         return cls(next(unused), next(unused), re.compile("|".join(map(re.escape, longest_first))))
 
-    def mark(self, value: Any) -> Any:
-        """`value` with every control token in its texts and keys enclosed."""
+    def mark(self, value: Any, spared: Collection[str] = ()) -> Any:
+        """`value` with every control token in its texts and keys enclosed, but for `spared` ones of a text."""
         if isinstance(value, str):
-            return self.control_token.sub(f"{self.start}\\g<0>{self.end}", value)
+            return self.control_token.sub(
+                lambda found: found[0] if found[0] in spared else f"{self.start}{found[0]}{self.end}", value
+            )
         if isinstance(value, Mapping):
             return {self.mark(key): self.mark(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -76,7 +83,8 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[s
 def _plain_ids(tokenizer: PreTrainedTokenizerBase, control_token: str) -> list[int]:
     """The ids of a control token's text. Raises PromptError if the tokenizer has none but the token itself."""
     ids = _ids_within_text(control_token, _text_encoder(tokenizer))
-    if tokenizer.convert_tokens_to_ids(control_token) in ids:
+    own = tokenizer.convert_tokens_to_ids(control_token)
+    if own != tokenizer.unk_token_id and own in ids:
         raise PromptError(f"the tokenizer cannot write {control_token!r} as plain text: remove it from the messages")
     return ids
 

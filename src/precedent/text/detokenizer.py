@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,15 +13,16 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class IncrementalDetokenizer:
-    """Turns bursts of token ids into text, special tokens skipped; never hands out half a UTF-8 character.
+    """Turns bursts of token ids into text, special tokens skipped but for `shown` ones; never half a UTF-8 character.
 
     Tokens are taken one by one, so the text and the token at which it appears do not depend on how ids are cut into
     bursts. Each token is decoded together with the ids shown last, because many decoders treat the first token of a
     text differently (they strip its space).
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, shown: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._hidden = hidden_tokens(tokenizer, shown)
         self._shown: list[int] = []
         self._shown_length = 0
         self._pending: list[int] = []
@@ -51,5 +52,22 @@ class IncrementalDetokenizer:
         return self._text_of(self._shown + self._pending)
 
     def _text_of(self, ids: list[int]) -> str:
-        text = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(text)
+        return decoded(self._tokenizer, ids, self._hidden)
+
+
+def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, str]:
+    """Ids and texts of the tokens that decoding skips as special."""
+    return {token: added.content for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+
+
+def hidden_tokens(tokenizer: PreTrainedTokenizerBase, shown: Collection[int]) -> frozenset[int] | None:
+    """The special tokens that do not show in a text, None for all of them."""
+    return frozenset(special_token_ids(tokenizer)) - frozenset(shown) if shown else None
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], hidden: frozenset[int] | None) -> str:
+    """The text of ids without `hidden` tokens, None for without any special token."""
+    if hidden is not None:
+        ids = [token for token in ids if token not in hidden]
+    text = tokenizer.decode(list(ids), skip_special_tokens=hidden is None, clean_up_tokenization_spaces=False)
+    return str(text)

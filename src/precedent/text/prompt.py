@@ -15,13 +15,15 @@ import jinja2
 
 from precedent.errors import PromptError, UnsupportedError
 from precedent.text.control_tokens import Markers
-from precedent.text.tool_calls import OPEN
+from precedent.text.history import CALL_TEXT, Message, fitted
+from precedent.text.tool_formats import ToolFormat, format_of_template, known_formats
+from precedent.text.tool_formats.reasoning import reasoning_tags
+from precedent.text.tool_formats.response_template import reads_calls
 from precedent.text.tool_schema import check_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = dict[str, Any]
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -38,10 +40,12 @@ def render_prompt(
     _check_messages(messages)
     check_tools(tools or ())
     template = template_for(tokenizer, messages, bool(tools))
+    form = format_of_template(template)
+    messages = fitted(messages, form)
     refusal: Exception | None = None
-    for form in _FORMS:
+    for arranged in _ARRANGEMENTS:
         try:
-            return _encode(tokenizer, template, form(messages), list(tools or ()))
+            return _encode(tokenizer, template, form, arranged(messages), list(tools or ()))
         except jinja2.TemplateError as error:
             refusal = refusal or error
     raise PromptError(f"the model's chat template refuses these messages: {refusal}") from refusal
@@ -50,15 +54,16 @@ def render_prompt(
 def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], has_tools: bool) -> str:
     """The model's own template where it serves (it takes tools, or none occur), else the shipped Hermes template.
 
-    Raises UnsupportedError for a template that writes tool calls in another format, or a tokenizer without ChatML.
+    Raises UnsupportedError for a template that writes tool calls in an unknown format, or a tokenizer without ChatML.
     """
     own = _own_template(tokenizer, has_tools)
     needs_tools = has_tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
     if own is not None and (not needs_tools or _takes_tools(own)):
-        if has_tools and (OPEN not in own or "<function=" in own):
+        if has_tools and format_of_template(own) is None and not reads_calls(tokenizer):
+            known = ", ".join(form.name for form in known_formats())
             raise UnsupportedError(
-                "the model's chat template writes tool calls in a format other than Hermes (<tool_call> with JSON): "
-                "use a model of that format, or set tokenizer.chat_template to a Hermes template"
+                f"the model's chat template writes tool calls in a format that is not known (known: {known}): use "
+                "another model, set tokenizer.chat_template to a template in one of them, or register a ToolFormat"
             )
         return own
     if tokenizer.convert_tokens_to_ids("<|im_end|>") in (None, tokenizer.unk_token_id):
@@ -95,10 +100,18 @@ def _check_messages(messages: Sequence[Message]) -> None:
             raise PromptError(f"message {position} has role {message.get('role')!r}: use one of {', '.join(ROLES)}")
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, template: str, messages: list[Message], tools: list[Any]) -> list[int]:
-    markers = Markers.for_input(tokenizer, template, [messages, tools])
+def _encode(
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    form: ToolFormat | None,
+    messages: list[Message],
+    tools: list[Any],
+) -> list[int]:
+    markers = Markers.for_input(tokenizer, template, [messages, tools], _tags(tokenizer, template, form))
     if markers is not None:
-        messages, tools = markers.mark(messages), markers.mark(tools)
+        messages = [_marked(message, markers, form) for message in messages]
+        tools = markers.mark(tools)
+    messages = [_with_call_text(message, form) for message in messages]
     rendered = str(
         tokenizer.apply_chat_template(
             messages, tools=tools or None, chat_template=template, tokenize=False, add_generation_prompt=True
@@ -107,6 +120,30 @@ def _encode(tokenizer: PreTrainedTokenizerBase, template: str, messages: list[Me
     if markers is not None:
         return markers.encode(tokenizer, rendered)
     return list(tokenizer.encode(rendered, add_special_tokens=False))
+
+
+def _tags(tokenizer: PreTrainedTokenizerBase, template: str, form: ToolFormat | None) -> list[str]:
+    """Texts that the template may look for in messages."""
+    reasoning = reasoning_tags(tokenizer, template)
+    return [*(form.tags if form else ()), *((reasoning.open, reasoning.close) if reasoning else ())]
+
+
+def _marked(message: Message, markers: Markers, form: ToolFormat | None) -> Message:
+    """The message with its control tokens enclosed, but for the tags of a broken call, which the model wrote itself."""
+    marked: Message = markers.mark(message)
+    if form is not None and CALL_TEXT in message:
+        marked[CALL_TEXT] = markers.mark(message[CALL_TEXT], spared=form.tags)
+    return marked
+
+
+def _with_call_text(message: Message, form: ToolFormat | None) -> Message:
+    """A broken call as text, where the model wrote it."""
+    if CALL_TEXT not in message:
+        return message
+    content = message["content"]
+    separator = form.separator if form and content else ""
+    kept = {key: value for key, value in message.items() if key != CALL_TEXT}
+    return {**kept, "content": f"{content}{separator}{message[CALL_TEXT]}"}
 
 
 def _as_given(messages: Sequence[Message]) -> list[Message]:
@@ -135,4 +172,4 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
     return _merged([{**merged[0], "role": "user"}, *merged[1:]])
 
 
-_FORMS: tuple[Callable[[Sequence[Message]], list[Message]], ...] = (_as_given, _merged, _without_system)
+_ARRANGEMENTS: tuple[Callable[[Sequence[Message]], list[Message]], ...] = (_as_given, _merged, _without_system)

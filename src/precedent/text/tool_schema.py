@@ -36,6 +36,14 @@ def tools_fingerprint(tools: Sequence[Mapping[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(list(tools), sort_keys=True).encode()).hexdigest()[:32]
 
 
+def referenced(reference: str, root: Mapping[str, Any]) -> Any:
+    """What a `$ref` within a schema document points to, None for what is not there."""
+    found: Any = root
+    for key in reference.removeprefix("#/").split("/"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
 def _name_of(tool: Mapping[str, Any], position: int) -> str:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None

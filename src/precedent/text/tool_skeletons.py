@@ -1,7 +1,7 @@
 """Tool calls as templates: all that is certain of a call before the model has written anything.
 
-A call is written as Hermes writes it. Arguments come in the schema's order: the required ones, and in a second template
-all of them where there are more.
+A call is written as the model's format writes it, where that has JSON arguments. They come in the schema's order: the
+required ones, and in a second template all of them where there are more.
 """
 
 from __future__ import annotations
@@ -11,30 +11,36 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from precedent.templates import Hole, Template
-from precedent.text.tool_calls import CLOSE, OPEN
+from precedent.text.tool_formats.builtin import HERMES
+from precedent.text.tool_formats.description import ToolFormat
+from precedent.text.tool_schema import referenced
 
 _MAX_REFERENCES = 8
 
 
-def tool_templates(tools: Sequence[Mapping[str, Any]]) -> tuple[Template, ...]:
-    """Templates of the calls that these tools allow (checked OpenAI function dicts)."""
-    return tuple(template for tool in tools for template in _templates_of(tool["function"]))
+def tool_templates(tools: Sequence[Mapping[str, Any]], form: ToolFormat | None = HERMES) -> tuple[Template, ...]:
+    """Templates of the calls that these tools allow (checked OpenAI function dicts); none without JSON arguments."""
+    if form is None or form.arguments != "json":
+        return ()
+    return tuple(template for tool in tools for template in _templates_of(tool["function"], form))
 
 
-def _templates_of(function: Mapping[str, Any]) -> list[Template]:
+def _templates_of(function: Mapping[str, Any], form: ToolFormat) -> list[Template]:
     schema = function.get("parameters") or {}
     properties = schema.get("properties") or {}
     required = [name for name in properties if name in (schema.get("required") or ())]
     variants = [required, list(properties)] if required != list(properties) else [required]
-    return [_template(function["name"], {name: properties[name] for name in names}, schema) for names in variants]
+    around = form.around_arguments(function["name"])
+    return [_template(around, {name: properties[name] for name in names}, schema) for names in variants]
 
 
-def _template(function: str, arguments: Mapping[str, Any], root: Mapping[str, Any]) -> Template:
-    parts: list[str | Hole] = [f'{OPEN}\n{{"name": {_json(function)}, "arguments": {{']
+def _template(around: tuple[str, str], arguments: Mapping[str, Any], root: Mapping[str, Any]) -> Template:
+    before, behind = around
+    parts: list[str | Hole] = [f"{before}{{"]
     for number, (name, schema) in enumerate(arguments.items()):
         parts.append(f"{', ' if number else ''}{_json(name)}: ")
         parts += _value(name, schema, root)
-    return Template(_joined([*parts, f"}}}}\n{CLOSE}"]), is_call=True)
+    return Template(_joined([*parts, f"}}{behind}"]), is_call=True)
 
 
 def _value(name: str, schema: Any, root: Mapping[str, Any]) -> list[str | Hole]:
@@ -69,19 +75,12 @@ def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
         if not isinstance(schema, Mapping):
             return {}
         if isinstance(schema.get("$ref"), str):
-            schema = _referenced(schema["$ref"], root)
+            schema = referenced(schema["$ref"], root)
         elif alternatives := schema.get("anyOf") or schema.get("oneOf"):
             schema = next((one for one in alternatives if not _is_null(one)), {})
         else:
             return schema
     return {}
-
-
-def _referenced(reference: str, root: Mapping[str, Any]) -> Any:
-    found: Any = root
-    for key in reference.removeprefix("#/").split("/"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
 
 
 def _is_null(schema: Any) -> bool:

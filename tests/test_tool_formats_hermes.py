@@ -10,23 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precedent.text.tool_calls import CLOSE, OPEN, Event, InvalidCall, ParsedCall, Text, ToolCallParser
+from precedent.text.tool_formats import InvalidCall, ParsedCall, Part, Text, whole_parts
+from precedent.text.tool_formats.builtin import HERMES
+from precedent.text.tool_formats.parser import TaggedParser
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 LOOK_UP = '<tool_call>\n{"name": "look_up", "arguments": {"number": "1042"}}\n</tool_call>'
 CALL = ParsedCall("look_up", {"number": "1042"})
 
 
-def parsed(parts: list[str]) -> list[Event]:
-    """All events, neighbouring texts joined."""
-    parser = ToolCallParser()
-    events = [event for part in parts for event in parser.push(part)] + parser.finish()
-    joined: list[Event] = []
-    for event in events:
-        if isinstance(event, Text) and joined and isinstance(joined[-1], Text):
-            joined[-1] = Text(joined[-1].text + event.text)
-        else:
-            joined.append(event)
-    return joined
+def parsed(parts: list[str]) -> list[Part]:
+    """All of an answer, neighbouring texts joined."""
+    parser = TaggedParser(HERMES)
+    return whole_parts([event for part in parts for event in parser.push(part)] + parser.finish())
 
 
 @pytest.mark.parametrize(
@@ -49,7 +46,7 @@ def parsed(parts: list[str]) -> list[Event]:
         ('<tool_call>{"name": "f", "arguments": {"a": "1\n2"}}</tool_call>', [ParsedCall("f", {"a": "1\n2"})]),
     ],
 )
-def test_an_answer_and_its_events(answer: str, events: list[Event]) -> None:
+def test_an_answer_and_its_events(answer: str, events: list[Part]) -> None:
     assert parsed([answer]) == events
     assert parsed(list(answer)) == events
 

@@ -1,0 +1,103 @@
+"""Turns as a tool format's template takes them: ids of the right length, one call a turn, broken calls as text."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from precedent.text.tool_formats import ToolFormat
+from precedent.text.tool_formats.seal import ARGUMENTS, unsealed
+
+Message = dict[str, Any]
+CALL_TEXT = "call_text"
+"""Message key of the text of broken calls, which goes behind the content when the prompt is rendered."""
+
+
+def fitted(messages: Sequence[Message], form: ToolFormat | None) -> list[Message]:
+    """The messages with `invalid_calls` turned back into text, and as the format's template takes them."""
+    turns = [_with_broken_calls(message, form) for message in messages]
+    if form is None:
+        return turns
+    if form.one_call_per_turn:
+        turns = _one_call_a_turn(turns)
+    if form.id_length is not None:
+        turns = [_with_short_ids(turn, form.id_length) for turn in turns]
+    if form.reasoning_key != "reasoning_content":
+        turns = [_with_reasoning_under(turn, form.reasoning_key) for turn in turns]
+    return turns
+
+
+def _with_broken_calls(message: Message, form: ToolFormat | None) -> Message:
+    if "invalid_calls" not in message:
+        return message
+    separator = form.separator if form else "\n"
+    turn = {key: value for key, value in message.items() if key != "invalid_calls"}
+    turn[CALL_TEXT] = separator.join(_broken_text(call, form) for call in message["invalid_calls"])
+    return turn
+
+
+def _broken_text(call: Message, form: ToolFormat | None) -> str:
+    """What the model wrote: the whole text, or what stands behind the beginning that was read."""
+    text, mark = unsealed(call["args"])
+    if mark != ARGUMENTS or not call["name"] or form is None:
+        return text
+    return f"{form.around_arguments(call['name'])[0]}{text}"
+
+
+def _one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
+    """Parallel calls one after the other, each followed by its own result."""
+    turns: list[Message] = []
+    position = 0
+    while position < len(messages):
+        message = messages[position]
+        position += 1
+        if len(message.get("tool_calls") or ()) < 2:
+            turns.append(message)
+            continue
+        results = []
+        while position < len(messages) and messages[position]["role"] == "tool":
+            results.append(messages[position])
+            position += 1
+        turns += _split(message, results)
+    return turns
+
+
+def _split(message: Message, results: list[Message]) -> list[Message]:
+    turns: list[Message] = []
+    rest = list(results)
+    for number, call in enumerate(message["tool_calls"]):
+        said = message if number == 0 else {"role": "assistant", "content": ""}
+        turns.append({**said, "tool_calls": [call]})
+        answers = [result for result in rest if result.get("tool_call_id") == call.get("id")][:1] or rest[:1]
+        turns += answers
+        rest = [result for result in rest if not any(result is answer for answer in answers)]
+    return turns + rest
+
+
+def _with_short_ids(turn: Message, length: int) -> Message:
+    changed = dict(turn)
+    if turn.get("tool_calls"):
+        changed["tool_calls"] = [{**call, "id": _short_id(call.get("id"), length)} for call in turn["tool_calls"]]
+    if "tool_call_id" in turn:
+        changed["tool_call_id"] = _short_id(turn["tool_call_id"], length)
+    return changed
+
+
+def _short_id(call_id: Any, length: int) -> str:
+    """Letters and digits only; the same id always becomes the same."""
+    text = str(call_id or "")
+    if re.fullmatch(f"[A-Za-z0-9]{{{length}}}", text):
+        return text
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def _with_reasoning_under(turn: Message, key: str) -> Message:
+    """Thoughts under the template's own key; beside a call it takes either thoughts or text, so both become one."""
+    thoughts = turn.get("reasoning_content")
+    if not thoughts:
+        return turn
+    if turn.get("tool_calls") and turn["content"]:
+        return {**turn, key: f"{thoughts}\n\n{turn['content']}", "content": ""}
+    return {**turn, key: thoughts}

@@ -1,0 +1,98 @@
+"""What is found in an answer while it is written: text, reasoning, and tool calls piece by piece."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text for the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    """A tool call whose name is known; its arguments follow."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next piece of the arguments, as JSON text."""
+
+    json: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The call is complete, and its arguments are one JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidCall:
+    """A tool call that cannot be read: the text as the model wrote it, tags included, and what is wrong with it.
+
+    `rest` is the text behind the arguments that were already handed out, None where nothing was.
+    """
+
+    raw: str
+    name: str | None
+    error: str
+    rest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """A complete tool call."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+Event = Text | Reasoning | CallBegin | CallArguments | CallEnd | InvalidCall
+Part = Text | Reasoning | ParsedCall | InvalidCall
+
+
+def joined(events: Iterable[Event]) -> list[Event]:
+    """The same events with neighbouring pieces of one kind as one."""
+    result: list[Event] = []
+    for event in events:
+        last = result[-1] if result else None
+        if isinstance(event, Text) and isinstance(last, Text):
+            result[-1] = Text(last.text + event.text)
+        elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
+            result[-1] = Reasoning(last.text + event.text)
+        elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
+            result[-1] = CallArguments(last.json + event.json)
+        else:
+            result.append(event)
+    return result
+
+
+def whole_parts(events: Iterable[Event]) -> list[Part]:
+    """The answer that the events tell of: texts joined, calls as one."""
+    parts: list[Part] = []
+    name, arguments = "", ""
+    for event in joined(events):
+        if isinstance(event, CallBegin):
+            name, arguments = event.name, ""
+        elif isinstance(event, CallArguments):
+            arguments += event.json
+        elif isinstance(event, CallEnd):
+            parts.append(ParsedCall(name, json.loads(arguments)))
+        else:
+            parts.append(event)
+    return parts

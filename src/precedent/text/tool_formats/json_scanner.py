@@ -1,0 +1,65 @@
+"""Where a JSON text stands, character by character; and JSON as LangChain and other languages can carry it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+
+class JsonScanner:
+    """Nesting depth, and whether the text ends within a string; whatever is written, it raises nothing."""
+
+    __slots__ = ("depth", "escaped", "in_string")
+
+    def __init__(self) -> None:
+        self.depth, self.in_string, self.escaped = 0, False, False
+
+    def step(self, char: str) -> None:
+        """Take the next character."""
+        if self.in_string:
+            self._step_in_string(char)
+        elif char == '"':
+            self.in_string = True
+        elif char in "{[":
+            self.depth += 1
+        elif char in "}]":
+            self.depth -= 1
+
+    def _step_in_string(self, char: str) -> None:
+        if self.escaped:
+            self.escaped = False
+        elif char == "\\":
+            self.escaped = True
+        elif char == '"':
+            self.in_string = False
+
+
+def load_json(text: str) -> Any:
+    """Parse JSON, line breaks inside strings allowed; ValueError for what JSON or UTF-8 cannot carry back."""
+    value = json.loads(text, strict=False, parse_constant=_refuse_constant)
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    return value
+
+
+def load_object(text: str) -> dict[str, Any]:
+    """Parse a JSON object. Raises ValueError for anything else."""
+    value = load_json(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"arguments must be an object, not {type(value).__name__}")
+    return value
+
+
+def dump_json(value: Any) -> str:
+    """JSON text as chat templates write it. Raises ValueError for what JSON or UTF-8 cannot carry."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text.encode()
+    return text
+
+
+def escaped_in_string(char: str) -> str:
+    """A character as it may stand inside a JSON string; models write line breaks there as they are."""
+    return json.dumps(char)[1:-1] if char < " " else char
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,197 @@
+"""An answer, split into text, reasoning and tool calls while it streams in.
+
+Whatever the model writes, parsing raises nothing, and the events, neighbouring pieces joined, are the same under every
+split of the text.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from precedent.text.tool_formats.calls import CallReader, held_tail
+from precedent.text.tool_formats.description import ToolFormat, Tools
+from precedent.text.tool_formats.events import Event, Reasoning, Text, joined
+from precedent.text.tool_formats.reasoning import ReasoningTags
+
+
+class AnswerParser(Protocol):
+    """What reads an answer."""
+
+    reasoning_spans: list[tuple[int, int]]
+    """Where in the text of the answer the model was thinking, tags included: first and last character + 1."""
+
+    def push(self, text: str) -> list[Event]:
+        """The events that `text` completes."""
+
+    def finish(self) -> list[Event]:
+        """The events of what was held back; call it once, at the end of the answer."""
+
+
+class TaggedParser:
+    """Reads an answer whose reasoning and calls stand between tags.
+
+    The separator before a call and blank text around calls and reasoning belong to the format and are not text.
+    Without a `form` (no tool is bound, or the model knows none) calls are text; without `reasoning` so are thoughts.
+    `in_reasoning` says that the prompt opened them already.
+    """
+
+    def __init__(
+        self,
+        form: ToolFormat | None,
+        reasoning: ReasoningTags | None = None,
+        tools: Tools = (),
+        *,
+        in_reasoning: bool = False,
+    ) -> None:
+        self._form, self._tools, self._reasoning = form, tools, reasoning
+        self._separator = form.separator if form else ""
+        self._openers = tuple(tag for tag in (form and form.tag, reasoning and reasoning.open) if tag)
+        self.reasoning_spans: list[tuple[int, int]] = []
+        self._events: list[Event] = []
+        self._buffer = ""
+        self._taken_length = 0
+        self._reader: CallReader | None = None
+        self._in_reasoning = in_reasoning
+        self._reasoning_start = 0
+        self._thought = False
+        self._may_be_bare = bool(form and form.bare_start)
+        self._after_call = self._text_shown = False
+        self._blank = True
+
+    def push(self, text: str) -> list[Event]:
+        """The events that `text` completes."""
+        self._buffer += text
+        while self._advance():
+            pass
+        return self._take()
+
+    def finish(self) -> list[Event]:
+        """The events of what was held back; call it once, at the end of the answer."""
+        while self._reader is not None:
+            self._end_region(self._reader, self._reader.finish())
+            while self._advance():
+                pass
+        if self._in_reasoning:
+            self._end_reasoning(self._buffer, len(self._buffer))
+        elif not (self._blank and self._after_call and not self._buffer.strip()):
+            self._show(self._buffer)
+        self._consume(len(self._buffer))
+        return self._take()
+
+    def _take(self) -> list[Event]:
+        events, self._events = joined(self._events), []
+        return events
+
+    def _consume(self, length: int) -> str:
+        head, self._buffer = self._buffer[:length], self._buffer[length:]
+        self._taken_length += length
+        return head
+
+    def _advance(self) -> bool:
+        """Consume one piece of the buffer; False when more input is needed."""
+        if self._reader is not None:
+            return self._advance_call(self._reader)
+        if self._in_reasoning:
+            return self._advance_reasoning()
+        return self._advance_bare() if self._may_be_bare else self._advance_text()
+
+    # Calls
+
+    def _advance_call(self, reader: CallReader) -> bool:
+        for position, char in enumerate(self._buffer, start=1):
+            leftover = reader.feed(char)
+            if leftover is not None:
+                self._consume(position)
+                self._end_region(reader, leftover)
+                return True
+        self._consume(len(self._buffer))
+        self._events += reader.take()
+        return False
+
+    def _end_region(self, reader: CallReader, leftover: str | None) -> None:
+        """What the region did not need is read again, as text or as the next region."""
+        self._events += reader.take()
+        self._buffer = (leftover or "") + self._buffer
+        self._taken_length -= len(leftover or "")
+        self._reader = None
+        if reader.rejected:
+            self._may_be_bare = False
+        else:
+            self._after_call, self._blank = True, True
+            self._may_be_bare = bool(self._form and self._form.bare_start)
+
+    def _advance_bare(self) -> bool:
+        """At a place where a call without a tag may begin."""
+        form = self._form
+        body = self._buffer.lstrip(" \t\r\n;" if self._after_call else None)
+        if not body:
+            return False
+        if form and form.bare_reader and body.startswith(form.bare_start):
+            self._consume(len(self._buffer) - len(body))
+            self._reader = form.bare_reader(form, self._tools)
+        else:
+            self._may_be_bare = False
+        return True
+
+    # Text and reasoning
+
+    def _advance_text(self) -> bool:
+        found = [(start, tag) for tag in self._openers if (start := self._buffer.find(tag)) >= 0]
+        if not found:
+            self._show_safe_text()
+            return False
+        start, tag = min(found)
+        before = self._consume(start)
+        if not self._blank or before.strip():
+            self._show(before.removesuffix(self._separator))
+        self._open(self._consume(len(tag)))
+        return True
+
+    def _open(self, tag: str) -> None:
+        self._after_call, self._blank = True, True
+        if self._form and self._form.reader and tag == self._form.tag:
+            self._reader = self._form.reader(self._form, self._tools)
+        else:
+            self._in_reasoning, self._reasoning_start = True, self._taken_length - len(tag)
+
+    def _show_safe_text(self) -> None:
+        """Show what cannot belong to a coming tag: all but a partial tag, one separator, and leading blanks."""
+        end = len(self._buffer) - held_tail(self._buffer, self._openers)
+        if self._separator and self._buffer[:end].endswith(self._separator):
+            end -= len(self._separator)
+        if self._blank and not self._buffer[:end].strip():
+            return
+        self._show(self._consume(end))
+
+    def _show(self, text: str) -> None:
+        if self._after_call and not self._text_shown:
+            text = text.lstrip()
+        if text:
+            self._events.append(Text(text))
+            self._blank, self._text_shown = False, True
+
+    def _advance_reasoning(self) -> bool:
+        close = self._reasoning.close if self._reasoning else ""
+        end = self._buffer.find(close)
+        if end >= 0:
+            self._end_reasoning(self._buffer[:end], end + len(close))
+            return True
+        safe = self._buffer[: len(self._buffer) - held_tail(self._buffer, (close,))].rstrip()
+        self._think(safe)
+        self._consume(len(safe))
+        return False
+
+    def _end_reasoning(self, text: str, length: int) -> None:
+        self._think(text.rstrip())
+        self._consume(length)
+        self.reasoning_spans.append((self._reasoning_start, self._taken_length))
+        self._in_reasoning = self._thought = False
+        self._after_call = True
+        self._may_be_bare = bool(self._form and self._form.bare_start)
+
+    def _think(self, text: str) -> None:
+        """Hand out thoughts; blank text before the first one belongs to the format."""
+        text = text if self._thought else text.lstrip()
+        if text:
+            self._events.append(Reasoning(text))
+            self._thought = True

@@ -1,0 +1,30 @@
+"""Which tool format a chat template writes: of those that the library knows and those that other packages bring."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+
+from precedent.errors import ConfigError
+from precedent.text.tool_formats.builtin import BUILTIN
+from precedent.text.tool_formats.description import ToolFormat
+
+GROUP = "precedent.tool_formats"
+
+
+@lru_cache(maxsize=1)
+def known_formats() -> tuple[ToolFormat, ...]:
+    """All formats, those of other packages first. Raises ConfigError for an entry point that is no `ToolFormat`."""
+    return (*map(_loaded, sorted(entry_points(group=GROUP), key=lambda point: point.name)), *BUILTIN)
+
+
+def format_of_template(template: str) -> ToolFormat | None:
+    """The format that a chat template writes calls in, None for one that is not known."""
+    return next((form for form in known_formats() if form.wrote(template)), None)
+
+
+def _loaded(point: EntryPoint) -> ToolFormat:
+    form = point.load()
+    if not isinstance(form, ToolFormat):
+        raise ConfigError(f"the entry point {point.name!r} of {GROUP} must name a ToolFormat, not {form!r}")
+    return form
