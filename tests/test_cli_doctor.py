@@ -48,6 +48,9 @@ def test_a_model_that_works(
     assert found["context"][1].startswith("1,024 tokens")
     assert found["tools"][0] == "yes"
     assert "shipped template" in found["tools"][1], "its own template knows no tools"
+    assert found["tools"][1].endswith("hermes")
+    assert found["structured output"][0] == "yes"
+    assert found["reasoning"] == ("note", "none")
     assert found["draft model"][0] == "note"
     assert "can be used" in capsys.readouterr().out
 

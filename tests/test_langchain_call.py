@@ -17,7 +17,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from precedent import SpeculationCache, SpeculationConfig, Templates
-from precedent.errors import ConfigError, UnsupportedError
+from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
 from precedent.langchain import profile as profiles
 from precedent.testing.embedders import HashEmbedder
@@ -152,7 +152,7 @@ def test_the_environment_fills_in_what_is_not_given(monkeypatch: pytest.MonkeyPa
 
 def test_the_profile_of_a_folder_and_of_an_engine(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 4096}')
-    (tmp_path / "chat_template.jinja").write_text("{% if tools %}{{ tools }}{% endif %}<think>")
+    (tmp_path / "chat_template.jinja").write_text("{% if tools %}{{ tools }}{% endif %}<think></think>")
     profile = ChatPrecedent(model=str(tmp_path)).profile
     assert profile is not None
     assert (profile["max_input_tokens"], profile["tool_calling"], profile["reasoning_output"]) == (4096, True, True)
@@ -269,6 +269,19 @@ def test_the_switch_turns_speculation_off_in_a_running_process(monkeypatch: pyte
     monkeypatch.setenv("PRECEDENT_SPECULATION", "of")
     with pytest.raises(ConfigError, match="PRECEDENT_SPECULATION='of' is neither 'on' nor 'off'"):
         unless_switched_off(config)
+
+
+def test_model_kwargs_reach_the_loading_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def load_target(name: str, **settings: Any) -> Any:
+        asked.update(settings, name=name)
+        raise ModelLoadError("far enough")
+
+    monkeypatch.setattr("precedent.engine.load_target", load_target)
+    with pytest.raises(ModelLoadError, match="far enough"):
+        ChatPrecedent(model="m", model_kwargs={"revision": "v2"}).invoke("hi")
+    assert (asked["name"], asked["model_kwargs"]) == ("m", {"revision": "v2"})
 
 
 @pytest.mark.parametrize("settings", [{"device": "cpu"}, {"model_kwargs": {"revision": "main"}}])

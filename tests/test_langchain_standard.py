@@ -1,13 +1,14 @@
 """LangChain's own standard tests on a real tiny model that follows a script, in five ways of drafting.
 
-Plain, with a draft model, from a cold and a warm cache, with a prediction. A property switches off what `ChatPrecedent`
-refuses by name; nothing is marked as an expected failure.
+Plain, with a draft model, from a cold and a warm cache, with a prediction. Nothing is marked as an expected failure,
+and skipped are only the tests of pictures, sound, files and recorded servers.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Literal
 
@@ -21,11 +22,10 @@ from langchain_tests.unit_tests.chat_models import ChatModelTests
 
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.engine import Engine
-from precedent.errors import UnsupportedError
 from precedent.langchain import ChatPrecedent, PrecedentEmbeddings
 from precedent.langchain.engines import EngineHolder
 from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
+from precedent.testing.scripted_model import scripted_model_engine, scripted_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default")  # the suites use what LangChain itself has deprecated
 
@@ -36,42 +36,51 @@ CALLS = {
     "magic_function_no_args": "{}",
     "get_weather": '{"location": "San Francisco"}',
     "greeting_generator": '{"answer_style": "pirate"}',
+    "my_adder_tool": '{"a": 3, "b": 4}',
+    "Joke": '{"setup": "Why did the cat sit down?", "punchline": "It was tired."}',
 }
 
 TEXT = "one, two, three, and so on: a bun goes above and below a hamburger."
+THOUGHT = "<think>Is it a bun?</think>"
+THINK = "Think before you answer."
 OTHER = "other-model"
 
 
 def answer(prompt: str) -> str:
     """Calls the tool that a question needs unless its result is there, else says something."""
+    question = prompt.rsplit("<|im_start|>user\n", 1)[-1]
+    if "<tool_response>" in question:
+        return TEXT
+    if "Create a customer named" in question:
+        name = question.split("'")[1]
+        return call("unicode_customer", f'{{"customer_name": "{name}", "description": "new"}}')
     for name, arguments in CALLS.items():
-        if f'"{name}"' in prompt and "<tool_response>" not in prompt:
+        if f'"name": "{name}"' in prompt:
             return call(name, arguments)
-    return TEXT
+    if "joke" in question:
+        return CALLS["Joke"]
+    return f"{THOUGHT}{TEXT}" if THINK in question else TEXT
 
 
 def call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-def is_offered(ask: Callable[[ChatPrecedent], Any]) -> bool:
-    """Whether the model does what it is asked for; what it does not, it refuses by name."""
-    try:
-        ask(ChatPrecedent(model="scripted"))
-    except UnsupportedError:
-        return False
-    return True
-
-
-FORCES_CALLS = is_offered(lambda model: model.bind_tools([], tool_choice="any"))
+def thinking_tokenizer() -> Any:
+    """The scripted model's tokenizer, its template one of a model that may think first."""
+    tokenizer = copy.deepcopy(scripted_tokenizer())
+    tokenizer.chat_template += "{# <think> </think> #}"
+    return tokenizer
 
 
 @cache
 def engine_of(name: str, draft_model: bool, cached: str) -> Engine:
     """An engine for all tests of a kind; with a warm cache it knows every answer, a cold one learns them."""
     store = SpeculationCache.open(embedder=HashEmbedder()) if cached else None
-    engine = scripted_model_engine(answer, name=name, draft_model=draft_model, cache=store)
-    for text in (TEXT, *(call(*pair) for pair in CALLS.items())) if cached == "warm" and store else ():
+    tokenizer = thinking_tokenizer()
+    engine = scripted_model_engine(answer, tokenizer=tokenizer, name=name, draft_model=draft_model, cache=store)
+    known = (TEXT, CALLS["Joke"], *(call(*pair) for pair in CALLS.items()))
+    for text in known if cached == "warm" and store else ():
         ids = (*engine.tokenizer.encode(text, add_special_tokens=False), engine.tokenizer.eos_token_id)
         store.insert(NewCompletion(token_ids=ids, tokenizer=engine.tokenizer_fingerprint, model="", query=text))
     return engine
@@ -108,12 +117,24 @@ class Offered:
         return {"model": "scripted-model", "engines": holder, "speculation": self.speculation}
 
     @property
+    def has_tool_calling(self) -> bool:
+        return True
+
+    @property
     def has_tool_choice(self) -> bool:
-        return FORCES_CALLS
+        return True
 
     @property
     def has_structured_output(self) -> bool:
-        return is_offered(lambda model: model.with_structured_output({"title": "x", "type": "object"}))
+        return True
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def returns_usage_metadata(self) -> bool:
+        return True
 
     @property
     def supports_model_override(self) -> bool:
@@ -129,26 +150,32 @@ class Offered:
 
     @property
     def supported_usage_metadata_details(self) -> Details:
-        return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
+        details = ["reasoning_output", "cache_read_input"]
+        return {"invoke": details, "stream": details}
 
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
         """The second of two equal requests: all of its prompt but the last token was read before."""
-        model = self.chat_model_class(**self.chat_model_params)
-        model.invoke("Hello there")
-        if not stream:
-            found = model.invoke("Hello there")
-        else:
-            first, *others = model.stream("Hello there")
-            found = sum(others, first)
+        self.answer_to("Hello there", stream=stream)
+        found = self.answer_to("Hello there", stream=stream)
         assert found.usage_metadata["input_token_details"]["cache_read"] > 0
         return found
 
+    def invoke_with_reasoning_output(self, *, stream: bool = False) -> AIMessage:
+        """An answer that the model thought about."""
+        found = self.answer_to(THINK, stream=stream)
+        assert found.usage_metadata["output_token_details"]["reasoning"] > 0
+        assert found.content == TEXT
+        return found
+
+    def answer_to(self, text: str, *, stream: bool) -> AIMessage:
+        model = self.chat_model_class(**self.chat_model_params)
+        if not stream:
+            return model.invoke(text)
+        first, *others = model.stream(text)
+        return sum(others, first)
+
 
 class TestUnit(Offered, ChatModelUnitTests):
-    @property
-    def has_tool_calling(self) -> bool:
-        return FORCES_CALLS  # its only test forces a call
-
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {"model": "scripted"}
@@ -166,30 +193,6 @@ class TestUnit(Offered, ChatModelUnitTests):
             obj, **settings | {"allowed_objects": [ChatPrecedent]}
         )
         monkeypatch.setattr(name, admit)
-
-
-class Unforced(ChatModelTests):
-    """The suite's own tests of tools that the model calls of its own accord; all others are in `Integration`."""
-
-    @property
-    def has_tool_calling(self) -> bool:
-        return True
-
-    test_tool_calling = ChatModelIntegrationTests.test_tool_calling
-    test_tool_calling_async = ChatModelIntegrationTests.test_tool_calling_async
-    test_tool_calling_with_no_arguments = ChatModelIntegrationTests.test_tool_calling_with_no_arguments
-    test_bind_runnables_as_tools = ChatModelIntegrationTests.test_bind_runnables_as_tools
-    test_tool_message_histories_string_content = ChatModelIntegrationTests.test_tool_message_histories_string_content
-    test_tool_message_histories_list_content = ChatModelIntegrationTests.test_tool_message_histories_list_content
-    test_tool_message_error_status = ChatModelIntegrationTests.test_tool_message_error_status
-    test_anthropic_inputs = ChatModelIntegrationTests.test_anthropic_inputs
-    test_agent_loop = ChatModelIntegrationTests.test_agent_loop
-
-
-class Integration(ChatModelIntegrationTests):
-    @property
-    def has_tool_calling(self) -> bool:
-        return FORCES_CALLS
 
 
 class Plain(Offered):
@@ -212,34 +215,41 @@ class WithPrediction(Offered):
     model_class = Predicted
 
 
-class TestPlain(Plain, Integration): ...
+class TestPlain(Plain, ChatModelIntegrationTests): ...
 
 
-class TestPlainTools(Plain, Unforced): ...
+class TestDrafted(Drafted, ChatModelIntegrationTests): ...
 
 
-class TestDrafted(Drafted, Integration): ...
+class TestCold(Cold, ChatModelIntegrationTests): ...
 
 
-class TestDraftedTools(Drafted, Unforced): ...
+class TestWarm(Warm, ChatModelIntegrationTests): ...
 
 
-class TestCold(Cold, Integration): ...
+class TestWithPrediction(WithPrediction, ChatModelIntegrationTests): ...
 
 
-class TestColdTools(Cold, Unforced): ...
+class TestStructuredByCalls(Drafted, ChatModelTests):
+    """The suite's tests of structured output again, by a forced call instead of a grammar for the text."""
+
+    @property
+    def structured_output_kwargs(self) -> dict[str, Any]:
+        return {"method": "function_calling"}
+
+    test_structured_output = ChatModelIntegrationTests.test_structured_output
+    test_structured_output_async = ChatModelIntegrationTests.test_structured_output_async
+    test_structured_output_pydantic_2_v1 = ChatModelIntegrationTests.test_structured_output_pydantic_2_v1
+    test_structured_output_optional_param = ChatModelIntegrationTests.test_structured_output_optional_param
 
 
-class TestWarm(Warm, Integration): ...
-
-
-class TestWarmTools(Warm, Unforced): ...
-
-
-class TestWithPrediction(WithPrediction, Integration): ...
-
-
-class TestWithPredictionTools(WithPrediction, Unforced): ...
+def test_only_what_needs_pictures_sound_or_a_recorded_server_is_skipped() -> None:
+    """A property that is off makes the suite skip in silence: these are all that may be."""
+    offered = {name for name in dir(ChatModelTests) if name.startswith(("supports_", "enable_", "has_", "returns_"))}
+    assert {name for name in offered if getattr(TestPlain(), name) is False} == {
+        "supports_image_inputs", "supports_image_urls", "supports_pdf_inputs", "supports_audio_inputs",
+        "supports_video_inputs", "supports_image_tool_message", "supports_pdf_tool_message", "enable_vcr_tests",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,15 @@ def test_the_docs_name_only_files_that_exist(page: str) -> None:
     assert named or page == "commands.md"
 
 
+def test_the_table_of_chat_models_names_only_tests_that_exist() -> None:
+    table = (ROOT / "docs" / "langchain.md").read_text(encoding="utf-8").split("## Beside other chat models")[1]
+    named = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", table.split("\n## ")[0])
+    assert len(named) > 10
+    for file, test in named:
+        source = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert f"def {test}" in source, f"{file} has no {test}"
+
+
 def test_the_glossary_defines_the_house_vocabulary() -> None:
     glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     words = (

@@ -174,10 +174,9 @@ class Engine:
 
         `query` is the text by which recall finds prior completions; `workflow_step` and `tools` are soft keys stored
         with the completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade
-        responses and forms of tool calls; both only propose. A `grammar` says what the answer may be: other tokens are
-        masked at every node. `write_back` takes the completion where the cache would; `shown_tokens` are special tokens
-        that stay in the text. Raises ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError
-        (of a grammar) or EngineClosedError before work starts.
+        responses and forms of tool calls; both only propose. A `grammar` says what the answer may be, `shown_tokens`
+        which special tokens stay in its text; `write_back` takes the completion where the cache would. Raises
+        ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
         """
         prompt = tuple(int(token) for token in prompt_ids)
         check_prompt(prompt, self.context_length, self.target.vocab_size)

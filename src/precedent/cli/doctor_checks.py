@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,10 +13,13 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from precedent.device_memory import free_bytes
 from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
+from precedent.grammar import is_installed
 from precedent.target.first_layers import FIRST_LAYERS
 from precedent.target.loading import check_same_vocabulary, load_config, load_tokenizer
 from precedent.target.support import check_supported, context_length
+from precedent.text.answers import answer_syntax
 from precedent.text.prompt import render_prompt
+from precedent.text.tool_formats.reasoning import reasoning_tags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,7 +53,7 @@ def examine_files(model: str, draft_model: str | None, device: str | None) -> li
         tokenizer = load_tokenizer(model)
     except ModelLoadError as error:
         return [*findings, Finding("tokenizer", "no", str(error), needed=True)]
-    findings += [_template(tokenizer), _tools(tokenizer), _reasoning(tokenizer)]
+    findings += [_template(tokenizer), _tools(tokenizer), _grammar(tokenizer), _reasoning(tokenizer)]
     return [*findings, _draft(draft_model, tokenizer, config)]
 
 
@@ -117,26 +120,37 @@ def _kv_bytes_per_token(config: Any) -> int | None:
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> Finding:
     own = "the model's own" if tokenizer.chat_template else "the shipped ChatML"
-    return _finding("chat template", lambda: render_prompt(tokenizer, [USER]), own, needed=True)
+    try:
+        render_prompt(tokenizer, [USER])
+    except PrecedentError as error:
+        return Finding("chat template", "no", str(error), needed=True)
+    return Finding("chat template", "yes", own, needed=True)
 
 
 def _tools(tokenizer: PreTrainedTokenizerBase) -> Finding:
-    own = "tools" in str(tokenizer.chat_template or "")
-    said = "in the model's own template" if own else "in the shipped template (the model was not trained on it)"
-    return _finding("tools", lambda: render_prompt(tokenizer, [USER], [TOOL]), said)
-
-
-def _finding(check: str, attempt: Callable[[], Any], works: str, *, needed: bool = False) -> Finding:
     try:
-        attempt()
+        prompt_ids = render_prompt(tokenizer, [USER], [TOOL])
+        form = answer_syntax(tokenizer, [USER], [TOOL], prompt_ids).form
     except PrecedentError as error:
-        return Finding(check, "no", str(error), needed=needed)
-    return Finding(check, "yes", works, needed=needed)
+        return Finding("tools", "no", str(error))
+    own = "tools" in str(tokenizer.chat_template or "")
+    said = "the model's own template" if own else "the shipped template (the model was not trained on it)"
+    return Finding("tools", "yes", f"{said}; calls in the format {form.name if form else 'of its response template'}")
+
+
+def _grammar(tokenizer: PreTrainedTokenizerBase) -> Finding:
+    if not is_installed():
+        said = "llguidance is missing: pip install 'precedent-llm[grammar]'"
+    elif not tokenizer.is_fast:
+        said = "its tokenizer is a slow one, which no grammar can read"
+    else:
+        return Finding("structured output", "yes", "forced calls, schemas and JSON, by grammar")
+    return Finding("structured output", "no", said)
 
 
 def _reasoning(tokenizer: PreTrainedTokenizerBase) -> Finding:
-    reasons = "<think>" in str(tokenizer.chat_template or "")
-    return Finding("reasoning", "note", "the template knows <think>" if reasons else "none in the template")
+    tags = reasoning_tags(tokenizer, str(tokenizer.chat_template or ""))
+    return Finding("reasoning", "note", f"between {tags.open.strip()} and {tags.close}" if tags else "none")
 
 
 def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: Any) -> Finding:

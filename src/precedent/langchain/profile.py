@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.language_models import ModelProfile
 
 from precedent.grammar import is_installed
+from precedent.text.tool_formats.reasoning import REASONING
 
 if TYPE_CHECKING:
     from precedent.engine import Engine
-
-REASONING = "<think>"
-"""Stands in the chat templates of models that reason before they answer."""
 
 TEXT_ONLY = ModelProfile(
     text_inputs=True,
@@ -76,5 +74,5 @@ def _profile(context_length: int, template: str) -> ModelProfile:
     profile["tool_calling"] = "tools" in template or "<|im_end|>" in template
     profile["structured_output"] = is_installed()
     profile["tool_choice"] = profile["tool_calling"] and is_installed()
-    profile["reasoning_output"] = REASONING in template
+    profile["reasoning_output"] = any(tags.close in template for tags in REASONING)
     return profile

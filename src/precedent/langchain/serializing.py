@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from precedent.cache import SpeculationCache
 from precedent.config import SpeculationConfig
 from precedent.langchain.settings import SAMPLING, templates_of
 
@@ -52,7 +53,7 @@ def _named(value: Any) -> str | None:
 
 
 def _path_of(cache: Any) -> str | None:
-    return cache.stats().path if hasattr(cache, "stats") else _named(cache)
+    return cache.path if isinstance(cache, SpeculationCache) else _named(cache)
 
 
 def _settings(speculation: Any) -> Any:
