@@ -473,7 +473,11 @@ def test_parameters_for_tracing_and_caches() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"model": "n"}, {"seed": 1}, {"dtype": "float32"}, {"temperature": 1.0}, {"stop": ["x"]}, {"tenant": "t"}]
+    "other",
+    [
+        *({"model": "n"}, {"seed": 1}, {"dtype": "float32"}, {"temperature": 1.0}, {"stop": ["x"]}, {"tenant": "t"}),
+        *({"model_kwargs": {"revision": "v2"}}, {"strict_tools": False}, {"logprobs": True}),
+    ],
 )
 def test_an_answer_cache_keeps_different_models_apart(other: dict[str, Any]) -> None:
     one, two = (ChatPrecedent(**{"model": "m", **changes}) for changes in ({}, other))

@@ -35,12 +35,12 @@ class SpeculationCache:
     ) -> None:
         check_index_bytes(max_index_bytes)
         self._store, self._embedder, self.max_index_bytes = store, embedder, max_index_bytes
-        self.path: str | None = None
-        """What `open` was given, made absolute; None in memory."""
         self._index = SimilarityIndex(store)
         self._vectors: OrderedDict[str, Vector] = OrderedDict()
         self._vectors_lock = threading.Lock()
         self._memories: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self.path: str | None = None
+        """What `open` was given, made absolute; None in memory."""
 
     @classmethod
     def open(
