@@ -20,7 +20,7 @@ from precedent.text.tool_schema import tools_fingerprint
 
 if TYPE_CHECKING:
     from precedent.engine import Engine
-    from precedent.text.prompt import Message
+    from precedent.text.history import Message
 
 Conversation = Sequence[Any]
 """Messages in any form that LangChain converts."""
