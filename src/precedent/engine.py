@@ -73,9 +73,9 @@ class Engine:
         self.tokenizer, self.model_name, self.cache = tokenizer, name, cache
         self.speculation = speculation or SpeculationConfig()
         self.target = model if isinstance(model, TargetModel) else TargetModel(model)
-        model = self.target.model
+        weights = self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
-        self.model_fingerprint = model_fingerprint(model.config.to_dict(), model.state_dict())
+        self.model_fingerprint = model_fingerprint(weights.config.to_dict(), weights.state_dict())
         self._own_threads: set[threading.Thread] = set()
         self._executor = ThreadPoolExecutor(
             max_workers=2,
@@ -95,7 +95,7 @@ class Engine:
             self.planner.cost.measure(self._milliseconds_of_width)
         if cache is not None:
             self._executor.submit(cache.warm_up)  # after measuring: loading the embedder would disturb it
-        self._end_ids = end_token_ids(model, tokenizer)
+        self._end_ids = end_token_ids(weights, tokenizer)
         self.grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
         self._worker = self._started_worker(limits or EngineLimits(), self._end_ids)
         weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself

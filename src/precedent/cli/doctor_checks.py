@@ -97,8 +97,13 @@ def _weight_bytes(config: Any) -> int | None:
             model = AutoModelForCausalLM.from_config(config)
     except Exception:  # architectures refuse configs with whatever they like
         return None
-    size = (getattr(config, "dtype", None) or torch.float32).itemsize
-    return sum(parameter.numel() for parameter in model.parameters()) * int(size)
+    return sum(parameter.numel() for parameter in model.parameters()) * _itemsize(config)
+
+
+def _itemsize(config: Any) -> int:
+    """Bytes of a number in the dtype that the config names."""
+    dtype: torch.dtype = getattr(config, "dtype", None) or torch.float32
+    return dtype.itemsize
 
 
 def _kv_bytes_per_token(config: Any) -> int | None:
@@ -107,8 +112,7 @@ def _kv_bytes_per_token(config: Any) -> int | None:
     if not heads or not getattr(text, "num_hidden_layers", None):
         return None
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    size = (getattr(config, "dtype", None) or torch.float32).itemsize
-    return int(2 * text.num_hidden_layers * heads * width * size)
+    return 2 * int(text.num_hidden_layers) * int(heads) * int(width) * _itemsize(config)
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from langchain_core.embeddings import Embeddings
@@ -10,6 +11,9 @@ from precedent.cache.embedder import resolve
 
 if TYPE_CHECKING:
     from precedent.cache.embedder import Embedder
+
+FROM_ENVIRONMENT = "PRECEDENT_EMBEDDER"
+"""Environment variable that names the model where none is given."""
 
 
 class PrecedentEmbeddings(Embeddings):
@@ -20,7 +24,12 @@ class PrecedentEmbeddings(Embeddings):
     """
 
     def __init__(self, model: str | Embedder | None = None) -> None:
-        self.embedder = resolve(model)
+        self.embedder = resolve(model or os.environ.get(FROM_ENVIRONMENT))
+
+    @property
+    def name(self) -> str:
+        """The model's id or folder, or what an object of yours calls itself."""
+        return str(getattr(self.embedder, "name", type(self.embedder).__name__))
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """One vector for each text."""

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 SECRETS = frozenset({"token", "use_auth_token"})
 """Arguments of `from_pretrained` that nobody may read in a trace."""
 
+UNLESS_GIVEN = ("draft_model", "speculation_cache")
+"""Fields that the environment fills in unless they are given: always written, or they would be read as others."""
+
 
 def plain_fields(model: EngineFields) -> dict[str, Any]:
     """The fields that may hold objects, as values that JSON can hold; None where an object has no such form."""
@@ -26,9 +29,7 @@ def plain_fields(model: EngineFields) -> dict[str, Any]:
         "model_kwargs": _without_secrets(model.model_kwargs),
         "templates": None if model.templates is None else [one.text for one in templates_of(model, {}, ())],
     }
-    return {
-        name: value for name, value in plain.items() if getattr(model, name) != type(model).model_fields[name].default
-    }
+    return {name: value for name, value in plain.items() if name in UNLESS_GIVEN or not _is_default(model, name)}
 
 
 def identifying_params(model: EngineFields) -> dict[str, Any]:
@@ -40,6 +41,10 @@ def identifying_params(model: EngineFields) -> dict[str, Any]:
     settings["templates"] = [template.text for template in templates_of(model, {}, ())]
     drafted_by = draft if draft is None or isinstance(draft, str) else type(draft).__name__
     return {"model_name": model.model, "weights": model.engines.identity, "draft_model": drafted_by, **settings}
+
+
+def _is_default(model: EngineFields, name: str) -> bool:
+    return bool(getattr(model, name) is type(model).model_fields[name].default)
 
 
 def _named(value: Any) -> str | None:
