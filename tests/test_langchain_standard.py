@@ -1,8 +1,8 @@
 """LangChain's own standard tests on a real tiny model that follows a script, in five ways of drafting.
 
 Plain, with a draft model, from a cold and a warm cache, with a prediction. Everything is switched on but images, audio
-and files, which `ChatPrecedent` refuses by name; nothing is marked as an expected failure. A grammar is at work wherever
-a suite forces a call or asks for structured output.
+and files, which `ChatPrecedent` refuses by name; nothing is marked as an expected failure. A grammar is at work where a
+suite forces a call or asks for structured output.
 """
 
 from __future__ import annotations
