@@ -188,14 +188,6 @@ class TestWarm(Warm, ChatModelIntegrationTests): ...
 class TestWithPrediction(WithPrediction, ChatModelIntegrationTests): ...
 
 
-@pytest.mark.parametrize(
-    ("kind", "figure", "source"),
-    [
-        (Drafted, "drafted_by_source", "draft-model"),
-        (Warm, "accepted_by_source", "recall"),
-        (WithPrediction, "accepted_by_source", "prediction"),
-    ],
-)
 class TestStructuredByCalls(Plain, ChatModelTests):
     """The suite's tests of structured output once more, by forced calls instead of JSON."""
 
@@ -209,6 +201,14 @@ class TestStructuredByCalls(Plain, ChatModelTests):
     test_structured_output_optional_param = ChatModelIntegrationTests.test_structured_output_optional_param
 
 
+@pytest.mark.parametrize(
+    ("kind", "figure", "source"),
+    [
+        (Drafted, "drafted_by_source", "draft-model"),
+        (Warm, "accepted_by_source", "recall"),
+        (WithPrediction, "accepted_by_source", "prediction"),
+    ],
+)
 def test_the_matrix_drafts_as_its_names_say(kind: type[Offered], figure: str, source: str) -> None:
     """Else five suites would show what one shows. On a new engine: one that knows better asks no bad draft model."""
     engine = engine_of.__wrapped__("new", kind.draft_model, kind.cached)
