@@ -176,8 +176,8 @@ class Engine:
         with the completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade
         responses and forms of tool calls; both only propose. A `grammar` says what the answer may be: other tokens are
         masked at every node of the candidate tree. `write_back` takes the completion where the cache would;
-        `shown_tokens` are special tokens that stay in the text. Raises ContextOverflowError, PromptError, CapacityError,
-        ConfigError, UnsupportedError (of a grammar) or EngineClosedError before work starts.
+        `shown_tokens` are special tokens that stay in the text.
+        Raises PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError before work starts.
         """
         prompt = tuple(int(token) for token in prompt_ids)
         check_prompt(prompt, self.context_length, self.target.vocab_size)

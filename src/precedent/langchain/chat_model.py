@@ -66,38 +66,27 @@ class ChatPrecedent(FollowsRunMetadata, Described):
 
     # One request
 
-    def _start(
-        self,
-        engine: Engine,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        run_manager: CallbackManagerForLLMRun | None,
-        kwargs: Mapping[str, Any],
-    ) -> tuple[Generation, AnswerChunks]:
+    def _start(self, engine: Engine, *request: Any) -> tuple[Generation, AnswerChunks]:
         """Check everything, render the prompt, and submit the request."""
-        asked, chunks = self._asked(engine, messages, kwargs)
-        metadata = run_manager.metadata if run_manager else None
-        return self._submit(engine, stop=stop, metadata=metadata, kwargs=kwargs, **asked), chunks
+        asked, chunks = self._asked(engine, *request)
+        return self._submit(engine, **asked), chunks
 
-    async def _astart(
-        self,
-        engine: Engine,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        run_manager: AsyncCallbackManagerForLLMRun | None,
-        kwargs: Mapping[str, Any],
-    ) -> tuple[Generation, AnswerChunks]:
+    async def _astart(self, engine: Engine, *request: Any) -> tuple[Generation, AnswerChunks]:
         """The same; compiling a grammar, and a tokenizer at the first one, takes long and leaves the event loop."""
-        asked, chunks = self._asked(engine, messages, kwargs)
+        asked, chunks = self._asked(engine, *request)
         if asked["grammar"] is not None:
             await asyncio.to_thread(engine.grammars.matcher, asked["grammar"])
-        metadata = run_manager.metadata if run_manager else None
-        return self._submit(engine, stop=stop, metadata=metadata, kwargs=kwargs, **asked), chunks
+        return self._submit(engine, **asked), chunks
 
     def _asked(
-        self, engine: Engine, messages: list[BaseMessage], kwargs: Mapping[str, Any]
+        self,
+        engine: Engine,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
+        kwargs: Mapping[str, Any],
     ) -> tuple[dict[str, Any], AnswerChunks]:
-        """What the engine is asked for, and what will make chunks of its answer."""
+        """What `_submit` is told of a call, and what will make chunks of the answer."""
         check_call(kwargs)
         bound = openai_tools(kwargs.get("tools") or ())
         rules = AnswerRules.of(kwargs, tool_choice_of(kwargs.get("tool_choice"), bound), self.strict_tools)
@@ -108,6 +97,9 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         grammar = rules.grammar(syntax)
         asked = {
             "prompt_ids": prompt_ids,
+            "stop": stop,
+            "metadata": run_manager.metadata if run_manager else None,
+            "kwargs": kwargs,
             "query": recall_query(turns),
             "tools": tools_fingerprint(tools),
             "templates": templates_of(self, kwargs, tools, syntax.form),
