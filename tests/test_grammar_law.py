@@ -71,15 +71,15 @@ def may_follow(language: str, path: Sequence[int]) -> list[int]:
 
 
 def masked(law: TargetLaw, language: str) -> TargetLaw:
-    """The law that plain decoding under the grammar has; behind the end nothing but ends."""
+    """The law of plain decoding under the grammar; behind the end, which nobody reads, the model's own."""
 
     def masked_law(path: tuple[int, ...]) -> Tensor:
-        row, kept = law(path), [END] if END in path else may_follow(language, path) or [END]
-        result = torch.zeros_like(row)
-        result[kept] = row[kept]
-        if not float(result.sum()) > 0.0:  # the model gives the allowed tokens no mass: outside of its support
-            result[kept] = 1.0
-        return result / result.sum()
+        kept = [] if END in path else may_follow(language, path)
+        if not kept:
+            return law(path)
+        row = torch.zeros_like(law(path))
+        row[kept] = law(path)[kept]
+        return row / row.sum()
 
     return masked_law
 

@@ -71,11 +71,13 @@ async def test_an_agent_calls_two_tools_in_parallel_and_one_after_them(max_burst
 
 async def test_an_agent_streams_messages() -> None:
     engine = scripted_engine(max_burst=2)
-    texts, calls = "", []
+    texts, calls = "", list[tuple[str, str]]()
     for chunk, _ in agent_on(engine).stream(QUESTION, stream_mode="messages"):
         if isinstance(chunk, AIMessageChunk):
             texts += str(chunk.content)
-            calls += [(part["name"], part["args"]) for part in chunk.tool_call_chunks]
+            for part in chunk.tool_call_chunks:
+                name, arguments = (part["name"], "") if part["name"] else calls.pop()
+                calls.append((name, arguments + (part["args"] or "")))
     assert texts == "One is open.Order 7 is cancelled."
     assert calls == [
         ("look_up", '{"number": "1042"}'),

@@ -17,7 +17,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.tools import tool
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 import precedent.engine
 from precedent.config import SpeculationConfig
@@ -347,6 +347,22 @@ def test_a_bad_setting_is_refused_in_one_line(settings: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         ChatPrecedent(model="m", **settings)
     assert "\n" not in str(caught.value)
+
+
+def test_one_tool_in_two_forms_is_shown_once_and_two_of_one_name_are_refused() -> None:
+    class close(BaseModel):
+        """Close an order."""
+
+        number: str
+
+    other = create_model("close", __doc__="Close an order.", number=(int, ...))
+    model = scripted("a")
+    model.bind_tools([close, look_up, close.model_json_schema()]).invoke("hi")
+    prompt = engine_of(model).requests[0].prompt
+    assert [prompt.count(f'"name": "{name}"') for name in ("close", "look_up")] == [1, 1]
+    assert prompt.index("look_up") > prompt.index("close"), "in the order in which they were bound"
+    with pytest.raises(PromptError, match="tool 'close' is bound twice"):
+        model.bind_tools([close, other])
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def _weight_bytes(config: Any) -> int | None:
 def _itemsize(config: Any) -> int:
     """Bytes of a number in the dtype that the config names."""
     dtype: torch.dtype = getattr(config, "dtype", None) or torch.float32
-    return dtype.itemsize
+    return int(dtype.itemsize)
 
 
 def _kv_bytes_per_token(config: Any) -> int | None:

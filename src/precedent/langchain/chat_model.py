@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,15 +66,27 @@ class ChatPrecedent(FollowsRunMetadata, Described):
 
     # One request
 
-    def _start(
+    def _start(self, engine: Engine, *request: Any) -> tuple[Generation, AnswerChunks]:
+        """Check everything, render the prompt, and submit the request."""
+        asked, chunks = self._asked(engine, *request)
+        return self._submit(engine, **asked), chunks
+
+    async def _astart(self, engine: Engine, *request: Any) -> tuple[Generation, AnswerChunks]:
+        """The same; compiling a grammar, and a tokenizer at the first one, takes long and leaves the event loop."""
+        asked, chunks = self._asked(engine, *request)
+        if asked["grammar"] is not None:
+            await asyncio.to_thread(engine.grammars.matcher, asked["grammar"])
+        return self._submit(engine, **asked), chunks
+
+    def _asked(
         self,
         engine: Engine,
         messages: list[BaseMessage],
         stop: list[str] | None,
         run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
         kwargs: Mapping[str, Any],
-    ) -> tuple[Generation, AnswerChunks]:
-        """Check everything, render the prompt, and submit the request."""
+    ) -> tuple[dict[str, Any], AnswerChunks]:
+        """What `_submit` is told of a call, and what will make chunks of the answer."""
         check_call(kwargs)
         bound = openai_tools(kwargs.get("tools") or ())
         rules = AnswerRules.of(kwargs, tool_choice_of(kwargs.get("tool_choice"), bound), self.strict_tools)
@@ -82,25 +95,24 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         prompt_ids = render_prompt(engine.tokenizer, turns, tools)
         syntax = answer_syntax(engine.tokenizer, turns, tools, prompt_ids)
         grammar = rules.grammar(syntax)
-        generation = self._submit(
-            engine,
-            prompt_ids,
-            stop,
-            run_manager.metadata if run_manager else None,
-            kwargs,
-            query=recall_query(turns),
-            tools=tools_fingerprint(tools),
-            templates=templates_of(self, kwargs, tools, syntax.form),
-            shown_tokens=syntax.shown_tokens,
-            grammar=grammar,
-        )
+        asked = {
+            "prompt_ids": prompt_ids,
+            "stop": stop,
+            "metadata": run_manager.metadata if run_manager else None,
+            "kwargs": kwargs,
+            "query": recall_query(turns),
+            "tools": tools_fingerprint(tools),
+            "templates": templates_of(self, kwargs, tools, syntax.form),
+            "shown_tokens": syntax.shown_tokens,
+            "grammar": grammar,
+        }
         chunks = AnswerChunks(
             syntax,
             kwargs.get("model") or self.model,
             output_version=self.output_version,
             notes=None if grammar is None else rules.notes(),
         )
-        return generation, chunks
+        return asked, chunks
 
     def _stream(
         self,
@@ -126,7 +138,7 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         engine, span = await self._aengine_of(kwargs), current_span()
-        generation, chunks = self._start(engine, messages, stop, run_manager, kwargs)
+        generation, chunks = await self._astart(engine, messages, stop, run_manager, kwargs)
         try:
             async for emission in generation:
                 for chunk in chunks.of(emission):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,8 +25,19 @@ _SYNONYMS: dict[Any, str] = {None: AUTO, False: AUTO, True: ANY, AUTO: AUTO, NON
 def openai_tools(tools: Sequence[ToolLike]) -> list[dict[str, Any]]:
     """Tools, functions, pydantic classes and dicts as checked OpenAI function dicts. Raises PromptError by tool."""
     converted = [_openai_tool(tool, position) for position, tool in enumerate(tools, start=1)]
-    check_tools(converted)
-    return converted
+    distinct: dict[str, dict[str, Any]] = {}
+    for tool in converted:  # one schema as a class and as a dict differs in titles, which say nothing
+        distinct.setdefault(json.dumps(_untitled(tool), sort_keys=True, default=str), tool)
+    check_tools(list(distinct.values()))
+    return list(distinct.values())
+
+
+def _untitled(schema: Any) -> Any:
+    """A schema without the titles of its parts; a property of that name stays."""
+    if isinstance(schema, Mapping):
+        kept = {key: value for key, value in schema.items() if key != "title" or not isinstance(value, str)}
+        return {key: _untitled(value) for key, value in kept.items()}
+    return [_untitled(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def _openai_tool(tool: ToolLike, position: int) -> dict[str, Any]:

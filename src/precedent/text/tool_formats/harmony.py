@@ -77,17 +77,16 @@ class HarmonyParser:
 
     def _advance_header(self) -> bool:
         """Read up to the message; an answer that begins with something else is text."""
-        end = self._buffer.find(MESSAGE)
-        if end >= 0:
-            start = self._taken_length
-            self._open(self._consume(end + len(MESSAGE)), start)
-            return True
-        if self._buffer and not any(
-            self._buffer.startswith(start) or start.startswith(self._buffer) for start in _HEADER_STARTS
-        ):
+        starts_alike = (start.startswith(self._buffer[: len(start)]) for start in _HEADER_STARTS)
+        if not any(starts_alike):
             self._kind, self._fresh = Text, True
             return True
-        return False
+        end = self._buffer.find(MESSAGE)
+        if end < 0:
+            return False
+        start = self._taken_length
+        self._open(self._consume(end + len(MESSAGE)), start)
+        return True
 
     def _open(self, header: str, start: int) -> None:
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)

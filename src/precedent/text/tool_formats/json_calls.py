@@ -31,14 +31,15 @@ class MemberScanner:
         self.keys: list[Any] = []
         self._outside = 0 if name is not None else 1
         self._token: list[str] = []
-        self._in_value = self._found = False
+        self._in_value = self._found = self._ended = False
 
     def step(self, char: str) -> bool:
         """Take a character; True if it belongs to the arguments, which are found once and behind the name."""
         depth = self.json.depth
         self.json.step(char)
         if self._found:
-            return depth > self._outside
+            inside, self._ended = not self._ended, self._ended or self.json.depth <= self._outside
+            return inside
         if depth == self._outside and char == "{" and not self.json.in_string and self._at_arguments():
             self._found = True
             return True

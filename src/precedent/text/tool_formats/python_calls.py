@@ -136,7 +136,11 @@ def _argument(piece: str) -> tuple[str, Any]:
     if not equals or not key.strip().isidentifier():
         raise ValueError(f"expected argument=value, found {piece.strip()!r}")
     tree = ast.parse(text.strip(), mode="eval")
-    return key.strip(), _as_json(ast.literal_eval(_Words().visit(tree)))
+    try:
+        value = ast.literal_eval(_Words().visit(tree))
+    except ValueError as error:  # its message names an address in memory
+        raise ValueError(f"{text.strip()!r} is no value but an expression") from error
+    return key.strip(), _as_json(value)
 
 
 class _Words(ast.NodeTransformer):

@@ -97,11 +97,12 @@ class ResponseTemplateParser:
     def _follow(self, event: dict[str, Any]) -> None:
         kind = _KINDS.get(event["field"])
         if event["type"] == "region_open":
-            self._region_start, self._begun, self._blank = self._num_seen, False, ""
+            self._begun, self._blank = False, ""
         elif event["type"] == "region_chunk" and kind is not None:
             self._show(kind, event["text"])
         elif event["type"] == "region_close":
             self._close(event, kind)
+            self._region_start = self._num_seen
 
     def _close(self, event: dict[str, Any], kind: type[Text] | type[Reasoning] | None) -> None:
         if kind is Reasoning:

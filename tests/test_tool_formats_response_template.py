@@ -1,0 +1,226 @@
+"""transformers' response templates: ours agree with them on what is well formed, and theirs serve unknown formats."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_parsing import parse_response
+
+from precedent.errors import ConfigError
+from precedent.langchain import ChatPrecedent
+from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+from precedent.text.tool_formats import InvalidCall, ParsedCall, Part, Reasoning, Text, registry, whole_parts
+from precedent.text.tool_formats.builtin import BUILTIN, HERMES
+from precedent.text.tool_formats.parser import TaggedParser
+from precedent.text.tool_formats.reasoning import REASONING
+from precedent.text.tool_formats.response_template import ResponseTemplateParser
+
+FORMS = {form.name: form for form in BUILTIN}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {"type": "object", "properties": {"n": {"type": "integer"}, "t": {"type": "string"}}},
+        },
+    }
+]
+THINK = {"open": "<think>", "close": "</think>", "content": "text"}
+PUBLIC: dict[str, dict[str, Any]] = {
+    "hermes": {
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "reasoning_content": THINK,
+            "tool_calls": {
+                "open_pattern": r"\s*<tool_call>",
+                "close": "</tool_call>",
+                "repeats": True,
+                "content": "json",
+                "transform": {"type": "function", "function": "{content}"},
+            },
+            "content": {"content": "text", "close": "<|im_end|>"},
+        },
+    },
+    "qwen3-coder": {
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "reasoning_content": THINK,
+            "tool_calls": {
+                "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+                "close_pattern": r"</function>\s*</tool_call>",
+                "repeats": True,
+                "content": "xml-inline",
+                "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+                "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+            },
+            "content": {"content": "text", "close": "<|im_end|>"},
+        },
+    },
+    "gemma4": {
+        "start_anchor": "<|turn>model\n",
+        "fields": {
+            "reasoning_content": {"open": "<|channel>thought\n", "close": "<channel|>", "content": "text"},
+            "tool_calls": {
+                "open_pattern": r"<\|tool_call>call:(?P<name>\w+)",
+                "close": "<tool_call|>",
+                "repeats": True,
+                "content": "json",
+                "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+                "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+            },
+            "content": {"content": "text", "close": "<turn|>"},
+        },
+    },
+}
+"""Response templates after those that transformers falls back to."""
+
+WORDS = st.from_regex(r"[a-z][a-z ,.é€-]{0,12}[a-z]", fullmatch=True)
+ARGUMENTS = st.fixed_dictionaries({}, optional={"n": st.integers(-99, 99), "t": WORDS})
+
+
+def call_in(name: str, arguments: dict[str, Any]) -> str:
+    if name == "hermes":
+        return f"<tool_call>\n{json.dumps({'name': 'f', 'arguments': arguments})}\n</tool_call>"
+    if name == "qwen3-coder":
+        pairs = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+        return f"<tool_call>\n<function=f>\n{pairs}</function>\n</tool_call>"
+    pairs = ",".join(f'{key}:<|"|>{value}<|"|>' if key == "t" else f"{key}:{value}" for key, value in arguments.items())
+    return f"<|tool_call>call:f{{{pairs}}}<tool_call|>"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+@settings(max_examples=40, deadline=None)
+@given(thoughts=st.none() | WORDS, text=st.none() | WORDS, calls=st.lists(ARGUMENTS, max_size=3))
+def test_what_is_well_formed_is_read_as_transformers_reads_it(
+    name: str, thoughts: str | None, text: str | None, calls: list[dict[str, Any]]
+) -> None:
+    tags = REASONING[2] if name == "gemma4" else REASONING[0]
+    thinks = f"{tags.open}\n{thoughts}\n{tags.close}\n\n" if thoughts else ""
+    written = [call_in(name, arguments) for arguments in calls]
+    answer = thinks + FORMS[name].separator.join([*([text] if text else []), *written])
+    theirs = parse_response(answer, PUBLIC[name], prefix="", tools=TOOLS)
+    parser = TaggedParser(FORMS[name], tags, TOOLS)
+    parts = whole_parts([*parser.push(answer), *parser.finish()])
+    assert "".join(part.text for part in parts if isinstance(part, Reasoning)) == theirs.get("reasoning_content", "")
+    assert "".join(part.text for part in parts if isinstance(part, Text)) == theirs.get("content", "")
+    ours = [{"name": part.name, "arguments": part.arguments} for part in parts if isinstance(part, ParsedCall)]
+    assert ours == [call["function"] for call in theirs.get("tool_calls", [])]
+
+
+# Formats that are not known here
+
+OWN = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "thinking": {"open": "<mull>", "close": "</mull>", "content": "text"},
+        "tool_calls": {
+            "open": "<act>",
+            "close": "</act>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"content": "text", "close": "<|im_end|>"},
+    },
+}
+ACT = '<act>{"name": "f", "arguments": {"n": 1}}</act>'
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerBase:
+    template = (
+        "{{ tools }}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
+        "{{ '<|im_start|>assistant\n' }}"
+    )
+    made = chatml_tokenizer(chat_template=template)
+    made.response_template = OWN
+    return made
+
+
+def parts_of(tokenizer: PreTrainedTokenizerBase, pieces: list[str]) -> list[Part]:
+    parser = ResponseTemplateParser(tokenizer, "<|im_start|>assistant\n", TOOLS)
+    return whole_parts([event for piece in pieces for event in parser.push(piece)] + parser.finish())
+
+
+@pytest.mark.parametrize(
+    ("answer", "parts"),
+    [
+        (f"<mull> Hm.\n </mull>\n\nI look. \n{ACT}{ACT}", [
+            Reasoning("Hm."), Text("I look."), ParsedCall("f", {"n": 1}), ParsedCall("f", {"n": 1})]),
+        ("a  b", [Text("a  b")]),
+        ('<act>{"name": "f"}</act>', [ParsedCall("f", {})]),
+    ],
+)  # fmt: skip
+def test_an_answer_and_its_parts(tokenizer: PreTrainedTokenizerBase, answer: str, parts: list[Part]) -> None:
+    assert parts_of(tokenizer, [answer]) == parts_of(tokenizer, list(answer)) == parts
+
+
+@pytest.mark.parametrize(
+    "broken", ["<act>nonsense</act>", '<act>{"arguments": {}}</act>', "<act>[1]</act>", '<act>{"name": "f", "arg']
+)
+def test_what_transformers_cannot_read_is_an_invalid_call(tokenizer: PreTrainedTokenizerBase, broken: str) -> None:
+    whole = parts_of(tokenizer, [f"Hi{broken}"])
+    assert parts_of(tokenizer, list(f"Hi{broken}")) == whole
+    text, invalid = whole
+    assert text == Text("Hi")
+    assert isinstance(invalid, InvalidCall)
+    assert "no tool call" in invalid.error
+
+
+def test_the_answer_goes_on_behind_a_broken_call(tokenizer: PreTrainedTokenizerBase) -> None:
+    _, call, text = parts_of(tokenizer, [f"<act>nonsense</act>{ACT}Done."])
+    assert (call, text) == (ParsedCall("f", {"n": 1}), Text("Done."))
+
+
+def test_a_model_with_a_response_template_of_its_own_calls_tools(tokenizer: PreTrainedTokenizerBase) -> None:
+    def message(max_burst: int) -> Any:
+        engine = ScriptedEngine(tokenizer, [f"<mull>Hm.</mull>Look:{ACT}"], max_burst=max_burst)
+        return ChatPrecedent.from_engine(engine).bind_tools(TOOLS).invoke("hi")
+
+    slow, fast = message(1), message(50)
+    assert (slow.content, slow.additional_kwargs) == ("Look:", {"reasoning_content": "Hm."})
+    assert [(call["name"], call["args"]) for call in slow.tool_calls] == [("f", {"n": 1})]
+    assert slow.usage_metadata["output_token_details"]["reasoning"] == len("<mull>Hm.</mull>")
+    assert (fast.content, fast.tool_calls, fast.additional_kwargs) == (
+        slow.content,
+        slow.tool_calls,
+        slow.additional_kwargs,
+    )
+
+
+# Formats that other packages bring
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Entry points as other packages would have them."""
+    found: dict[str, Any] = {}
+
+    def entry_points(*, group: str) -> list[Any]:
+        assert group == "precedent.tool_formats"
+        return [importlib.metadata.EntryPoint(name, value, group) for name, value in found.items()]
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    registry.known_formats.cache_clear()
+    yield found
+    registry.known_formats.cache_clear()
+
+
+def test_another_packages_format_comes_first(installed: dict[str, Any]) -> None:
+    assert registry.format_of_template("<tool_call>") is HERMES
+    registry.known_formats.cache_clear()
+    installed["other"] = "precedent.text.tool_formats.builtin:GEMMA4"
+    assert registry.known_formats()[0] is FORMS["gemma4"]
+
+
+def test_an_entry_point_that_is_no_format_is_refused_by_name(installed: dict[str, Any]) -> None:
+    installed["odd"] = "precedent.text.tool_formats.builtin:tagged_json"
+    with pytest.raises(ConfigError, match=r"'odd' of precedent\.tool_formats must name a ToolFormat"):
+        registry.known_formats()
