@@ -15,10 +15,10 @@ from precedent import ChatPrecedent
 from precedent.testing.scripted_model import scripted_model_engine
 
 ANSWERS = {
+    "sum up": "A fair price and good quality, but be patient with the service.",
     "price": "The price is fair: 40 euros for two years of use.",
     "quality": "The quality is good: the seams hold, the zip runs smoothly.",
     "service": "The service is slow: two weeks for a reply.",
-    "sum up": "A fair price and good quality, but be patient with the service.",
 }
 
 
