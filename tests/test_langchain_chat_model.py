@@ -17,7 +17,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.tools import tool
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 import precedent.engine
 from precedent.config import SpeculationConfig
@@ -317,10 +317,11 @@ def test_every_form_of_tool_is_shown() -> None:
         ({"temperature": -1}, ConfigError, "temperature=-1 must be 0"),
         ({"speculation": "on"}, ConfigError, "speculation='on' is neither True"),
         ({"speculation": {"max_node": 4}}, ConfigError, "did you mean 'max_nodes'"),
-        ({"model": "other"}, UnsupportedError, "model='other' cannot be chosen per call"),
-        ({"response_format": {"type": "json_object"}}, UnsupportedError, "response_format=.* is not supported"),
-        ({"parallel_tool_calls": False}, UnsupportedError, "parallel_tool_calls=False is not supported"),
-        ({"tool_choice": "any"}, UnsupportedError, "tool_choice='any' is not supported"),
+        ({"model": "other"}, UnsupportedError, "model='other' is not loaded, and a call loads nothing"),
+        ({"response_format": {"type": "xml"}}, ConfigError, "response_format=.* is neither a class nor a dict"),
+        ({"strict": "very"}, ConfigError, "strict='very' must be 'auto', True or False"),
+        ({"tool_choice": "any"}, ConfigError, "tool_choice='any' forces a call, and no tool is bound"),
+        ({"n": 2}, UnsupportedError, "n=2 is not supported"),
     ],
 )
 async def test_a_bad_call_is_refused_before_anything_runs(kwargs: Any, error: type[Exception], said: str) -> None:
@@ -348,15 +349,20 @@ def test_a_bad_setting_is_refused_in_one_line(settings: Any, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("choice", ["any", "required", "look_up", True, {"type": "function"}])
-def test_a_forced_call_is_refused_by_name(choice: Any) -> None:
-    with pytest.raises(UnsupportedError, match=r"tool_choice=.* is not supported: no call can be forced"):
-        scripted("a").bind_tools([look_up], tool_choice=choice)
+def test_one_tool_in_two_forms_is_shown_once_and_two_of_one_name_are_refused() -> None:
+    class close(BaseModel):
+        """Close an order."""
 
+        number: str
 
-def test_structured_output_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"with_structured_output is not supported.*bind_tools"):
-        scripted("a").with_structured_output({"title": "x", "type": "object", "properties": {}})
+    other = create_model("close", __doc__="Close an order.", number=(int, ...))
+    model = scripted("a")
+    model.bind_tools([close, look_up, close.model_json_schema()]).invoke("hi")
+    prompt = engine_of(model).requests[0].prompt
+    assert [prompt.count(f'"name": "{name}"') for name in ("close", "look_up")] == [1, 1]
+    assert prompt.index("look_up") > prompt.index("close"), "in the order in which they were bound"
+    with pytest.raises(PromptError, match="tool 'close' is bound twice"):
+        model.bind_tools([close, other])
 
 
 @pytest.mark.parametrize(
@@ -483,7 +489,11 @@ def test_parameters_for_tracing_and_caches() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"model": "n"}, {"seed": 1}, {"dtype": "float32"}, {"temperature": 1.0}, {"stop": ["x"]}, {"tenant": "t"}]
+    "other",
+    [
+        *({"model": "n"}, {"seed": 1}, {"dtype": "float32"}, {"temperature": 1.0}, {"stop": ["x"]}, {"tenant": "t"}),
+        *({"model_kwargs": {"revision": "v2"}}, {"strict_tools": False}, {"logprobs": True}),
+    ],
 )
 def test_an_answer_cache_keeps_different_models_apart(other: dict[str, Any]) -> None:
     one, two = (ChatPrecedent(**{"model": "m", **changes}) for changes in ({}, other))
@@ -529,7 +539,10 @@ def test_weights_are_loaded_once_and_only_when_needed(loads: list[dict[str, Any]
     assert loads == []
     model.batch(["hi"] * 8)
     assert loads == [
-        {"target": "m", "tokenizer": None, "draft_model": "d", "device": "cpu", "dtype": "float32", "cache": None}
+        {
+            **{"target": "m", "tokenizer": None, "draft_model": "d", "device": "cpu", "dtype": "float32"},
+            **{"model_kwargs": None, "cache": None},
+        }
     ]
 
 

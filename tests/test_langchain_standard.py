@@ -1,101 +1,292 @@
-"""LangChain's own standard tests: what needs neither a forced tool call nor structured output.
+"""LangChain's own standard tests on a real tiny model that follows a script, in five ways of drafting.
 
-A property switches off what `ChatPrecedent` refuses by name; nothing is marked as an expected failure.
+Plain, with a draft model, from a cold and a warm cache, with a prediction. Nothing is marked as an expected failure,
+and skipped are only the tests of pictures, sound, files and recorded servers.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+import gc
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Literal
 
 import pytest
 from langchain_core.language_models import BaseChatModel
-from langchain_tests.integration_tests import ChatModelIntegrationTests
-from langchain_tests.unit_tests import ChatModelUnitTests
+from langchain_core.load import load as langchain_load
+from langchain_core.messages import AIMessage
+from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
+from langchain_tests.unit_tests import ChatModelUnitTests, EmbeddingsUnitTests
 from langchain_tests.unit_tests.chat_models import ChatModelTests
 
-from precedent.langchain import ChatPrecedent
+from precedent.cache import NewCompletion, SpeculationCache
+from precedent.engine import Engine
+from precedent.langchain import ChatPrecedent, PrecedentEmbeddings
 from precedent.langchain.engines import EngineHolder
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.scripted_model import scripted_model_engine, scripted_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default")  # the suites use what LangChain itself has deprecated
 
-
-class Offered:
-    """What the suites are told of the model, and a model for each of them."""
-
-    @property
-    def chat_model_class(self) -> type[BaseChatModel]:
-        return ChatPrecedent
-
-    @property
-    def has_tool_choice(self) -> bool:
-        return False
-
-    @property
-    def has_structured_output(self) -> bool:
-        return False
-
-    @property
-    def supports_model_override(self) -> bool:
-        return False
-
-    @property
-    def supports_anthropic_inputs(self) -> bool:
-        return True
-
-
-class TestUnit(Offered, ChatModelUnitTests):
-    @property
-    def has_tool_calling(self) -> bool:
-        return False  # its only test forces a call
-
-    @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return {"model": "scripted"}
-
+Details = dict[Literal["invoke", "stream"], list[Any]]
 
 CALLS = {
     "magic_function": '{"input": 3}',
     "magic_function_no_args": "{}",
     "get_weather": '{"location": "San Francisco"}',
     "greeting_generator": '{"answer_style": "pirate"}',
+    "my_adder_tool": '{"a": 3, "b": 4}',
+    "Joke": '{"setup": "Why did the cat sit down?", "punchline": "It was tired."}',
 }
+
+TEXT = "one, two, three, and so on: a bun goes above and below a hamburger."
+THOUGHT = "<think>Is it a bun?</think>"
+THINK = "Think before you answer."
+OTHER = "other-model"
 
 
 def answer(prompt: str) -> str:
     """Calls the tool that a question needs unless its result is there, else says something."""
+    question = prompt.rsplit("<|im_start|>user\n", 1)[-1]
+    if "<tool_response>" in question:
+        return TEXT
+    if "Create a customer named" in question:
+        name = question.split("'")[1]
+        return call("unicode_customer", f'{{"customer_name": "{name}", "description": "new"}}')
     for name, arguments in CALLS.items():
-        if f'"{name}"' in prompt and "<tool_response>" not in prompt:
-            return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-    return "one, two, three, and so on: a bun goes above and below a hamburger."
+        if f'"name": "{name}"' in prompt:
+            return call(name, arguments)
+    if "joke" in question:
+        return CALLS["Joke"]
+    return f"{THOUGHT}{TEXT}" if THINK in question else TEXT
 
 
-class OnScriptedEngine(Offered):
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def thinking_tokenizer() -> Any:
+    """The scripted model's tokenizer, its template one of a model that may think first."""
+    tokenizer = copy.deepcopy(scripted_tokenizer())
+    tokenizer.chat_template += "{# <think> </think> #}"
+    return tokenizer
+
+
+@cache
+def engine_of(name: str, draft_model: bool, cached: str) -> Engine:
+    """An engine for all tests of a kind; with a warm cache it knows every answer, a cold one learns them."""
+    store = SpeculationCache.open(embedder=HashEmbedder()) if cached else None
+    tokenizer = thinking_tokenizer()
+    engine = scripted_model_engine(answer, tokenizer=tokenizer, name=name, draft_model=draft_model, cache=store)
+    known = (TEXT, CALLS["Joke"], *(call(*pair) for pair in CALLS.items()))
+    for text in known if cached == "warm" and store else ():
+        ids = (*engine.tokenizer.encode(text, add_special_tokens=False), engine.tokenizer.eos_token_id)
+        store.insert(NewCompletion(token_ids=ids, tokenizer=engine.tokenizer_fingerprint, model="", query=text))
+    return engine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closed_at_the_end() -> Iterator[None]:
+    yield
+    engine_of.cache_clear()
+    gc.collect()
+
+
+class Predicted(ChatPrecedent):
+    """A chat model whose every call has a prediction, right for most of them."""
+
+    def _submit(self, engine: Any, prompt_ids: Any, stop: Any, metadata: Any, kwargs: Any, **of_prompt: Any) -> Any:
+        return super()._submit(engine, prompt_ids, stop, metadata, {**kwargs, "prediction": TEXT}, **of_prompt)
+
+
+class Offered:
+    """What the suites are told of the model, and a model for each of them."""
+
+    draft_model, cached, speculation = False, "", True
+    model_class: type[ChatPrecedent] = ChatPrecedent
+
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return self.model_class
+
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        engine: Any = ScriptedEngine(chatml_tokenizer(), answer)
-        return {"model": "scripted", "engines": EngineHolder(engine=engine)}
-
-
-class TestIntegration(OnScriptedEngine, ChatModelIntegrationTests):
-    @property
-    def has_tool_calling(self) -> bool:
-        return False  # some of these tests force a call; those that do not are in the next class
-
-
-class TestToolCalling(OnScriptedEngine, ChatModelTests):
-    """The suite's own tests of tools that the model calls of its own accord."""
+        ChatPrecedent.from_engine(engine_of(OTHER, False, ""))  # a call may choose what runs already
+        holder = EngineHolder(engine=engine_of("scripted-model", self.draft_model, self.cached))
+        return {"model": "scripted-model", "engines": holder, "speculation": self.speculation}
 
     @property
     def has_tool_calling(self) -> bool:
         return True
 
-    test_tool_calling = ChatModelIntegrationTests.test_tool_calling
-    test_tool_calling_async = ChatModelIntegrationTests.test_tool_calling_async
-    test_tool_calling_with_no_arguments = ChatModelIntegrationTests.test_tool_calling_with_no_arguments
-    test_bind_runnables_as_tools = ChatModelIntegrationTests.test_bind_runnables_as_tools
-    test_tool_message_histories_string_content = ChatModelIntegrationTests.test_tool_message_histories_string_content
-    test_tool_message_histories_list_content = ChatModelIntegrationTests.test_tool_message_histories_list_content
-    test_tool_message_error_status = ChatModelIntegrationTests.test_tool_message_error_status
-    test_anthropic_inputs = ChatModelIntegrationTests.test_anthropic_inputs
-    test_agent_loop = ChatModelIntegrationTests.test_agent_loop
+    @property
+    def has_tool_choice(self) -> bool:
+        return True
+
+    @property
+    def has_structured_output(self) -> bool:
+        return True
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def returns_usage_metadata(self) -> bool:
+        return True
+
+    @property
+    def supports_model_override(self) -> bool:
+        return True
+
+    @property
+    def model_override_value(self) -> str:
+        return OTHER
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
+        return True
+
+    @property
+    def supported_usage_metadata_details(self) -> Details:
+        details = ["reasoning_output", "cache_read_input"]
+        return {"invoke": details, "stream": details}
+
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
+        """The second of two equal requests: all of its prompt but the last token was read before."""
+        self.answer_to("Hello there", stream=stream)
+        found = self.answer_to("Hello there", stream=stream)
+        assert found.usage_metadata["input_token_details"]["cache_read"] > 0
+        return found
+
+    def invoke_with_reasoning_output(self, *, stream: bool = False) -> AIMessage:
+        """An answer that the model thought about."""
+        found = self.answer_to(THINK, stream=stream)
+        assert found.usage_metadata["output_token_details"]["reasoning"] > 0
+        assert found.content == TEXT
+        return found
+
+    def answer_to(self, text: str, *, stream: bool) -> AIMessage:
+        model = self.chat_model_class(**self.chat_model_params)
+        if not stream:
+            return model.invoke(text)
+        first, *others = model.stream(text)
+        return sum(others, first)
+
+
+class TestUnit(Offered, ChatModelUnitTests):
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"model": "scripted"}
+
+    @property
+    def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+        environment = {"PRECEDENT_MODEL": "folder/name", "PRECEDENT_DRAFT_MODEL": "first-layers:2"}
+        return environment, {}, {"model": "folder/name", "draft_model": "first-layers:2"}
+
+    @pytest.fixture(autouse=True)
+    def _admitted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`load` reads only classes that LangChain lists, or that it is given by name; this suite lists none."""
+        name = "langchain_tests.unit_tests.chat_models.load"
+        admit: Any = lambda obj, **settings: langchain_load(  # noqa: E731
+            obj, **settings | {"allowed_objects": [ChatPrecedent]}
+        )
+        monkeypatch.setattr(name, admit)
+
+
+class Plain(Offered):
+    speculation = False
+
+
+class Drafted(Offered):
+    draft_model = True
+
+
+class Cold(Offered):
+    cached = "cold"
+
+
+class Warm(Offered):
+    cached = "warm"
+
+
+class WithPrediction(Offered):
+    model_class = Predicted
+
+
+class TestPlain(Plain, ChatModelIntegrationTests): ...
+
+
+class TestDrafted(Drafted, ChatModelIntegrationTests): ...
+
+
+class TestCold(Cold, ChatModelIntegrationTests): ...
+
+
+class TestWarm(Warm, ChatModelIntegrationTests): ...
+
+
+class TestWithPrediction(WithPrediction, ChatModelIntegrationTests): ...
+
+
+class TestStructuredByCalls(Drafted, ChatModelTests):
+    """The suite's tests of structured output again, by a forced call instead of a grammar for the text."""
+
+    @property
+    def structured_output_kwargs(self) -> dict[str, Any]:
+        return {"method": "function_calling"}
+
+    test_structured_output = ChatModelIntegrationTests.test_structured_output
+    test_structured_output_async = ChatModelIntegrationTests.test_structured_output_async
+    test_structured_output_pydantic_2_v1 = ChatModelIntegrationTests.test_structured_output_pydantic_2_v1
+    test_structured_output_optional_param = ChatModelIntegrationTests.test_structured_output_optional_param
+
+
+def test_only_what_needs_pictures_sound_or_a_recorded_server_is_skipped() -> None:
+    """A property that is off makes the suite skip in silence: these are all that may be."""
+    offered = {name for name in dir(ChatModelTests) if name.startswith(("supports_", "enable_", "has_", "returns_"))}
+    assert {name for name in offered if getattr(TestPlain(), name) is False} == {
+        "supports_image_inputs", "supports_image_urls", "supports_pdf_inputs", "supports_audio_inputs",
+        "supports_video_inputs", "supports_image_tool_message", "supports_pdf_tool_message", "enable_vcr_tests",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "figure", "source"),
+    [
+        (Drafted, "drafted_by_source", "draft-model"),
+        (Warm, "accepted_by_source", "recall"),
+        (WithPrediction, "accepted_by_source", "prediction"),
+    ],
+)
+def test_the_matrix_drafts_as_its_names_say(kind: type[Offered], figure: str, source: str) -> None:
+    """Else five suites would show what one shows. On a new engine: one that knows better asks no bad draft model."""
+    engine = engine_of.__wrapped__("new", kind.draft_model, kind.cached)
+    message = kind.model_class.from_engine(engine).invoke("Count.")
+    assert source in message.response_metadata["speculation"][figure]
+    engine.close()
+
+
+class TestEmbeddingsUnit(EmbeddingsUnitTests):
+    @property
+    def embeddings_class(self) -> type[PrecedentEmbeddings]:
+        return PrecedentEmbeddings
+
+    @property
+    def embedding_model_params(self) -> dict[str, Any]:
+        return {"model": HashEmbedder()}
+
+    @property
+    def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+        return {"PRECEDENT_EMBEDDER": "folder/name"}, {}, {"name": "folder/name"}
+
+
+class TestEmbeddingsIntegration(EmbeddingsIntegrationTests):
+    @property
+    def embeddings_class(self) -> type[PrecedentEmbeddings]:
+        return PrecedentEmbeddings
+
+    @property
+    def embedding_model_params(self) -> dict[str, Any]:
+        return {"model": HashEmbedder()}

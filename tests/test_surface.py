@@ -25,10 +25,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     "errors",
     "compiled",
+    "sharing",
     "config",
     "templates",
     "tree",
     "sampling",
+    "logprobs",
     "constraints",
     "verify",
     "target",
@@ -46,11 +48,13 @@ LAYERS = (
     "sequence",
     "drafting",
     "decode",
+    "grammar",
     "text",
     "generation",
     "checks",
     "request",
     "metrics",
+    "prometheus",
     "device_memory",
     "admission",
     "delivery",
@@ -238,6 +242,15 @@ def test_the_docs_name_only_files_that_exist(page: str) -> None:
     named = re.findall(r"`([\w/]+(?:\.py|\.jinja|/))`", (ROOT / "docs" / page).read_text(encoding="utf-8"))
     assert [name for name in named if not (PACKAGE / name).exists()] == []
     assert named or page == "commands.md"
+
+
+def test_the_table_of_chat_models_names_only_tests_that_exist() -> None:
+    table = (ROOT / "docs" / "langchain.md").read_text(encoding="utf-8").split("## Beside other chat models")[1]
+    named = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", table.split("\n## ")[0])
+    assert len(named) > 10
+    for file, test in named:
+        source = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert f"def {test}" in source, f"{file} has no {test}"
 
 
 def test_the_glossary_defines_the_house_vocabulary() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from precedent.config import SamplingParams, SpeculationConfig, is_lossy
@@ -11,6 +13,17 @@ from precedent.verify import find_mode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SWITCH = "PRECEDENT_SPECULATION"
+"""Environment variable that turns speculation off in a running process: `off`, or `on` as when it is not set."""
+
+
+def unless_switched_off(speculation: SpeculationConfig) -> SpeculationConfig:
+    """The settings of a request, or plain decoding that stores nothing. Raises ConfigError for another value."""
+    switch = os.environ.get(SWITCH, "on")
+    if switch not in ("on", "off"):
+        raise ConfigError(f"{SWITCH}={switch!r} is neither 'on' nor 'off'")
+    return speculation if switch == "on" else replace(speculation, enabled=False, write_back=False)
 
 
 def check_prompt(prompt: Sequence[int], context_length: int, vocab_size: int) -> None:

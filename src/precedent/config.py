@@ -51,7 +51,8 @@ class SamplingParams(_FromDict):
 
     `temperature` 0 is greedy decoding (argmax, lowest id on ties). `top_k` 0, `top_p` 1 and `min_p` 0 are off;
     `repetition_penalty` 1 is off (> 1 makes tokens that occurred before less likely, as in transformers).
-    A `seed` fixes the text (mode `coupled`); without one every request draws fresh entropy.
+    A `seed` fixes the text (mode `coupled`); without one every request draws fresh entropy. `logprobs` asks for the
+    log-probability of every token and of that many of the likeliest at its place; None asks for none.
     Raises ConfigError when a value is out of its range.
     """
 
@@ -63,6 +64,7 @@ class SamplingParams(_FromDict):
     seed: int | None = None
     max_tokens: int = 512
     stop: tuple[str, ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         checks = (
@@ -72,6 +74,7 @@ class SamplingParams(_FromDict):
             ("min_p", 0 <= self.min_p < 1, "must lie in [0, 1)"),
             ("repetition_penalty", self.repetition_penalty > 0, "must be greater than 0"),
             ("max_tokens", self.max_tokens >= 1, "must be at least 1"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "must be None or lie between 0 and 20"),
         )
         for name, holds, rule in checks:
             if not holds:  # NaN fails every comparison, so it lands here as well

@@ -81,12 +81,18 @@ def forced_tokens(constraint: RowShaper, output_ids: Sequence[int]) -> tuple[int
 
 
 def constraints_for(
-    params: SamplingParams, prompt_ids: Sequence[int], num_tokens: int, vocab_size: int
+    params: SamplingParams,
+    prompt_ids: Sequence[int],
+    num_tokens: int,
+    vocab_size: int,
+    grammar: RowShaper | None = None,
 ) -> RowShaper | None:
-    """The constraints that `params` asks for, or None when rows stay as the model computed them."""
+    """The constraints that `params` asks for and the request's grammar, or None when rows stay as they are."""
     wanted: list[RowShaper] = []
     if num_tokens < vocab_size:
         wanted.append(VocabularyLimit(num_tokens))
     if params.repetition_penalty != 1.0:
         wanted.append(RepetitionPenalty(prompt_ids, params.repetition_penalty))
+    if grammar is not None:
+        wanted.append(grammar)
     return Chain(wanted) if wanted else None

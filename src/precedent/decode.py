@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 from torch import Tensor
@@ -11,12 +12,13 @@ from torch import Tensor
 from precedent.drafting import Draft, draft_all
 from precedent.errors import PrecedentError
 from precedent.failures import as_ours
+from precedent.logprobs import logprobs_of
 from precedent.planner import Planner
 from precedent.sampling import TargetRows
 from precedent.sequence import DecodingSequence, StepResult
 from precedent.stats import TARGET
 from precedent.target import TargetModel
-from precedent.tree import CandidateTree
+from precedent.tree import ROOT, CandidateTree
 from precedent.verify import Verdict, verify
 
 log = logging.getLogger(__name__)
@@ -73,18 +75,21 @@ def _verify_and_commit(draft: Draft, logits: Tensor, target: TargetModel, planne
     target.commit(sequence.slot, tree, verdict.path, verdict.next_token)
     sequence.stats.verify_seconds += perf_counter() - started
     planner.observe(draft.plan, tree, verdict.path)
-    return _account(sequence, tree, verdict)
-
-
-def _account(sequence: DecodingSequence, tree: CandidateTree, verdict: Verdict) -> StepResult:
-    """Append what was committed, tell the drafters, and count."""
     chosen = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
+    logprobs = logprobs_of(rows, (ROOT, *verdict.path), chosen, sequence.sampling.logprobs)
+    result = _account(sequence, tree, verdict, chosen)
+    return replace(result, logprobs=logprobs[: len(result.token_ids)])
+
+
+def _account(sequence: DecodingSequence, tree: CandidateTree, verdict: Verdict, chosen: Sequence[int]) -> StepResult:
+    """Append what was committed, tell the drafters, and count."""
     token_ids = sequence.append(chosen)
     sources = (*(tree.sources[node][0] for node in verdict.path), TARGET)[: len(token_ids)]
     for drafting in sequence.draftings.values():
         drafting.committed(token_ids)
     stats = sequence.stats
     stats.num_steps += 1
+    stats.num_drafts += bool(tree)
     stats.spent_tv += verdict.spent_tv
     stats.num_output_tokens += len(token_ids)
     stats.num_draft_tokens += len(tree)

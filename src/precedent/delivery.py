@@ -25,7 +25,8 @@ def deliver(request: Request, sequence: DecodingSequence, result: StepResult) ->
     _note_time(request, kept)
     request.answer.append(text)
     request.sources.extend(result.sources[:kept])
-    request.generation.put(Emission(text, result.token_ids[:kept], result.sources[:kept]))
+    request.logprobs.extend(result.logprobs[:kept])
+    request.generation.put(Emission(text, result.token_ids[:kept], result.sources[:kept], result.logprobs[:kept]))
 
 
 def _note_time(request: Request, num_tokens: int) -> None:
@@ -49,6 +50,7 @@ def result_of(request: Request, sequence: DecodingSequence) -> GenerationResult:
         prompt_tokens=len(request.prompt_ids),
         cached_prompt_tokens=request.cached_prompt_tokens,
         stats=request.stats,
+        logprobs=tuple(request.logprobs),
     )
 
 

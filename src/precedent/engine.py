@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from precedent.admission import Admission
 from precedent.cache import NewCompletion
 from precedent.cache.fingerprint import model_fingerprint, prompt_fingerprint, tokenizer_fingerprint
-from precedent.checks import check_prompt, end_token_ids, mode_of
+from precedent.checks import check_prompt, end_token_ids, mode_of, unless_switched_off
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
 from precedent.delivery import finish_on
 from precedent.drafters import Drafter, DrafterParts, load_drafters
 from precedent.errors import ConfigError
 from precedent.generation import Emission, Generation, GenerationResult
+from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.metrics import EngineMetrics
 from precedent.planner import Planner
 from precedent.request import Request
 from precedent.scheduler import Scheduler
+from precedent.sharing import key_of
 from precedent.target import TargetModel
 from precedent.target.loading import load_draft, load_target
 from precedent.templates import Template, Templates
@@ -33,7 +35,7 @@ from precedent.text.codec import TokenizerCodec
 from precedent.tree import chain
 from precedent.warm_up import compile_inner_loops
 from precedent.worker import Worker
-from precedent.write_back import ResultObserver, at_normal_end
+from precedent.write_back import CompletionKeeper, ResultObserver, at_normal_end
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -56,7 +58,7 @@ class Engine:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | TargetModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
         name: str,
@@ -70,9 +72,10 @@ class Engine:
         self._on_result = on_result
         self.tokenizer, self.model_name, self.cache = tokenizer, name, cache
         self.speculation = speculation or SpeculationConfig()
-        self.target = TargetModel(model)
+        self.target = model if isinstance(model, TargetModel) else TargetModel(model)
+        weights = self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
-        self.model_fingerprint = model_fingerprint(model.config.to_dict(), model.state_dict())
+        self.model_fingerprint = model_fingerprint(weights.config.to_dict(), weights.state_dict())
         self._own_threads: set[threading.Thread] = set()
         self._executor = ThreadPoolExecutor(
             max_workers=2,
@@ -92,7 +95,9 @@ class Engine:
             self.planner.cost.measure(self._milliseconds_of_width)
         if cache is not None:
             self._executor.submit(cache.warm_up)  # after measuring: loading the embedder would disturb it
-        self._worker = self._started_worker(limits or EngineLimits(), end_token_ids(model, tokenizer))
+        self._end_ids = end_token_ids(weights, tokenizer)
+        self.grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
+        self._worker = self._started_worker(limits or EngineLimits(), self._end_ids)
         weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
 
     def _started_worker(self, limits: EngineLimits, end_ids: frozenset[int]) -> Worker:
@@ -118,20 +123,24 @@ class Engine:
         draft_model: str | Path | PreTrainedModel | None = None,
         device: str | None = None,
         dtype: str | None = None,
+        model_kwargs: Mapping[str, Any] | None = None,
         cache: SpeculationCache | None = None,
         speculation: SpeculationConfig | None = None,
         limits: EngineLimits | None = None,
     ) -> Engine:
         """Load a target (Hugging Face id, folder, or a model with its `tokenizer`) and start an engine on it.
 
+        `model_kwargs` go to transformers' `from_pretrained` (`quantization_config`, `device_map`, `revision`, ...).
         Raises ModelLoadError, UnsupportedError or ConfigError, each saying what to do.
         """
         if isinstance(target, str | Path):
-            model, tokenizer = load_target(str(target), device=device, dtype=dtype)
+            model, tokenizer = load_target(str(target), device=device, dtype=dtype, model_kwargs=model_kwargs)
             name = str(target)
         else:
             if tokenizer is None:
                 raise ConfigError("a model object needs its tokenizer: pass tokenizer=… as well")
+            if model_kwargs:
+                raise ConfigError("model_kwargs are for loading by name: a model object is loaded already")
             model, name = target, target.config._name_or_path or type(target).__name__
         draft = None if draft_model is None else load_draft(draft_model, model, tokenizer)
         return cls(model, tokenizer, name=name, draft_model=draft, cache=cache, speculation=speculation, limits=limits)
@@ -157,18 +166,21 @@ class Engine:
         tools: str = "",
         prediction: str | Sequence[int] | None = None,
         templates: Iterable[str | Template] = (),
+        grammar: Grammar | None = None,
+        write_back: CompletionKeeper | None = None,
         shown_tokens: Collection[int] = (),
     ) -> Generation:
         """Start a request and return at once.
 
         `query` is the text by which recall finds prior completions; `workflow_step` and `tools` are soft keys stored
         with the completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade
-        responses and forms of tool calls; both only propose. `shown_tokens` are special tokens that stay in the text.
-        Raises ContextOverflowError, PromptError, CapacityError, ConfigError or EngineClosedError before work starts.
+        responses and forms of tool calls; both only propose. A `grammar` says what the answer may be, `shown_tokens`
+        which special tokens stay in its text; `write_back` takes the completion where the cache would. Raises
+        ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
         """
         prompt = tuple(int(token) for token in prompt_ids)
         check_prompt(prompt, self.context_length, self.target.vocab_size)
-        speculation = speculation or self.speculation
+        speculation = unless_switched_off(speculation or self.speculation)
         names = speculation.drafters if speculation.enabled else ()
         drafters = self._drafters_named(names)
         request = Request(
@@ -184,10 +196,11 @@ class Engine:
             workflow_step=workflow_step,
             prediction=self._codec.answer_ids(prediction),
             templates=tuple(Templates(templates)),
+            grammar=None if grammar is None else GrammarConstraint(self.grammars.matcher(grammar), self._end_ids),
             finished=at_normal_end(
                 prompt,
                 self._on_result,
-                self.cache if speculation.write_back else None,
+                self._keeper(write_back) if speculation.write_back else None,
                 self._record(prompt, tenant, query, workflow_step, tools),
             ),
         )
@@ -228,6 +241,9 @@ class Engine:
                     self._drafters.update({drafter.name: drafter for drafter in load_drafters([name], self._parts)})
         return {name: self._drafters[name] for name in names if name in self._drafters}
 
+    def _keeper(self, write_back: CompletionKeeper | None) -> CompletionKeeper | None:
+        return None if self.cache is None else write_back or self.cache.insert
+
     def _record(
         self, prompt: tuple[int, ...], tenant: str, query: str, workflow_step: str, tools: str
     ) -> NewCompletion:
@@ -257,29 +273,18 @@ _SHARED: weakref.WeakValueDictionary[Hashable, Engine] = weakref.WeakValueDictio
 
 
 def shared_engine(
-    target: str | Path | PreTrainedModel,
-    *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    draft_model: str | Path | PreTrainedModel | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-    cache: SpeculationCache | None = None,
+    target: str | Path | PreTrainedModel, *, cache: SpeculationCache | None = None, **loading: Any
 ) -> Engine:
     """The engine of these settings, loaded once per process and kept while somebody holds it.
 
     LangChain re-creates chat models behind one's back (`configurable_fields`, `init_chat_model`); the weights must not
-    be loaded again each time.
+    be loaded again each time. `loading` are further arguments of `Engine.load`, which raises what it raises.
     """
-    named = str(target) if isinstance(target, str | Path) else id(target)
-    draft = str(draft_model) if isinstance(draft_model, str | Path) else id(draft_model)
-    key = (named, draft, device, dtype, id(cache))
+    key = key_of({"target": target, "cache": cache, **loading})
     with _LOADING:
         engine = _SHARED.get(key)
         if engine is None:
-            engine = Engine.load(
-                target, tokenizer=tokenizer, draft_model=draft_model, device=device, dtype=dtype, cache=cache
-            )
-            _SHARED[key] = engine
+            engine = _SHARED[key] = Engine.load(target, cache=cache, **loading)
         return engine
 
 

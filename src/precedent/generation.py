@@ -9,12 +9,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 from precedent.errors import RequestCancelled
+from precedent.logprobs import TokenLogprob
 from precedent.stats import GenerationStats
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
     """What one step added: text (detokenized, scanned for stop strings), token ids, and each token's source.
+
+    `logprobs` has one entry for each token where `SamplingParams.logprobs` asked for them.
 
     A source is a drafter's name, or "target" for a token that the target model chose itself. Text may lag behind its
     tokens (an unfinished character, a possible stop string) and may come without any.
@@ -23,6 +26,7 @@ class Emission:
     text: str
     token_ids: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class GenerationResult:
     prompt_tokens: int
     cached_prompt_tokens: int
     stats: GenerationStats = field(default_factory=GenerationStats)
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Generation:

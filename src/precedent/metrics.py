@@ -34,6 +34,7 @@ class EngineMetrics:
     cached_prompt_tokens: int
     generation_tokens: int
     num_steps: int
+    num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
     request_queue_time_seconds: Percentiles
@@ -50,6 +51,7 @@ COUNTED = (
     "cached_prompt_tokens",
     "generation_tokens",
     "num_steps",
+    "num_drafts",
     "num_draft_tokens",
     "num_accepted_tokens",
 )
@@ -82,6 +84,7 @@ class MetricsRecorder:
             self.counts["prompt_tokens"] += prompt_tokens
             self.counts["cached_prompt_tokens"] += cached_prompt_tokens
             self.counts["generation_tokens"] += stats.num_output_tokens
+            self.counts["num_drafts"] += stats.num_drafts
             self.counts["num_draft_tokens"] += stats.num_draft_tokens
             self.counts["num_accepted_tokens"] += stats.num_accepted_tokens
             if how == "finished":

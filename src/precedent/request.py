@@ -11,6 +11,8 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.constraints import constraints_for
 from precedent.drafters import Drafter, DraftRequest
 from precedent.generation import Generation, GenerationResult
+from precedent.logprobs import TokenLogprob
+from precedent.sampling import RowShaper
 from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.stats import GenerationStats
 from precedent.target import TargetModel
@@ -37,6 +39,7 @@ class Request:
     workflow_step: str = ""
     prediction: tuple[int, ...] = ()
     templates: tuple[Template, ...] = ()
+    grammar: RowShaper | None = None
     finished: Sequence[Callable[[GenerationResult], None]] = ()
     kv_bytes: int = 0
     generation: Generation = field(default_factory=Generation)
@@ -51,6 +54,7 @@ class Request:
     cached_prompt_tokens: int = 0
     answer: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.stats.mode = self.mode
@@ -66,7 +70,7 @@ def begin(request: Request, target: TargetModel, end_token_ids: frozenset[int], 
 
     `num_tokens` is how many the tokenizer has. Raises what a drafter raises; those begun before are in the sequence.
     """
-    shape = constraints_for(request.sampling, request.prompt_ids, num_tokens, target.vocab_size)
+    shape = constraints_for(request.sampling, request.prompt_ids, num_tokens, target.vocab_size, request.grammar)
     request.sequence = sequence = DecodingSequence(
         slot=target.new_slot(),
         sampling=request.sampling,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.drafters.base import Candidates, Drafting
 from precedent.errors import PrecedentError
+from precedent.logprobs import TokenLogprob
 from precedent.planner import Limits
 from precedent.sampling import Coins, CounterCoins, RowShaper
 from precedent.stats import GenerationStats
@@ -19,10 +20,14 @@ FEW = 8
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one sequence gained in one step: committed tokens and, for each, the source that proposed it."""
+    """What one sequence gained in one step: committed tokens and, for each, the source that proposed it.
+
+    `logprobs` has one entry for each token where they were asked for.
+    """
 
     token_ids: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ TARGET = "target"
 
 @dataclass(slots=True)
 class GenerationStats:
-    """Counts (tokens, steps) and wall-clock seconds of one request.
+    """Counts (tokens, steps) and wall-clock seconds of one request; `num_drafts` are steps in which any was proposed.
 
     Seconds are those that the request was there: a step that several requests share counts in full for each of them.
     `queue_seconds` run from submission to admission, `first_token_seconds` and `total_seconds` from submission too.
@@ -24,6 +24,7 @@ class GenerationStats:
     mode: str = "greedy"
     num_steps: int = 0
     num_output_tokens: int = 0
+    num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     drafted_by_source: Counter[str] = field(default_factory=Counter)

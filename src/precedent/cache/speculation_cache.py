@@ -39,6 +39,8 @@ class SpeculationCache:
         self._vectors: OrderedDict[str, Vector] = OrderedDict()
         self._vectors_lock = threading.Lock()
         self._memories: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self.path: str | None = None
+        """What `open` was given, made absolute; None in memory."""
 
     @classmethod
     def open(
@@ -61,7 +63,9 @@ class SpeculationCache:
         check_index_bytes(max_index_bytes)
         chosen = resolve(embedder)
         store = SQLiteStore.open(path, embedder=chosen, max_bytes=max_bytes, read_only=read_only)
-        return cls(store, chosen, max_index_bytes=max_index_bytes)
+        opened = cls(store, chosen, max_index_bytes=max_index_bytes)
+        opened.path = None if path is None else str(Path(path).expanduser().resolve())
+        return opened
 
     def warm_up(self) -> None:
         """Load the embedder now. Raises CacheError if it cannot be loaded or did not make the cache's vectors."""

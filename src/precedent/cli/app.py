@@ -10,6 +10,7 @@ from precedent import __version__
 from precedent.cli.bench import bench
 from precedent.cli.cache import app as cache_app
 from precedent.cli.demo import demo
+from precedent.cli.doctor import doctor
 from precedent.cli.replay import replay
 from precedent.cli.run import run
 from precedent.errors import PrecedentError
@@ -45,6 +46,7 @@ app.command(epilog="Example: precedent demo --json demo.json")(demo)
 app.command(epilog='Example: precedent run "Name three rivers." --draft-model first-layers:4 --show-sources')(run)
 app.command(epilog="Example: precedent bench --json bench.json")(bench)
 app.command(epilog="Example: precedent replay chats.jsonl --budget 16,32 --alpha 1,4,8 --json replay.json")(replay)
+app.command(epilog="Example: precedent doctor Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B")(doctor)
 app.add_typer(cache_app, name="cache")
 
 

@@ -17,6 +17,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from precedent.cache import NewCompletion
 from precedent.cache.fingerprint import prompt_fingerprint
+from precedent.checks import unless_switched_off
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.custom_generate.laws import RowLaw, RowStop, end_token_ids
 from precedent.custom_generate.prepared import Prepared, Speculators, fingerprint_of, prepared_for
@@ -154,9 +155,11 @@ def _speculation(
         raise ConfigError("speculation_cache= needs speculation_tokenizer=, the model's tokenizer (not tokenizer=)")
     if isinstance(drafters, str):
         raise ConfigError(f"drafters={drafters!r} is one name: give a list of names or drafters")
-    wanted = drafters if drafters is not None else ("prompt",) if cache is None else ("recall", "prompt")
+    allowed = unless_switched_off(SpeculationConfig(write_back=write_back))
+    default = ("prompt",) if cache is None else ("recall", "prompt")
+    wanted = (default if drafters is None else drafters) if allowed.enabled else ()
     fingerprint = "" if tokenizer is None else fingerprint_of(tokenizer)
-    return _Speculation(prepared.drafters(wanted, cache, fingerprint), tenant, cache, tokenizer, write_back)
+    return _Speculation(prepared.drafters(wanted, cache, fingerprint), tenant, cache, tokenizer, allowed.write_back)
 
 
 def _unpadded(input_ids: Tensor, mask: Tensor | None) -> list[tuple[int, ...]]:

@@ -10,11 +10,29 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from precedent.langchain.chat_model import ChatPrecedent
+    from precedent.langchain.embeddings import PrecedentEmbeddings
+    from precedent.langchain.llm import PrecedentLLM
+    from precedent.langchain.middleware import SpeculationMiddleware
     from precedent.langchain.recorder import PrecedentRecorder
+    from precedent.langchain.recording_cache import RecordingCache
 
-__all__ = ["ChatPrecedent", "PrecedentRecorder"]
+__all__ = [
+    "ChatPrecedent",
+    "PrecedentEmbeddings",
+    "PrecedentLLM",
+    "PrecedentRecorder",
+    "RecordingCache",
+    "SpeculationMiddleware",
+]
 
-_HOMES = {"ChatPrecedent": "precedent.langchain.chat_model", "PrecedentRecorder": "precedent.langchain.recorder"}
+_HOMES = {
+    "ChatPrecedent": "precedent.langchain.chat_model",
+    "PrecedentEmbeddings": "precedent.langchain.embeddings",
+    "PrecedentLLM": "precedent.langchain.llm",
+    "PrecedentRecorder": "precedent.langchain.recorder",
+    "RecordingCache": "precedent.langchain.recording_cache",
+    "SpeculationMiddleware": "precedent.langchain.middleware",
+}
 
 
 def __getattr__(name: str) -> object:

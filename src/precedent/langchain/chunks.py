@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.messages import AIMessageChunk
@@ -29,9 +29,18 @@ class AnswerChunks:
 
     A chunk carries text, reasoning or a piece of one tool call, and the last one none: LangChain's content blocks are
     built from chunks of one kind. The first piece of a call has its name and id, the others have its arguments.
+    `notes` are added to the response metadata.
     """
 
-    def __init__(self, syntax: AnswerSyntax, model_name: str, *, output_version: str | None = None) -> None:
+    def __init__(
+        self,
+        syntax: AnswerSyntax,
+        model_name: str,
+        *,
+        output_version: str | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._notes = dict(notes or {})
         self._syntax, self._model_name = syntax, model_name
         self._parser = syntax.parser()
         self._seen = hashlib.sha256(json.dumps(list(syntax.prompt_ids)).encode())
@@ -108,6 +117,7 @@ class AnswerChunks:
                 **result.stats.as_dict(),
                 "tokens_per_step": round(result.stats.tokens_per_step, 3),
             },
+            **self._notes,
         }
         if self._problems:
             metadata["tool_call_errors"] = list(self._problems)

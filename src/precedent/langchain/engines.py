@@ -6,17 +6,21 @@ import threading
 import uuid
 import weakref
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from precedent.errors import ConfigError
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.sharing import key_of
 
 if TYPE_CHECKING:
     from precedent.cache import SpeculationCache
     from precedent.engine import Engine
 
-_LOADING = threading.Lock()
+_LOADING, _NOTING = threading.Lock(), threading.Lock()
+_RUNNING: weakref.WeakSet[Engine] = weakref.WeakSet()
+"""Engines that a chat model has used: those that a call may choose by name."""
+
 _OPEN_CACHES: weakref.WeakValueDictionary[Hashable, SpeculationCache] = weakref.WeakValueDictionary()
 
 
@@ -30,11 +34,11 @@ class EngineSettings:
     embedder: Any = None
     device: str | None = None
     dtype: str | None = None
+    model_kwargs: dict[str, Any] | None = None
 
     def key(self) -> Hashable:
         """Names and paths by value, objects by identity."""
-        parts = (self.draft_model, self.speculation_cache, self.embedder)
-        return (self.model, *map(_key_of, parts), self.device, self.dtype)
+        return key_of([getattr(self, field.name) for field in fields(self)])
 
 
 class EngineHolder:
@@ -48,6 +52,8 @@ class EngineHolder:
         self._given, self._weights = engine, weights
         self._engines: dict[Hashable, Engine] = {}
         self.identity = uuid.uuid4().hex if engine is not None or weights is not None else ""
+        if engine is not None:
+            _note(engine)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -58,24 +64,56 @@ class EngineHolder:
 
     def get(self, settings: EngineSettings) -> Engine:
         """The engine, loaded on first use. Raises ModelLoadError, UnsupportedError, ConfigError or CacheError."""
-        with _LOADING:
-            engine = self.loaded(settings)
-            if engine is None:
-                engine = self._engines[settings.key()] = self._load(settings)
-            return engine
+        engine = self.loaded(settings)  # asked without the lock: what runs does not wait while another one is loaded
+        if engine is None:
+            with _LOADING:
+                engine = self.loaded(settings) or self._engines.setdefault(settings.key(), self._load(settings))
+        return engine
+
+    def other(self, settings: EngineSettings, name: str) -> Engine:
+        """The running engine of another model: that of else equal settings, or the only one of this name.
+
+        Raises UnsupportedError when there is none or the name does not say which.
+        """
+        engine = self._engines.get(replace(settings, model=name).key())
+        running = _running()
+        found = [engine] if engine else [engine for engine in running if engine.model_name == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UnsupportedError(
+                f"model={name!r} names {len(found)} loaded engines: make a chat model on one of them"
+            )
+        loaded = ", ".join(sorted({engine.model_name for engine in running})) or "none"
+        raise UnsupportedError(
+            f"model={name!r} is not loaded, and a call loads nothing (loaded: {loaded}): make a ChatPrecedent for it"
+        )
 
     def _load(self, settings: EngineSettings) -> Engine:
         from precedent.engine import shared_engine
 
         target, tokenizer = self._weights or (settings.model, None)
-        return shared_engine(
+        engine = shared_engine(
             target,
             tokenizer=tokenizer,
             draft_model=settings.draft_model,
             device=settings.device,
             dtype=settings.dtype,
+            model_kwargs=settings.model_kwargs,
             cache=_opened(settings.speculation_cache, settings.embedder),
         )
+        _note(engine)
+        return engine
+
+
+def _note(engine: Engine) -> None:
+    with _NOTING:
+        _RUNNING.add(engine)
+
+
+def _running() -> list[Engine]:
+    with _NOTING:
+        return list(_RUNNING)
 
 
 def _opened(cache: Any, embedder: Any) -> Any:
@@ -86,16 +124,8 @@ def _opened(cache: Any, embedder: Any) -> Any:
         return cache
     if not isinstance(cache, str | Path):
         raise ConfigError(f"speculation_cache={cache!r} is neither a path nor an open SpeculationCache nor None")
-    key = (_key_of(cache), _key_of(embedder))
+    key = key_of([cache, embedder])
     opened = _OPEN_CACHES.get(key)
     if opened is None:
         opened = _OPEN_CACHES[key] = SpeculationCache.open(cache, embedder=embedder)
     return opened
-
-
-def _key_of(value: Any) -> Hashable:
-    if value is None:
-        return None
-    if isinstance(value, Path):
-        return str(value.expanduser().resolve())
-    return value if isinstance(value, str) else id(value)

@@ -6,13 +6,12 @@ import json
 import logging
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -20,6 +19,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 
 from precedent.errors import ConfigError
+from precedent.langchain.recent import Recent
 from precedent.langchain.recording import (
     Plain,
     Redact,
@@ -40,19 +40,6 @@ REMEMBERED = 10_000
 
 CONVERSATION_KEYS = ("thread_id", "conversation_id", "session_id")
 """Metadata of a run that names its conversation."""
-
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-
-
-class _Recent(OrderedDict[_Key, _Value]):
-    """A mapping that keeps what was set last."""
-
-    def __setitem__(self, key: _Key, value: _Value) -> None:
-        super().__setitem__(key, value)
-        self.move_to_end(key)
-        while len(self) > REMEMBERED:
-            self.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +71,9 @@ class PrecedentRecorder(BaseCallbackHandler):
         self.num_lost = 0
         self._redact, self._group_by = redact, group_by
         self._lock = threading.Lock()
-        self._calls: _Recent[UUID, _Call] = _Recent()
-        self._roots: _Recent[UUID, UUID] = _Recent()
-        self._conversations: _Recent[UUID | bytes, str] = _Recent()
+        self._calls: Recent[UUID, _Call] = Recent(REMEMBERED)
+        self._roots: Recent[UUID, UUID] = Recent(REMEMBERED)
+        self._conversations: Recent[UUID | bytes, str] = Recent(REMEMBERED)
         self._failures: set[str] = set()
         self._torn = False
         self._file: int | None = _opened(self.path)

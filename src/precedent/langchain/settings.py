@@ -16,22 +16,23 @@ from precedent.templates import Template, Templates
 from precedent.text.tool_skeletons import tool_templates
 
 if TYPE_CHECKING:
-    from precedent.langchain.chat_model import ChatPrecedent
+    from precedent.langchain.fields import EngineFields
     from precedent.text.tool_formats import ToolFormat
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
 OF_THE_CALL = (
     *SAMPLING,
-    *("speculation", "drafters", "tenant", "workflow_step", "tools", "tool_choice", "prediction", "templates"),
+    *("speculation", "drafters", "max_nodes", "tenant", "workflow_step", "prediction", "templates", "learning"),
+    *("logprobs", "top_logprobs", "tools", "tool_choice", "model"),
+    *("strict", "strict_tools", "parallel_tool_calls", "response_format"),
 )
+ONLY_SPEED = ("learning", "prediction", "templates", "max_nodes", "drafters", "workflow_step")
+"""Of these, what changes how fast an answer comes and nothing else."""
+
 FROM_LANGCHAIN = ("stream", "ls_structured_output_format", "structured_output_format")
 """Keyword arguments that LangChain passes on and that say nothing about the answer."""
 
 _HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
-    "strict": (None, False),
-    "parallel_tool_calls": (None, True),
-    "response_format": (None,),
-    "logprobs": (None, False),
     "n": (None, 1),
 }
 """Keyword arguments known from other chat models: refused by name where they ask for something."""
@@ -50,21 +51,35 @@ def in_one_line() -> Iterator[None]:
         raise ConfigError(f"{name}={first['input']!r} cannot be used: {first['msg']}") from error
 
 
-def check_fields(model: ChatPrecedent) -> None:
+def check_fields(model: EngineFields) -> None:
     """Raise ConfigError for a field that no call could use, before any weights are loaded."""
     sampling_params(model, None, {})
     speculation_config(model, {}, SpeculationConfig())
     _checked_key("tenant", model.tenant)
 
 
-def check_call(kwargs: Mapping[str, Any], model_name: str) -> None:
+def check_call(kwargs: Mapping[str, Any]) -> None:
     """Raise UnsupportedError or ConfigError for keyword arguments that would otherwise be dropped silently."""
     for name, value in kwargs.items():
-        if name == "model" and value != model_name:
-            raise UnsupportedError(f"model={value!r} cannot be chosen per call: make another ChatPrecedent for it")
         if name in _HARMLESS_VALUES and value not in _HARMLESS_VALUES[name]:
             raise UnsupportedError(f"{name}={value!r} is not supported: leave it out")
-    check_names(kwargs, (*OF_THE_CALL, *FROM_LANGCHAIN, *_HARMLESS_VALUES, "model"), "a call")
+    check_names(kwargs, (*OF_THE_CALL, *FROM_LANGCHAIN, *_HARMLESS_VALUES), "a call")
+
+
+def check_text_call(kwargs: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError for what only a chat model can do."""
+    for name in ("tools", "tool_choice", "parallel_tool_calls", "strict", "strict_tools", "response_format"):
+        if kwargs.get(name) is not None:
+            raise UnsupportedError(f"{name} cannot be given to a text completion: use ChatPrecedent")
+
+
+def check_one_tenant(metadata: Any) -> None:
+    """Raise UnsupportedError for prompts of several tenants: LangChain hands a batch on with the first one's run."""
+    keys = [run_keys(one) for one in metadata] if isinstance(metadata, list) else []
+    if any(one != keys[0] for one in keys):
+        raise UnsupportedError(
+            "one batch of texts cannot be of several tenants or workflow steps: give each of them a batch of its own"
+        )
 
 
 def check_names(names: Iterable[str], known: Iterable[str], where: str) -> None:
@@ -77,11 +92,25 @@ def check_names(names: Iterable[str], known: Iterable[str], where: str) -> None:
             raise ConfigError(f"{where} takes no {name!r}; {hint}")
 
 
-def sampling_params(model: ChatPrecedent, stop: list[str] | None, kwargs: Mapping[str, Any]) -> SamplingParams:
+def sampling_params(model: EngineFields, stop: list[str] | None, kwargs: Mapping[str, Any]) -> SamplingParams:
     """The model's sampling settings under those of the call; stop strings of both apply."""
     chosen = {name: getattr(model, name) for name in SAMPLING}
     chosen |= {name: kwargs[name] for name in SAMPLING if kwargs.get(name) is not None}
-    return SamplingParams(**chosen, stop=merged_stop(model.stop, stop))
+    return SamplingParams(**chosen, stop=merged_stop(model.stop, stop), logprobs=_num_logprobs(model, kwargs))
+
+
+def _num_logprobs(model: EngineFields, kwargs: Mapping[str, Any]) -> int | None:
+    """How many of the likeliest tokens are wanted at each place, in OpenAI's words; None without `logprobs`."""
+    wanted, top = (
+        getattr(model, name) if kwargs.get(name) is None else kwargs[name] for name in ("logprobs", "top_logprobs")
+    )
+    if not isinstance(wanted, bool):
+        raise ConfigError(f"logprobs={wanted!r} must be True or False; top_logprobs= says how many")
+    if top is not None and not wanted:
+        raise ConfigError(f"top_logprobs={top!r} needs logprobs=True")
+    if wanted and not (top is None or isinstance(top, int)):
+        raise ConfigError(f"top_logprobs={top!r} must be a number of tokens")
+    return (top or 0) if wanted else None
 
 
 def merged_stop(*stops: Iterable[str] | None) -> tuple[str, ...]:
@@ -90,7 +119,7 @@ def merged_stop(*stops: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def speculation_config(
-    model: ChatPrecedent, kwargs: Mapping[str, Any], default: SpeculationConfig
+    model: EngineFields, kwargs: Mapping[str, Any], default: SpeculationConfig
 ) -> SpeculationConfig | None:
     """What may be proposed in this call, or None for the engine's `default`. Raises ConfigError on other types."""
     wanted = kwargs.get("speculation")
@@ -111,6 +140,8 @@ def speculation_config(
         )
     if drafters is not None:
         config = dataclasses.replace(config, drafters=tuple(drafters))
+    if kwargs.get("max_nodes") is not None:
+        config = dataclasses.replace(config, max_nodes=kwargs["max_nodes"])
     return None if config is default else config
 
 
@@ -131,7 +162,7 @@ def prediction_text(prediction: Any) -> str | None:
 
 
 def templates_of(
-    model: ChatPrecedent,
+    model: EngineFields,
     kwargs: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
     form: ToolFormat | None = None,
@@ -161,7 +192,7 @@ def _checked_key(key: str, value: Any) -> str:
     return value
 
 
-def tenant_of(model: ChatPrecedent, kwargs: Mapping[str, Any], keys: Mapping[str, str]) -> str:
+def tenant_of(model: EngineFields, kwargs: Mapping[str, Any], keys: Mapping[str, str]) -> str:
     """The call's tenant: its keyword argument, else the run's metadata, else the model's field."""
     tenant = kwargs.get("tenant")
     return keys.get("tenant", model.tenant) if tenant is None else _checked_key("tenant", tenant)

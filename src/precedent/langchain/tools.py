@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from precedent.errors import PromptError, UnsupportedError
+from precedent.errors import ConfigError, PromptError
 from precedent.text.tool_schema import check_tools
 
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
+ToolChoice = str | bool | dict[str, Any] | None
+
+AUTO, NONE, ANY = "auto", "none", "any"
+"""The choices that name no tool: the model decides, no tool is shown, the model must call one."""
+
+_SYNONYMS: dict[Any, str] = {None: AUTO, False: AUTO, True: ANY, AUTO: AUTO, NONE: NONE, ANY: ANY, "required": ANY}
 
 
 def openai_tools(tools: Sequence[ToolLike]) -> list[dict[str, Any]]:
     """Tools, functions, pydantic classes and dicts as checked OpenAI function dicts. Raises PromptError by tool."""
     converted = [_openai_tool(tool, position) for position, tool in enumerate(tools, start=1)]
-    check_tools(converted)
-    return converted
+    distinct: dict[str, dict[str, Any]] = {}
+    for tool in converted:  # one schema as a class and as a dict differs in titles, which say nothing
+        distinct.setdefault(json.dumps(_untitled(tool), sort_keys=True, default=str), tool)
+    check_tools(list(distinct.values()))
+    return list(distinct.values())
+
+
+def _untitled(schema: Any) -> Any:
+    """A schema without the titles of its parts; a property of that name stays."""
+    if isinstance(schema, Mapping):
+        kept = {key: value for key, value in schema.items() if key != "title" or not isinstance(value, str)}
+        return {key: _untitled(value) for key, value in kept.items()}
+    return [_untitled(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def _openai_tool(tool: ToolLike, position: int) -> dict[str, Any]:
@@ -34,10 +53,28 @@ def _openai_tool(tool: ToolLike, position: int) -> dict[str, Any]:
         ) from error
 
 
-def check_tool_choice(tool_choice: Any) -> None:
-    """Raise UnsupportedError unless the choice is left to the model or tools are switched off."""
-    if tool_choice not in (None, "auto", "none"):
-        raise UnsupportedError(
-            f"tool_choice={tool_choice!r} is not supported: no call can be forced, the model decides; "
-            "use tool_choice='auto' or 'none'"
-        )
+def tool_choice_of(tool_choice: Any, tools: Sequence[Mapping[str, Any]]) -> str:
+    """`AUTO`, `NONE`, `ANY` or the name of one of the tools, from OpenAI's and Anthropic's ways of saying it.
+
+    Raises ConfigError for a name that no tool has, a forced call without tools, or what is no tool choice at all.
+    """
+    names = [str(tool["function"]["name"]) for tool in tools]
+    wanted = _named(tool_choice) if isinstance(tool_choice, Mapping) else tool_choice
+    if isinstance(wanted, str) and wanted in names:
+        return wanted
+    choice = _SYNONYMS.get(wanted) if isinstance(wanted, str | bool | None) else None
+    if choice == ANY and not names:
+        raise ConfigError(f"tool_choice={tool_choice!r} forces a call, and no tool is bound: bind_tools([…])")
+    if choice is None:
+        near = difflib.get_close_matches(str(wanted), (*names, *filter(None, map(str, _SYNONYMS))), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"tools: {', '.join(names) or 'none'}"
+        raise ConfigError(f"tool_choice={tool_choice!r} names no bound tool, nor is it 'auto', 'any' or 'none'; {hint}")
+    return choice
+
+
+def _named(choice: Mapping[str, Any]) -> Any:
+    """What a dict chooses: OpenAI's `{"type": "function", "function": {"name": …}}`, Anthropic's `{"type": …}`."""
+    function = choice.get("function")
+    if isinstance(function, Mapping):
+        return function.get("name")
+    return choice.get("name", choice.get("type"))

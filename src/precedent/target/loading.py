@@ -13,7 +13,14 @@ from huggingface_hub.utils import logging as hub_logging
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from precedent.errors import ConfigError, ModelLoadError, PrecedentError
@@ -30,6 +37,9 @@ OURS = {
     "output_loading_info": "incomplete weights are always refused",
 }
 """Arguments of `from_pretrained` that have a place of their own here, and what to do instead."""
+
+WHERE_FROM = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
+"""Arguments of `from_pretrained` that say which files are meant: the config's and the tokenizer's as well."""
 
 __all__ = ["DEMO_TARGET", "DTYPES", "FIRST_LAYERS", "load_draft", "load_target"]
 
@@ -49,16 +59,25 @@ def load_target(
     when nothing can be loaded, UnsupportedError for a model whose layers cannot be rewound.
     """
     settings = _settings(model_kwargs)
+    where = {name: settings[name] for name in WHERE_FROM if name in settings}
     if device == "auto":
         settings.setdefault("device_map", "auto")
     place, precision = _device(None if device == "auto" else device), _precision(dtype)
     source = _source(name_or_path)
-    return _load_model(source, place, precision, settings), _load_tokenizer(source)
+    return _load_model(source, place, precision, settings), _load_tokenizer(source, where)
 
 
 def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a Hugging Face id, a folder or `DEMO_TARGET`, without its model. Raises ModelLoadError."""
     return _load_tokenizer(_source(name_or_path))
+
+
+def load_config(name_or_path: str | Path) -> PreTrainedConfig:
+    """Load the config of a Hugging Face id, a folder or `DEMO_TARGET`, without its weights. Raises ModelLoadError."""
+    source = _source(name_or_path)
+    with _explained(source, "the config of"):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    return config
 
 
 def load_draft(
@@ -76,7 +95,7 @@ def load_draft(
         return first_layers(target, layer_count(str(spec), target))
     source = _source(spec)
     draft_tokenizer = _load_tokenizer(source)
-    _check_same_vocabulary(str(spec), draft_tokenizer, tokenizer)
+    check_same_vocabulary(str(spec), draft_tokenizer, tokenizer)
     return _with_width(_load_model(source, target.device, target.dtype), _width(target))
 
 
@@ -97,9 +116,11 @@ def _source(name_or_path: str | Path) -> str | Path:
     return path if path.is_dir() else name_or_path
 
 
-def _load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+def _load_tokenizer(source: str | Path, where: Mapping[str, Any] | None = None) -> PreTrainedTokenizerBase:
     with _explained(source, "the tokenizer of"):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, trust_remote_code=False, **(where or {})
+        )
     return tokenizer
 
 
@@ -107,8 +128,9 @@ def _load_model(
     source: str | Path, device: torch.device, dtype: str | torch.dtype, settings: Mapping[str, Any] | None = None
 ) -> PreTrainedModel:
     placed = dict(settings or {})
+    where = {name: placed[name] for name in WHERE_FROM if name in placed}
     with _explained(source, "the model"):
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
         check_supported(config)
         if getattr(config, "quantization_config", None) or "quantization_config" in placed:
             placed.setdefault("device_map", {"": device})  # quantised weights are loaded in place, never moved
@@ -199,8 +221,8 @@ def _precision(dtype: str | None) -> str:
     return dtype or "auto"
 
 
-def _check_same_vocabulary(spec: str, draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:
-    """Draft and target must mean the same text by a token id, for every id."""
+def check_same_vocabulary(spec: str, draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:
+    """Raise ModelLoadError unless draft and target mean the same text by a token id, for every id."""
     drafted, targeted = ({index: token for token, index in each.get_vocab().items()} for each in (draft, target))
     differing = [index for index in drafted.keys() | targeted.keys() if drafted.get(index) != targeted.get(index)]
     if differing:

@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.errors import ContextOverflowError, GenerationError
 from precedent.generation import Emission, Generation, GenerationResult, cancelled_error
+from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
+from precedent.logprobs import TokenLogprob
 from precedent.stats import TARGET, GenerationStats
 from precedent.templates import Template, Templates
+from precedent.testing.scripted_grammar import follow
 from precedent.text.assembly import TextAssembler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from precedent.cache import NewCompletion
 
 Script = Callable[[str], str] | Sequence[str]
 """The answer to a prompt's text, or the answers in order."""
@@ -38,6 +43,8 @@ class ScriptedRequest:
     tools: str
     prediction: str | Sequence[int] | None = None
     templates: tuple[Template, ...] = ()
+    grammar: Grammar | None = None
+    write_back: Callable[[NewCompletion], object] | None = None
     shown_tokens: frozenset[int] = frozenset()
     generation: Generation = field(default_factory=Generation)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -66,7 +73,8 @@ class ScriptedEngine:
         self.cache = None
         self.speculation = SpeculationConfig()
         self.requests: list[ScriptedRequest] = []
-        self._answers = script if callable(script) else _in_order(script)
+        self.grammars: GrammarEngine = GuidanceEngine(tokenizer, [int(tokenizer.eos_token_id)])
+        self._answers = answers_of(script)
         self._random, self._max_burst, self._pace = random.Random(seed), max_burst, pace
 
     def submit(
@@ -81,6 +89,8 @@ class ScriptedEngine:
         tools: str = "",
         prediction: str | Sequence[int] | None = None,
         templates: Iterable[str | Template] = (),
+        grammar: Grammar | None = None,
+        write_back: Callable[[NewCompletion], object] | None = None,
         shown_tokens: Collection[int] = (),
     ) -> Generation:
         """Start answering and return at once. Raises ContextOverflowError like an engine."""
@@ -98,6 +108,8 @@ class ScriptedEngine:
             tools,
             prediction,
             tuple(Templates(templates)),
+            grammar,
+            write_back,
             frozenset(shown_tokens),
         )
         self.requests.append(request)
@@ -119,9 +131,10 @@ class ScriptedEngine:
     def _answer(self, request: ScriptedRequest, rng: random.Random) -> GenerationResult:
         """Emit the scripted answer burst by burst."""
         limit = request.sampling.max_tokens
-        script = self._script_ids(request.prompt)
+        script = self._script_ids(request)
         assembler = TextAssembler(self.tokenizer, request.sampling.stop, request.shown_tokens)
         stats, given, shown, sources = GenerationStats(), list[int](), list[str](), list[str]()
+        logprobs = list[TokenLogprob]()
         while len(given) < min(limit, len(script)) and not assembler.stopped:
             self._wait(request)
             burst = script[len(given) : min(limit, len(given) + rng.randint(1, self._max_burst))]
@@ -133,7 +146,9 @@ class ScriptedEngine:
             _count(stats, kept)
             step_sources = ("recall",) * (kept - 1) + (TARGET,)
             sources += step_sources
-            request.generation.put(Emission(text, tuple(burst[:kept]), step_sources))
+            said = _certain(burst[:kept]) if request.sampling.logprobs is not None else ()
+            logprobs += said
+            request.generation.put(Emission(text, tuple(burst[:kept]), step_sources, said))
         ended = assembler.stopped or (bool(given) and given[-1] == self.tokenizer.eos_token_id)
         return GenerationResult(
             text="".join(shown),
@@ -143,6 +158,7 @@ class ScriptedEngine:
             prompt_tokens=len(request.prompt_ids),
             cached_prompt_tokens=min(3, len(request.prompt_ids)),
             stats=stats,
+            logprobs=tuple(logprobs),
         )
 
     def _wait(self, request: ScriptedRequest) -> None:
@@ -152,13 +168,21 @@ class ScriptedEngine:
             request.cancelled = True
             raise cancelled_error()
 
-    def _script_ids(self, prompt: str) -> list[int]:
-        ids = self.tokenizer.encode(self._answers(prompt), add_special_tokens=False)
-        return [*ids, int(self.tokenizer.eos_token_id)]
+    def _script_ids(self, request: ScriptedRequest) -> list[int]:
+        """The answer with its end token, as the request's grammar lets the script be followed."""
+        end_id = int(self.tokenizer.eos_token_id)
+        script = [*self.tokenizer.encode(self._answers(request.prompt), add_special_tokens=False), end_id]
+        if request.grammar is None:
+            return script
+        shape = GrammarConstraint(self.grammars.matcher(request.grammar), [end_id])
+        return follow(script, shape, self.tokenizer, request.sampling.max_tokens)
 
 
-def _in_order(answers: Sequence[str]) -> Callable[[str], str]:
-    remaining = iter(answers)
+def answers_of(script: Script) -> Callable[[str], str]:
+    """A script as a function of the prompt's text; a list of answers is given out in order."""
+    if callable(script):
+        return script
+    answers, remaining = script, iter(script)
 
     def answer(prompt: str) -> str:
         try:
@@ -169,9 +193,14 @@ def _in_order(answers: Sequence[str]) -> Callable[[str], str]:
     return answer
 
 
+def _certain(token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(token, 0.0, ((token, 0.0),)) for token in token_ids)
+
+
 def _count(stats: GenerationStats, kept: int) -> None:
     """Count one step as if all its tokens but the last had been proposed and accepted."""
     stats.num_steps += 1
+    stats.num_drafts += 1
     stats.num_output_tokens += kept
     stats.num_draft_tokens += kept
     stats.num_accepted_tokens += max(kept - 1, 0)

@@ -1,0 +1,169 @@
+"""The single checks of `precedent doctor`: each looks at a model's files and finds one thing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import get_layer_types_and_kwargs
+
+from precedent.device_memory import free_bytes
+from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
+from precedent.grammar import is_installed
+from precedent.target.first_layers import FIRST_LAYERS
+from precedent.target.loading import check_same_vocabulary, load_config, load_tokenizer
+from precedent.target.support import check_supported, context_length
+from precedent.text.answers import answer_syntax
+from precedent.text.prompt import render_prompt
+from precedent.text.tool_formats.reasoning import reasoning_tags
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+State = Literal["yes", "no", "note"]
+
+GIGABYTE = 1e9
+
+USER = {"role": "user", "content": "hello"}
+TOOL = {
+    "type": "function",
+    "function": {"name": "look_up", "description": "Look up.", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report; without `needed` the model can be used whatever the state is."""
+
+    check: str
+    state: State
+    finding: str
+    needed: bool = False
+
+
+def examine_files(model: str, draft_model: str | None, device: str | None) -> list[Finding]:
+    """All findings on a model. Raises ModelLoadError when its config cannot be loaded."""
+    config = load_config(model)
+    findings = [_attention(config), *_context(config), *_memory(config, device)]
+    try:
+        tokenizer = load_tokenizer(model)
+    except ModelLoadError as error:
+        return [*findings, Finding("tokenizer", "no", str(error), needed=True)]
+    findings += [_template(tokenizer), _tools(tokenizer), _grammar(tokenizer), _reasoning(tokenizer)]
+    return [*findings, _draft(draft_model, tokenizer, config)]
+
+
+def _attention(config: Any) -> Finding:
+    kinds, _ = get_layer_types_and_kwargs(config.get_text_config())
+    layers = ", ".join(f"{number} × {kind}" for kind, number in Counter(kinds).items())
+    try:
+        check_supported(config)
+    except UnsupportedError as error:
+        return Finding("attention", "no", str(error), needed=True)
+    return Finding("attention", "yes", f"{config.model_type}: {layers}", needed=True)
+
+
+def _context(config: Any) -> Iterator[Finding]:
+    text = config.get_text_config()
+    if getattr(text, "max_position_embeddings", None):
+        yield Finding("context", "yes", f"{context_length(text):,} tokens, prompt and answer together")
+
+
+def _memory(config: Any, device: str | None) -> Iterator[Finding]:
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    free = free_bytes(place)
+    weights = _weight_bytes(config)
+    if weights is None:
+        yield Finding("memory", "note", "how large the weights are cannot be told from the config")
+        return
+    per_token = _kv_bytes_per_token(config)
+    said = f"weights {weights / GIGABYTE:.2f} GB, {free / GIGABYTE:.2f} GB are free on {place}"
+    if weights > free:
+        yield Finding("memory", "no", f"{said}: take a smaller model, or a quantised one", needed=True)
+    elif per_token:
+        room = int((free - weights) / 2 / per_token)
+        yield Finding(
+            "memory", "yes", f"{said}; {per_token / 1024:.0f} KiB a token, room for about {room:,} tokens", needed=True
+        )
+
+
+def _weight_bytes(config: Any) -> int | None:
+    """Of a model of this config in the dtype that it names, None where none can be built or it is quantised."""
+    if getattr(config, "quantization_config", None) is not None:
+        return None
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception:  # architectures refuse configs with whatever they like
+        return None
+    return sum(parameter.numel() for parameter in model.parameters()) * _itemsize(config)
+
+
+def _itemsize(config: Any) -> int:
+    """Bytes of a number in the dtype that the config names."""
+    dtype: torch.dtype = getattr(config, "dtype", None) or torch.float32
+    return int(dtype.itemsize)
+
+
+def _kv_bytes_per_token(config: Any) -> int | None:
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", None)
+    if not heads or not getattr(text, "num_hidden_layers", None):
+        return None
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return 2 * int(text.num_hidden_layers) * int(heads) * int(width) * _itemsize(config)
+
+
+def _template(tokenizer: PreTrainedTokenizerBase) -> Finding:
+    own = "the model's own" if tokenizer.chat_template else "the shipped ChatML"
+    try:
+        render_prompt(tokenizer, [USER])
+    except PrecedentError as error:
+        return Finding("chat template", "no", str(error), needed=True)
+    return Finding("chat template", "yes", own, needed=True)
+
+
+def _tools(tokenizer: PreTrainedTokenizerBase) -> Finding:
+    try:
+        prompt_ids = render_prompt(tokenizer, [USER], [TOOL])
+        form = answer_syntax(tokenizer, [USER], [TOOL], prompt_ids).form
+    except PrecedentError as error:
+        return Finding("tools", "no", str(error))
+    own = "tools" in str(tokenizer.chat_template or "")
+    said = "the model's own template" if own else "the shipped template (the model was not trained on it)"
+    return Finding("tools", "yes", f"{said}; calls in the format {form.name if form else 'of its response template'}")
+
+
+def _grammar(tokenizer: PreTrainedTokenizerBase) -> Finding:
+    if not is_installed():
+        said = "llguidance is missing: pip install 'precedent-llm[grammar]'"
+    elif not tokenizer.is_fast:
+        said = "its tokenizer is a slow one, which no grammar can read"
+    else:
+        return Finding("structured output", "yes", "forced calls, schemas and JSON, by grammar")
+    return Finding("structured output", "no", said)
+
+
+def _reasoning(tokenizer: PreTrainedTokenizerBase) -> Finding:
+    tags = reasoning_tags(tokenizer, str(tokenizer.chat_template or ""))
+    return Finding("reasoning", "note", f"between {tags.open.strip()} and {tags.close}" if tags else "none")
+
+
+def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: Any) -> Finding:
+    number = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if draft_model is None:
+        return Finding(
+            "draft model", "note", f"none given; any smaller model with the same tokenizer, or {FIRST_LAYERS}N"
+        )
+    if draft_model.startswith(FIRST_LAYERS):
+        return Finding("draft model", "yes", f"the target's own first layers, of {number}")
+    try:
+        check_supported(load_config(draft_model))
+        check_same_vocabulary(draft_model, load_tokenizer(draft_model), tokenizer)
+    except PrecedentError as error:
+        return Finding("draft model", "no", str(error), needed=True)
+    return Finding("draft model", "yes", "it has the target's tokenizer")

@@ -1,0 +1,156 @@
+"""llguidance as the grammar engine, an optional part: `pip install 'precedent-llm[grammar]'`."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from precedent.errors import GenerationError, UnsupportedError
+from precedent.grammar.lark import to_lark
+from precedent.grammar.matching import Words
+from precedent.grammar.spec import Grammar, JsonSchema
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from transformers import PreTrainedTokenizerBase
+
+_DEAD_END = "NoExtension"
+
+MOST_COMPILED = 64
+"""Grammars kept per engine; an agent alternates between a handful."""
+
+
+def is_installed() -> bool:
+    """True if llguidance can be imported."""
+    return find_spec("llguidance") is not None
+
+
+def check_installed() -> None:
+    """Raise UnsupportedError with the command to run unless llguidance is there."""
+    if not is_installed():
+        raise UnsupportedError(
+            "a grammar needs llguidance, which is not installed: pip install 'precedent-llm[grammar]'"
+        )
+
+
+@lru_cache(maxsize=256)
+def unenforceable(schema: JsonSchema) -> str | None:
+    """What of a schema llguidance cannot enforce, in its words, or None. Raises UnsupportedError without llguidance."""
+    check_installed()
+    from llguidance import LLMatcher
+
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(_grammar_text(to_lark(schema, {})))
+    return _reason(messages[0]) if is_error else None
+
+
+class GuidanceEngine:
+    """Compiles grammars for one tokenizer, whose conversion takes seconds and happens at the first grammar."""
+
+    name = "llguidance"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_token_ids: Iterable[int]) -> None:
+        self._tokenizer, self._end_ids = tokenizer, sorted(end_token_ids)
+        self._converted: LLTokenizer | None = None
+        self._control_tokens: dict[str, int] = {}
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._working = threading.Lock()
+
+    def matcher(self, grammar: Grammar) -> GuidanceMatcher:
+        """A matcher at the start of an answer, compiled once for all requests of this grammar.
+
+        Raises UnsupportedError without llguidance, and for a tokenizer or a grammar that it refuses.
+        """
+        with self._working:
+            tokenizer = self._converted or self._convert()
+            if grammar not in self._compiled:
+                self._compiled[grammar] = compiled(tokenizer, to_lark(grammar, self._control_tokens))
+            self._compiled.move_to_end(grammar)
+            if len(self._compiled) > MOST_COMPILED:
+                self._compiled.popitem(last=False)
+            return GuidanceMatcher(self._compiled[grammar], tokenizer.vocab_size)
+
+    def _convert(self) -> LLTokenizer:
+        check_installed()
+        from llguidance.hf import from_tokenizer
+
+        fast: Any = self._tokenizer
+        try:
+            self._converted = converted = from_tokenizer(fast, eos_token=self._end_ids)
+        except (ValueError, RuntimeError) as error:
+            raise UnsupportedError(
+                f"llguidance cannot read this tokenizer ({_reason(str(error))}): a grammar needs a fast tokenizer"
+            ) from error
+        added = self._tokenizer.get_added_vocab()
+        self._control_tokens = {text: token for text, token in added.items() if converted.is_special_token(token)}
+        return converted
+
+
+def compiled(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
+    """A matcher at the start of a grammar. Raises UnsupportedError for one that llguidance refuses."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(tokenizer, _grammar_text(lark), log_level=0)
+    if matcher.is_error():
+        raise UnsupportedError(f"llguidance cannot enforce this grammar: {_reason(matcher.get_error())}")
+    return matcher
+
+
+class GuidanceMatcher:
+    """A `TokenMatcher` of llguidance. A matcher of llguidance never leaves an error, so one that erred is replaced."""
+
+    def __init__(self, start: LLMatcher, vocab_size: int) -> None:
+        self._start, self._matcher = start, start.deep_copy()
+        self._taken: list[int] = []
+        self._num_words = (vocab_size + 31) // 32
+
+    def allowed(self) -> Words:
+        """The tokens that may follow, none at a dead end.
+
+        Raises GenerationError where the grammar becomes too complex for llguidance.
+        """
+        words = np.zeros(self._num_words, dtype=np.int32)
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            self._recover()
+            words[:] = 0
+        return words
+
+    def _recover(self) -> None:
+        message = self._matcher.get_error()
+        self._matcher = self._start.deep_copy()
+        self._matcher.consume_tokens(self._taken)
+        if not message.startswith(_DEAD_END):
+            raise GenerationError(f"llguidance gave up on the grammar: {_reason(message)}")
+
+    def advance(self, token_ids: Sequence[int]) -> int:
+        """Go on by these tokens as far as the grammar can follow; returns how many it took."""
+        count = self._matcher.try_consume_tokens(list(token_ids)) if token_ids else 0
+        self._taken += token_ids[:count]
+        return count
+
+    def go_back(self, num_tokens: int) -> None:
+        """Undo the last `num_tokens`."""
+        self._matcher.rollback(num_tokens)
+        del self._taken[len(self._taken) - num_tokens :]
+
+    def forced(self) -> list[int]:
+        """The tokens that llguidance would not ask the model for; its mask allows each of them alone."""
+        return self._matcher.compute_ff_tokens()
+
+
+def _grammar_text(lark: str) -> str:
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_lark(lark)
+
+
+def _reason(message: str) -> str:
+    """What llguidance says, in one line and without its position in our text."""
+    line = " ".join(message.partition("<state>")[0].split())
+    return line.partition(": failed to compile JSON schema: ")[2] or line

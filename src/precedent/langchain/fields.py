@@ -1,0 +1,185 @@
+"""The fields that every model of ours has in LangChain, checked before weights are loaded, and the engine they name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from langchain_core.language_models.chat_models import BaseChatModel
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+
+from precedent import __version__
+from precedent.errors import ConfigError
+from precedent.langchain.engines import EngineHolder, EngineSettings
+from precedent.langchain.settings import (
+    check_fields,
+    check_names,
+    in_one_line,
+    prediction_text,
+    run_keys,
+    sampling_params,
+    speculation_config,
+    templates_of,
+    tenant_of,
+)
+from precedent.langchain.structured import check_strict
+from precedent.langchain.telemetry import current_span, describe_request
+
+if TYPE_CHECKING:
+    from precedent.engine import Engine, Generation
+
+STANDARD_BUT_IDLE = ("api_key", "timeout", "max_retries")
+"""Constructor arguments that LangChain gives every chat model and that mean nothing for weights in this process."""
+
+OF_THE_ENGINE = ("draft_model", "speculation_cache", "embedder", "device", "dtype", "model_kwargs")
+
+FROM_ENVIRONMENT = {
+    "model": "PRECEDENT_MODEL",
+    "draft_model": "PRECEDENT_DRAFT_MODEL",
+    "speculation_cache": "PRECEDENT_SPECULATION_CACHE",
+}
+"""Fields that the environment fills in where they are not given."""
+
+
+class EngineFields(BaseModel):
+    """What a model is built with; `ChatPrecedent` says what each field means."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    model: str = Field(validation_alias=AliasChoices("model", "model_name"))
+    draft_model: Any = None
+    speculation_cache: Any = None
+    embedder: Any = None
+    device: str | None = None
+    dtype: str | None = None
+    model_kwargs: dict[str, Any] | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int = 512
+    stop: list[str] | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    tenant: str = "default"
+    drafters: tuple[str, ...] | None = None
+    templates: Any = None
+    speculation: Any = True
+    engines: EngineHolder = Field(default_factory=EngineHolder, exclude=True, repr=False)
+
+    _operation: ClassVar[str]
+    """What a call is in the words of OpenTelemetry."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Check the settings. Raises ConfigError on an unknown name or a value out of its range."""
+        known = (*type(self).model_fields, "model_name", *STANDARD_BUT_IDLE)
+        check_names(kwargs, known, type(self).__name__)
+        with in_one_line():
+            super().__init__(**_with_environment(kwargs))
+        check_fields(self)
+        templates_of(self, {}, ())
+
+    @classmethod
+    def from_model(cls, model: Any, tokenizer: Any, **kwargs: Any) -> Self:
+        """A chat model on a transformers model and tokenizer that you hold already."""
+        for name in ("device", "dtype", "model_kwargs"):
+            if kwargs.get(name) is not None:
+                raise ConfigError(f"{name} cannot be set for a model object: move or convert the model before")
+        if not hasattr(model, "config"):
+            raise ConfigError(
+                f"from_model takes a transformers model and its tokenizer, and a {type(model).__name__} is no model; "
+                f"for a name or folder write {cls.__name__}(model=…)"
+            )
+        name = kwargs.pop("model_name", None) or model.config._name_or_path or type(model).__name__
+        return cls(model=name, engines=EngineHolder(weights=(model, tokenizer)), **kwargs)
+
+    @classmethod
+    def from_engine(cls, engine: Engine, **kwargs: Any) -> Self:
+        """A chat model on a running engine."""
+        for name in OF_THE_ENGINE:
+            if kwargs.get(name) is not None:
+                raise ConfigError(f"{name} belongs to the engine: give it to Engine.load")
+        return cls(model=engine.model_name, engines=EngineHolder(engine=engine), **kwargs)
+
+    @property
+    def model_name(self) -> str:
+        """The model's name or folder."""
+        return self.model
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, loaded now if it is not running yet."""
+        return self.engines.get(self._engine_settings())
+
+    def _engine_settings(self) -> EngineSettings:
+        return EngineSettings(self.model, **{name: getattr(self, name) for name in OF_THE_ENGINE})
+
+    def _engine_of(self, kwargs: Mapping[str, Any]) -> Engine:
+        """The engine of a call: its own, or that of the loaded model which the call names."""
+        name = kwargs.get("model") or self.model
+        return self.engine if name == self.model else self.engines.other(self._engine_settings(), name)
+
+    async def _aengine_of(self, kwargs: Mapping[str, Any]) -> Engine:
+        """The same; loading takes seconds and must not stop the event loop, nothing else leaves it."""
+        if self.engines.loaded(self._engine_settings()) is None:
+            return await asyncio.to_thread(self._engine_of, kwargs)
+        return self._engine_of(kwargs)
+
+    def _submit(
+        self,
+        engine: Engine,
+        prompt_ids: Sequence[int],
+        stop: list[str] | None,
+        metadata: Mapping[str, Any] | None,
+        kwargs: Mapping[str, Any],
+        **of_prompt: Any,
+    ) -> Generation:
+        """Start a request: the fields, overridden by the call and by the run's metadata; `of_prompt` as it is."""
+        keys, learning = run_keys(metadata), kwargs.get("learning")
+        sampling, span = sampling_params(self, stop, kwargs), current_span()
+        if span is not None:
+            describe_request(span, self._operation, kwargs.get("model") or self.model, sampling)
+        return engine.submit(
+            prompt_ids,
+            sampling,
+            speculation=speculation_config(self, kwargs, engine.speculation),
+            tenant=tenant_of(self, kwargs, keys),
+            workflow_step=kwargs.get("workflow_step") or keys.get("workflow_step", ""),
+            prediction=prediction_text(kwargs.get("prediction")),
+            write_back=None if learning is None else partial(learning.add, engine.cache),
+            **of_prompt,
+        )
+
+
+class ChatFields(EngineFields, BaseChatModel):
+    """The fields of a chat model."""
+
+    _operation = "chat"
+
+    streaming: bool = False
+    strict_tools: Any = "auto"
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Check the settings. Raises ConfigError on an unknown name or a value out of its range."""
+        super().__init__(**kwargs)
+        check_strict(self.strict_tools)
+
+    @model_validator(mode="after")
+    def _set_precedent_version(self) -> Self:
+        """Tell traces whose versions ran; LangChain asks for a validator of a name of one's own."""
+        self._add_version("precedent-llm", __version__)
+        return self
+
+
+def _with_environment(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`kwargs`, completed from the environment; nothing for a model that was handed over loaded."""
+    if "engines" in kwargs:
+        return kwargs
+    given = kwargs.keys() | ({"model"} if "model_name" in kwargs else set())
+    found = {name: os.environ.get(variable) for name, variable in FROM_ENVIRONMENT.items() if name not in given}
+    return kwargs | {name: value for name, value in found.items() if value}

@@ -1,0 +1,175 @@
+"""`PrecedentLLM`, a LangChain text-completion model: the prompt goes to the model as it is, without a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models.llms import BaseLLM
+from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+
+from precedent.langchain.fields import EngineFields
+from precedent.langchain.logprobs import openai_logprobs
+from precedent.langchain.serializing import identifying_params
+from precedent.langchain.settings import check_call, check_one_tenant, check_text_call, templates_of
+from precedent.langchain.telemetry import current_span, describe_result
+from precedent.text.query import recall_query
+
+if TYPE_CHECKING:
+    from precedent.engine import Engine, GenerationResult
+    from precedent.engine import Generation as Running
+
+
+class PrecedentLLM(EngineFields, BaseLLM):
+    """Continues a text. Fields and the keyword arguments of a call are those of `ChatPrecedent`, tools aside.
+
+        PrecedentLLM(model="HuggingFaceTB/SmolLM2-135M").invoke("The capital of France is", max_tokens=5)
+
+    Control tokens in the prompt are control tokens: never put texts of others into it unchecked.
+    """
+
+    _operation = "text_completion"
+
+    def _begin(
+        self, engine: Engine, prompt: str, stop: list[str] | None, metadata: Mapping[str, Any] | None, kwargs: Any
+    ) -> Running:
+        check_call(kwargs)
+        check_text_call(kwargs)
+        return self._submit(
+            engine,
+            engine.tokenizer.encode(prompt),
+            stop,
+            metadata,
+            kwargs,
+            query=recall_query([{"role": "user", "content": prompt}]),
+            templates=templates_of(self, kwargs, ()),
+        )
+
+    def generate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        """Continue several texts; see LangChain's `BaseLLM.generate`. Raises UnsupportedError for several tenants."""
+        check_one_tenant(kwargs.get("metadata"))
+        return super().generate(prompts, *args, **kwargs)
+
+    async def agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        """Continue several texts; see LangChain's `BaseLLM.agenerate`. Raises UnsupportedError for several tenants."""
+        check_one_tenant(kwargs.get("metadata"))
+        return await super().agenerate(prompts, *args, **kwargs)
+
+    def _stream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[GenerationChunk]:
+        engine, span = self._engine_of(kwargs), current_span()
+        running = self._begin(engine, prompt, stop, run_manager.metadata if run_manager else None, kwargs)
+        try:
+            for emission in running:
+                if emission.text:
+                    yield _told(GenerationChunk(text=emission.text), run_manager)
+            result = running.result()
+            if span is not None:
+                describe_result(span, kwargs.get("model") or self.model, result)
+            yield GenerationChunk(text="", generation_info=self._info(engine, result, kwargs))
+        finally:
+            running.cancel()
+
+    async def _astream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[GenerationChunk]:
+        engine, span = await self._aengine_of(kwargs), current_span()
+        running = self._begin(engine, prompt, stop, run_manager.metadata if run_manager else None, kwargs)
+        try:
+            async for emission in running:
+                if emission.text:
+                    chunk = GenerationChunk(text=emission.text)
+                    if run_manager is not None:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
+            result = running.result()
+            if span is not None:
+                describe_result(span, kwargs.get("model") or self.model, result)
+            yield GenerationChunk(text="", generation_info=self._info(engine, result, kwargs))
+        finally:
+            running.cancel()
+
+    def _generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        engine, metadata = self._engine_of(kwargs), run_manager.metadata if run_manager else None
+        running = [self._begin(engine, prompt, stop, metadata, kwargs) for prompt in prompts]
+        try:
+            return self._result(engine, [one.result() for one in running], kwargs)
+        finally:
+            for one in running:
+                one.cancel()
+
+    async def _agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        engine, metadata = await self._aengine_of(kwargs), run_manager.metadata if run_manager else None
+        running = [self._begin(engine, prompt, stop, metadata, kwargs) for prompt in prompts]
+        try:
+            results = [await _awaited(one) for one in running]
+        finally:
+            for one in running:
+                one.cancel()
+        return self._result(engine, results, kwargs)
+
+    def _result(self, engine: Engine, results: list[GenerationResult], kwargs: Mapping[str, Any]) -> LLMResult:
+        generations = [
+            [Generation(text=result.text, generation_info=self._info(engine, result, kwargs))] for result in results
+        ]
+        return LLMResult(generations=generations)
+
+    def _info(self, engine: Engine, result: GenerationResult, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        logprobs = {"logprobs": openai_logprobs(result.logprobs, engine.tokenizer)} if result.logprobs else {}
+        return {
+            "model_name": kwargs.get("model") or self.model,
+            "finish_reason": result.finish_reason,
+            "prompt_tokens": result.prompt_tokens,
+            "completion_tokens": len(result.token_ids),
+            "speculation": result.stats.as_dict(),
+            **logprobs,
+        }
+
+    @property
+    def _llm_type(self) -> str:
+        return "precedent-llm"
+
+    @property
+    def _identifying_params(self) -> Mapping[str, Any]:
+        return identifying_params(self)
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids of `text` by the model's own tokenizer, without special tokens."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        return list(self.engine.tokenizer.encode(text, add_special_tokens=False))
+
+
+def _told(chunk: GenerationChunk, run_manager: CallbackManagerForLLMRun | None) -> GenerationChunk:
+    """The chunk, after the run's handlers have seen it."""
+    if run_manager is not None:
+        run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+    return chunk
+
+
+async def _awaited(running: Running) -> GenerationResult:
+    async for _ in running:
+        pass
+    return running.result()

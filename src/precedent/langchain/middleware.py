@@ -1,0 +1,132 @@
+"""`SpeculationMiddleware`: tells an agent's calls whose they are, which workflow they belong to, and when to learn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, NotRequired
+
+from langchain_core.messages import AIMessage, ToolMessage
+
+from precedent.errors import CacheError, ConfigError
+from precedent.langchain.chat_model import ChatPrecedent
+from precedent.langchain.learning import PendingCompletions
+from precedent.langchain.recent import Recent
+
+try:
+    from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+    from langchain.agents.middleware.types import PrivateStateAttr
+    from langgraph.runtime import Runtime
+except ImportError as error:
+    raise ConfigError("SpeculationMiddleware is for create_agent: pip install 'precedent-llm[agents]'") from error
+
+OPEN_RUNS = 1000
+"""Runs whose completions are kept while they go on; those of the oldest are dropped first."""
+
+Tenant = str | Callable[["Runtime[Any]"], str]
+Workflow = str | Callable[["ModelRequest[Any]"], str]
+Budget = int | Callable[["ModelRequest[Any]"], int]
+
+log = logging.getLogger(__name__)
+
+
+class SpeculationState(AgentState[Any]):
+    """An agent's state, and which run it is."""
+
+    precedent_run: NotRequired[Annotated[str, PrivateStateAttr]]
+
+
+def ended_well(state: AgentState[Any]) -> bool:
+    """True for a run that ended with an answer of the model, after no tool had failed and no call was malformed."""
+    messages = state["messages"]
+    last = messages[-1] if messages else None
+    failed = any(isinstance(message, ToolMessage) and message.status == "error" for message in messages)
+    malformed = any(isinstance(message, AIMessage) and message.invalid_tool_calls for message in messages)
+    return isinstance(last, AIMessage) and not last.tool_calls and not failed and not malformed
+
+
+class SpeculationMiddleware(AgentMiddleware[SpeculationState, Any, Any]):
+    """Middleware of `create_agent` for a `ChatPrecedent`; calls of other chat models pass unchanged.
+
+    `tenant` is a text, or a function of the runtime (`lambda runtime: runtime.context["org"]`); what it returns must
+    be a text that is not empty, for no call may fall back to another tenant. `workflow` names the workflow step of the
+    calls, `budget` bounds the nodes of their candidate trees; either may be a function of the model request. With
+    `learn_from` (by default `ended_well`) completions are stored at the end of a run, and only if it says so of the
+    final state; None stores each at once. A run that raises, or goes on in another process, teaches nothing.
+
+        agent = create_agent(llm, tools, middleware=[SpeculationMiddleware(tenant=lambda rt: rt.context["org"])])
+    """
+
+    state_schema = SpeculationState
+
+    def __init__(
+        self,
+        *,
+        tenant: Tenant | None = None,
+        workflow: Workflow | None = None,
+        budget: Budget | None = None,
+        learn_from: Callable[[AgentState[Any]], bool] | None = ended_well,
+    ) -> None:
+        super().__init__()
+        self._tenant, self._workflow, self._budget, self._learn_from = tenant, workflow, budget, learn_from
+        self._runs: Recent[str, PendingCompletions] = Recent(OPEN_RUNS)
+
+    def before_agent(self, state: SpeculationState, runtime: Runtime[Any]) -> dict[str, Any] | None:
+        """Open the run."""
+        if self._learn_from is None:
+            return None
+        run = uuid.uuid4().hex
+        self._runs[run] = PendingCompletions()
+        return {"precedent_run": run}
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any]:
+        """Make the call with this run's settings."""
+        return handler(self._with_settings(request))
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """Make the call with this run's settings."""
+        return await handler(self._with_settings(request))
+
+    def after_agent(self, state: SpeculationState, runtime: Runtime[Any]) -> None:
+        """Learn from the run, or forget it. A cache that cannot be written fails no run."""
+        pending = self._runs.pop(state.get("precedent_run", ""), None)
+        if not pending or self._learn_from is None or not self._learn_from(state):
+            return
+        try:
+            pending.store()
+        except CacheError as error:
+            log.warning("the completions of a run were not stored: %s", error)
+
+    async def aafter_agent(self, state: SpeculationState, runtime: Runtime[Any]) -> None:
+        """The same, off the event loop: storing embeds texts and waits for the disk."""
+        await asyncio.to_thread(self.after_agent, state, runtime)
+
+    def _with_settings(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        if not isinstance(request.model, ChatPrecedent):
+            return request
+        settings = {
+            "tenant": self._tenant_of(request.runtime),
+            "workflow_step": _resolved(self._workflow, request),
+            "max_nodes": _resolved(self._budget, request),
+            "learning": self._runs.get(str(request.state.get("precedent_run", ""))),
+        }
+        chosen = {name: value for name, value in settings.items() if value is not None}
+        return request.override(model_settings={**chosen, **request.model_settings})
+
+    def _tenant_of(self, runtime: Runtime[Any]) -> str | None:
+        if not callable(self._tenant):
+            return self._tenant
+        found = self._tenant(runtime)
+        if not isinstance(found, str) or not found:
+            raise ConfigError(f"the tenant of this run is {found!r}: give a text that is not empty in its context")
+        return found
+
+
+def _resolved(setting: Any, request: ModelRequest[Any]) -> Any:
+    return setting(request) if callable(setting) else setting

@@ -1,0 +1,54 @@
+"""The run's metadata as arguments of the call: LangChain hands it to `_generate`, but not to `_stream`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+from langchain_core.language_models.base import LanguageModelInput
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.outputs import LLMResult
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ensure_config
+
+from precedent.langchain.settings import run_keys
+
+
+class FollowsRunMetadata(BaseChatModel):
+    """A chat model whose every way in names tenant and workflow step: a tenant must never get lost on the way."""
+
+    def _with_run_keys(self, metadata: Mapping[str, Any] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {**run_keys({**(self.metadata or {}), **(metadata or {})}), **kwargs}
+
+    def stream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[AIMessageChunk]:
+        """Stream an answer; see LangChain's `BaseChatModel.stream`."""
+        kwargs = self._with_run_keys(ensure_config(config)["metadata"], kwargs)
+        return super().stream(input, config, stop=stop, **kwargs)
+
+    def astream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[AIMessageChunk]:
+        """Stream an answer; see LangChain's `BaseChatModel.astream`."""
+        kwargs = self._with_run_keys(ensure_config(config)["metadata"], kwargs)
+        return super().astream(input, config, stop=stop, **kwargs)
+
+    def generate(self, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> LLMResult:
+        """Answer several message lists; see LangChain's `BaseChatModel.generate`."""
+        return super().generate(messages, *args, **self._with_run_keys(kwargs.get("metadata"), kwargs))
+
+    async def agenerate(self, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> LLMResult:
+        """Answer several message lists; see LangChain's `BaseChatModel.agenerate`."""
+        return await super().agenerate(messages, *args, **self._with_run_keys(kwargs.get("metadata"), kwargs))

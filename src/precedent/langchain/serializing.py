@@ -1,0 +1,67 @@
+"""The fields of a model as plain values: to write it down without weights or secrets, and to tell two models apart."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precedent.cache import SpeculationCache
+from precedent.config import SpeculationConfig
+from precedent.langchain.settings import SAMPLING, templates_of
+
+if TYPE_CHECKING:
+    from precedent.langchain.fields import EngineFields
+
+SECRETS = frozenset({"token", "use_auth_token"})
+"""Arguments of `from_pretrained` that nobody may read in a trace."""
+
+UNLESS_GIVEN = ("draft_model", "speculation_cache")
+"""Fields that the environment fills in unless they are given: always written, or they would be read as others."""
+
+
+def plain_fields(model: EngineFields) -> dict[str, Any]:
+    """The fields that may hold objects, as values that JSON can hold; None where an object has no such form."""
+    plain = {
+        "draft_model": _named(model.draft_model),
+        "speculation_cache": _path_of(model.speculation_cache),
+        "embedder": _named(model.embedder),
+        "speculation": _settings(model.speculation),
+        "model_kwargs": _without_secrets(model.model_kwargs),
+        "templates": None if model.templates is None else [one.text for one in templates_of(model, {}, ())],
+    }
+    return {name: value for name, value in plain.items() if name in UNLESS_GIVEN or not _is_default(model, name)}
+
+
+def identifying_params(model: EngineFields) -> dict[str, Any]:
+    """All that an answer depends on, and what speeds it up: LangChain's answer caches use it as their key."""
+    draft = model.draft_model
+    names = ("device", "dtype", *SAMPLING, "stop", "logprobs", "top_logprobs", "tenant", "drafters", "speculation")
+    settings = {name: getattr(model, name) for name in names}
+    settings["model_kwargs"] = _without_secrets(model.model_kwargs)
+    settings["templates"] = [template.text for template in templates_of(model, {}, ())]
+    drafted_by = draft if draft is None or isinstance(draft, str) else type(draft).__name__
+    return {"model_name": model.model, "weights": model.engines.identity, "draft_model": drafted_by, **settings}
+
+
+def _is_default(model: EngineFields, name: str) -> bool:
+    return bool(getattr(model, name) is type(model).model_fields[name].default)
+
+
+def _named(value: Any) -> str | None:
+    return str(value) if isinstance(value, str | Path) else None
+
+
+def _path_of(cache: Any) -> str | None:
+    return cache.path if isinstance(cache, SpeculationCache) else _named(cache)
+
+
+def _settings(speculation: Any) -> Any:
+    return asdict(speculation) if isinstance(speculation, SpeculationConfig) else speculation
+
+
+def _without_secrets(settings: dict[str, Any] | None) -> dict[str, Any] | None:
+    if settings is None:
+        return None
+    kept = {name: value for name, value in settings.items() if name not in SECRETS}
+    return {name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in kept.items()}

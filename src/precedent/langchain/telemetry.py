@@ -1,0 +1,67 @@
+"""Attributes of a call on the OpenTelemetry span around it, by the conventions for generative AI (gen_ai.*).
+
+OpenTelemetry is never imported: who has a span has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+from precedent.langchain.settings import SAMPLING
+
+if TYPE_CHECKING:
+    from precedent.config import SamplingParams
+    from precedent.generation import GenerationResult
+
+PROVIDER = "precedent"
+
+
+class Span(Protocol):
+    """What is used of a span of OpenTelemetry."""
+
+    def is_recording(self) -> bool:
+        """True when somebody will see its attributes."""
+
+    def set_attribute(self, key: str, value: Any, /) -> None:
+        """Set one attribute."""
+
+
+def current_span() -> Span | None:
+    """The span in which this is called, None where nobody records one."""
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    span: Span | None = trace.get_current_span() if trace else None
+    return span if span is not None and span.is_recording() else None
+
+
+def describe_result(span: Span, model_name: str, result: GenerationResult) -> None:
+    """Write on the span what was read, written and speculated in a finished call."""
+    stats = result.stats
+    attributes = {
+        "gen_ai.response.model": model_name,
+        "gen_ai.response.finish_reasons": [result.finish_reason],
+        "gen_ai.usage.input_tokens": result.prompt_tokens,
+        "gen_ai.usage.output_tokens": len(result.token_ids),
+        "gen_ai.usage.cache_read.input_tokens": result.cached_prompt_tokens,
+        "precedent.speculation.mode": stats.mode,
+        "precedent.speculation.num_steps": stats.num_steps,
+        "precedent.speculation.num_drafts": stats.num_drafts,
+        "precedent.speculation.num_draft_tokens": stats.num_draft_tokens,
+        "precedent.speculation.num_accepted_tokens": stats.num_accepted_tokens,
+    }
+    for key, value in attributes.items():
+        span.set_attribute(key, value)
+
+
+def describe_request(span: Span, operation: str, model_name: str, sampling: SamplingParams) -> None:
+    """Write on the span what was asked for; `operation` is "chat" or "text_completion"."""
+    attributes = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": model_name,
+        **{f"gen_ai.request.{name}": getattr(sampling, name) for name in SAMPLING},
+        "gen_ai.request.stop_sequences": list(sampling.stop),
+    }
+    for key, value in attributes.items():
+        if value is not None:
+            span.set_attribute(key, value)

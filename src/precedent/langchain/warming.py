@@ -1,0 +1,113 @@
+"""Answers that were given before, as completions of a speculation cache: whatever model gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.messages import BaseMessage, convert_to_messages
+
+from precedent.cache import NewCompletion
+from precedent.cache.fingerprint import prompt_fingerprint
+from precedent.errors import ConfigError, PrecedentError
+from precedent.langchain.messages import to_template_messages
+from precedent.replay.traces import read_trajectories
+from precedent.text.prompt import render_prompt
+from precedent.text.query import recall_query
+from precedent.text.tool_schema import tools_fingerprint
+
+if TYPE_CHECKING:
+    from precedent.engine import Engine
+    from precedent.text.history import Message
+
+Conversation = Sequence[Any]
+"""Messages in any form that LangChain converts."""
+
+BEHIND = {"role": "user", "content": "."}
+"""Stands behind an answer, so that the template closes it as it would in a conversation."""
+
+
+def warm(
+    engine: Engine,
+    conversations: str | Path | Iterable[Conversation],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    tenant: str = "default",
+    workflow_step: str = "",
+) -> int:
+    """Store every assistant turn of `conversations`; returns how many could be told as answers of this model.
+
+    A path is an OpenAI-format log (JSON lines, optionally .gz). Raises ConfigError for an engine without a cache.
+    """
+    if engine.cache is None:
+        raise ConfigError("there is no speculation cache to warm: give the chat model speculation_cache=…")
+    number = 0
+    for talk in _talks(conversations, tools):
+        places = range(len(talk.turns))[-1 if talk.only_last else 0 :]
+        found = (completion_at(engine, talk, place, tenant=tenant, workflow_step=workflow_step) for place in places)
+        number += sum(engine.cache.insert(completion) > 0 for completion in found if completion is not None)
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A conversation in template messages; with `only_last` only its last turn counts, others were stored before."""
+
+    turns: list[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+    only_last: bool = False
+
+
+def completion_at(
+    engine: Engine, talk: Talk, place: int, *, tenant: str, workflow_step: str = ""
+) -> NewCompletion | None:
+    """The turn at `place` as this engine's model would have generated it; None where it is no answer of it."""
+    before, turn = talk.turns[:place], talk.turns[place]
+    answer = answer_ids(engine, before, turn, talk.tools) if before and turn["role"] == "assistant" else None
+    if answer is None:
+        return None
+    prompt, token_ids = answer
+    return NewCompletion(
+        token_ids=token_ids,
+        tokenizer=engine.tokenizer_fingerprint,
+        model="",  # nobody can tell which weights gave this answer
+        tenant=tenant,
+        query=recall_query(before),
+        prompt_fingerprint=prompt_fingerprint(prompt),
+        tools=tools_fingerprint(talk.tools),
+        workflow_step=workflow_step,
+        text=str(engine.tokenizer.decode(list(token_ids), skip_special_tokens=True)),
+    )
+
+
+def answer_ids(
+    engine: Engine, before: Sequence[Message], answer: Message, tools: Sequence[Mapping[str, Any]]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The prompt's ids and those of `answer` behind it, end token included; None where the template tells no such turn.
+
+    The ids are what the chat template adds to the prompt, so they have the model's own tool format.
+    """
+    try:
+        prompt = render_prompt(engine.tokenizer, before, tools)
+        whole = render_prompt(engine.tokenizer, [*before, answer, BEHIND], tools)
+    except PrecedentError:
+        return None
+    rest = whole[len(prompt) :]
+    end = engine.tokenizer.eos_token_id
+    if whole[: len(prompt)] != prompt or end not in rest:
+        return None
+    said = rest[: rest.index(end) + 1]
+    return (tuple(prompt), tuple(said)) if len(said) > 1 else None
+
+
+def _talks(conversations: str | Path | Iterable[Conversation], tools: Sequence[Mapping[str, Any]]) -> Iterator[Talk]:
+    if isinstance(conversations, str | Path):
+        for logged in read_trajectories([Path(conversations)]):
+            yield Talk(to_template_messages(convert_to_messages(logged.messages)), logged.tools, logged.only_last)
+        return
+    for messages in conversations:
+        if isinstance(messages, BaseMessage | str | Mapping):
+            raise ConfigError("conversations to warm from are lists of messages, one list for each conversation")
+        yield Talk(to_template_messages(convert_to_messages(messages)), tools)

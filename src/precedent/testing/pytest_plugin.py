@@ -1,0 +1,58 @@
+"""Fixtures for testing agents without weights; pytest finds them as soon as the package is installed.
+
+Nothing heavy is imported before a test asks for a fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from precedent.engine import Engine
+    from precedent.testing.lossless import Runs
+    from precedent.testing.scripted_engine import Script
+
+
+class EngineMaker(Protocol):
+    """What the fixture `precedent_engine` is."""
+
+    def __call__(self, script: Script, **settings: Any) -> Engine:
+        """An engine that answers from `script`; `settings` are those of `scripted_model_engine`."""
+
+
+class LosslessAssertion(Protocol):
+    """What the fixture `assert_lossless` is."""
+
+    def __call__(self, llm: Any, *inputs: Any, **kwargs: Any) -> Runs:
+        """Fail unless speculation changes no answer; see `precedent.testing.lossless.assert_lossless`."""
+
+
+@pytest.fixture
+def precedent_engine() -> Iterator[EngineMaker]:
+    """Makes engines on a tiny real model that follows a script, closed after the test.
+
+    def test_my_agent(precedent_engine):
+        llm = ChatPrecedent.from_engine(precedent_engine(["Order 1042 was sent."]))
+    """
+    from precedent.testing.scripted_model import scripted_model_engine
+
+    engines: list[Engine] = []
+
+    def make(script: Script, **settings: Any) -> Engine:
+        engines.append(scripted_model_engine(script, **settings))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def assert_lossless() -> LosslessAssertion:
+    """Asserts that a chat model, or what was made of one, answers the same with and without speculation."""
+    from precedent.testing.lossless import assert_lossless as check
+
+    return check

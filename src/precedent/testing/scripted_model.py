@@ -1,0 +1,133 @@
+"""An engine on a real, tiny Hugging Face model whose logits follow a script: to test agents whole, without weights.
+
+Everything but the script is the real thing: the tokenizer and the chat template, the keys and values, candidate trees,
+constraints, verification, the scheduler and the speculation cache.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from precedent.cost_curve import CostCurve
+from precedent.engine import Engine
+from precedent.target import TargetModel
+from precedent.target.model import Slot
+from precedent.testing.scripted_engine import Script, answers_of
+from precedent.testing.scripted_text import ScriptedText
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent.tree import ROOT, CandidateTree
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+CERTAIN, SECOND = 100.0, 50.0
+"""Added to the logits of what the script says next, and of what it says once white space is left out."""
+
+CONTEXT_LENGTH = 16_384
+
+MILLISECONDS = ((1, 4.0), (8, 4.2), (32, 5.0))
+"""What a step is said to cost, by its width: the same trees on every machine."""
+
+
+class ScriptedTarget(TargetModel):
+    """A target model that follows a script: `script` maps a prompt's text to the answer, or is a list of answers.
+
+    Where the answer so far has left the script (a constraint forbade a token), white space aside, it ends as soon as it
+    may; only then do the model's own logits matter.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, script: Script) -> None:
+        super().__init__(model)
+        self._tokenizer, self._answer_to = tokenizer, answers_of(script)
+        self._scripts: weakref.WeakKeyDictionary[Slot, ScriptedText] = weakref.WeakKeyDictionary()
+
+    def begin_prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
+        """As `TargetModel.begin_prefill`; asks the script for the answer to this prompt."""
+        reused = super().begin_prefill(slot, prompt_ids)
+        answer = self._answer_to(str(self._tokenizer.decode(list(prompt_ids))))
+        self._scripts[slot] = ScriptedText(self._tokenizer, len(prompt_ids), answer)
+        return reused
+
+    @torch.inference_mode()
+    def score(self, batch: Sequence[tuple[Slot, CandidateTree]]) -> list[Tensor]:
+        """As `TargetModel.score`, with the script's next token far above all others in every row."""
+        scored = super().score(batch)
+        return [self._follow(logits, *pair) for logits, pair in zip(scored, batch, strict=True)]
+
+    def _follow(self, logits: Tensor, slot: Slot, tree: CandidateTree) -> Tensor:
+        script, rows, before = self._scripts[slot], logits.clone(), (*slot.token_ids, slot.pending)
+        for node in range(ROOT, len(tree)):
+            first, second = script.next_after((*before, *tree.tokens_to(node)))
+            rows[node + 1, first] += CERTAIN
+            rows[node + 1, second] += SECOND
+        return rows
+
+
+def scripted_model_engine(
+    script: Script,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    draft_model: bool = False,
+    name: str = "scripted-model",
+    **settings: Any,
+) -> Engine:
+    """An engine on a tiny random Llama that answers from `script`; `settings` go to `Engine` (`cache`, `limits`, ...).
+
+    With `draft_model` a model of other random weights proposes as well, nearly always wrongly.
+    """
+    tokenizer = tokenizer or scripted_tokenizer()
+    target = ScriptedTarget(_tiny(tokenizer, seed=0), tokenizer, script)
+    draft = _tiny(tokenizer, seed=1) if draft_model else None
+    return Engine(target, tokenizer, name=name, draft_model=draft, cost=fixed_cost(), **settings)
+
+
+def fixed_cost() -> CostCurve:
+    """A cost curve that depends on no machine."""
+    curve = CostCurve()
+    for width, milliseconds in MILLISECONDS:
+        curve.observe(width, milliseconds)
+    return curve
+
+
+@lru_cache(maxsize=1)
+def scripted_tokenizer() -> PreTrainedTokenizerBase:
+    """A byte tokenizer with ChatML control tokens and a template that takes tools, and a few hundred merged tokens."""
+    from precedent.text.prompt import hermes_template
+
+    tokenizer = byte_tokenizer(_merges([hermes_template(), *SAMPLES]))
+    tokenizer.chat_template = hermes_template()
+    return tokenizer
+
+
+SAMPLES = (
+    "The order was sent to the new address, and the refund is on its way. What else can I do for you today?",
+    '<tool_call>\n{"name": "look_up", "arguments": {"number": "1042"}}\n</tool_call>',
+    '{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object", '
+    '"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a"]}}}',
+)
+"""What merged tokens are made of, beside the template: they keep prompts short."""
+
+
+def _merges(texts: Iterable[str], number: int = 400) -> tuple[tuple[str, str], ...]:
+    """The merges that byte-pair encoding learns from a few texts."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=len(alphabet) + number, initial_alphabet=alphabet, show_progress=False)
+    learner.train_from_iterator(texts, trainer)
+    return tuple((left, right) for left, right in json.loads(learner.to_str())["model"]["merges"])
+
+
+def _tiny(tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+    return tiny_causal_lm(
+        vocab_size=len(tokenizer), num_hidden_layers=2, seed=seed, max_position_embeddings=CONTEXT_LENGTH
+    )

@@ -1,0 +1,155 @@
+"""What a chat model on weights in this process does, asked of `ChatPrecedent` and of ChatHuggingFace on one tiny model.
+
+    pip install langchain-huggingface
+    python tests/benchmarks/langchain_features.py
+
+Both get the same model folder; nothing is downloaded. Prints the table of docs/langchain.md, a line for each feature.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from pydantic import BaseModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, pipeline
+
+from precedent import ChatPrecedent
+from precedent.testing.scripted_model import scripted_tokenizer
+from precedent.testing.tiny_models import tiny_causal_lm
+
+MOST = 24
+
+
+@tool
+def look_up(number: str) -> str:
+    """Look up an order by its number."""
+    return number
+
+
+class Order(BaseModel):
+    """An order."""
+
+    number: int
+
+
+CALLED = AIMessage("", tool_calls=[{"name": "look_up", "args": {"number": "7"}, "id": "1"}])
+AFTER_A_TOOL = [HumanMessage("hi"), CALLED, ToolMessage("open", tool_call_id="1")]
+
+
+@contextmanager
+def prompts() -> Iterator[list[str]]:
+    """The texts that the chat template makes meanwhile."""
+    seen: list[str] = []
+    original = PreTrainedTokenizerBase.apply_chat_template
+
+    def spy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(self, *args, **kwargs)
+        seen.append(str(made))
+        return made
+
+    with mock.patch.object(PreTrainedTokenizerBase, "apply_chat_template", spy):
+        yield seen
+
+
+def tools_reach_the_prompt(model: BaseChatModel) -> bool:
+    with prompts() as seen:
+        model.bind_tools([look_up]).invoke("hi")
+    return any("look_up" in text for text in seen)
+
+
+def stop_is_obeyed(model: BaseChatModel) -> bool:
+    text = model.invoke("hi").text
+    return text[4:6] not in model.invoke("hi", stop=[text[4:6]]).text
+
+
+def streams(model: BaseChatModel) -> bool:
+    return len(list(model.stream("hi"))) > 2
+
+
+def streams_async(model: BaseChatModel) -> bool:
+    async def chunks() -> int:
+        return len([chunk async for chunk in model.astream("hi")])
+
+    return asyncio.run(chunks()) > 2
+
+
+def a_seed_fixes_the_text(model: BaseChatModel) -> bool:
+    texts = {model.invoke("hi", temperature=1.0, seed=3).text for _ in range(3)}
+    return len(texts) == 1 and model.invoke("hi", temperature=1.0, seed=4).text not in texts
+
+
+def usage_when_streaming(model: BaseChatModel) -> bool:
+    return any(chunk.usage_metadata for chunk in model.stream("hi"))
+
+
+FEATURES: dict[str, Callable[[BaseChatModel], bool]] = {
+    "`invoke`, `batch`": lambda model: len(model.batch(["hi", "ho"])) == 2,
+    "`stream`": streams,
+    "`ainvoke`": lambda model: bool(asyncio.run(model.ainvoke("hi")).text),
+    "`astream`": streams_async,
+    "`max_tokens` of a call": lambda model: len(model.get_token_ids(model.invoke("hi", max_tokens=2).text)) <= 2,
+    "`stop` of a call": stop_is_obeyed,
+    "`seed` of a call": a_seed_fixes_the_text,
+    "tools reach the prompt": tools_reach_the_prompt,
+    "tool results in the history": lambda model: bool(model.invoke(AFTER_A_TOOL)),
+    '`tool_choice="any"`': lambda model: bool(model.bind_tools([look_up], tool_choice="any").invoke("hi").tool_calls),
+    "structured output": lambda model: isinstance(model.with_structured_output(Order).invoke("hi"), Order),
+    "`usage_metadata`": lambda model: bool(model.invoke("hi").usage_metadata),
+    "usage when streaming": usage_when_streaming,
+    "`model_name` in `response_metadata`": lambda model: "model_name" in model.invoke("hi").response_metadata,
+    "`logprobs`": lambda model: bool(model.invoke("hi", logprobs=True).response_metadata.get("logprobs")),
+    "`profile`": lambda model: bool(model.profile),
+    "tokens counted by its own template": lambda model: model.get_num_tokens_from_messages([HumanMessage("hi")]) > 4,
+}
+
+
+def outcome(feature: Callable[[BaseChatModel], bool], model: BaseChatModel) -> str:
+    """Yes, no, or how it fails."""
+    try:
+        return "yes" if feature(model) else "no"
+    except Exception as error:  # whatever comes is the finding
+        return f"no ({type(error).__name__})"
+
+
+def both(folder: str) -> dict[str, BaseChatModel]:
+    """The two chat models on the model in `folder`."""
+    from langchain_huggingface import ChatHuggingFace, HuggingFacePipeline
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    settings = {"max_new_tokens": MOST, "return_full_text": False, "do_sample": False}
+    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer, **settings)
+    return {
+        "ChatPrecedent": ChatPrecedent(model=folder, max_tokens=MOST),
+        "ChatHuggingFace": ChatHuggingFace(llm=HuggingFacePipeline(pipeline=pipe), tokenizer=tokenizer),
+    }
+
+
+def main() -> None:
+    """Print the table."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = scripted_tokenizer()
+        tiny_causal_lm(vocab_size=len(tokenizer), dtype=torch.float32, max_position_embeddings=4096).save_pretrained(
+            folder
+        )
+        tokenizer.save_pretrained(folder)
+        models = both(folder)
+        print(f"| | {' | '.join(models)} |\n|---|{'---|' * len(models)}")
+        for name, feature in FEATURES.items():
+            print(f"| {name} | {' | '.join(outcome(feature, model) for model in models.values())} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

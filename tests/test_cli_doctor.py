@@ -1,0 +1,112 @@
+"""`precedent doctor`: what it finds in a model's files, and the status with which it ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from precedent.cli import app as cli
+from precedent.cli import doctor_checks
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+
+def write(folder: Path, *, tokenizer: Any = None, **settings: Any) -> str:
+    """A model folder without weights: the doctor must not need them."""
+    config = tiny_causal_lm(dtype=torch.float32, **settings).config
+    config.dtype = torch.float32
+    config.save_pretrained(folder)
+    (tokenizer or byte_tokenizer()).save_pretrained(folder)
+    return str(folder)
+
+
+def examined(*arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, Any]]:
+    """Exit status and findings by check, and whether the model is said to be usable."""
+    report = tmp_path / "report.json"
+    monkeypatch.setattr(sys, "argv", ["precedent", "doctor", *arguments, "--json", str(report)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    found = json.loads(report.read_text()) if report.exists() else {"findings": [], "usable": None}
+    return int(ended.value.code or 0), {
+        **{one["check"]: (one["state"], one["finding"]) for one in found["findings"]},
+        "usable": found["usable"],
+    }
+
+
+def test_a_model_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write(tmp_path / "model")
+    status, found = examined(model, tmp_path=tmp_path, monkeypatch=monkeypatch)
+    assert (status, found["usable"]) == (0, True)
+    assert found["attention"] == ("yes", "llama: 3 × full_attention")
+    assert found["context"][1].startswith("1,024 tokens")
+    assert found["tools"][0] == "yes"
+    assert "shipped template" in found["tools"][1], "its own template knows no tools"
+    assert found["tools"][1].endswith("hermes")
+    assert found["structured output"][0] == "yes"
+    assert found["reasoning"] == ("note", "none")
+    assert found["draft model"][0] == "note"
+    assert "can be used" in capsys.readouterr().out
+
+
+def test_the_memory_is_that_of_the_real_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_causal_lm(dtype=torch.float32)
+    parameters = sum(one.numel() for one in model.parameters())
+    config = AutoConfig.from_pretrained(write(tmp_path / "model"))
+    assert doctor_checks._weight_bytes(config) == 4 * parameters
+    assert doctor_checks._kv_bytes_per_token(config) == 2 * 3 * 2 * 12 * 4, (
+        "keys and values, layers, heads, width, bytes"
+    )
+    monkeypatch.setattr(doctor_checks, "free_bytes", lambda device: 4 * parameters - 1)
+    status, found = examined(str(tmp_path / "model"), tmp_path=tmp_path, monkeypatch=monkeypatch)
+    assert (status, found["usable"], found["memory"][0]) == (1, False, "no")
+
+
+def test_a_model_that_cannot_be_rewound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mamba"
+    AutoConfig.for_model("mamba", hidden_size=16, num_hidden_layers=2, vocab_size=259).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    status, found = examined(str(folder), tmp_path=tmp_path, monkeypatch=monkeypatch)
+    assert (status, found["usable"], found["attention"][0]) == (1, False, "no")
+    assert "cannot be rewound" in found["attention"][1]
+
+
+def test_tools_of_a_tokenizer_without_chatml_are_refused_but_the_model_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tokenizer.add_special_tokens({"eos_token": "</s>"})
+    monkeypatch.setattr("precedent.cli.doctor_checks.render_prompt", refuse_tools)
+    status, found = examined(write(tmp_path / "model", tokenizer=tokenizer), tmp_path=tmp_path, monkeypatch=monkeypatch)
+    assert (status, found["tools"]) == (0, ("no", "no tools here"))
+
+
+def refuse_tools(tokenizer: Any, messages: Any, tools: Any = ()) -> list[int]:
+    from precedent.errors import UnsupportedError
+
+    if tools:
+        raise UnsupportedError("no tools here")
+    return [1]
+
+
+def test_a_draft_model_of_another_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, draft = write(tmp_path / "model"), write(tmp_path / "draft", tokenizer=byte_tokenizer((("t", "h"),)))
+    arguments = (model, "--draft-model", draft)
+    status, found = examined(*arguments, tmp_path=tmp_path, monkeypatch=monkeypatch)
+    assert (status, found["draft model"][0]) == (1, "no")
+    assert "another tokenizer" in found["draft model"][1]
+    arguments = (model, "--draft-model", model)
+    assert examined(*arguments, tmp_path=tmp_path, monkeypatch=monkeypatch)[1]["draft model"][0] == "yes"
+
+
+def test_no_such_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _ = examined(str(tmp_path / "nowhere"), tmp_path=tmp_path, monkeypatch=monkeypatch)
+    assert status == 2
+    assert capsys.readouterr().err.startswith("error: there is no folder")

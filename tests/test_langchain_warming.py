@@ -1,0 +1,160 @@
+"""Answers given before: `warm` stores them as the model would have generated them, RecordingCache as they pass."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.caches import BaseCache, InMemoryCache
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_tests.integration_tests import AsyncCacheTestSuite, SyncCacheTestSuite
+
+from precedent import SpeculationCache
+from precedent.errors import ConfigError
+from precedent.langchain import ChatPrecedent, PrecedentRecorder, RecordingCache
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.scripted_model import scripted_model_engine
+
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "7"}}\n</tool_call>'
+QUESTION = "Where is order 7?"
+
+
+@tool
+def look_up(number: str) -> str:
+    """Look up the state of an order."""
+    return f"order {number} is open"
+
+
+def script(prompt: str) -> str:
+    return "It is open." if "is open" in prompt else CALL if "look_up" in prompt else "I do not know."
+
+
+@pytest.fixture
+def llm() -> Iterator[ChatPrecedent]:
+    cache = SpeculationCache.open(embedder=HashEmbedder())
+    engine = scripted_model_engine(script, cache=cache)
+    yield ChatPrecedent.from_engine(engine, tenant="acme")
+    engine.close()
+
+
+def stored(llm: ChatPrecedent) -> list[Any]:
+    assert llm.engine.cache is not None
+    return sorted(llm.engine.cache.list(), key=lambda one: one.id)
+
+
+TALK = [
+    HumanMessage(QUESTION),
+    AIMessage("", tool_calls=[{"name": "look_up", "args": {"number": "7"}, "id": "call_1"}]),
+    ToolMessage("order 7 is open", tool_call_id="call_1"),
+    AIMessage("It is open."),
+]
+
+
+def test_warmed_answers_are_the_ones_that_the_model_generates(llm: ChatPrecedent) -> None:
+    assert llm.warm([TALK], tools=[look_up]) == 2
+    warmed = stored(llm)
+    bound = llm.bind_tools([look_up])
+    called = bound.invoke(QUESTION)
+    bound.invoke([*TALK[:1], called, ToolMessage("order 7 is open", tool_call_id=called.tool_calls[0]["id"])])
+    again = stored(llm)
+    assert [one.token_ids for one in again] == [one.token_ids for one in warmed], "the same answers: nothing is new"
+    assert [one.count for one in again] == [2, 2]
+    assert called.response_metadata["speculation"]["accepted_by_source"].get("recall", 0) > 0
+
+
+def test_warming_says_whose_answers_they_are(llm: ChatPrecedent) -> None:
+    llm.warm([[("user", "Hello"), ("assistant", "Good day.")]], tenant="bolt", workflow_step="greeting")
+    (one,) = stored(llm)
+    assert (one.tenant, one.workflow_step, one.text, one.query) == ("bolt", "greeting", "Good day.", "user: Hello")
+
+
+def test_a_log_of_another_model_warms(llm: ChatPrecedent, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    with PrecedentRecorder(log) as recorder:
+        other = FakeListChatModel(responses=["first answer", "second answer"])
+        config: Any = {"callbacks": [recorder]}
+        said = other.invoke("one", config)
+        other.invoke([HumanMessage("one"), said, HumanMessage("two")], config)
+    assert llm.warm(log) == 2, "each call is one line, and only its own answer counts"
+    assert [one.text for one in stored(llm)] == ["first answer", "second answer"]
+
+
+def test_a_whole_conversation_in_a_log_counts_every_answer(llm: ChatPrecedent, tmp_path: Path) -> None:
+    turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+    record = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    (tmp_path / "chats.jsonl").write_text(json.dumps(record) + "\n")
+    assert llm.warm(str(tmp_path / "chats.jsonl")) == 2
+
+
+def test_what_cannot_be_warmed_says_so() -> None:
+    engine = scripted_model_engine(["a"])
+    with pytest.raises(ConfigError, match="there is no speculation cache to warm"):
+        ChatPrecedent.from_engine(engine).warm([TALK])
+    engine.close()
+
+
+def test_one_conversation_is_not_taken_for_several(llm: ChatPrecedent) -> None:
+    with pytest.raises(ConfigError, match="one list for each conversation"):
+        llm.warm(TALK)
+
+
+# RecordingCache
+
+
+def test_answers_of_an_old_cache_warm_as_they_are_found(llm: ChatPrecedent, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = InMemoryCache()
+    other = FakeListChatModel(responses=["An old answer."], cache=old)
+    other.invoke("What was it?")
+    monkeypatch.setattr(old, "update", None)  # nothing new may come in
+    cache = RecordingCache(old, llm)
+    asking = other.model_copy(update={"cache": cache})
+    assert asking.invoke("What was it?").content == "An old answer."
+    assert [(one.text, one.tenant) for one in stored(llm)] == [("An old answer.", "acme")]
+    asking.invoke("What was it?")
+    assert cache.num_recorded == 1, "found again, it is known"
+    message = llm.invoke("What was it?", max_tokens=3)
+    assert message.response_metadata["speculation"]["drafted_by_source"].get("recall", 0) > 0
+
+
+async def test_new_answers_of_other_models_warm_and_own_ones_are_left_to_the_engine(llm: ChatPrecedent) -> None:
+    cache = RecordingCache(InMemoryCache(), llm)
+    await FakeListChatModel(responses=["Fresh."], cache=cache).ainvoke("hi")
+    assert [one.text for one in stored(llm)] == ["Fresh."]
+    own = llm.model_copy(update={"cache": cache})
+    assert own.invoke("Do you know?").content == own.invoke("Do you know?").content == "I do not know."
+    assert cache.num_recorded == 1
+    assert [one.count for one in stored(llm)] == [1, 1], "the engine stored its own answer, once"
+
+
+def test_what_is_no_chat_is_cached_and_nothing_raises(llm: ChatPrecedent, caplog: pytest.LogCaptureFixture) -> None:
+    from langchain_core.outputs import ChatGeneration, Generation
+
+    cache = RecordingCache(InMemoryCache(), llm)
+    answers: list[Any] = [[Generation(text="a text")], [ChatGeneration(message=AIMessage("x"))]]
+    with caplog.at_level(logging.DEBUG, logger="precedent.langchain.recording_cache"):
+        for number, answer in enumerate(answers):
+            cache.update(f"no messages {number}", "model", answer)
+            assert cache.lookup(f"no messages {number}", "model") == answer
+    assert cache.num_recorded == 0
+    assert "an answer was not recorded" in caplog.text
+
+
+class OnMemory:
+    @pytest.fixture
+    def cache(self, llm: ChatPrecedent) -> BaseCache:
+        return RecordingCache(InMemoryCache(), llm)
+
+
+class TestSync(OnMemory, SyncCacheTestSuite): ...
+
+
+class TestAsync(OnMemory, AsyncCacheTestSuite):
+    @pytest.fixture
+    async def cache(self, llm: ChatPrecedent) -> BaseCache:
+        return RecordingCache(InMemoryCache(), llm)
