@@ -45,14 +45,17 @@ class Slot:
 
 
 class TargetModel:
-    """Wraps an `AutoModelForCausalLM`. Raises UnsupportedError for layers that cannot be rewound."""
+    """Wraps an `AutoModelForCausalLM`. Raises UnsupportedError for layers that cannot be rewound.
+
+    `kv_shape` is what its layers store of a token.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         check_supported(model.config)
         self.model = model.eval()
         pack_linears(self.model)
         fuse_norms(self.model)
-        self._runner, self._kv_shape, self.vocab_size = examine(self.model)
+        self._runner, self.kv_shape, self.vocab_size = examine(self.model)
         self.context_length = context_length(model.config.get_text_config())
 
     @property
@@ -62,7 +65,7 @@ class TargetModel:
 
     def new_slot(self) -> Slot:
         """An empty slot."""
-        return Slot(KVCache(self._kv_shape))
+        return Slot(KVCache(self.kv_shape))
 
     @torch.inference_mode()
     def fork(self, slot: Slot, length: int, room: int = 0) -> Slot:
@@ -116,7 +119,7 @@ class TargetModel:
 
     def kv_bytes(self, num_tokens: int) -> int:
         """Bytes that a sequence of `num_tokens` (prompt, answer and the largest tree) takes in the KV cache at most."""
-        return self._kv_shape.nbytes(num_tokens)
+        return self.kv_shape.nbytes(num_tokens)
 
     def _prefill_chunk(self, slot: Slot, token_ids: Sequence[int]) -> None:
         self._runner.fill(chain_rows(slot.kv, token_ids))
