@@ -12,6 +12,7 @@ from precedent.cli.cache import app as cache_app
 from precedent.cli.demo import demo
 from precedent.cli.replay import replay
 from precedent.cli.run import run
+from precedent.cli.train_draft import measure_draft, train_draft
 from precedent.errors import PrecedentError
 
 BAD_INPUT = 2
@@ -45,6 +46,11 @@ app.command(epilog="Example: precedent demo --json demo.json")(demo)
 app.command(epilog='Example: precedent run "Name three rivers." --draft-model first-layers:4 --show-sources')(run)
 app.command(epilog="Example: precedent bench --json bench.json")(bench)
 app.command(epilog="Example: precedent replay chats.jsonl --budget 16,32 --alpha 1,4,8 --json replay.json")(replay)
+app.command(epilog="Example: precedent train-draft --target my-model --prompts chats.jsonl --out my-draft")(train_draft)
+app.command(
+    epilog="Example: precedent measure-draft --target my-model --draft-model my-draft --draft-model first-layers:2 "
+    "--prompts chats.jsonl"
+)(measure_draft)
 app.add_typer(cache_app, name="cache")
 
 

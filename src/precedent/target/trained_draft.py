@@ -58,6 +58,8 @@ class DraftSettings:
 class RestrictedHead(nn.Module):
     """The target's output head for some tokens alone; all others get probability 0. Logits stay `[..., width]`."""
 
+    token_ids: Tensor
+
     def __init__(self, head: Any, token_ids: Tensor) -> None:
         super().__init__()
         weight = head.weight.detach()
@@ -157,7 +159,7 @@ def embeddings_fingerprint(target: PreTrainedModel) -> str:
     parts = [target.get_input_embeddings(), target.get_output_embeddings()]
     digest = hashlib.sha256()
     for part in parts:
-        weight: Any = part.weight  # type: ignore[union-attr]  # every causal LM has both
+        weight: Any = part.weight
         step = max(1, weight.shape[0] // SAMPLED_ROWS)
         digest.update(f"{tuple(weight.shape)}".encode() + _rounded(weight.detach()[::step]))
     return digest.hexdigest()[:32]
