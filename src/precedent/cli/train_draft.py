@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from precedent.training.texts import Text
 
 REPORT_FILE = "report.json"
+
+HELD_OUT_SEED = 1 << 40
+"""Added to the seeds of answers to held-out prompts."""
 
 TargetOption = Annotated[str, typer.Option("--target", help="The target model: a Hugging Face id or a folder.")]
 PromptsOption = Annotated[
@@ -63,7 +67,7 @@ def train_draft(
 ) -> None:
     """Distil a small draft model from a target's own outputs, and report what it gains.
 
-    The draft shares the target's embeddings and head. Its folder goes in as --draft-model or ChatPrecedent(draft_model=…).
+    The draft shares the target's embeddings and head; its folder is given as --draft-model or draft_model=.
     """
     _check_folder(out, resume)
     from precedent.training.distil import Distillation
@@ -77,11 +81,10 @@ def train_draft(
     learned, held_out = _split(console, prompts, tokenizer, max_prompt_tokens, seed)
     completions = _completions(from_cache, tokenizer, tenant, answer_tokens)
     with _bars(console) as bars:
-        distillation = Distillation(
-            model, tokenizer, learned, recipe, out, completions=completions, progress=bars.show
-        )  # fmt: skip
-        draft = distillation.run(minutes)
-        report = _measured(model, tokenizer, {str(out): draft}, held_out, recipe, bars)
+        distillation = Distillation(model, tokenizer, learned, recipe, out, completions=completions, progress=bars.show)
+        trained = distillation.run(minutes)
+        report = _measured(model, tokenizer, {str(out): trained.draft}, held_out, recipe, bars)
+    report |= {"recipe": asdict(recipe), "plan": asdict(trained.plan), "tokens": trained.num_tokens}
     write_json(out / REPORT_FILE, report)
     _show(report)
     if json:
@@ -186,24 +189,19 @@ def _measured(
     return {"target": model.config._name_or_path, "drafts": [report.as_dict() for report in reports]}
 
 
-HELD_OUT_SEED = 1 << 40
-"""Added to the seeds of answers to held-out prompts."""
-
-
 def _show(report: dict[str, Any]) -> None:
     table = Table(title=f"draft models beside {report['target']}")
-    columns = (
+    for column in (
         "draft",
-        "acceptance",
+        "accepted",
         "same token",
         "ms a draw",
         "ms a step",
         "cost",
-        "best draws",
+        "draws",
         "tokens/step",
         "speed",
-    )
-    for column in columns:
+    ):
         table.add_column(column, justify="left" if column == "draft" else "right")
     for each in report["drafts"]:
         table.add_row(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -41,11 +42,21 @@ Progress = Callable[[str, int, int, float | None], None]
 """Called with the phase, how many of how many are done, and the loss where there is one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A finished draft, the work that went into it, and how many tokens of the target's own it learned from."""
+
+    draft: PreTrainedModel
+    plan: Plan
+    num_tokens: int
+
+
 class Distillation:
     """One training of a draft for `target` in the folder `out`.
 
-    The draft learns from the target's answers to `prompts` and from `completions` that it gave before. Raises UnsupportedError for a target beside whose embeddings nothing can be trained, ConfigError when `out` holds
-    another training.
+    The draft learns from the target's answers to `prompts` and from `completions` that it gave before. Raises
+    UnsupportedError for a target beside whose embeddings nothing can be trained, ConfigError when `out` holds another
+    training.
     """
 
     def __init__(
@@ -66,16 +77,15 @@ class Distillation:
         self._teacher = Teacher(target)
         self._initial_layers = recipe.initial_layers(len(layers_of(target)))
 
-    def run(self, work: float | Plan) -> PreTrainedModel:
+    def run(self, work: float | Plan) -> Trained:
         """Train for about so many minutes, or as planned, or go on with what was begun; saves and returns the draft."""
-        begun = self._begun(work)
-        plan = begun.plan
+        plan = self._begun(work).plan
         own = self._collect(plan.chunks) + self._read_completions(plan)
         student = self._student(own)
         self._train(student, own, plan)
         save_draft(self._out, self._settings(student), student.weights())
         shutil.rmtree(self._work)
-        return student.draft()
+        return Trained(student.draft(), plan, sum(shard.num_tokens for shard in own))
 
     def _begun(self, work: float | Plan) -> Begun:
         """What stands in the folder, checked, or a new plan."""

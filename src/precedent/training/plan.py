@@ -61,7 +61,7 @@ class Recipe:
     answer_tokens: int = 128
     chunk_prompts: int = 16
     rounds: int = 3
-    batch_tokens: int = 1024
+    batch_tokens: int = 512
     longest_context: int = 512
     learning_rate: float = 1e-3
     seed: int = 0
