@@ -99,7 +99,7 @@ class Student:
 
     def draft(self) -> PreTrainedModel:
         """The draft as it is now, ready to draft."""
-        draft = draft_beside(self._target, self.initial_layers, {k: v.clone() for k, v in self.weights().items()})
+        draft = draft_beside(self._target, self.initial_layers, self.weights())
         return draft.requires_grad_(False)
 
     def state(self) -> dict[str, Tensor]:
