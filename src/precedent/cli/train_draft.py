@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -179,9 +179,8 @@ def _measured(
 
     first_seed = recipe.seed + HELD_OUT_SEED
     bars.show("answering held-out prompts", 0, len(held_out))
-    author = Author(model, tokenizer, recipe.temperature)
-    texts = author.texts(held_out, range(first_seed, first_seed + len(held_out)), recipe.answer_tokens)
-    author.close()
+    with closing(Author(model, tokenizer, recipe.temperature)) as author:
+        texts = author.texts(held_out, range(first_seed, first_seed + len(held_out)), recipe.answer_tokens)
     measurement = Measurement(model, texts, recipe.temperature)
     reports = [
         measurement.report(name, draft, partial(bars.show, f"measuring {name}")) for name, draft in drafts.items()

@@ -30,7 +30,8 @@ class DraftRequest:
     `query` is the text that recall embeds; `mode` is how its tokens are verified; `shape` is what the target does to a
     row of logits before it samples, and a draft model must do the same. `prediction` is the caller's own guess of the
     answer, `templates` are premade responses and the forms of the tool calls that it may make. `target_slot` gives the
-    request's place in the target model, for whoever drafts with the target's own keys and values: to be read only.
+    request's place in the target model, for whoever drafts with the target's own keys and values: what is committed
+    there must stay, rows behind it may be written.
     """
 
     request_id: str

@@ -175,11 +175,11 @@ class KVCache(Cache):
 
         Its length is its own, so that it can go ahead by itself; the next forward over this cache overwrites its rows.
         """
-        early = KVCache(KVShape(self._shape.layers[:count]))
-        early._filled.length = self.length
+        early = KVCache(KVShape(()))
+        early._shape, early._filled.length = KVShape(self._shape.layers[:count]), self.length
         early._layers = tuple(layer.shared_with(early._filled) for layer in self._layers[:count])
-        early.layers = list(early._layers)
         early._blocks = list(dict.fromkeys(layer.block for layer in early._layers if layer.block is not None))
+        early.layers = list(early._layers)
         return early
 
     def keep(self, rows: Sequence[int]) -> None:

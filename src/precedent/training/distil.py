@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -94,14 +95,14 @@ class Distillation:
         if found:
             found.check_same(asked)
             return found
-        shutil.rmtree(self._work, ignore_errors=True)  # what was done before there was a plan is not to be trusted
+        for piece in self._work.glob("*.safetensors*"):
+            piece.unlink()  # made before there was a plan: nobody knows by which recipe
         return self._asked(work if isinstance(work, Plan) else self._planned(work)).write(self._work)
 
     def _asked(self, plan: Plan) -> Begun:
-        name = embeddings_fingerprint(self._target) + layers_fingerprint(self._target)
-        return Begun(
-            name, self._recipe, fingerprint_of([*self._prompts, *(t.token_ids for t in self._completions)]), plan
-        )
+        target = embeddings_fingerprint(self._target) + layers_fingerprint(self._target)
+        texts = fingerprint_of([*self._prompts, *(text.token_ids for text in self._completions)])
+        return Begun(target, self._recipe, texts, plan)
 
     def _planned(self, minutes: float) -> Plan:
         """Numbers for so many minutes, by what a first piece of work takes here; its texts are kept."""
@@ -165,13 +166,11 @@ class Distillation:
         """The shards of these indices; those that are missing are written by a model, read by the teacher and saved."""
         paths = {index: self._work / f"{kind}-{index:04}.safetensors" for index in indices}
         missing = [index for index in indices if not paths[index].is_file()]
-        author = Author(writer(), self._tokenizer, self._recipe.temperature) if missing else None
-        for index in missing:
-            self._progress(kind, index - indices.start, len(indices), None)
-            assert author is not None
-            self._teacher.shard(texts(author, index)).save(paths[index])
-        if author is not None:
-            author.close()
+        if missing:
+            with closing(Author(writer(), self._tokenizer, self._recipe.temperature)) as author:
+                for index in missing:
+                    self._progress(kind, index - indices.start, len(indices), None)
+                    self._teacher.shard(texts(author, index)).save(paths[index])
         return [Shard.load(path) for path in paths.values()]
 
     # Learning
