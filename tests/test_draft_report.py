@@ -101,7 +101,7 @@ def test_a_draft_is_trained_reported_and_measured_beside_an_early_exit(
     trained, early = json.loads(results.read_text())["drafts"]
     assert trained["acceptance"] == pytest.approx(report["drafts"][0]["acceptance"], abs=1e-6)
     assert early["draft"] == "first-layers:1"
-    assert "tokens/step" in capsys.readouterr().out
+    assert "per step" in capsys.readouterr().out
     assert precedent(*train, monkeypatch=monkeypatch) == 2
     assert "is not empty; give a new folder" in capsys.readouterr().err
 

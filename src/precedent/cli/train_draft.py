@@ -189,24 +189,15 @@ def _measured(
 
 
 def _show(report: dict[str, Any]) -> None:
-    table = Table(title=f"draft models beside {report['target']}")
-    for column in (
-        "draft",
-        "accepted",
-        "same token",
-        "ms a draw",
-        "ms a step",
-        "cost",
-        "draws",
-        "tokens/step",
-        "speed",
-    ):
+    step = report["drafts"][0]["target_milliseconds"]
+    table = Table(title=f"beside {Path(report['target']).name}, whose step takes {step:.1f} ms")
+    for column in ("draft", "accepted", "same", "ms", "cost", "draws", "per step", "speed"):
         table.add_column(column, justify="left" if column == "draft" else "right")
     for each in report["drafts"]:
         table.add_row(
             Path(each["draft"]).name, f"{each['acceptance']:.3f}", f"{each['agreement']:.3f}",
-            f"{each['draw_milliseconds']:.1f}", f"{each['target_milliseconds']:.1f}", f"1/{1 / each['cost']:.1f}",
-            str(each["best_draws"]), f"{each['tokens_per_step']:.2f}", f"{each['speed']:.2f}x",
+            f"{each['draw_milliseconds']:.1f}", f"1/{1 / each['cost']:.1f}", str(each["best_draws"]),
+            f"{each['tokens_per_step']:.2f}", f"{each['speed']:.2f}x",
         )  # fmt: skip
     Console().print(table)
 
