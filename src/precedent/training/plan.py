@@ -93,11 +93,14 @@ class Recipe:
         return tuple(chosen[self.start])
 
     def planned(self, minutes: float, chunk_seconds: float, step_seconds: float) -> Plan:
-        """The work that takes about so many minutes, when a piece of collecting and a step take so many seconds."""
+        """The work that takes about so many minutes, when a piece of collecting and a step take so many seconds.
+
+        Learning gets its share also where the first piece of collecting has taken more than its own.
+        """
         seconds, later = 60.0 * minutes, self.rounds - 1
         chunks = max(1, int(COLLECTING_SHARE * seconds / chunk_seconds / (1 + later / ROLLOUT_SHARE)))
         rollouts = max(1, chunks // ROLLOUT_SHARE)
-        left = seconds - (chunks + later * rollouts) * chunk_seconds
+        left = max(seconds - (chunks + later * rollouts) * chunk_seconds, (1 - COLLECTING_SHARE) * seconds)
         return Plan(chunks, rollouts, self.rounds, max(1, int(left / step_seconds / self.rounds)))
 
     def batches(self, lessons: Sequence[Lesson], round_index: int) -> Iterator[list[Lesson]]:
