@@ -174,6 +174,7 @@ def _measured(
     bars: _Bars,
 ) -> dict[str, Any]:
     """The report on all drafts, on the same answers of the target."""
+    from precedent.target.trained_draft import name_of
     from precedent.training.measure import Measurement
     from precedent.training.teacher import Author
 
@@ -185,12 +186,12 @@ def _measured(
     reports = [
         measurement.report(name, draft, partial(bars.show, f"measuring {name}")) for name, draft in drafts.items()
     ]
-    return {"target": model.config._name_or_path, "drafts": [report.as_dict() for report in reports]}
+    return {"target": name_of(model), "drafts": [report.as_dict() for report in reports]}
 
 
 def _show(report: dict[str, Any]) -> None:
     step = report["drafts"][0]["target_milliseconds"]
-    table = Table(title=f"beside {Path(report['target']).name}, whose step takes {step:.1f} ms")
+    table = Table(title=f"beside {report['target']}, whose step takes {step:.1f} ms")
     for column in ("draft", "accepted", "same", "ms", "cost", "draws", "per step", "speed"):
         table.add_column(column, justify="left" if column == "draft" else "right")
     for each in report["drafts"]:

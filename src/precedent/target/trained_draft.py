@@ -139,7 +139,7 @@ def read_settings(folder: Path) -> DraftSettings:
 def load_trained(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
     """Load a draft beside its target. Raises ModelLoadError, naming both, when it belongs to another target."""
     settings = read_settings(folder)
-    name = target.config._name_or_path or type(target).__name__
+    name = name_of(target)
     if settings.embeddings != embeddings_fingerprint(target):
         raise ModelLoadError(
             f"the draft model {folder} was trained for {settings.target} and uses its embeddings, and those of {name} "
@@ -152,6 +152,14 @@ def load_trained(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
         )  # fmt: skip
     draft = draft_beside(target, settings.initial_layers, load_file(folder / WEIGHTS_FILE))
     return draft.requires_grad_(False)  # the target's own modules among them need none either
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """A model's name for people: its Hugging Face id, the last part of its folder, else its class."""
+    name = model.config._name_or_path
+    if not name:
+        return type(model).__name__
+    return Path(name).name if Path(name).is_dir() else name
 
 
 def embeddings_fingerprint(target: PreTrainedModel) -> str:

@@ -23,7 +23,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from precedent.checks import end_token_ids
 from precedent.errors import UnsupportedError
 from precedent.target.first_layers import layers_of
-from precedent.target.trained_draft import DraftSettings, embeddings_fingerprint, layers_fingerprint, save_draft
+from precedent.target.trained_draft import (
+    DraftSettings,
+    embeddings_fingerprint,
+    layers_fingerprint,
+    name_of,
+    save_draft,
+)
 from precedent.training.head import check_head
 from precedent.training.plan import CHECKPOINT_STEPS, Begun, Plan, Recipe, restore_checkpoint, save_checkpoint
 from precedent.training.prompts import Prompt, fingerprint_of
@@ -201,7 +207,7 @@ class Distillation:
 
     def _settings(self, student: Student) -> DraftSettings:
         return DraftSettings(
-            target=self._target.config._name_or_path or type(self._target).__name__,
+            target=name_of(self._target),
             embeddings=embeddings_fingerprint(self._target),
             layers=layers_fingerprint(self._target),
             initial_layers=student.initial_layers,
@@ -221,10 +227,9 @@ def _cut(text: Text, place: float) -> Prompt:
 
 
 def _check_trainable(target: PreTrainedModel) -> None:
-    name = target.config._name_or_path or type(target).__name__
     if getattr(target.config, "quantization_config", None) is not None:
         raise UnsupportedError(
-            f"{name} is quantised, so that no layers can be taken from it; load it in full precision"
+            f"{name_of(target)} is quantised, so that no layers can be taken from it; load it in full precision"
         )
     layers_of(target)
     check_head(target)
