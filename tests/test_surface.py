@@ -64,6 +64,7 @@ LAYERS = (
     "write_back",
     "engine",
     "replay",
+    "training",
     "custom_generate",
     "report",
     "langchain",
@@ -228,7 +229,7 @@ def commands() -> Iterator[str]:
 
 
 def name_of(command: typer.models.CommandInfo) -> str:
-    return command.name or command.callback.__name__
+    return command.name or command.callback.__name__.replace("_", "-")
 
 
 def test_the_docs_name_every_command() -> None:

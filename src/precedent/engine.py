@@ -28,6 +28,7 @@ from precedent.request import Request
 from precedent.scheduler import Scheduler
 from precedent.sharing import key_of
 from precedent.target import TargetModel
+from precedent.target.first_layers import exits_early
 from precedent.target.loading import load_draft, load_target
 from precedent.templates import Template, Templates
 from precedent.text.assembly import TextAssembler
@@ -85,7 +86,8 @@ class Engine:
         )
         draft = None if draft_model is None else TargetModel(draft_model)
         self._codec = TokenizerCodec(tokenizer)
-        self._parts = DrafterParts(self.tokenizer_fingerprint, self._executor, cache, draft, self._codec)
+        early = draft is not None and exits_early(draft, self.target)
+        self._parts = DrafterParts(self.tokenizer_fingerprint, self._executor, cache, draft, self._codec, early)
         self._drafters: dict[str, Drafter] = {}
         self._loading = threading.Lock()
         self._drafters_named(self.speculation.drafters)
@@ -228,7 +230,7 @@ class Engine:
         tree = speculation.max_nodes + speculation.max_draws if drafters else 0
         num_tokens = min(prompt_tokens + max_tokens, self.context_length) + tree + 1
         num_bytes = self.target.kv_bytes(num_tokens)
-        if self._parts.draft_model is not None and DRAWING in drafters:
+        if self._parts.draft_model is not None and not self._parts.early_exit and DRAWING in drafters:
             num_bytes += self._parts.draft_model.kv_bytes(num_tokens)
         self.admission.check(num_bytes, prompt_tokens, max_tokens)
         return num_bytes

@@ -96,6 +96,7 @@ def begin(request: Request, target: TargetModel, end_token_ids: frozenset[int], 
         end_token_ids=end_token_ids,
         prediction=request.prediction,
         templates=request.templates,
+        target_slot=lambda: sequence.slot,
     )
     for name, drafter in request.drafters.items():
         sequence.draftings[name] = drafter.begin(draft_request)

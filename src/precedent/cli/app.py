@@ -13,6 +13,7 @@ from precedent.cli.demo import demo
 from precedent.cli.doctor import doctor
 from precedent.cli.replay import replay
 from precedent.cli.run import run
+from precedent.cli.train_draft import measure_draft, train_draft
 from precedent.errors import PrecedentError
 
 BAD_INPUT = 2
@@ -47,6 +48,11 @@ app.command(epilog='Example: precedent run "Name three rivers." --draft-model fi
 app.command(epilog="Example: precedent bench --json bench.json")(bench)
 app.command(epilog="Example: precedent replay chats.jsonl --budget 16,32 --alpha 1,4,8 --json replay.json")(replay)
 app.command(epilog="Example: precedent doctor Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B")(doctor)
+app.command(epilog="Example: precedent train-draft --target my-model --prompts chats.jsonl --out my-draft")(train_draft)
+app.command(
+    epilog="Example: precedent measure-draft --target my-model --draft-model my-draft --draft-model first-layers:2 "
+    "--prompts chats.jsonl"
+)(measure_draft)
 app.add_typer(cache_app, name="cache")
 
 

@@ -37,13 +37,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class DrafterParts:
-    """What an engine has to offer to a drafter; `codec` is its tokenizer."""
+    """What an engine has to offer to a drafter; `codec` is its tokenizer.
+
+    `early_exit` says that the draft model is the target's own first layers and stores nothing that the target does not.
+    """
 
     tokenizer_fingerprint: str
     executor: Executor
     cache: SpeculationCache | None = None
     draft_model: TargetModel | None = None
     codec: TextCodec | None = None
+    early_exit: bool = False
 
 
 def known_drafters() -> list[str]:

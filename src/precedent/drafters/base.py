@@ -7,9 +7,9 @@ shape of the tree is fixed, and none is ever removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from precedent.sampling import Coins, RowShaper
 from precedent.templates import Template
 from precedent.tree import TreeBuilder
 
+if TYPE_CHECKING:
+    from precedent.target import Slot
+
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
@@ -26,7 +29,9 @@ class DraftRequest:
 
     `query` is the text that recall embeds; `mode` is how its tokens are verified; `shape` is what the target does to a
     row of logits before it samples, and a draft model must do the same. `prediction` is the caller's own guess of the
-    answer, `templates` are premade responses and the forms of the tool calls that it may make.
+    answer, `templates` are premade responses and the forms of the tool calls that it may make. `target_slot` gives the
+    request's place in the target model, for whoever drafts with the target's own keys and values: what is committed
+    there must stay, rows behind it may be written.
     """
 
     request_id: str
@@ -40,6 +45,7 @@ class DraftRequest:
     end_token_ids: frozenset[int] = frozenset()
     prediction: tuple[int, ...] = ()
     templates: tuple[Template, ...] = ()
+    target_slot: Callable[[], Slot] | None = None
 
 
 NODE = np.dtype([("token_id", "i4"), ("parent", "i4"), ("estimate", "f8"), ("bin", "i8")])

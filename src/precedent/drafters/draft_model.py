@@ -7,7 +7,7 @@ point, and with a seed the token that the seed's noise makes it choose (Daliri e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from precedent.drafters.base import Candidates, Drafting, DraftRequest
 from precedent.errors import GenerationError
 from precedent.sampling import Coins, coupled_choice, largest_id, probs_of
-from precedent.target import TargetModel, common_prefix
+from precedent.target import Slot, TargetModel, common_prefix
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder, chain
 
 CHOSEN = ("greedy", "coupled")
@@ -26,32 +26,87 @@ CATCH_UP_LIMIT = 32
 
 
 class DraftModelDrafter:
-    """Shares one draft model between all requests; each keeps its own KV cache, caught up only when asked."""
+    """Shares one draft model between all requests; each keeps its own KV cache, caught up only when asked.
+
+    With `early_exit` the model is the target's own first layers: it reads what the target stored of the committed text,
+    and what it writes behind that is overwritten when the target scores the tree.
+    """
 
     name = "draft-model"
     draws = True
 
-    def __init__(self, model: TargetModel) -> None:
-        self._model = model
+    def __init__(self, model: TargetModel, *, early_exit: bool = False) -> None:
+        self._model, self._early_exit = model, early_exit
 
     def begin(self, request: DraftRequest) -> Drafting:
         """Start with an empty KV cache: nothing is computed until the first draw."""
-        return _DraftModelDrafting(self.name, self._model, request)
+        context = list(request.prompt_ids)
+        borrowed = request.target_slot if self._early_exit else None
+        place = _OwnPlace(self._model, context) if borrowed is None else _TargetsPlace(self._model, borrowed)
+        return _DraftModelDrafting(self.name, self._model, request, context, place)
 
     def close(self) -> None:
         """Nothing is held besides the model."""
 
 
-class _DraftModelDrafting:
-    def __init__(self, name: str, model: TargetModel, request: DraftRequest) -> None:
-        self._name, self._model, self._request = name, model, request
-        self._slot = model.new_slot()
-        self._context = list(request.prompt_ids)
+class _OwnPlace:
+    """A KV cache of the draft model's own, which follows the committed text when it is asked to."""
+
+    def __init__(self, model: TargetModel, context: list[int]) -> None:
+        self._model, self._context, self._slot = model, context, model.new_slot()
 
     @property
     def behind(self) -> int:
         """Committed tokens that its KV cache lacks."""
         return len(self._context) - common_prefix(self._slot.token_ids, self._context)
+
+    def caught_up(self) -> tuple[Slot, CandidateTree]:
+        """Rewind to the committed text; the first missed token becomes pending, the others are returned as a chain."""
+        reused = common_prefix(self._slot.token_ids, self._context[:-1])
+        self._model.rewind(self._slot, reused)
+        if len(self._context) - reused > CATCH_UP_LIMIT:
+            self._model.prefill(self._slot, self._context)
+        self._slot.pending, *missed = self._context[len(self._slot.token_ids) :]
+        return self._slot, chain(missed)
+
+    def leave(self) -> None:
+        """Drop the KV cache."""
+        self._slot = self._model.new_slot()
+
+
+class _TargetsPlace:
+    """The target's own KV cache, of which the first layers are read: there is never anything to catch up on."""
+
+    behind = 1
+
+    def __init__(self, model: TargetModel, target_slot: Callable[[], Slot]) -> None:
+        self._num_layers, self._target_slot = len(model.kv_shape.layers), target_slot
+
+    def caught_up(self) -> tuple[Slot, CandidateTree]:
+        """The committed text as the target holds it, with its pending token."""
+        slot = self._target_slot()
+        return Slot(slot.kv.first_layers(self._num_layers), pending=slot.pending), EMPTY_TREE
+
+    def leave(self) -> None:
+        """The target's slot is the engine's to keep."""
+
+
+class _DraftModelDrafting:
+    def __init__(
+        self,
+        name: str,
+        model: TargetModel,
+        request: DraftRequest,
+        context: list[int],
+        place: _OwnPlace | _TargetsPlace,
+    ) -> None:
+        self._name, self._model, self._request = name, model, request
+        self._context, self._place = context, place
+
+    @property
+    def behind(self) -> int:
+        """Committed tokens that have not been through the draft model yet."""
+        return self._place.behind
 
     def match(self, budget: int) -> Candidates:
         """A draft model has no points to offer before the shape of the tree is fixed."""
@@ -61,14 +116,14 @@ class _DraftModelDrafting:
     def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
         """Draw a chain of up to `num_draws` tokens below the root; it ends at an end token."""
         path: list[int] = []
-        parent, tail = ROOT, self._catch_up()
+        parent, (slot, tail) = ROOT, self._place.caught_up()
         while len(path) < num_draws:
-            row = self._model.score([(self._slot, tail)])[0][-1]
+            row = self._model.score([(slot, tail)])[0][-1]
             token, parent = self._draw_below(builder, parent, path, row, coins)
             path.append(token)
             if token in self._request.end_token_ids:
                 return
-            self._model.commit(self._slot, tail, range(len(tail)), token)
+            self._model.commit(slot, tail, range(len(tail)), token)
             tail = EMPTY_TREE
 
     def _draw_below(
@@ -94,22 +149,13 @@ class _DraftModelDrafting:
         position = len(self._context) - len(self._request.prompt_ids) + len(path)
         return coupled_choice(probs_of(row, sampling), sampling.seed, position)
 
-    def _catch_up(self) -> CandidateTree:
-        """Rewind to the committed text; the first missed token becomes pending, the others are returned as a chain."""
-        reused = common_prefix(self._slot.token_ids, self._context[:-1])
-        self._model.rewind(self._slot, reused)
-        if len(self._context) - reused > CATCH_UP_LIMIT:
-            self._model.prefill(self._slot, self._context)
-        self._slot.pending, *missed = self._context[len(self._slot.token_ids) :]
-        return chain(missed)
-
     def committed(self, token_ids: Sequence[int]) -> None:
         """Remember the committed tokens; the KV cache is rewound to them at the next draw."""
         self._context.extend(token_ids)
 
     def end(self) -> None:
-        """Drop the KV cache."""
-        self._slot = self._model.new_slot()
+        """Drop what is held of the request."""
+        self._place.leave()
 
 
 def _checked(probs: Tensor) -> Tensor:

@@ -32,7 +32,9 @@ def prompt(parts: DrafterParts) -> Drafter | None:
 
 def draft_model(parts: DrafterParts) -> Drafter | None:
     """A smaller causal LM; absent without one."""
-    return None if parts.draft_model is None else DraftModelDrafter(parts.draft_model)
+    if parts.draft_model is None:
+        return None
+    return DraftModelDrafter(parts.draft_model, early_exit=parts.early_exit)
 
 
 def prediction(parts: DrafterParts) -> Drafter | None:

@@ -1,14 +1,21 @@
-"""The target's own first layers as a draft model that shares the target's weights."""
+"""Models made of a target's own modules: its first layers, or its embeddings and head around layers of another's.
+
+`first-layers:N` is the early exit: the target's first N layers with its final norm and head, untrained. What those
+layers store of a text is what the target itself stores of it, so that the two can share one KV cache.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, UnsupportedError
+from precedent.target.model import TargetModel
 
 FIRST_LAYERS = "first-layers:"
 """`first-layers:N` names the target's own first N layers, with its final norm and head, as a draft model."""
@@ -19,28 +26,66 @@ def first_layers(target: PreTrainedModel, count: int) -> PreTrainedModel:
 
     Raises UnsupportedError for a model that does not keep its layers in `model.layers`, as Llama does.
     """
-    prefix, layers = target.base_model_prefix, _layers(target)
+    draft, layers = frame_of(target, range(count)), layers_of(target)[:count]
+    base_of(draft).layers = nn.ModuleList(layers)
+    return whole(draft, target)
+
+
+def frame_of(target: PreTrainedModel, layer_indices: Sequence[int]) -> PreTrainedModel:
+    """A model of the target's kind with all of its modules but the layers, which are new ones on the meta device.
+
+    Layer i of it is of the kind that `layer_indices[i]` is in the target.
+    """
+    layers_of(target)  # refuses what keeps its layers elsewhere
     config = copy.deepcopy(target.config)
-    config.num_hidden_layers = count
+    config.num_hidden_layers = len(layer_indices)
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:count]
-    with torch.device("meta"):  # no memory and no initialisation: every module is replaced by the target's own
-        draft = type(target)(config)
-    _share_children(target, draft, skip=prefix)
-    _share_children(getattr(target, prefix), getattr(draft, prefix), skip="layers")
-    getattr(draft, prefix).layers = nn.ModuleList(layers[:count])
+        config.layer_types = [config.layer_types[index] for index in layer_indices]
+    with torch.device("meta"):  # no memory and no initialisation: every module is replaced
+        frame = type(target)(config)
+    _share_children(target, frame, skip=target.base_model_prefix)
+    _share_children(base_of(target), base_of(frame), skip="layers")
+    frame.eval()
+    return frame
+
+
+def whole(draft: PreTrainedModel, target: PreTrainedModel) -> PreTrainedModel:
+    """The draft, if nothing of it was left on the meta device. Raises UnsupportedError, naming the target."""
     if any(tensor.is_meta for tensor in (*draft.parameters(), *draft.buffers())):
         raise _unsupported(target)
-    draft.eval()
     return draft
+
+
+def layers_of(model: PreTrainedModel) -> nn.ModuleList:
+    """A model's layers. Raises UnsupportedError for a model that does not keep them in `model.layers`."""
+    layers = getattr(getattr(model, model.base_model_prefix, None), "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise _unsupported(model)
+    return layers
+
+
+def base_of(model: PreTrainedModel) -> Any:
+    """The model without its head."""
+    return getattr(model, model.base_model_prefix)
 
 
 def layer_count(spec: str, target: PreTrainedModel) -> int:
     """N of `first-layers:N`. Raises ConfigError unless 1 <= N < the target's number of layers."""
-    text, most = spec.removeprefix(FIRST_LAYERS), len(_layers(target)) - 1
+    text, most = spec.removeprefix(FIRST_LAYERS), len(layers_of(target)) - 1
     if not (text.isdecimal() and 1 <= int(text) <= most):
         raise ConfigError(f"draft model {spec!r}: give a number of layers from 1 to {most}, as in {FIRST_LAYERS}1")
     return int(text)
+
+
+def exits_early(draft: TargetModel, target: TargetModel) -> bool:
+    """Whether a draft is the target's own first layers, storing what the target stores: it needs no KV of its own."""
+    try:
+        own, theirs = layers_of(draft.model), layers_of(target.model)
+    except UnsupportedError:
+        return False
+    count = len(own)
+    same_layers = count <= len(theirs) and all(one is other for one, other in zip(own, theirs, strict=False))
+    return same_layers and draft.kv_shape.layers == target.kv_shape.layers[:count]
 
 
 def _share_children(source: nn.Module, sharer: nn.Module, *, skip: str) -> None:
@@ -49,15 +94,8 @@ def _share_children(source: nn.Module, sharer: nn.Module, *, skip: str) -> None:
             setattr(sharer, name, child)
 
 
-def _layers(model: PreTrainedModel) -> nn.ModuleList:
-    layers = getattr(getattr(model, model.base_model_prefix, None), "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        raise _unsupported(model)
-    return layers
-
-
 def _unsupported(model: PreTrainedModel) -> UnsupportedError:
     return UnsupportedError(
-        f"{FIRST_LAYERS}N cannot take the first layers of a {type(model).__name__}; "
-        "give a smaller model with the same tokenizer as the draft model"
+        f"neither the first layers of a {type(model).__name__} nor trained ones can be set between its embeddings and "
+        "its head (it keeps none in `layers`); give a smaller model with the same tokenizer as the draft model"
     )

@@ -86,7 +86,11 @@ class KVLayer(CacheLayerMixin):
     supports_early_init = False
 
     def __init__(self, filled: _Filled, block: KVBlock | None = None, index: int = 0) -> None:
-        self._filled, self._block, self._index = filled, block, index
+        self._filled, self.block, self._index = filled, block, index
+
+    def shared_with(self, filled: _Filled) -> KVLayer:
+        """The same rows for a cache of another length."""
+        return KVLayer(filled, self.block, self._index)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the shape was known from the start."""
@@ -101,14 +105,14 @@ class KVLayer(CacheLayerMixin):
 
     def room_for(self, count: int) -> tuple[Tensor, Tensor]:
         """All keys and values `[1, heads, capacity, dim]`, with room for `count` rows behind the committed ones."""
-        assert self._block is not None, "a layer wrote keys and values that wrote none when the model was examined"
-        self._block.reserve(self._filled.length + count, self._filled.length)
-        return self._block.layers[self._index]
+        assert self.block is not None, "a layer wrote keys and values that wrote none when the model was examined"
+        self.block.reserve(self._filled.length + count, self._filled.length)
+        return self.block.layers[self._index]
 
     def rows(self, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values `[1, heads, end - first, dim]` of these rows, without a copy."""
-        assert self._block is not None
-        keys, values = self._block.layers[self._index]
+        assert self.block is not None
+        keys, values = self.block.layers[self._index]
         return keys.narrow(2, first, end - first), values.narrow(2, first, end - first)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -169,6 +173,18 @@ class KVCache(Cache):
             theirs.copy_from(mine, length)
         fork._filled.length = length
         return fork
+
+    def first_layers(self, count: int) -> KVCache:
+        """The first `count` layers over the same buffers: what it writes behind the committed rows nobody else reads.
+
+        Its length is its own, so that it can go ahead by itself; the next forward over this cache overwrites its rows.
+        """
+        early = KVCache(KVShape(()))
+        early._shape, early._filled.length = KVShape(self._shape.layers[:count]), self.length
+        early._layers = tuple(layer.shared_with(early._filled) for layer in self._layers[:count])
+        early._blocks = list(dict.fromkeys(layer.block for layer in early._layers if layer.block is not None))
+        early.layers = list(early._layers)
+        return early
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last forward (increasing offsets, 0 = its first token); modifies the cache.

@@ -27,6 +27,7 @@ from precedent.errors import ConfigError, ModelLoadError, PrecedentError
 from precedent.target.first_layers import FIRST_LAYERS, first_layers, layer_count
 from precedent.target.packaged import DEMO_TARGET, demo_folder
 from precedent.target.support import check_supported
+from precedent.target.trained_draft import holds_draft, load_trained, read_settings
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
@@ -85,14 +86,18 @@ def load_draft(
 ) -> PreTrainedModel:
     """Load a draft model that fits a target: a Hugging Face id, a folder, a loaded model, or "first-layers:N".
 
-    It gets the target's device and dtype and logits `[..., vocab_size]` as wide as the target's. Raises ModelLoadError
-    when its tokenizer is not the target's, UnsupportedError when its layers cannot be rewound.
+    A folder may hold a whole model or what `precedent train-draft` writes. The draft gets the target's device and dtype
+    and logits `[..., vocab_size]` as wide as the target's. Raises ModelLoadError when its tokenizer is not the target's
+    or it was trained for another target, UnsupportedError when its layers cannot be rewound.
     """
     if isinstance(spec, PreTrainedModel):
         check_supported(spec.config)
         return _with_width(spec, _width(target))
     if str(spec).startswith(FIRST_LAYERS):
         return first_layers(target, layer_count(str(spec), target))
+    if holds_draft(spec):
+        with _explained(spec, "the draft model"):
+            return load_trained(Path(spec).expanduser(), target)
     source = _source(spec)
     draft_tokenizer = _load_tokenizer(source)
     check_same_vocabulary(str(spec), draft_tokenizer, tokenizer)
@@ -113,6 +118,11 @@ def _source(name_or_path: str | Path) -> str | Path:
     looks_local = isinstance(name_or_path, Path) or name_or_path.startswith(("/", "./", "../", "~", ".\\", "..\\"))
     if not str(name_or_path) or (looks_local and not path.is_dir()):
         raise ModelLoadError(f"there is no folder {str(name_or_path)!r}; give a model folder or a Hugging Face id")
+    if holds_draft(path):
+        raise ModelLoadError(
+            f"{path} holds a draft model without embeddings, trained for {read_settings(path).target}; "
+            "give it as the draft model beside that target"
+        )
     return path if path.is_dir() else name_or_path
 
 

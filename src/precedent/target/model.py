@@ -46,7 +46,10 @@ class Slot:
 
 
 class TargetModel:
-    """Wraps an `AutoModelForCausalLM`. Raises UnsupportedError for layers that cannot be rewound."""
+    """Wraps an `AutoModelForCausalLM`. Raises UnsupportedError for layers that cannot be rewound.
+
+    `kv_shape` is what its layers store of a token.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         check_supported(model.config)
@@ -54,7 +57,7 @@ class TargetModel:
         pack_linears(self.model)
         fuse_norms(self.model)
         fuse_layers(self.model)
-        self._runner, self._kv_shape, self.vocab_size = examine(self.model)
+        self._runner, self.kv_shape, self.vocab_size = examine(self.model)
         self.context_length = context_length(model.config.get_text_config())
 
     @property
@@ -64,7 +67,7 @@ class TargetModel:
 
     def new_slot(self) -> Slot:
         """An empty slot."""
-        return Slot(KVCache(self._kv_shape))
+        return Slot(KVCache(self.kv_shape))
 
     @torch.inference_mode()
     def fork(self, slot: Slot, length: int, room: int = 0) -> Slot:
@@ -118,7 +121,7 @@ class TargetModel:
 
     def kv_bytes(self, num_tokens: int) -> int:
         """Bytes that a sequence of `num_tokens` (prompt, answer and the largest tree) takes in the KV cache at most."""
-        return self._kv_shape.nbytes(num_tokens)
+        return self.kv_shape.nbytes(num_tokens)
 
     def _prefill_chunk(self, slot: Slot, token_ids: Sequence[int]) -> None:
         self._runner.fill(chain_rows(slot.kv, token_ids))

@@ -1,0 +1,224 @@
+"""`precedent train-draft` and `precedent measure-draft`: make a draft model for one's own target, and see its worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from precedent.cli.options import DeviceOption, DtypeOption, JsonOption, write_json
+from precedent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from precedent.training.prompts import Prompt
+    from precedent.training.texts import Text
+
+REPORT_FILE = "report.json"
+
+HELD_OUT_SEED = 1 << 40
+"""Added to the seeds of answers to held-out prompts."""
+
+TargetOption = Annotated[str, typer.Option("--target", help="The target model: a Hugging Face id or a folder.")]
+PromptsOption = Annotated[
+    Path,
+    typer.Option(
+        exists=True, dir_okay=False, help="Chat traces or questions (JSONL, .gz), or prompts (.txt: one a line)."
+    ),
+]
+TemperatureOption = Annotated[float, typer.Option(help="At which answers are sampled and laws compared.")]
+AnswerOption = Annotated[int, typer.Option(min=1, help="Longest answer to a prompt, in tokens.")]
+LongestOption = Annotated[int, typer.Option("--max-prompt-tokens", min=1, help="Longer prompts are left out.")]
+SeedOption = Annotated[int, typer.Option(help="Fixes prompts held out, answers and order of training.")]
+
+
+def train_draft(
+    target: TargetOption,
+    prompts: PromptsOption,
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder to write the draft model into.")],
+    from_cache: Annotated[
+        Path | None, typer.Option(exists=True, help="Learn from this speculation cache's completions as well.")
+    ] = None,
+    tenant: Annotated[str, typer.Option(help="Whose completions of --from-cache.")] = "default",
+    layers: Annotated[int, typer.Option(min=1, max=3, help="Layers of the draft.")] = 2,
+    start: Annotated[str, typer.Option(help="Target layers it begins as: ends, first or last.")] = "ends",
+    head_tokens: Annotated[
+        int, typer.Option(min=0, help="Most frequent tokens that its head knows; 0 is the whole vocabulary.")
+    ] = 8192,
+    minutes: Annotated[float, typer.Option(min=0.1, help="About how long to collect and train.")] = 30.0,
+    rounds: Annotated[int, typer.Option(min=1, help="All but the first also learn from what the draft wrote.")] = 3,
+    temperature: TemperatureOption = 1.0,
+    answer_tokens: AnswerOption = 128,
+    max_prompt_tokens: LongestOption = 1024,
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was begun in --out.")] = False,
+    json: JsonOption = None,
+) -> None:
+    """Distil a small draft model from a target's own outputs, and report what it gains.
+
+    The draft shares the target's embeddings and head; its folder is given as --draft-model or draft_model=.
+    """
+    _check_folder(out, resume)
+    from precedent.training.distil import Distillation
+    from precedent.training.plan import Recipe
+
+    recipe = Recipe(
+        layers, start, head_tokens, temperature, answer_tokens, rounds=rounds, seed=seed
+    )  # a wrong value is refused before the model is loaded
+    console = Console(stderr=True)
+    model, tokenizer = _load(console, target, device, dtype)
+    learned, held_out = _split(console, prompts, tokenizer, max_prompt_tokens, seed)
+    completions = _completions(from_cache, tokenizer, tenant, answer_tokens)
+    with _bars(console) as bars:
+        distillation = Distillation(model, tokenizer, learned, recipe, out, completions=completions, progress=bars.show)
+        trained = distillation.run(minutes)
+        report = _measured(model, tokenizer, {str(out): trained.draft}, held_out, recipe, bars)
+    report |= {"recipe": asdict(recipe), "plan": asdict(trained.plan), "tokens": trained.num_tokens}
+    write_json(out / REPORT_FILE, report)
+    _show(report)
+    if json:
+        write_json(json, report)
+
+
+def measure_draft(
+    target: TargetOption,
+    draft_model: Annotated[
+        list[str],
+        typer.Option("--draft-model", help="A folder, an id or first-layers:N; may be given again."),
+    ],
+    prompts: PromptsOption,
+    temperature: TemperatureOption = 1.0,
+    answer_tokens: AnswerOption = 128,
+    max_prompt_tokens: LongestOption = 1024,
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    json: JsonOption = None,
+) -> None:
+    """Compare draft models by how much of them a target accepts and by what they cost.
+
+    They are measured on answers to the prompts that train-draft with the same --seed holds out.
+    """
+    from precedent.target.loading import load_draft
+    from precedent.training.plan import Recipe
+
+    recipe = Recipe(temperature=temperature, answer_tokens=answer_tokens, seed=seed)
+    console = Console(stderr=True)
+    model, tokenizer = _load(console, target, device, dtype)
+    _, held_out = _split(console, prompts, tokenizer, max_prompt_tokens, seed)
+    drafts = {spec: load_draft(spec, model, tokenizer) for spec in draft_model}
+    with _bars(console) as bars:
+        report = _measured(model, tokenizer, drafts, held_out, recipe, bars)
+    _show(report)
+    if json:
+        write_json(json, report)
+
+
+def _check_folder(out: Path, resume: bool) -> None:
+    """Raise ConfigError unless the folder is new, or holds what `--resume` goes on with."""
+    from precedent.training.distil import WORK_FOLDER  # also torch: refused before anything else is loaded
+
+    begun = (out / WORK_FOLDER).is_dir()
+    if resume and not begun:
+        raise ConfigError(f"there is nothing to resume in {out}; leave out --resume to begin")
+    if begun and not resume:
+        raise ConfigError(f"{out} holds a training that was begun; go on with --resume, or give another folder")
+    if out.is_dir() and any(out.iterdir()) and not begun:
+        raise ConfigError(f"{out} is not empty; give a new folder")
+
+
+def _load(
+    console: Console, target: str, device: str | None, dtype: str | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    from precedent.target.loading import load_target
+
+    with console.status(f"loading {target}"):
+        return load_target(target, device=device, dtype=dtype)
+
+
+def _split(
+    console: Console, path: Path, tokenizer: PreTrainedTokenizerBase, longest: int, seed: int
+) -> tuple[list[Prompt], list[Prompt]]:
+    from precedent.training.prompts import read_prompts, split
+
+    prompts, left_out = read_prompts(path, tokenizer, longest)
+    learned, held_out = split(prompts, seed)
+    note = f", {left_out} left out as longer than {longest} tokens" if left_out else ""
+    console.print(f"{len(learned)} prompts to learn from, {len(held_out)} held out{note}", highlight=False)
+    return learned, held_out
+
+
+def _completions(path: Path | None, tokenizer: PreTrainedTokenizerBase, tenant: str, longest: int) -> Sequence[Text]:
+    from precedent.training.completions import read_completions
+
+    return () if path is None else read_completions(path, tokenizer, tenant, longest)
+
+
+def _measured(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    drafts: dict[str, PreTrainedModel],
+    held_out: Sequence[Prompt],
+    recipe: Any,
+    bars: _Bars,
+) -> dict[str, Any]:
+    """The report on all drafts, on the same answers of the target."""
+    from precedent.target.trained_draft import name_of
+    from precedent.training.measure import Measurement
+    from precedent.training.teacher import Author
+
+    first_seed = recipe.seed + HELD_OUT_SEED
+    bars.show("answering held-out prompts", 0, len(held_out))
+    with closing(Author(model, tokenizer, recipe.temperature)) as author:
+        texts = author.texts(held_out, range(first_seed, first_seed + len(held_out)), recipe.answer_tokens)
+    measurement = Measurement(model, texts, recipe.temperature)
+    reports = [
+        measurement.report(name, draft, partial(bars.show, f"measuring {name}")) for name, draft in drafts.items()
+    ]
+    return {"target": name_of(model), "drafts": [report.as_dict() for report in reports]}
+
+
+def _show(report: dict[str, Any]) -> None:
+    step = report["drafts"][0]["target_milliseconds"]
+    table = Table(title=f"beside {report['target']}, whose step takes {step:.1f} ms")
+    for column in ("draft", "accepted", "same", "ms", "cost", "draws", "per step", "speed"):
+        table.add_column(column, justify="left" if column == "draft" else "right")
+    for each in report["drafts"]:
+        table.add_row(
+            Path(each["draft"]).name, f"{each['acceptance']:.3f}", f"{each['agreement']:.3f}",
+            f"{each['draw_milliseconds']:.1f}", f"1/{1 / each['cost']:.1f}", str(each["best_draws"]),
+            f"{each['tokens_per_step']:.2f}", f"{each['speed']:.2f}x",
+        )  # fmt: skip
+    Console().print(table)
+
+
+class _Bars:
+    """One progress bar per phase."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._tasks = progress, dict[str, Any]()
+
+    def show(self, phase: str, done: int, total: int, loss: float | None = None) -> None:
+        """Move the bar of a phase."""
+        if phase not in self._tasks:
+            self._tasks[phase] = self._progress.add_task(phase, total=total, note="")
+        note = "" if loss is None else f"loss {loss:.3f}"
+        self._progress.update(self._tasks[phase], completed=done, total=total, note=note)
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[_Bars]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[note]}"), console=console) as progress:
+        yield _Bars(progress)

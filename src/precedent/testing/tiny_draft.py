@@ -1,0 +1,31 @@
+"""A target with opinions, small enough for exact tests, and a training of a draft for it that takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent.training.distil import Distillation
+from precedent.training.plan import Plan, Recipe
+
+PROMPTS = [tuple(range(first, first + 6)) for first in range(40, 48)]
+RECIPE = Recipe(
+    num_layers=1, head_tokens=96, answer_tokens=12, chunk_prompts=8, rounds=2, batch_tokens=32, learning_rate=3e-3
+)
+PLAN = Plan(chunks=2, rollouts=1, rounds=2, steps_per_round=6)
+
+
+def tiny_target(seed: int = 0) -> PreTrainedModel:
+    """A random Llama of three layers in float64."""
+    return tiny_causal_lm(hidden_size=32, scale=1.5, seed=seed)
+
+
+def train_tiny(
+    out: Path, recipe: Recipe = RECIPE, plan: Plan = PLAN, progress: Callable[..., None] = lambda *_: None
+) -> Path:
+    """Train a draft for `tiny_target()` in the folder `out`, which is returned."""
+    Distillation(tiny_target(), byte_tokenizer(), PROMPTS, recipe, out, progress=progress).run(plan)
+    return out

@@ -1,0 +1,235 @@
+"""Distillation from beginning to end: the target writes, the draft learns in rounds, and is saved.
+
+Everything that a clock decides (how much to collect, how many steps to make) is written into a plan before it is done;
+from then on the draft is a function of plan, recipe, target and prompts. Each piece of work is saved whole when it is
+done, so that a training that was killed goes on and ends as it would have ended.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from precedent.checks import end_token_ids
+from precedent.errors import UnsupportedError
+from precedent.target.first_layers import layers_of
+from precedent.target.trained_draft import (
+    DraftSettings,
+    embeddings_fingerprint,
+    layers_fingerprint,
+    name_of,
+    save_draft,
+)
+from precedent.training.head import check_head
+from precedent.training.plan import CHECKPOINT_STEPS, Begun, Plan, Recipe, restore_checkpoint, save_checkpoint
+from precedent.training.prompts import Prompt, fingerprint_of
+from precedent.training.student import Student
+from precedent.training.teacher import Author, Teacher
+from precedent.training.texts import Lesson, Shard, Text
+
+WORK_FOLDER = "training"
+"""Inside of the draft's folder, deleted at the end: it holds texts."""
+
+STEPS_TIMED = 3
+
+FROM_DRAFT = 1 << 32
+"""Seeds of what the draft writes, apart from those of what the target writes."""
+
+Progress = Callable[[str, int, int, float | None], None]
+"""Called with the phase, how many of how many are done, and the loss where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A finished draft, the work that went into it, and how many tokens of the target's own it learned from."""
+
+    draft: PreTrainedModel
+    plan: Plan
+    num_tokens: int
+
+
+class Distillation:
+    """One training of a draft for `target` in the folder `out`.
+
+    The draft learns from the target's answers to `prompts` and from `completions` that it gave before. Raises
+    UnsupportedError for a target beside whose embeddings nothing can be trained, ConfigError when `out` holds another
+    training.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Sequence[Prompt],
+        recipe: Recipe,
+        out: Path,
+        *,
+        completions: Sequence[Text] = (),
+        progress: Progress = lambda *_: None,
+    ) -> None:
+        _check_trainable(target)
+        self._target, self._tokenizer, self._recipe, self._progress = target, tokenizer, recipe, progress
+        self._prompts, self._completions = prompts, completions
+        self._out, self._work = out, out / WORK_FOLDER
+        self._teacher = Teacher(target)
+        self._initial_layers = recipe.initial_layers(len(layers_of(target)))
+
+    def run(self, work: float | Plan) -> Trained:
+        """Train for about so many minutes, or as planned, or go on with what was begun; saves and returns the draft."""
+        plan = self._begun(work).plan
+        own = self._collect(plan.chunks) + self._read_completions(plan)
+        student = self._student(own)
+        self._train(student, own, plan)
+        save_draft(self._out, self._settings(student), student.weights())
+        shutil.rmtree(self._work)
+        return Trained(student.draft(), plan, sum(shard.num_tokens for shard in own))
+
+    def _begun(self, work: float | Plan) -> Begun:
+        """What stands in the folder, checked, or a new plan."""
+        found = Begun.read(self._work)
+        asked = self._asked(found.plan if found else Plan(1, 0, 1, 0))
+        if found:
+            found.check_same(asked)
+            return found
+        for piece in self._work.glob("*.safetensors*"):
+            piece.unlink()  # made before there was a plan: nobody knows by which recipe
+        return self._asked(work if isinstance(work, Plan) else self._planned(work)).write(self._work)
+
+    def _asked(self, plan: Plan) -> Begun:
+        target = embeddings_fingerprint(self._target) + layers_fingerprint(self._target)
+        texts = fingerprint_of([*self._prompts, *(text.token_ids for text in self._completions)])
+        return Begun(target, self._recipe, texts, plan)
+
+    def _planned(self, minutes: float) -> Plan:
+        """Numbers for so many minutes, by what a first piece of work takes here; its texts are kept."""
+        started = perf_counter()
+        shards = self._collect(1)
+        chunk_seconds = perf_counter() - started
+        student, batch = self._student(shards), next(self._recipe.batches(shards[0].lessons, 0))
+        started = perf_counter()
+        for _ in range(STEPS_TIMED):
+            student.step(batch, 0.0, self._recipe.longest_context)
+        return self._recipe.planned(minutes, chunk_seconds, (perf_counter() - started) / STEPS_TIMED)
+
+    # What is learned from
+
+    def _collect(self, chunks: int) -> list[Shard]:
+        """The target's own answers to the prompts, which are gone through again and again."""
+        size = self._recipe.chunk_prompts
+
+        def texts(author: Author, index: int) -> list[Text]:
+            places = range(index * size, (index + 1) * size)
+            contexts = [self._prompts[place % len(self._prompts)] for place in places]
+            return author.texts(contexts, [self._recipe.seed + place for place in places], self._recipe.answer_tokens)
+
+        return self._shards("answers", range(chunks), lambda: self._target, texts)
+
+    def _read_completions(self, plan: Plan) -> list[Shard]:
+        """What the target thinks of completions that it gave before, as many as prompts are answered."""
+        size = self._recipe.chunk_prompts
+        kept = self._completions[: plan.chunks * size]
+        shards = []
+        for index in range(-(-len(kept) // size)):
+            path = self._work / f"completions-{index:04}.safetensors"
+            if not path.is_file():
+                self._progress("reading completions", index * size, len(kept), None)
+                self._teacher.shard(kept[index * size : (index + 1) * size]).save(path)
+            shards.append(Shard.load(path))
+        return shards
+
+    def _rollouts(self, student: Student, own: Sequence[Shard], plan: Plan, round_index: int) -> list[Shard]:
+        """On policy: from somewhere in the target's answers the draft goes on, and the target says what it thinks."""
+        size = self._recipe.chunk_prompts
+        answers = [lesson.text for shard in own for lesson in shard.lessons]
+
+        def texts(author: Author, index: int) -> list[Text]:
+            random = np.random.default_rng([self._recipe.seed, FROM_DRAFT, index])
+            chosen = [answers[place] for place in random.integers(len(answers), size=size)]
+            contexts = [_cut(text, float(random.random())) for text in chosen]
+            seeds = [FROM_DRAFT + index * size + place for place in range(size)]
+            return author.texts(contexts, seeds, self._recipe.answer_tokens // 2)
+
+        chunks = range((round_index - 1) * plan.rollouts, round_index * plan.rollouts)
+        return self._shards("rollouts", chunks, student.draft, texts)
+
+    def _shards(
+        self,
+        kind: str,
+        indices: range,
+        writer: Callable[[], PreTrainedModel],
+        texts: Callable[[Author, int], list[Text]],
+    ) -> list[Shard]:
+        """The shards of these indices; those that are missing are written by a model, read by the teacher and saved."""
+        paths = {index: self._work / f"{kind}-{index:04}.safetensors" for index in indices}
+        missing = [index for index in indices if not paths[index].is_file()]
+        if missing:
+            with closing(Author(writer(), self._tokenizer, self._recipe.temperature)) as author:
+                for index in missing:
+                    self._progress(kind, index - indices.start, len(indices), None)
+                    self._teacher.shard(texts(author, index)).save(paths[index])
+        return [Shard.load(path) for path in paths.values()]
+
+    # Learning
+
+    def _student(self, shards: Sequence[Shard]) -> Student:
+        kept, frequencies = self._recipe.head_tokens, torch.stack([shard.frequencies for shard in shards]).sum(0)
+        ids = None
+        if 0 < kept < frequencies.numel():
+            ids = most_frequent(frequencies, kept, end_token_ids(self._target, self._tokenizer))
+        return Student(self._target, self._initial_layers, ids, self._recipe.learning_rate)
+
+    def _train(self, student: Student, own: Sequence[Shard], plan: Plan) -> None:
+        lessons = [lesson for shard in own for lesson in shard.lessons]
+        done = restore_checkpoint(self._work, student)
+        for index in range(plan.rounds):
+            if index:
+                lessons += [lesson for shard in self._rollouts(student, own, plan, index) for lesson in shard.lessons]
+            first, last = index * plan.steps_per_round, (index + 1) * plan.steps_per_round
+            self._round(student, islice(self._recipe.batches(lessons, index), max(0, done - first), None),
+                        range(max(done, first), last), plan.steps)  # fmt: skip
+
+    def _round(self, student: Student, batches: islice[list[Lesson]], steps: range, all_steps: int) -> None:
+        for step in steps:
+            loss = student.step(next(batches), step / all_steps, self._recipe.longest_context)
+            self._progress("training", step + 1, all_steps, loss)
+            if (step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == steps.stop:
+                save_checkpoint(self._work, student, step + 1)
+
+    def _settings(self, student: Student) -> DraftSettings:
+        return DraftSettings(
+            target=name_of(self._target),
+            embeddings=embeddings_fingerprint(self._target),
+            layers=layers_fingerprint(self._target),
+            initial_layers=student.initial_layers,
+            num_head_tokens=None if student.head_tokens is None else student.head_tokens.numel(),
+        )
+
+
+def most_frequent(frequencies: Tensor, count: int, always: frozenset[int]) -> Tensor:
+    """The ids of the `count` tokens with most mass and of those `always` kept, rising; the lower id first on ties."""
+    order = torch.sort(frequencies, descending=True, stable=True).indices[:count]
+    return torch.tensor(sorted({*order.tolist(), *always}))
+
+
+def _cut(text: Text, place: float) -> Prompt:
+    """The context of a text and the first part of its answer."""
+    return text.token_ids[: text.num_context_tokens + int(place * text.num_answer_tokens)]
+
+
+def _check_trainable(target: PreTrainedModel) -> None:
+    if getattr(target.config, "quantization_config", None) is not None:
+        raise UnsupportedError(
+            f"{name_of(target)} is quantised, so that no layers can be taken from it; load it in full precision"
+        )
+    layers_of(target)
+    check_head(target)

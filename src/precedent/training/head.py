@@ -1,0 +1,62 @@
+"""The target's output head for all tokens or some: hidden states to logits, as the target's own forward has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from precedent.errors import UnsupportedError
+from precedent.target.first_layers import base_of
+
+PROBE = (0, 1, 1, 0, 1)
+"""Token ids on which the head is compared with the model's own; fit for any vocabulary."""
+
+TOLERANCE = 0.05
+"""Accepted relative difference there: rounding of the lowest precision."""
+
+
+class OutputHead:
+    """`weight [tokens, hidden_size]` and what some architectures do to logits behind it, in `dtype`."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, token_ids: Tensor | None = None) -> None:
+        head: Any = model.get_output_embeddings()
+        weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
+        if token_ids is not None:
+            chosen = token_ids.to(weight.device)
+            weight, bias = weight[chosen], None if bias is None else bias[chosen]
+        self.weight, self.bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+        config = model.config.get_text_config()
+        self._scale = float(getattr(config, "logit_scale", 1.0) or 1.0) / float(
+            getattr(config, "logits_scaling", 1.0) or 1.0
+        )
+        self._cap = getattr(config, "final_logit_softcapping", None)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Hidden states `[rows, hidden_size]` to logits `[rows, tokens]`."""
+        logits = linear(hidden.to(self.weight.dtype), self.weight, self.bias) * self._scale
+        return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
+
+
+@torch.no_grad()
+def final_hidden(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
+    """The final hidden states of one text `[tokens]`, `[tokens, hidden_size]`."""
+    hidden: Tensor = base_of(model)(input_ids=token_ids[None], use_cache=False).last_hidden_state
+    return hidden[0]
+
+
+@torch.no_grad()
+def check_head(model: PreTrainedModel) -> None:
+    """Raise UnsupportedError when a model makes something else of its hidden states than `OutputHead` does."""
+    token_ids = torch.tensor(PROBE, device=model.device)
+    expected = model(input_ids=token_ids[None], use_cache=False).logits[0].float()
+    found = OutputHead(model, torch.float32)(final_hidden(model, token_ids))
+    error = float((found - expected).norm() / (expected - expected.mean()).norm())
+    if not error <= TOLERANCE:
+        raise UnsupportedError(
+            f"{type(model).__name__} does more to its logits than its output head ({error:.2g} off), which a draft "
+            "could not be trained beside; give a smaller model with the same tokenizer as the draft model"
+        )

@@ -1,0 +1,115 @@
+"""Which prompts a draft is trained on: chat traces, benchmark questions or plain texts, as token ids."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from precedent.errors import PromptError
+from precedent.replay.traces import Trajectory, read_trajectories
+from precedent.text.prompt import render_prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Prompt = tuple[int, ...]
+
+HELD_OUT_SHARE, MOST_HELD_OUT = 10, 64
+"""Every tenth prompt is kept for the report, at least one and at most so many."""
+
+ONE_QUESTION = ("turns", "prompt")
+"""Fields of a JSON line that is one question and no chat: a list whose first text is asked (Spec-Bench), or a text."""
+
+
+def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> tuple[list[Prompt], int]:
+    """The prompts of a file, each once, in its order, and how many were left out for being longer than `max_tokens`.
+
+    A `.txt` file holds one prompt per line. JSON lines (also .gz) are questions (`turns` or `prompt`) or chat traces as
+    `precedent replay` reads them, of which every assistant turn is a prompt: what had been said before it.
+    Raises PromptError when the file cannot be read or holds no prompt.
+    """
+    rendered = (tuple(render_prompt(tokenizer, messages, tools)) for messages, tools in _conversations(path))
+    prompts = list(dict.fromkeys(rendered))
+    short = [prompt for prompt in prompts if len(prompt) <= max_tokens]
+    if not short:
+        reason = f"all {len(prompts)} are longer than {max_tokens} tokens" if prompts else "it is empty"
+        raise PromptError(f"{path} holds no prompt to train on: {reason}")
+    return short, len(prompts) - len(short)
+
+
+def fingerprint_of(texts: Sequence[Sequence[int]]) -> str:
+    """Equal for equal texts in the same order."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(np.asarray([len(text), *text], dtype="<i8").tobytes())
+    return digest.hexdigest()[:32]
+
+
+def split(prompts: Sequence[Prompt], seed: int) -> tuple[list[Prompt], list[Prompt]]:
+    """Prompts to train on and prompts held out for the report, the same for the same seed; at least two are needed."""
+    if len(prompts) < 2:
+        raise PromptError("one prompt is too few: the report needs another one that was not trained on")
+    order = np.random.default_rng(seed).permutation(len(prompts))
+    count = min(MOST_HELD_OUT, max(1, len(prompts) // HELD_OUT_SHARE))
+    held_out = set(order[:count].tolist())
+    return [prompts[i] for i in order.tolist() if i not in held_out], [prompts[i] for i in sorted(held_out)]
+
+
+def _conversations(path: Path) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+    """Messages and tools of every prompt."""
+    first = next(_lines(path), "")
+    question = path.suffix == ".txt" or _is_question(first)
+    if question:
+        for line in _lines(path):
+            yield [{"role": "user", "content": line if path.suffix == ".txt" else _asked(path, line)}], []
+        return
+    for trajectory in read_trajectories([path]):
+        for messages in _asked_before_answers(trajectory):
+            yield messages, list(trajectory.tools)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8") as lines:
+            yield from (line.strip() for line in lines if line.strip())
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise PromptError(f"cannot read {path}: {error}") from error
+
+
+def _is_question(line: str) -> bool:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and any(field in record for field in ONE_QUESTION)
+
+
+def _asked(path: Path, line: str) -> str:
+    try:
+        record = json.loads(line)
+        return str(record["turns"][0] if "turns" in record else record["prompt"])
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise PromptError(f"{path} holds a line that is no question: {line[:80]!r}") from error
+
+
+def _asked_before_answers(trajectory: Trajectory) -> Iterator[list[dict[str, Any]]]:
+    """What stood before each assistant turn (of a single call: before the last), or all where nothing was answered."""
+    messages = [_plain(message) for message in trajectory.messages]
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i > 0]
+    for place in (answers[-1:] if trajectory.only_last else answers) or [len(messages)]:
+        yield messages[:place]
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with text content; parts that are no text are left out."""
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return {**message, "content": content}

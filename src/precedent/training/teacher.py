@@ -1,0 +1,74 @@
+"""The target as teacher: it writes texts of its own, and says of each position of a text what it thinks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.cost_curve import CostCurve
+from precedent.engine import Engine
+from precedent.training.head import OutputHead, final_hidden
+from precedent.training.prompts import Prompt
+from precedent.training.texts import Lesson, Shard, Text
+
+AT_ONCE = 16
+"""Requests that are sampled together."""
+
+ROWS_AT_ONCE = 256
+"""Rows of logits of the whole vocabulary that are held at a time."""
+
+
+class Author:
+    """Samples continuations with an engine of its own, without speculation; the same seeds give the same texts."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, temperature: float) -> None:
+        plain = SpeculationConfig(enabled=False, write_back=False)
+        self._engine = Engine(
+            model, tokenizer, name="teacher", speculation=plain, limits=EngineLimits(max_running=AT_ONCE),
+            cost=CostCurve(),
+        )  # fmt: skip
+        self._temperature = temperature
+
+    def texts(self, contexts: Sequence[Prompt], seeds: Sequence[int], max_tokens: int) -> list[Text]:
+        """A continuation of each context by at most `max_tokens`, none where the context leaves no room."""
+        room = self._engine.context_length - 1
+        running = [
+            (context, self._engine.submit(context, SamplingParams(self._temperature, seed=seed, max_tokens=max_tokens)))
+            for context, seed in zip(contexts, seeds, strict=True)
+            if len(context) < room
+        ]
+        answers = [(context, generation.result().token_ids) for context, generation in running]
+        return [Text((*context, *answer), len(answer)) for context, answer in answers if answer]
+
+    def close(self) -> None:
+        """Stop the engine."""
+        self._engine.close()
+
+
+class Teacher:
+    """Runs the target over texts and keeps what a draft has to learn of them."""
+
+    def __init__(self, target: PreTrainedModel) -> None:
+        self._target = target
+        self._head = OutputHead(target, torch.float64 if target.dtype == torch.float64 else torch.float32)
+
+    @torch.no_grad()
+    def shard(self, texts: Sequence[Text]) -> Shard:
+        """The lessons of some texts, on the CPU."""
+        frequencies = torch.zeros(self._head.weight.shape[0], device=self._head.weight.device)
+        lessons = tuple(self._lesson(text, frequencies) for text in texts)
+        return Shard(lessons, frequencies.cpu())
+
+    def _lesson(self, text: Text, frequencies: Tensor) -> Lesson:
+        token_ids = torch.tensor(text.token_ids[:-1], device=self._target.device)
+        hidden = final_hidden(self._target, token_ids)[-text.num_answer_tokens :]
+        totals = []
+        for rows in hidden.split(ROWS_AT_ONCE):
+            logits = self._head(rows)
+            totals.append(logits.logsumexp(-1))
+            frequencies += (logits - totals[-1][:, None]).exp_().sum(0)
+        return Lesson(text, hidden.cpu(), torch.cat(totals).cpu())

@@ -1,0 +1,93 @@
+"""What a draft learns from: texts, with the target's final hidden state at every position of an answer.
+
+The hidden states are the teacher's whole law, in a few hundred numbers instead of a vocabulary's: the shared output
+head turns them back into logits wherever training needs them, and the target itself runs over each text only once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from precedent.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Token ids whose last `num_answer_tokens` are learned; what stands before them is context."""
+
+    token_ids: tuple[int, ...]
+    num_answer_tokens: int
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Tokens before the answer."""
+        return len(self.token_ids) - self.num_answer_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A text and what the target thinks before each token of its answer.
+
+    `hidden` `[num_answer_tokens, hidden_size]` are final hidden states, `log_total` `[num_answer_tokens]` the
+    logarithms of the sums of the exponentials of all logits.
+    """
+
+    text: Text
+    hidden: Tensor
+    log_total: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Lessons that were made together; `frequencies` `[vocab_size]` is the mass that the target gave each token."""
+
+    lessons: tuple[Lesson, ...]
+    frequencies: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to learn."""
+        return sum(lesson.text.num_answer_tokens for lesson in self.lessons)
+
+    def save(self, path: Path) -> None:
+        """Write the shard, whole or not at all."""
+        partial = path.with_name(f"{path.name}.partial")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {
+            "token_ids": torch.tensor([token for lesson in self.lessons for token in lesson.text.token_ids]),
+            "hidden": torch.cat([lesson.hidden for lesson in self.lessons]),
+            "log_total": torch.cat([lesson.log_total for lesson in self.lessons]),
+            "frequencies": self.frequencies,
+        }
+        lengths = [[len(lesson.text.token_ids), lesson.text.num_answer_tokens] for lesson in self.lessons]
+        save_file(tensors, partial, metadata={"lengths": json.dumps(lengths)})
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Shard:
+        """Read a shard. Raises ModelLoadError when the file is damaged."""
+        try:
+            with safe_open(path, framework="pt") as opened:
+                lengths: list[list[int]] = json.loads(opened.metadata()["lengths"])
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
+        except (OSError, SafetensorError, ValueError) as error:
+            raise ModelLoadError(f"{path} is damaged ({error}); delete it, and --resume makes it again") from error
+        return cls(tuple(_lessons(lengths, tensors)), tensors["frequencies"])
+
+
+def _lessons(lengths: Sequence[Sequence[int]], tensors: dict[str, Tensor]) -> list[Lesson]:
+    answers = [answer for _, answer in lengths]
+    texts = zip(tensors["token_ids"].split([total for total, _ in lengths]), answers, strict=True)
+    laws = zip(tensors["hidden"].split(answers), tensors["log_total"].split(answers), strict=True)
+    return [
+        Lesson(Text(tuple(token_ids.tolist()), answer), hidden, log_total)
+        for (token_ids, answer), (hidden, log_total) in zip(texts, laws, strict=True)
+    ]
