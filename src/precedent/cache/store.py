@@ -39,7 +39,6 @@ logger = logging.getLogger("precedent.cache")
 Result = TypeVar("Result")
 
 ALL = Selection()
-ID = rows.COLUMNS.split(", ").index("id")
 
 
 class SQLiteStore:
@@ -102,7 +101,7 @@ class SQLiteStore:
     def _insert(self, connection: sqlite3.Connection, payload: Payload, embedder: EmbedderIdentity | None) -> int:
         now = self._clock()
         if payload.vector is not None:
-            _claim(connection, embedder, self._database)
+            _claim(connection, payload.vector, embedder, self._database)
         completion_id = rows.insert_row(connection, payload, now)
         evict(connection, self._bounds, keep_id=completion_id, now=now)
         return completion_id
@@ -254,7 +253,7 @@ class SQLiteStore:
     def _select(self, clause: str, values: tuple[object, ...]) -> Completions:
         with self._database.read() as connection:
             found = connection.execute(f"SELECT {rows.COLUMNS} FROM completion {clause}", values).fetchall()
-        read = [(row[ID], rows.completion_of(row)) for row in found]
+        read = [(row[rows.ID], rows.completion_of(row)) for row in found]
         self._report_damaged([row_id for row_id, completion in read if completion is None])
         return [completion for _, completion in read if completion is not None]
 
@@ -274,10 +273,14 @@ def _check_file(file: Path, embedder: Embedder | None) -> None:
         require_same(recorded, identity_of(embedder), str(file))
 
 
-def _claim(connection: sqlite3.Connection, embedder: EmbedderIdentity | None, database: Database) -> None:
+def _claim(
+    connection: sqlite3.Connection, vector: Vector, embedder: EmbedderIdentity | None, database: Database
+) -> None:
     """The first vector's embedder is the cache's; every other one is refused."""
     if embedder is None:
         raise CacheError("a vector needs the identity of the embedder that made it")
+    if vector.shape != (embedder.dimension,):
+        raise CacheError(f"a vector of shape {vector.shape} is not one of the embedder {embedder}")
     recorded = rows.recorded_embedder(connection)
     if recorded is None:
         rows.record_embedder(connection, embedder)
