@@ -20,6 +20,7 @@ from precedent.cache.embedder import Embedder, identity_of
 from precedent.cache.eviction import evict, expire, prune
 from precedent.cache.files import check_header, create_file, database_path, inspecting
 from precedent.cache.partition import Partition
+from precedent.cache.partition_vectors import PartitionVectors
 from precedent.cache.records import (
     CacheStats,
     Completions,
@@ -30,9 +31,10 @@ from precedent.cache.records import (
     Vector,
     storable,
 )
+from precedent.cache.same_embedder import claim, require_same
 from precedent.cache.sealing import IndexFolder
 from precedent.cache.segment import Ids
-from precedent.errors import CacheError, CacheMismatchError
+from precedent.errors import CacheError
 
 logger = logging.getLogger("precedent.cache")
 
@@ -101,7 +103,7 @@ class SQLiteStore:
     def _insert(self, connection: sqlite3.Connection, payload: Payload, embedder: EmbedderIdentity | None) -> int:
         now = self._clock()
         if payload.vector is not None:
-            _claim(connection, payload.vector, embedder, self._database)
+            claim(connection, payload.vector, embedder, str(self._database))
         completion_id = rows.insert_row(connection, payload, now)
         evict(connection, self._bounds, keep_id=completion_id, now=now)
         return completion_id
@@ -152,6 +154,10 @@ class SQLiteStore:
     def partition(self, tenant: str, tokenizer: str) -> Partition | None:
         """The partition with its segments, None in memory."""
         return None if self._segments is None else Partition(self._database, self._segments, tenant, tokenizer)
+
+    def partition_vectors(self, tenant: str, tokenizer: str) -> PartitionVectors:
+        """The partition's vectors, to be grouped when they are many."""
+        return PartitionVectors(self._database, self._segments, tenant, tokenizer)
 
     def epoch(self) -> int:
         """Grows whenever records have gone."""
@@ -271,27 +277,3 @@ def _check_file(file: Path, embedder: Embedder | None) -> None:
         recorded = rows.recorded_embedder(connection)
     if recorded is not None and embedder is not None:
         require_same(recorded, identity_of(embedder), str(file))
-
-
-def _claim(
-    connection: sqlite3.Connection, vector: Vector, embedder: EmbedderIdentity | None, database: Database
-) -> None:
-    """The first vector's embedder is the cache's; every other one is refused."""
-    if embedder is None:
-        raise CacheError("a vector needs the identity of the embedder that made it")
-    if vector.shape != (embedder.dimension,):
-        raise CacheError(f"a vector of shape {vector.shape} is not one of the embedder {embedder}")
-    recorded = rows.recorded_embedder(connection)
-    if recorded is None:
-        rows.record_embedder(connection, embedder)
-    else:
-        require_same(recorded, embedder, str(database))
-
-
-def require_same(recorded: EmbedderIdentity, given: EmbedderIdentity, where: str) -> None:
-    """Raise CacheMismatchError unless the vectors of both embedders may be compared."""
-    if (recorded.fingerprint, recorded.dimension) != (given.fingerprint, given.dimension):
-        raise CacheMismatchError(
-            f"{where} was filled with the embedder {recorded}, not with {given}; left untouched, open it with the "
-            "first one or give another path"
-        )
