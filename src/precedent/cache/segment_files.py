@@ -59,15 +59,25 @@ class ArrayFiles(ABC):
     def listed(self) -> list[Sealed]:
         """What the manifest lists, the oldest first; nothing when there is none that can be read."""
         try:
-            manifest = json.loads((self.folder / MANIFEST).read_bytes())
-            if manifest["format"] != FORMAT:
-                return []
-            return [self._sealed(entry) for entry in manifest["segments"]]
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            return self._listed()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             logger.info("the index in %s is built anew: %s", self.folder, error)
             return []
+
+    def has_sound_manifest(self) -> bool:
+        """Whether the manifest can be read, or there is none yet."""
+        try:
+            self._listed()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return False
+        return True
+
+    def _listed(self) -> list[Sealed]:
+        try:
+            manifest = json.loads((self.folder / MANIFEST).read_bytes())
+        except FileNotFoundError:
+            return []
+        return [self._sealed(entry) for entry in manifest["segments"]] if manifest["format"] == FORMAT else []
 
     def read_arrays(self, sealed: Sealed) -> Arrays:
         """The arrays of a set in memory. Raises OSError or ValueError unless they are exactly what was sealed."""

@@ -72,8 +72,12 @@ class VectorFiles(ArrayFiles):
 
     def without_gone(self, sealed: Sealed, stays: Mask) -> Sealed | None:
         """What stays, written anew; None when it cannot be read."""
+        grouped = self.read_set(sealed)
+        return None if grouped is None else self._write(grouped.kept(stays))
+
+    def read_set(self, sealed: Sealed) -> GroupedVectors | None:
+        """The vectors of a set, whatever their dimension; None unless they are exactly what was sealed."""
         try:
-            dimension = sealed.tokens // max(1, sealed.completions)
-            return self._write(self._read(sealed, dimension).kept(stays))
-        except (OSError, ValueError, ZeroDivisionError):
+            return self._read(sealed, max(1, sealed.tokens // max(1, sealed.completions)))
+        except (OSError, ValueError):
             return None
