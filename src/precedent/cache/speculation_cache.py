@@ -25,7 +25,10 @@ from precedent.errors import CacheError
 REMEMBERED_QUERIES = 256
 
 DEFAULT_MAX_INDEX_BYTES = 256 * 2**20
-"""Bytes that the token indexes of a cache take in memory unless told otherwise: some 20 million tokens."""
+"""Bytes that the token indexes of a cache in memory take unless told otherwise: some 20 million tokens."""
+
+DEFAULT_MAX_MAPPED_BYTES = 4 * 2**30
+"""The same of a cache on disk, whose large arrays are mapped (`precedent.cache.scratch`): some 300 million tokens."""
 
 
 class SpeculationCache:
@@ -62,7 +65,7 @@ class SpeculationCache:
         max_records: int | None = None,
         max_age: float | None = None,
         max_tenant_bytes: int | None = None,
-        max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES,
+        max_index_bytes: int | None = None,
         redact: Redact | None = None,
         read_only: bool = False,
     ) -> Self:
@@ -72,10 +75,13 @@ class SpeculationCache:
         folder, or an object of one's own; the default is all-MiniLM-L6-v2. It is loaded on first use, or here if the
         file holds vectors, which must be its own. `max_bytes` bounds tokens, vectors and texts of all completions,
         `max_tenant_bytes` those of any one tenant, `max_records` the number of completions, `max_age` the seconds since
-        one was first stored; `max_index_bytes` the token indexes that drafting keeps in memory, from which the oldest
-        completions go first. `redact` gives what is stored in the place of a completion, or None.
+        one was first stored; `max_index_bytes` the token indexes that drafting keeps (256 MiB for a cache in memory, 4
+        GiB for one on disk, of which large arrays are mapped), from which the oldest completions go first. `redact`
+        gives what is stored in the place of a completion, or None.
         Raises CacheError; a file that is refused is left untouched.
         """
+        if max_index_bytes is None:
+            max_index_bytes = DEFAULT_MAX_INDEX_BYTES if path is None else DEFAULT_MAX_MAPPED_BYTES
         check_index_bytes(max_index_bytes)
         chosen = resolve(embedder)
         bounds = Bounds(max_bytes, max_records, max_age, max_tenant_bytes)
