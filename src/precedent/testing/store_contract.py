@@ -160,16 +160,6 @@ class StoreContract:
         assert store.epoch() > epoch
         assert store.stamp() != stamp
 
-    def test_what_went_is_listed_or_said_to_be_unknown(self, store: CompletionStore) -> None:
-        ids = [self.add(store, completion(n)) for n in range(4)]
-        start = store.epoch()
-        now, gone = store.gone_since(start)
-        assert (now, [] if gone is None else gone.tolist()) == (start, [])
-        store.forget(Selection(ids=(ids[1], ids[3])))
-        now, gone = store.gone_since(start)
-        assert now == store.epoch() > start
-        assert gone is None or sorted(gone.tolist()) == [ids[1], ids[3]]
-
     def test_a_vector_of_another_length_is_refused(self, store: CompletionStore) -> None:
         with pytest.raises(CacheError, match="shape"):
             store.insert(completion(1), unit_vector(0)[:2], EMBEDDER)
