@@ -273,7 +273,7 @@ def test_a_full_disk_makes_the_cache_read_only_with_one_warning(caplog):
 def test_a_failed_write_leaves_nothing_behind(tmp_path):
     store = SQLiteStore.open(tmp_path)
     with pytest.raises(CacheError, match="syntax error"), store._database.write() as connection:
-        connection.executemany("INSERT INTO usage VALUES (?, 1)", [("half",)]).execute("not SQL")
+        connection.executemany("INSERT INTO usage VALUES (?, 1, 1)", [("half",)]).execute("not SQL")
     assert store.insert(completion(1), unit_vector(1), EMBEDDER) == 1
     assert [share.tenant for share in store.stats().tenants] == ["default"]
     assert store._database._writer.execute("SELECT tenant FROM usage").fetchall() == [("default",)]
