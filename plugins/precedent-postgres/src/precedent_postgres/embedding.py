@@ -1,0 +1,36 @@
+"""Whose vectors the server holds: the embedder of the first one, written down beside the records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import psycopg
+
+from precedent.cache.backend import EmbedderIdentity, require_same
+from precedent.errors import CacheError
+from precedent_postgres.schema import SCHEMA
+
+Connection = psycopg.Connection[Any]
+
+
+def recorded_embedder(connection: Connection, lock: str = "") -> EmbedderIdentity | None:
+    """The embedder that made the vectors, or None as long as there are none."""
+    found = connection.execute(f"SELECT value FROM {SCHEMA}.meta WHERE key = 'embedder' {lock}").fetchone()
+    try:
+        return None if found is None else EmbedderIdentity(**json.loads(found[0]))
+    except (TypeError, ValueError) as error:
+        raise CacheError("the server's record of the embedder is damaged; restore a backup") from error
+
+
+def claim(connection: Connection, embedder: EmbedderIdentity | None, where: str) -> None:
+    """The first vector's embedder is the cache's; every other one is refused, and it stays until this has ended."""
+    if embedder is None:
+        raise CacheError("a vector needs the identity of the embedder that made it")
+    insert = f"INSERT INTO {SCHEMA}.meta VALUES ('embedder', %s) ON CONFLICT (key) DO NOTHING"
+    recorded = recorded_embedder(connection, "FOR SHARE")
+    while recorded is None:  # once more where another engine was first, or the last vector has just gone
+        connection.execute(insert, (json.dumps(asdict(embedder)),))
+        recorded = recorded_embedder(connection, "FOR SHARE")
+    require_same(recorded, embedder, where)

@@ -1,0 +1,57 @@
+"""Opening a store by where it lies: a folder or file is SQLite's, a URL is opened by the plugin that knows its scheme."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from precedent.cache.completion_store import CompletionStore
+from precedent.cache.embedder import Embedder
+from precedent.cache.store import SQLiteStore
+from precedent.errors import CacheError, ConfigError
+
+GROUP = "precedent.stores"
+"""Entry points whose names are URL schemes and whose objects are called like `open_store`, with a URL."""
+
+KNOWN_PLUGINS = {"postgresql": "precedent-postgres", "postgres": "precedent-postgres"}
+"""Which package to install for a scheme that nobody here opens."""
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+def open_store(where: str | Path | None = None, *, embedder: Embedder | None = None, **settings: Any) -> CompletionStore:
+    """Open the store at a folder, a file or a URL; in memory without any.
+
+    `settings` are `create`, `read_only` and the bounds, as `SQLiteStore.open` takes them. Raises ConfigError for a URL
+    that no installed package opens, and CacheError as the store itself does.
+    """
+    scheme = url_scheme(where)
+    if scheme is None:
+        return SQLiteStore.open(where, embedder=embedder, **settings)
+    return _opener(scheme)(str(where), embedder=embedder, **settings)
+
+
+def url_scheme(where: object) -> str | None:
+    """The scheme of a URL in lower case, None for a path; a drive letter is no scheme."""
+    found = _SCHEME.match(where) if isinstance(where, str) else None
+    return None if found is None else found.group(1).lower()
+
+
+def shown(where: str) -> str:
+    """A store's URL as it may be shown and logged: without its password."""
+    return re.sub(r"(://[^/@:]*):[^/]*@", r"\1@", re.sub(r"(?i)([?&]password=)[^&]*", r"\1…", where))
+
+
+def _opener(scheme: str) -> Callable[..., CompletionStore]:
+    for entry in entry_points(group=GROUP, name=scheme):
+        try:
+            opener: Callable[..., CompletionStore] = entry.load()
+        except ImportError as error:
+            raise CacheError(f"{entry.value} opens {scheme}:// but cannot be imported: {error}; install it anew") from error
+        return opener
+    known = KNOWN_PLUGINS.get(scheme)
+    advice = f"pip install {known}" if known else f"give a folder, or install the package that opens {scheme}://"
+    raise ConfigError(f"nothing installed here opens a cache at {scheme}://; {advice}")
