@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from precedent.cache import NewCompletion, Selection, SQLiteStore
-from precedent.cache.database import create_file, database_path
 from precedent.cache.eviction import common_level
-from precedent.cache.rows import SCHEMA
+from precedent.cache.files import create_file, database_path
 from precedent.errors import CacheError
 from precedent.testing.store_contract import EMBEDDER, StoreContract, completion, ids_of, unit_vector
 
@@ -129,9 +128,9 @@ def test_a_cache_is_readable_by_its_owner_only(tmp_path):
 def test_creating_twice_keeps_the_first_file(tmp_path):
     """Two processes may create the same cache at the same moment."""
     file = tmp_path / "a.sqlite"
-    create_file(file, SCHEMA)
+    create_file(file)
     before = file.stat().st_ino
-    create_file(file, SCHEMA)
+    create_file(file)
     assert file.stat().st_ino == before
 
 
@@ -180,7 +179,7 @@ def test_one_large_newcomer_pushes_out_the_others():
 def test_one_completion_larger_than_the_bound_is_not_stored(caplog):
     store = SQLiteStore.open(max_bytes=1000)
     assert store.insert(completion(1, text="y" * 2000), None, None) == 0
-    assert "max_bytes=1000" in caplog.text
+    assert "at most 1000 bytes" in caplog.text
     assert store.stats().records == 0
     store.close()
     with pytest.raises(CacheError, match="max_bytes=0"):
@@ -233,7 +232,7 @@ def test_no_trace_is_left_in_pages_that_were_split_and_merged(tmp_path):
 
 
 def test_forget_says_so_when_another_process_keeps_the_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("precedent.cache.database.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("precedent.cache.connection.BUSY_SECONDS", 0.05)
     store = SQLiteStore.open(tmp_path)
     row_id = store.insert(completion(1, text="secret"), unit_vector(1), EMBEDDER)
     reader = sqlite3.connect(tmp_path / "precedent.sqlite", isolation_level=None)

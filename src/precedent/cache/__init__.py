@@ -3,6 +3,8 @@
 Importing it loads none of FAISS, sentence-transformers and torch; they are imported when first needed.
 """
 
+from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
+from precedent.cache.completion_store import CompletionStore
 from precedent.cache.embedder import Embedder, SentenceTransformerEmbedder
 from precedent.cache.fingerprint import (
     model_fingerprint,
@@ -20,10 +22,11 @@ from precedent.cache.records import (
     TenantStats,
 )
 from precedent.cache.speculation_cache import SpeculationCache
-from precedent.cache.store import DEFAULT_MAX_BYTES, CompletionStore, SQLiteStore
+from precedent.cache.store import SQLiteStore
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
+    "Bounds",
     "CacheStats",
     "CompletionStore",
     "Embedder",

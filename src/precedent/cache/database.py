@@ -1,8 +1,4 @@
-"""The SQLite file beneath the store: where it lies, how it is created, checked, opened, written to and erased from.
-
-Nothing here knows what a completion is. A file that is refused is left as it was, byte for byte: it is only ever looked
-at through a connection that cannot write.
-"""
+"""An open cache file: transactions, who may write, and how deleted bytes are erased. Knows nothing of completions."""
 
 from __future__ import annotations
 
@@ -10,161 +6,17 @@ import contextlib
 import logging
 import os
 import sqlite3
-import tempfile
 import threading
-import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
+from precedent.cache.connection import BUSY_SECONDS, connect
+from precedent.cache.schema import FORMAT_VERSION, SCHEMA, migrate
 from precedent.errors import CacheError, CacheMismatchError
 
 logger = logging.getLogger("precedent.cache")
 
-APPLICATION_ID = int.from_bytes(b"PRCD", "big")
-FORMAT_VERSION = 1
-FILE_NAME = "precedent.sqlite"
-FILE_SUFFIXES = (".sqlite", ".sqlite3", ".db")
-PAGE_BYTES = 4096
-BUSY_SECONDS = 20.0
 LAST_WRITE_ERRORS = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR")
-
-
-def database_path(path: str | Path) -> Path:
-    """The file meant by `path`: itself if it is a file or ends in .sqlite, .sqlite3 or .db, else one in that folder."""
-    if not str(path):
-        raise CacheError("the cache's path is empty; give a folder or a file that ends in .sqlite")
-    given = Path(path).expanduser()
-    if given.is_dir() or (given.suffix not in FILE_SUFFIXES and not given.is_file()):
-        return given / FILE_NAME
-    return given
-
-
-def create_file(path: Path, schema: str) -> None:
-    """Create a database at `path` unless there is one: whole or not at all, also under kill -9."""
-    if path.exists():
-        return
-    log = path.with_name(path.name + "-wal")
-    # SQLite would replay the log of the lost file into the new one; asked again, since both may just have been created
-    if log.exists() and not path.exists():
-        raise CacheError(f"{log} is the log of a cache file that is gone; restore {path.name} or move the log away")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".precedent-", suffix=".new", dir=path.parent)  # readable by its owner only
-    os.close(handle)
-    try:
-        _write_schema(name, schema)
-        _publish(Path(name), path)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def _write_schema(name: str, schema: str) -> None:
-    with contextlib.closing(sqlite3.connect(name, isolation_level=None)) as connection:
-        connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
-        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version={FORMAT_VERSION}")
-        connection.executescript(schema)
-        connection.execute("PRAGMA journal_mode=WAL")
-
-
-def _publish(new: Path, path: Path) -> None:
-    try:
-        os.link(new, path)
-    except FileExistsError:
-        return  # another process was first, with the same content
-    except OSError:  # a file system without hard links
-        if not path.exists():
-            new.rename(path)
-
-
-def check_header(path: Path) -> None:
-    """Raise CacheError unless the file is a cache in a format that this version reads.
-
-    SQLite reads the header, not `open()`: closing another descriptor of the file would drop this process's locks on it.
-    """
-    try:
-        with contextlib.closing(connect(path, "immutable=1")) as connection:
-            marks = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-    except sqlite3.DatabaseError as error:
-        raise CacheError(f"{path} is not a cache ({error}); left untouched, give another path") from error
-    if marks[0] != APPLICATION_ID:
-        raise CacheMismatchError(f"{path} is not a cache but some other file; left untouched, give another path")
-    check_version(path, marks[1])
-
-
-def check_version(path: Path, version: int) -> None:
-    """Raise CacheMismatchError unless this version of the library reads that format."""
-    if version != FORMAT_VERSION:
-        raise CacheMismatchError(
-            f"{path} has cache format {version}, this version of precedent reads {FORMAT_VERSION}; left untouched, "
-            "upgrade precedent or give another path"
-        )
-
-
-@contextlib.contextmanager
-def inspecting(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that looks at the file as it is and cannot change it; the structure has been checked."""
-    try:
-        connection = _checked_snapshot(path)
-    except sqlite3.DatabaseError as error:
-        raise CacheError(f"{path} is damaged ({error}); left untouched, restore a copy or move it away") from error
-    try:
-        yield connection
-    finally:
-        connection.close()
-
-
-def _checked_snapshot(path: Path) -> sqlite3.Connection:
-    try:
-        if _has_log(path):
-            return _structure_checked(connect(path, "mode=ro"))
-        if path.stat().st_size % PAGE_BYTES:
-            raise sqlite3.DatabaseError("its last page is cut short")
-        return _structure_checked(connect(path, "immutable=1"))
-    except sqlite3.DatabaseError:
-        if not _has_log(path):
-            raise
-        return _structure_checked(connect(path, "mode=ro"))  # another process began to write in the meantime
-
-
-def _has_log(path: Path) -> bool:
-    log = path.with_name(path.name + "-wal")
-    return log.exists() and log.stat().st_size > 0
-
-
-def _structure_checked(connection: sqlite3.Connection) -> sqlite3.Connection:
-    try:
-        verdict = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
-        if verdict != "ok":
-            raise sqlite3.DatabaseError(verdict.replace("\n", " "))
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def connect(path: Path | None, mode: str = "mode=rw") -> sqlite3.Connection:
-    """Open an existing file (a new database in memory for None) for use from any thread, one at a time."""
-    target = ":memory:" if path is None else f"{path.resolve().as_uri()}?{mode}"
-    connection = sqlite3.connect(
-        target, uri=path is not None, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-    )
-    connection.text_factory = _decoded
-    connection.create_function("folded_contains", 2, _folded_contains, deterministic=True)
-    connection.execute("PRAGMA temp_store=MEMORY")  # a temporary file would be one more place to erase from
-    return connection
-
-
-def folded(text: str) -> str:
-    """`text` for comparison without regard to case and to how accents are composed."""
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-
-
-def _folded_contains(text: bytes | None, folded_needle: str) -> bool:
-    return folded_needle in folded(_decoded(text or b""))
-
-
-def _decoded(data: bytes) -> str:
-    return data.decode("utf-8", "replace")  # damaged text must not make its neighbours unreadable
 
 
 class Database:
@@ -173,24 +25,25 @@ class Database:
     A commit waits for the disk; readers do not wait for it. In memory both are the same connection.
     """
 
-    def __init__(self, path: Path | None, *, schema: str, read_only: bool = False) -> None:
+    def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
         self.path, self.read_only = path, read_only
         self._process, self._changes, self._closed, self._warned = os.getpid(), 0, False, False
-        self._writer = self._open_writer(schema)
+        self._writer = self._open_writer()
         self._write_lock = threading.RLock()
         shared = path is None or read_only
         self._reader = self._writer if shared else connect(path, "mode=ro")
         self._read_lock = self._write_lock if shared else threading.RLock()
 
-    def _open_writer(self, schema: str) -> sqlite3.Connection:
+    def _open_writer(self) -> sqlite3.Connection:
         if self.path is None:
             connection = connect(None)
-            connection.executescript(schema)
+            connection.executescript(SCHEMA)
         elif self.read_only:
             return self._open_read_only(self.path)
         else:
             connection = connect(self.path)
             connection.execute("PRAGMA synchronous=FULL")  # a commit that was reported survives a power cut
+            _bring_up_to_date(connection)
         connection.execute("PRAGMA secure_delete=ON")
         return connection
 
@@ -201,7 +54,14 @@ class Database:
             connection.execute("SELECT count(*) FROM sqlite_master")
         except sqlite3.OperationalError:  # no log yet and no right to create one: nobody can be writing here either
             connection.close()
-            return connect(path, "immutable=1")
+            connection = connect(path, "immutable=1")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version != FORMAT_VERSION:
+            connection.close()
+            raise CacheMismatchError(
+                f"{path} has cache format {version} and is read-only; open it once where it may be written, which "
+                f"brings it to format {FORMAT_VERSION}"
+            )
         return connection
 
     def __str__(self) -> str:
@@ -281,6 +141,19 @@ class Database:
             if _name(error).startswith(LAST_WRITE_ERRORS):
                 self.read_only = True
             raise CacheError(f"{self}: {error}; {_advice(error)}") from error
+
+
+def _bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """Bring a file of an earlier format to today's, whole or not at all; whoever else does so is waited for."""
+    if connection.execute("PRAGMA user_version").fetchone()[0] == FORMAT_VERSION:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        migrate(connection)
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
 
 
 def _name(error: sqlite3.Error) -> str:

@@ -23,7 +23,7 @@ SELECT id, checksum, count, CAST(prompt_fingerprint AS BLOB) FROM completion
 WHERE tenant = ? AND tokenizer = ? AND id > ? ORDER BY id LIMIT ?
 """
 _LENGTHS = """
-SELECT id, length(token_ids) / 4 FROM completion WHERE tenant = ? AND tokenizer = ? AND id > ? ORDER BY id LIMIT ?
+SELECT id, num_tokens FROM completion WHERE tenant = ? AND tokenizer = ? AND id > ? ORDER BY id LIMIT ?
 """
 _ALL = "SELECT id, checksum FROM completion WHERE id > ? ORDER BY id LIMIT ?"
 

@@ -39,7 +39,7 @@ class Partition:
         return directory_of(self._database, self._tenant, self._tokenizer)
 
     def lengths(self) -> tuple[Ids, Ids]:
-        """The ids of all rows and how many tokens each has; reads every row's page. Raises CacheError."""
+        """The ids of all rows and how many tokens each has; Raises CacheError."""
         return lengths_of(self._database, self._tenant, self._tokenizer)
 
     def most_tokens(self) -> int:

@@ -1,15 +1,15 @@
-"""The tables, and how a completion becomes a row and a row a completion again."""
+"""How a completion becomes a row and a row a completion again."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from precedent.cache.database import folded
+from precedent.cache.connection import folded
 from precedent.cache.records import (
     EmbedderIdentity,
     Payload,
@@ -21,46 +21,6 @@ from precedent.cache.records import (
     vector_checksum,
 )
 from precedent.errors import CacheError
-
-# Triggers keep the sums right whoever writes; the large columns stand last, so that scans need not read them. The index
-# by partition holds all that `directory` reads: a file from before it did is read as well, only slower.
-SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
-INSERT INTO meta VALUES ('epoch', 0);
-CREATE TABLE usage (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE completion (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    tenant TEXT NOT NULL,
-    tokenizer TEXT NOT NULL,
-    identity BLOB NOT NULL,
-    created REAL NOT NULL,
-    count INTEGER NOT NULL DEFAULT 1,
-    hits INTEGER NOT NULL DEFAULT 0,
-    accepted INTEGER NOT NULL DEFAULT 0,
-    rejected INTEGER NOT NULL DEFAULT 0,
-    size INTEGER NOT NULL,
-    model TEXT NOT NULL,
-    prompt_fingerprint TEXT NOT NULL,
-    tools TEXT NOT NULL,
-    workflow_step TEXT NOT NULL,
-    checksum BLOB NOT NULL,
-    vector_checksum BLOB,
-    token_ids BLOB NOT NULL,
-    query TEXT NOT NULL,
-    text TEXT NOT NULL,
-    vector BLOB
-);
-CREATE UNIQUE INDEX completion_identity ON completion (tenant, tokenizer, identity);
-CREATE INDEX completion_partition ON completion (tenant, tokenizer, id, checksum, count, prompt_fingerprint);
-CREATE TRIGGER completion_came AFTER INSERT ON completion BEGIN
-    INSERT INTO usage VALUES (new.tenant, new.size) ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + excluded.bytes;
-END;
-CREATE TRIGGER completion_went AFTER DELETE ON completion BEGIN
-    UPDATE usage SET bytes = bytes - old.size WHERE tenant = old.tenant;
-    DELETE FROM usage WHERE tenant = old.tenant AND bytes <= 0;
-    UPDATE meta SET value = value + 1 WHERE key = 'epoch';
-END;
-"""
 
 INSERT = """
 INSERT INTO completion (tenant, tokenizer, identity, created, size, model, prompt_fingerprint, tools, workflow_step,
@@ -75,7 +35,7 @@ COLUMNS = (
 )
 
 
-def insert_row(connection: sqlite3.Connection, payload: Payload) -> int:
+def insert_row(connection: sqlite3.Connection, payload: Payload, now: float) -> int:
     """Add a completion, or count it once more if the same answer to the same query is there; returns its id."""
     new = payload.completion
     key = (new.tenant, new.tokenizer, payload.identity)
@@ -87,9 +47,16 @@ def insert_row(connection: sqlite3.Connection, payload: Payload) -> int:
     soft = (new.model, new.prompt_fingerprint, new.tools, new.workflow_step)
     sums = (payload.checksum, payload.vector_checksum)
     large = (payload.token_blob, new.query, new.text, payload.vector_blob)
-    row = connection.execute(INSERT, (*key, time.time(), payload.size, *soft, *sums, *large)).lastrowid
+    row = connection.execute(INSERT, (*key, now, payload.size, *soft, *sums, *large)).lastrowid
     assert row is not None
     return row
+
+
+def add_credit(connection: sqlite3.Connection, counts: Mapping[int, tuple[int, int]]) -> None:
+    """Add (accepted, rejected) tokens by id, in the database itself: what another process adds meanwhile is kept."""
+    update = "UPDATE completion SET hits = hits + ?, accepted = accepted + ?, rejected = rejected + ? WHERE id = ?"
+    changes = [(accepted > 0, accepted, rejected, row_id) for row_id, (accepted, rejected) in counts.items()]
+    connection.executemany(update, changes)
 
 
 def completion_of(row: tuple[Any, ...]) -> StoredCompletion | None:
@@ -153,6 +120,6 @@ def _drop_unused_embedder(connection: sqlite3.Connection) -> None:
 
 def stats_by_tenant(connection: sqlite3.Connection) -> list[TenantStats]:
     """Each tenant's share, the largest first."""
-    sums = "count(*), sum(length(token_ids) / 4), sum(size), sum(hits), sum(accepted), sum(rejected)"
+    sums = "count(*), sum(num_tokens), sum(size), sum(hits), sum(accepted), sum(rejected)"
     query = f"SELECT tenant, {sums} FROM completion GROUP BY tenant ORDER BY sum(size) DESC, tenant"
     return [TenantStats(*row) for row in connection.execute(query)]

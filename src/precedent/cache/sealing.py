@@ -72,6 +72,10 @@ class IndexFolder:
         except OSError as error:
             raise CacheError(self._not_erased(str(error))) from error
 
+    def size(self) -> int:
+        """Bytes of all files in it."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
     def _not_erased(self, reason: str) -> str:
         return (
             f"the records are forgotten, but {self.path} still holds their tokens ({reason}); run forget once more "

@@ -10,11 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from precedent.cache.bounds import DEFAULT_MAX_BYTES
+from precedent.cache.completion_store import CompletionStore
 from precedent.cache.embedder import Embedder, embed_one, identity_of, resolve
 from precedent.cache.index import SimilarityIndex
 from precedent.cache.partition import Partition
 from precedent.cache.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant
-from precedent.cache.store import DEFAULT_MAX_BYTES, CompletionStore, SQLiteStore, require_same
+from precedent.cache.store import SQLiteStore, require_same
 from precedent.errors import CacheError
 
 REMEMBERED_QUERIES = 256

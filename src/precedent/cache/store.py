@@ -1,25 +1,24 @@
-"""The completion store: the truth of the cache. SQLite is the embedded one; `CompletionStore` is the seam for others.
-
-`precedent.testing.StoreContract` is the test class that every store has to pass.
-"""
+"""The embedded store: completions in one SQLite file, which is the truth of the cache."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self, TypeVar
 
 import numpy as np
 
 from precedent.cache import rows
-from precedent.cache.database import Database, check_header, create_file, database_path, inspecting
+from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
+from precedent.cache.database import Database
 from precedent.cache.directory import directory_of_all
 from precedent.cache.embedder import Embedder, identity_of
-from precedent.cache.eviction import evict
-from precedent.cache.index import Ids
+from precedent.cache.eviction import evict, expire, prune
+from precedent.cache.files import check_header, create_file, database_path, inspecting
 from precedent.cache.partition import Partition
 from precedent.cache.records import (
     CacheStats,
@@ -32,71 +31,34 @@ from precedent.cache.records import (
     storable,
 )
 from precedent.cache.sealing import IndexFolder
+from precedent.cache.segment import Ids
 from precedent.errors import CacheError, CacheMismatchError
 
 logger = logging.getLogger("precedent.cache")
 
+Result = TypeVar("Result")
+
 ALL = Selection()
 ID = rows.COLUMNS.split(", ").index("id")
-DEFAULT_MAX_BYTES = 512 * 2**20
-"""Payload bytes (tokens, vectors, texts) that a cache holds unless told otherwise."""
-
-
-class CompletionStore(Protocol):
-    """Completions with their vectors, in partitions by (tenant, tokenizer) that no method reads across.
-
-    Ids rise with every insertion and are never used again. All methods may be called from several threads.
-    """
-
-    def insert(self, completion: NewCompletion, vector: Vector | None, embedder: EmbedderIdentity | None) -> int:
-        """Store durably and return the id; 0 if the store is read-only or full and stored nothing."""
-
-    def since(self, tenant: str, tokenizer: str, after_id: int) -> Completions:
-        """The partition's completions with a higher id, in rising order; microseconds when there are none."""
-
-    def vectors_since(self, tenant: str, tokenizer: str, after_id: int) -> tuple[Ids, Vector]:
-        """The same for ids `[n]` and vectors `[n, dimension]` of the completions that have one."""
-
-    def stamp(self) -> tuple[int, int]:
-        """Changes whenever records may have come or gone, in whatever process; costs microseconds."""
-
-    def epoch(self) -> int:
-        """Grows whenever records have gone."""
-
-    def embedder(self) -> EmbedderIdentity | None:
-        """Which embedder made the vectors, None as long as there are none."""
-
-    def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Add (accepted, rejected) tokens to completions; ids that are gone are ignored."""
-
-    def list(self, selection: Selection, limit: int | None) -> Completions:
-        """The selected completions, the newest first."""
-
-    def forget(self, selection: Selection) -> int:
-        """Erase the selected completions for good; returns their number."""
-
-    def stats(self) -> CacheStats:
-        """The cache at a glance."""
-
-    def close(self) -> None:
-        """Release everything; more than once does no harm."""
 
 
 class SQLiteStore:
     """The embedded store: one SQLite file in WAL mode, or a database in memory.
 
-    Safe for several threads and processes; an insertion is on disk when it returns. Beyond `max_bytes` of payload the
-    least useful completions are evicted.
+    Safe for several threads and processes; an insertion is on disk when it returns. Beyond `bounds` the least useful
+    completions are evicted. `clock` gives seconds since the epoch.
     """
 
-    def __init__(self, database: Database, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        if max_bytes < 1:
-            raise CacheError(f"max_bytes={max_bytes} must be at least 1")
-        self._database, self._max_bytes = database, max_bytes
+    def __init__(
+        self, database: Database, bounds: Bounds | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._database, self._bounds, self._clock = database, bounds or Bounds(), clock
         self._segments = None if database.path is None else IndexFolder(database.path)
         self._nothing_after: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}
         self._epoch: tuple[tuple[int, int], int] | None = None
         self._damaged: set[int] = set()
+        if self._bounds.max_age is not None:
+            self._unless_refused(lambda connection: expire(connection, self._bounds, self._clock()))
 
     @classmethod
     def open(
@@ -105,52 +67,63 @@ class SQLiteStore:
         *,
         embedder: Embedder | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        bounds: Bounds | None = None,
         create: bool = True,
         read_only: bool = False,
+        clock: Callable[[], float] = time.time,
     ) -> Self:
-        """Open or create a store; in memory without a `path`.
+        """Open or create a store; in memory without a `path`. `bounds` stands for `max_bytes` and more.
 
-        Raises CacheError when the file is damaged, foreign, missing and not to be created, or (where an `embedder` is
-        given) filled by another embedder; it is left untouched.
+        A file of an earlier format is brought up to date. Raises CacheError when the file is damaged, foreign, missing
+        and not to be created, or (where an `embedder` is given) filled by another embedder; it is left untouched.
         """
+        chosen = bounds or Bounds(max_bytes)
         if path is None:
-            return cls(Database(None, schema=rows.SCHEMA), max_bytes=max_bytes)
+            return cls(Database(None), chosen, clock=clock)
         try:
             file = database_path(path)
             if create and not read_only:
-                create_file(file, rows.SCHEMA)
+                create_file(file)
             _check_file(file, embedder)
             fixed = read_only or not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
-            return cls(Database(file, schema=rows.SCHEMA, read_only=fixed), max_bytes=max_bytes)
+            return cls(Database(file, read_only=fixed), chosen, clock=clock)
         except (OSError, ValueError, sqlite3.Error) as error:  # ValueError: a path that holds a NUL character
             raise CacheError(
                 f"cannot open the cache {str(path)!r}: {error}; give a folder that you may write"
             ) from error
 
     def insert(self, completion: NewCompletion, vector: Vector | None, embedder: EmbedderIdentity | None) -> int:
-        """Store durably and return the id; 0 if the store is read-only or the completion larger than `max_bytes`."""
+        """Store durably and return the id; 0 if the store is read-only or the completion larger than its bounds."""
         payload = Payload(storable(completion), vector)
-        if self._database.refuses_writes() or self._too_large(payload):
+        if self._too_large(payload):
             return 0
-        try:
-            return self._insert(payload, embedder)
-        except CacheError:
-            if self._database.refuses_writes():  # the disk has just run full
-                return 0
-            raise
+        return self._unless_refused(lambda connection: self._insert(connection, payload, embedder)) or 0
 
-    def _insert(self, payload: Payload, embedder: EmbedderIdentity | None) -> int:
-        with self._database.write() as connection:
-            if payload.vector is not None:
-                _claim(connection, embedder, self._database)
-            completion_id = rows.insert_row(connection, payload)
-            evict(connection, self._max_bytes, keep_id=completion_id)
+    def _insert(self, connection: sqlite3.Connection, payload: Payload, embedder: EmbedderIdentity | None) -> int:
+        now = self._clock()
+        if payload.vector is not None:
+            _claim(connection, embedder, self._database)
+        completion_id = rows.insert_row(connection, payload, now)
+        evict(connection, self._bounds, keep_id=completion_id, now=now)
         return completion_id
 
+    def _unless_refused(self, write: Callable[[sqlite3.Connection], Result]) -> Result | None:
+        """What a transaction returns, None where the store is read-only or its disk has just run full."""
+        if self._database.refuses_writes():
+            return None
+        try:
+            with self._database.write() as connection:
+                return write(connection)
+        except CacheError:
+            if self._database.refuses_writes():
+                return None
+            raise
+
     def _too_large(self, payload: Payload) -> bool:
-        if payload.size > self._max_bytes:
-            logger.warning("a completion of %d bytes was not stored: max_bytes=%d", payload.size, self._max_bytes)
-        return payload.size > self._max_bytes
+        most = self._bounds.largest
+        if payload.size > most:
+            logger.warning("a completion of %d bytes was not stored: at most %d bytes are allowed", payload.size, most)
+        return payload.size > most
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> Completions:
         """The partition's completions with a higher id, in rising order; microseconds when there are none."""
@@ -190,6 +163,14 @@ class SQLiteStore:
             self._epoch = stamp, int(value)
         return self._epoch[1]
 
+    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
+        """The epoch now, and the ids that went after `epoch`; None for ids where too many have gone since."""
+        query = "SELECT value, gone.id FROM meta LEFT JOIN gone ON gone.epoch > ? WHERE key = 'epoch'"
+        with self._database.read() as connection:
+            found = connection.execute(query, (epoch,)).fetchall()
+        now, ids = int(found[0][0]), [row_id for _, row_id in found if row_id is not None]
+        return now, np.array(ids, dtype=np.int64) if len(ids) == now - epoch else None
+
     def embedder(self) -> EmbedderIdentity | None:
         """Which embedder made the vectors, None as long as there are none."""
         with self._database.read() as connection:
@@ -199,17 +180,12 @@ class SQLiteStore:
         """Add (accepted, rejected) tokens to completions; ids that are gone are ignored, and so is a read-only file."""
         if any(accepted < 0 or rejected < 0 for accepted, rejected in counts.values()):
             raise CacheError("credit takes numbers of accepted and rejected tokens, which cannot be negative")
-        if not counts or self._database.refuses_writes():
-            return
-        update = "UPDATE completion SET hits = hits + ?, accepted = accepted + ?, rejected = rejected + ? WHERE id = ?"
-        try:
-            with self._database.write() as connection:
-                connection.executemany(
-                    update, [(accepted > 0, accepted, rejected, i) for i, (accepted, rejected) in counts.items()]
-                )
-        except CacheError:
-            if not self._database.refuses_writes():
-                raise
+        if counts:
+            self._unless_refused(lambda connection: self._credit(connection, counts))
+
+    def _credit(self, connection: sqlite3.Connection, counts: Mapping[int, tuple[int, int]]) -> None:
+        expire(connection, self._bounds, self._clock())
+        rows.add_credit(connection, counts)
 
     def list(self, selection: Selection = ALL, limit: int | None = None) -> Completions:
         """The selected completions, the newest first."""
@@ -228,12 +204,31 @@ class SQLiteStore:
             raise CacheError(f"{self._database} is read-only, so nothing can be forgotten in it")
         with self._database.write() as connection:
             number = rows.delete_rows(connection, selection)
+            prune(connection)
+        self._erase()
+        return number
+
+    def compact(self) -> tuple[int, int]:
+        """Give back what evicted completions have left in file, log and segments; bytes on disk before and after.
+
+        Raises CacheError when the store is read-only or another process holds the file.
+        """
+        if self._database.read_only:
+            raise CacheError(f"{self._database} is read-only, so it cannot be compacted")
+        before = self._bytes_on_disk()
+        self._erase()
+        return before, self._bytes_on_disk()
+
+    def _erase(self) -> None:
+        """Rewrite segments and file without what is no longer in the table."""
         try:
             if self._segments is not None:
                 self._segments.erase_gone(lambda: directory_of_all(self._database))
         finally:
             self._database.erase_freed()
-        return number
+
+    def _bytes_on_disk(self) -> int:
+        return self._database.size() + (0 if self._segments is None else self._segments.size())
 
     def stats(self) -> CacheStats:
         """The cache at a glance."""
@@ -246,8 +241,8 @@ class SQLiteStore:
             records=sum(tenant.records for tenant in tenants),
             tokens=sum(tenant.tokens for tenant in tenants),
             bytes=sum(tenant.bytes for tenant in tenants),
-            max_bytes=self._max_bytes,
-            file_bytes=self._database.size(),
+            max_bytes=self._bounds.max_bytes,
+            file_bytes=self._bytes_on_disk(),
             embedder=embedder,
             tenants=tuple(tenants),
         )
