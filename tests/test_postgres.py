@@ -56,7 +56,8 @@ class TestContract(StoreContract):
 def test_a_url_opens_it_wherever_a_path_does(url):
     with SpeculationCache.open(url, embedder=HashEmbedder()) as cache:
         row_id = cache.insert(completion(1, 2, query="refund please"))
-        assert [hit.completion_id for hit in cache.recall("refund please", tenant="default", tokenizer="tok")] == [row_id]
+        hits = cache.recall("refund please", tenant="default", tokenizer="tok")
+        assert [hit.completion_id for hit in hits] == [row_id]
     store = open_store(url.replace("postgresql://", "postgres://"), create=False)
     assert ids_of(store.list(Selection(), None)) == [row_id]
     store.close()
@@ -272,3 +273,21 @@ def test_a_second_engine_is_warm_at_its_first_request(url):
 def test_vectors_are_those_that_were_stored(store):
     add(store, completion(1), seed=4)
     np.testing.assert_array_equal(store.vectors_since("default", "tok", 0)[1], unit_vector(4)[None, :])
+
+
+def test_verify_finds_what_was_changed_behind_its_back_and_repairs_it(store, server):
+    record, vector, whole = (add(store, completion(n)) for n in (1, 2, 3))
+    assert (store.verify().sound, store.verify().records) == (True, 3)
+    server.execute(f"UPDATE precedent.completion SET text = 'changed' WHERE id = {record}")
+    server.execute(f"UPDATE precedent.completion SET vector = 'changed' WHERE id = {vector}")
+    server.execute("UPDATE precedent.tenant SET bytes = 1")
+    found = store.verify()
+    assert (found.sound, found.records) == (False, 1)
+    assert {(one.kind, one.ids) for one in found.findings} == {
+        ("record", (record,)),
+        ("vector", (vector,)),
+        ("sums", ()),
+    }
+    assert store.verify(repair=True).sound
+    assert (store.verify().findings, ids_of(store.list(Selection(), None))) == ((), [whole])
+    assert store.stats().bytes == server.execute("SELECT bytes FROM precedent.tenant")[0][0]

@@ -6,6 +6,7 @@ tests it.
 """
 
 from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
+from precedent.cache.claim import require_same
 from precedent.cache.completion_store import CompletionStore
 from precedent.cache.connection import folded
 from precedent.cache.embedder import Embedder, identity_of
@@ -23,8 +24,8 @@ from precedent.cache.records import (
 )
 from precedent.cache.rows import completion_of, vector_of
 from precedent.cache.segment import Ids
-from precedent.cache.store import require_same
 from precedent.cache.transfer import Record, payload_of
+from precedent.cache.verifying import Finding, VerifyReport
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
@@ -34,6 +35,7 @@ __all__ = [
     "CompletionStore",
     "Embedder",
     "EmbedderIdentity",
+    "Finding",
     "Ids",
     "NewCompletion",
     "Payload",
@@ -42,6 +44,7 @@ __all__ = [
     "StoredCompletion",
     "TenantStats",
     "Vector",
+    "VerifyReport",
     "common_level",
     "completion_of",
     "folded",

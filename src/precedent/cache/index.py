@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.cache.records import Hit, Vector
+from precedent.cache.records import Hit, Selection, Vector
 from precedent.errors import CacheError
 
 Ids = NDArray[np.int64]
@@ -131,6 +131,10 @@ class SimilarityIndex:
             positions, scores = partition.index.search(vector, min(k, len(partition.ids)))
             hits = [Hit(partition.ids[at], float(score)) for at, score in zip(positions, scores, strict=True)]
         return sorted(hits, key=lambda hit: (-hit.similarity, -hit.completion_id))
+
+    def forget(self, selection: Selection) -> None:
+        """Drop all vectors from memory: nothing else is kept."""
+        self.clear()
 
     def clear(self) -> None:
         """Drop all vectors from memory; the next search reads them again."""

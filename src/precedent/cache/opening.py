@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from precedent.cache.completion_store import CompletionStore
 from precedent.cache.embedder import Embedder
 from precedent.cache.store import SQLiteStore
+from precedent.cache.verifying import VerifyReport, verify_cache
 from precedent.errors import CacheError, ConfigError
 
 GROUP = "precedent.stores"
@@ -34,6 +36,14 @@ def open_store(where: str | Path | None = None, *, embedder: Embedder | None = N
     return _opener(scheme)(str(where), embedder=embedder, **settings)
 
 
+def verify_store(where: str | Path, *, repair: bool = False) -> VerifyReport:
+    """Check the store at a folder, a file or a URL, and mend it with `repair`; see `verify_cache`. Raises CacheError."""
+    if url_scheme(where) is None:
+        return verify_cache(where, repair=repair)
+    with closing(open_store(where, create=False)) as store:
+        return store.verify(repair=repair)
+
+
 def url_scheme(where: object) -> str | None:
     """The scheme of a URL in lower case, None for a path; a drive letter is no scheme."""
     found = _SCHEME.match(where) if isinstance(where, str) else None
@@ -50,7 +60,7 @@ def _opener(scheme: str) -> Callable[..., CompletionStore]:
         try:
             opener: Callable[..., CompletionStore] = entry.load()
         except ImportError as error:
-            raise CacheError(f"{entry.value} opens {scheme}:// but cannot be imported: {error}; install it anew") from error
+            raise CacheError(f"{entry.value} opens {scheme}:// and cannot be imported: {error}") from error
         return opener
     known = KNOWN_PLUGINS.get(scheme)
     advice = f"pip install {known}" if known else f"give a folder, or install the package that opens {scheme}://"

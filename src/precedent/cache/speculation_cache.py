@@ -11,12 +11,15 @@ from types import TracebackType
 from typing import Self
 
 from precedent.cache.bounds import DEFAULT_MAX_BYTES
+from precedent.cache.claim import require_same
 from precedent.cache.completion_store import CompletionStore
 from precedent.cache.embedder import Embedder, embed_one, identity_of, resolve
 from precedent.cache.index import SimilarityIndex
+from precedent.cache.opening import open_store
 from precedent.cache.partition import Partition
 from precedent.cache.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant
-from precedent.cache.store import SQLiteStore, require_same
+from precedent.cache.similarity import SimilarityOf
+from precedent.cache.store import SQLiteStore
 from precedent.errors import CacheError
 
 REMEMBERED_QUERIES = 256
@@ -33,11 +36,16 @@ class SpeculationCache:
     """
 
     def __init__(
-        self, store: CompletionStore, embedder: Embedder, *, max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES
+        self,
+        store: CompletionStore,
+        embedder: Embedder,
+        *,
+        max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES,
+        similarity: SimilarityOf = SimilarityIndex,
     ) -> None:
         check_index_bytes(max_index_bytes)
         self._store, self._embedder, self.max_index_bytes = store, embedder, max_index_bytes
-        self._index = SimilarityIndex(store)
+        self._index = similarity(store)
         self._vectors: OrderedDict[str, Vector] = OrderedDict()
         self._vectors_lock = threading.Lock()
         self._memories: list[weakref.WeakMethod[Callable[[], None]]] = []
@@ -51,19 +59,21 @@ class SpeculationCache:
         max_bytes: int = DEFAULT_MAX_BYTES,
         max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES,
         read_only: bool = False,
+        similarity: SimilarityOf = SimilarityIndex,
     ) -> Self:
         """Open a cache, in memory without a `path`.
 
-        `path` is a folder, or a file that ends in .sqlite, .sqlite3 or .db. `embedder` is a sentence-transformers id or
-        folder, or an object of one's own; the default is all-MiniLM-L6-v2. It is loaded on first use, or here if the
-        file holds vectors, which must be its own. `max_bytes` bounds tokens, vectors and texts;
-        `max_index_bytes` the token indexes that drafting keeps in memory, from which the oldest completions go first.
+        `path` is a folder, a file that ends in .sqlite, .sqlite3 or .db, or a URL that an installed package opens (see
+        `precedent.cache.opening`). `embedder` is a sentence-transformers id or folder, or an object of one's own; the
+        default is all-MiniLM-L6-v2. It is loaded on first use, or here if the file holds vectors, which must be its
+        own. `max_bytes` bounds tokens, vectors and texts; `max_index_bytes` the token indexes that drafting keeps in
+        memory, from which the oldest completions go first. `similarity` finds the nearest, by default FAISS in memory.
         Raises CacheError; a file that is refused is left untouched.
         """
         check_index_bytes(max_index_bytes)
         chosen = resolve(embedder)
-        store = SQLiteStore.open(path, embedder=chosen, max_bytes=max_bytes, read_only=read_only)
-        return cls(store, chosen, max_index_bytes=max_index_bytes)
+        store = open_store(path, embedder=chosen, max_bytes=max_bytes, read_only=read_only)
+        return cls(store, chosen, max_index_bytes=max_index_bytes, similarity=similarity)
 
     def warm_up(self) -> None:
         """Load the embedder now. Raises CacheError if it cannot be loaded or did not make the cache's vectors."""
@@ -136,9 +146,11 @@ class SpeculationCache:
         `before` is in seconds since the epoch, `containing` is looked for in query and text. Returns the number of
         completions. Raises CacheError without a condition, when read-only, or when another process keeps the bytes.
         """
-        chosen = None if ids is None else tuple(ids)
+        selection = Selection(tenant, before, containing, None if ids is None else tuple(ids))
         try:
-            return self._store.forget(Selection(tenant, before, containing, chosen))
+            if not selection.everything:
+                self._index.forget(selection)
+            return self._store.forget(selection)
         finally:
             self._forget_vectors()
             for reference in self._memories:

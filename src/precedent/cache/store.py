@@ -14,6 +14,7 @@ import numpy as np
 
 from precedent.cache import rows
 from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
+from precedent.cache.claim import claim, require_same
 from precedent.cache.database import Database
 from precedent.cache.directory import directory_of_all
 from precedent.cache.embedder import Embedder, identity_of
@@ -32,7 +33,8 @@ from precedent.cache.records import (
 )
 from precedent.cache.sealing import IndexFolder
 from precedent.cache.segment import Ids
-from precedent.errors import CacheError, CacheMismatchError
+from precedent.cache.transfer import Transfers
+from precedent.errors import CacheError
 
 logger = logging.getLogger("precedent.cache")
 
@@ -42,7 +44,7 @@ ALL = Selection()
 ID = rows.COLUMNS.split(", ").index("id")
 
 
-class SQLiteStore:
+class SQLiteStore(Transfers):
     """The embedded store: one SQLite file in WAL mode, or a database in memory.
 
     Safe for several threads and processes; an insertion is on disk when it returns. Beyond `bounds` the least useful
@@ -102,7 +104,7 @@ class SQLiteStore:
     def _insert(self, connection: sqlite3.Connection, payload: Payload, embedder: EmbedderIdentity | None) -> int:
         now = self._clock()
         if payload.vector is not None:
-            _claim(connection, embedder, self._database)
+            claim(connection, embedder, str(self._database))
         completion_id = rows.insert_row(connection, payload, now)
         evict(connection, self._bounds, keep_id=completion_id, now=now)
         return completion_id
@@ -272,23 +274,3 @@ def _check_file(file: Path, embedder: Embedder | None) -> None:
         recorded = rows.recorded_embedder(connection)
     if recorded is not None and embedder is not None:
         require_same(recorded, identity_of(embedder), str(file))
-
-
-def _claim(connection: sqlite3.Connection, embedder: EmbedderIdentity | None, database: Database) -> None:
-    """The first vector's embedder is the cache's; every other one is refused."""
-    if embedder is None:
-        raise CacheError("a vector needs the identity of the embedder that made it")
-    recorded = rows.recorded_embedder(connection)
-    if recorded is None:
-        rows.record_embedder(connection, embedder)
-    else:
-        require_same(recorded, embedder, str(database))
-
-
-def require_same(recorded: EmbedderIdentity, given: EmbedderIdentity, where: str) -> None:
-    """Raise CacheMismatchError unless the vectors of both embedders may be compared."""
-    if (recorded.fingerprint, recorded.dimension) != (given.fingerprint, given.dimension):
-        raise CacheMismatchError(
-            f"{where} was filled with the embedder {recorded}, not with {given}; left untouched, open it with the "
-            "first one or give another path"
-        )

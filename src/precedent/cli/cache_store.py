@@ -32,7 +32,7 @@ EmbedderOption = Annotated[
 ]
 
 UNBOUNDED = 2**62
-"""`max_bytes` of a command that fills a cache: its bound belongs to whoever uses it, and nobody's records may go here."""
+"""`max_bytes` of a command that fills a cache: the bound belongs to whoever uses it, and nothing is evicted here."""
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def opened(where: str, **settings: Any) -> Iterator[CompletionStore]:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A bar on stderr that is gone when the work is done."""
+    """A bar on a terminal's stderr that is gone when the work is done."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -55,7 +55,8 @@ def progress_bar() -> Iterator[Progress]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield progress
 
 

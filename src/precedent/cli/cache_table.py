@@ -31,7 +31,7 @@ def print_completions(completions: Sequence[StoredCompletion], needle: str = "")
         tried = one.accepted + one.rejected
         cells = (
             str(one.id),
-            _time(one.created),
+            _time(one.created)[:10],
             _cut(one.tenant, TENANT_WIDTH),
             f"{len(one.token_ids)}{written}",
             f"{one.accepted}/{tried}" if tried else "",
@@ -99,7 +99,7 @@ def _table(names: Iterable[str]) -> Table:
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%y-%m-%d %H:%M")
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def _cut(text: str, width: int) -> str:

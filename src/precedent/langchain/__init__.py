@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from precedent.langchain.chat_model import ChatPrecedent
     from precedent.langchain.recorder import PrecedentRecorder
+    from precedent.langchain.similarity import LangChainEmbedder, in_vector_store
 
-__all__ = ["ChatPrecedent", "PrecedentRecorder"]
+__all__ = ["ChatPrecedent", "LangChainEmbedder", "PrecedentRecorder", "in_vector_store"]
 
-_HOMES = {"ChatPrecedent": "precedent.langchain.chat_model", "PrecedentRecorder": "precedent.langchain.recorder"}
+_HOMES = {
+    "ChatPrecedent": "precedent.langchain.chat_model",
+    "LangChainEmbedder": "precedent.langchain.similarity",
+    "PrecedentRecorder": "precedent.langchain.recorder",
+    "in_vector_store": "precedent.langchain.similarity",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -18,11 +18,12 @@ from precedent.cache.backend import (
     Selection,
     StoredCompletion,
     TenantStats,
+    VerifyReport,
     payload_of,
     storable,
 )
 from precedent.errors import CacheError
-from precedent_postgres import removal, rows
+from precedent_postgres import removal, rows, verifying
 from precedent_postgres.connections import Connection, Connections
 from precedent_postgres.embedding import claim, recorded_embedder
 
@@ -111,6 +112,15 @@ class Keeping:
         )
         self._rewrite()
         return number
+
+    def verify(self, *, repair: bool = False) -> VerifyReport:
+        """Check every record, vector and sum; with `repair`, delete damaged records and count anew."""
+        if repair:
+            self._check_writable("it cannot be repaired")
+        records, findings = self._server.of_every_tenant(
+            lambda connection: verifying.check(connection, repair=repair), patient=True
+        )
+        return VerifyReport(self._server.name, records, findings)
 
     def compact(self) -> tuple[int, int]:
         """Give back what records that went have left in the table; its bytes on disk before and after."""
