@@ -23,6 +23,7 @@ from precedent.cache.records import (
 )
 from precedent.cache.speculation_cache import SpeculationCache
 from precedent.cache.store import SQLiteStore
+from precedent.cache.verifying import Finding, VerifyReport, verify_cache
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
@@ -31,6 +32,7 @@ __all__ = [
     "CompletionStore",
     "Embedder",
     "EmbedderIdentity",
+    "Finding",
     "Hit",
     "NewCompletion",
     "SQLiteStore",
@@ -39,8 +41,10 @@ __all__ = [
     "SpeculationCache",
     "StoredCompletion",
     "TenantStats",
+    "VerifyReport",
     "model_fingerprint",
     "prompt_fingerprint",
     "tokenizer_fingerprint",
     "tools_fingerprint",
+    "verify_cache",
 ]

@@ -6,7 +6,7 @@ tests it.
 """
 
 from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
-from precedent.cache.claim import require_same
+from precedent.cache.claim import maker_of, require_same
 from precedent.cache.completion_store import CompletionStore
 from precedent.cache.connection import folded
 from precedent.cache.embedder import Embedder, identity_of
@@ -49,6 +49,7 @@ __all__ = [
     "completion_of",
     "folded",
     "identity_of",
+    "maker_of",
     "payload_of",
     "require_same",
     "storable",

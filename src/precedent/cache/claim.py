@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 
 from precedent.cache import rows
-from precedent.cache.records import EmbedderIdentity
+from precedent.cache.records import EmbedderIdentity, Vector
 from precedent.errors import CacheError, CacheMismatchError
 
 
-def claim(connection: sqlite3.Connection, embedder: EmbedderIdentity | None, where: str) -> None:
+def claim(
+    connection: sqlite3.Connection, vectors: Iterable[Vector], embedder: EmbedderIdentity | None, where: str
+) -> None:
     """The first vector's embedder is the cache's; every other one is refused."""
-    if embedder is None:
-        raise CacheError("a vector needs the identity of the embedder that made it")
+    maker = maker_of(vectors, embedder)
     recorded = rows.recorded_embedder(connection)
     if recorded is None:
-        rows.record_embedder(connection, embedder)
+        rows.record_embedder(connection, maker)
     else:
-        require_same(recorded, embedder, where)
+        require_same(recorded, maker, where)
+
+
+def maker_of(vectors: Iterable[Vector], embedder: EmbedderIdentity | None) -> EmbedderIdentity:
+    """The embedder that made these vectors. Raises CacheError if none was named, or if they are not of its kind."""
+    if embedder is None:
+        raise CacheError("a vector needs the identity of the embedder that made it")
+    for vector in vectors:
+        if vector.shape != (embedder.dimension,):
+            raise CacheError(f"a vector of shape {vector.shape} is not one of the embedder {embedder}")
+    return embedder
 
 
 def require_same(recorded: EmbedderIdentity, given: EmbedderIdentity, where: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,14 +95,20 @@ def _as_ids(numbers: Sequence[int]) -> Ids:
 
 def read_completions(database: Database, tenant: str, tokenizer: str, ids: Ids) -> list[StoredCompletion]:
     """These completions of a partition in order of their ids, without those that are damaged or gone."""
-    where = "tenant = ? AND tokenizer = ? AND id IN (SELECT value FROM json_each(?)) ORDER BY id"
-    found = []
+    found = read_by_ids(database, rows.COLUMNS, ids, "tenant = ? AND tokenizer = ?", (tenant, tokenizer))
+    return [completion for row in found if (completion := rows.completion_of(row)) is not None]
+
+
+def read_by_ids(
+    database: Database, columns: str, ids: Ids, where: str = "1", values: tuple[str, ...] = ()
+) -> Iterator[tuple[Any, ...]]:
+    """The rows of these ids that are there and meet a condition, in order of their ids."""
+    query = f"SELECT {columns} FROM completion WHERE {where} AND id IN (SELECT value FROM json_each(?)) ORDER BY id"
     for begin in range(0, ids.size, ROWS_AT_ONCE):
         wanted = json.dumps(ids[begin : begin + ROWS_AT_ONCE].tolist())
         with database.read() as connection:
-            query = f"SELECT {rows.COLUMNS} FROM completion WHERE {where}"
-            found += connection.execute(query, (tenant, tokenizer, wanted)).fetchall()
-    return [completion for row in found if (completion := rows.completion_of(row)) is not None]
+            found = connection.execute(query, (*values, wanted)).fetchall()
+        yield from found
 
 
 def _as_numbers(checksums: Sequence[bytes]) -> NDArray[np.uint64]:

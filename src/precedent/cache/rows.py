@@ -34,6 +34,22 @@ COLUMNS = (
     "id, created, count, hits, accepted, rejected, checksum"
 )
 
+ID = COLUMNS.split(", ").index("id")
+
+DROP_VECTOR = "UPDATE completion SET size = size - coalesce(length(vector), 0), vector = NULL, vector_checksum = NULL"
+
+COUNTED = "SELECT tenant, sum(size), count(*) FROM completion GROUP BY tenant"
+
+_SIZE = "length(token_ids) + coalesce(length(vector), 0) + length(CAST(query AS BLOB)) + length(CAST(text AS BLOB))"
+WRONG_SIZE = f"size != {_SIZE}"
+
+
+def count_again(connection: sqlite3.Connection) -> None:
+    """Make the sizes of rows and the sums by tenant from what is there."""
+    connection.execute(f"UPDATE completion SET size = {_SIZE} WHERE {WRONG_SIZE}")
+    connection.execute("DELETE FROM usage")
+    connection.execute(f"INSERT INTO usage {COUNTED}")
+
 
 def insert_row(connection: sqlite3.Connection, payload: Payload, now: float) -> int:
     """Add a completion, or count it once more if the same answer to the same query is there; returns its id."""

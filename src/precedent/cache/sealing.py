@@ -39,6 +39,11 @@ class IndexFolder:
         key = hashlib.blake2b(repr((tenant, tokenizer)).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         return SegmentFiles(self.path / key, self._mode())
 
+    def all_files(self) -> list[SegmentFiles]:
+        """The segments of every partition."""
+        folders = sorted(self.path.iterdir()) if self.path.is_dir() else []
+        return [SegmentFiles(folder, self._mode()) for folder in folders if folder.is_dir()]
+
     @contextlib.contextmanager
     def alone(self, seconds: float = 0.0) -> Iterator[bool]:
         """True for the only one, of all threads and processes, that may write now; False when that is another one."""
@@ -66,9 +71,8 @@ class IndexFolder:
                 if not alone:
                     raise CacheError(self._not_erased("another process is writing there"))
                 alive = look()
-                for folder in sorted(self.path.iterdir()):
-                    if folder.is_dir():
-                        without_gone(SegmentFiles(folder, self._mode()), alive)
+                for files in self.all_files():
+                    without_gone(files, alive)
         except OSError as error:
             raise CacheError(self._not_erased(str(error))) from error
 

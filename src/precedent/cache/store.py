@@ -41,7 +41,6 @@ logger = logging.getLogger("precedent.cache")
 Result = TypeVar("Result")
 
 ALL = Selection()
-ID = rows.COLUMNS.split(", ").index("id")
 
 
 class SQLiteStore(Transfers):
@@ -104,7 +103,7 @@ class SQLiteStore(Transfers):
     def _insert(self, connection: sqlite3.Connection, payload: Payload, embedder: EmbedderIdentity | None) -> int:
         now = self._clock()
         if payload.vector is not None:
-            claim(connection, embedder, str(self._database))
+            claim(connection, [payload.vector], embedder, str(self._database))
         completion_id = rows.insert_row(connection, payload, now)
         evict(connection, self._bounds, keep_id=completion_id, now=now)
         return completion_id
@@ -256,7 +255,7 @@ class SQLiteStore(Transfers):
     def _select(self, clause: str, values: tuple[object, ...]) -> Completions:
         with self._database.read() as connection:
             found = connection.execute(f"SELECT {rows.COLUMNS} FROM completion {clause}", values).fetchall()
-        read = [(row[ID], rows.completion_of(row)) for row in found]
+        read = [(row[rows.ID], rows.completion_of(row)) for row in found]
         self._report_damaged([row_id for row_id, completion in read if completion is None])
         return [completion for _, completion in read if completion is not None]
 

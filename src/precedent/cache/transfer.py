@@ -90,8 +90,9 @@ class Transfers(ABC):
         fitting = [not self._too_large(payload) for payload in payloads]
 
         def write(connection: sqlite3.Connection) -> list[int]:
-            if any(payload.vector is not None for payload in payloads):
-                claim(connection, embedder, str(self._database))
+            vectors = [payload.vector for payload in payloads if payload.vector is not None]
+            if vectors:
+                claim(connection, vectors, embedder, str(self._database))
             ids = [
                 rows.restore_row(connection, payload, record.completion) if fits else 0
                 for record, payload, fits in zip(records, payloads, fitting, strict=True)

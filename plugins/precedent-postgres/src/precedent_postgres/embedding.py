@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 import psycopg
 
-from precedent.cache.backend import EmbedderIdentity, require_same
+from precedent.cache.backend import EmbedderIdentity, Payload, maker_of, require_same
 from precedent.errors import CacheError
 from precedent_postgres.schema import SCHEMA
 
@@ -24,13 +25,17 @@ def recorded_embedder(connection: Connection, lock: str = "") -> EmbedderIdentit
         raise CacheError("the server's record of the embedder is damaged; restore a backup") from error
 
 
-def claim(connection: Connection, embedder: EmbedderIdentity | None, where: str) -> None:
+def claim(
+    connection: Connection, payloads: Iterable[Payload], embedder: EmbedderIdentity | None, where: str
+) -> None:
     """The first vector's embedder is the cache's; every other one is refused, and it stays until this has ended."""
-    if embedder is None:
-        raise CacheError("a vector needs the identity of the embedder that made it")
+    vectors = [payload.vector for payload in payloads if payload.vector is not None]
+    if not vectors:
+        return
+    maker = maker_of(vectors, embedder)
     insert = f"INSERT INTO {SCHEMA}.meta VALUES ('embedder', %s) ON CONFLICT (key) DO NOTHING"
     recorded = recorded_embedder(connection, "FOR SHARE")
     while recorded is None:  # once more where another engine was first, or the last vector has just gone
-        connection.execute(insert, (json.dumps(asdict(embedder)),))
+        connection.execute(insert, (json.dumps(asdict(maker)),))
         recorded = recorded_embedder(connection, "FOR SHARE")
-    require_same(recorded, embedder, where)
+    require_same(recorded, maker, where)

@@ -65,8 +65,7 @@ class Keeping:
         fitting = [not self._refuses(payload) for payload in payloads]
 
         def work(connection: Connection) -> RowIds:
-            if any(payload.vector is not None for payload in payloads):
-                claim(connection, embedder, self._server.name)
+            claim(connection, payloads, embedder, self._server.name)
             for tenant in sorted({payload.completion.tenant for payload in payloads}):
                 rows.lock_tenant(connection, tenant)
             return [

@@ -65,8 +65,7 @@ class PostgresStore(Keeping):
             return 0
 
         def work(connection: Connection) -> tuple[int, bool]:
-            if payload.vector is not None:
-                claim(connection, embedder, self._server.name)
+            claim(connection, [payload], embedder, self._server.name)
             return rows.insert(connection, payload), removal.exceeds(connection, self._bounds)
 
         row_id, full = self._server.of_tenant(payload.completion.tenant, work)
