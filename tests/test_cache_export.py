@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import stat
 from dataclasses import replace
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from precedent.cache import NewCompletion, Selection, SpeculationCache, SQLiteStore, StoredCompletion
 from precedent.cache.backend import Record
 from precedent.cache.embedder import embed_one, identity_of
-from precedent.cache.exporting import MANIFEST, export_cache
+from precedent.cache.exporting import MANIFEST, checksum_of, export_cache
 from precedent.cache.importing import NO_TEXT, import_cache
 from precedent.errors import CacheError, CacheMismatchError
 from precedent.testing.embedders import HashEmbedder
@@ -139,7 +140,8 @@ def test_another_embedder_makes_the_vectors_anew_and_each_text_once(exported):
 
 def test_an_embedder_that_is_not_the_caches_own_is_refused(exported):
     other = SQLiteStore.open()
-    other.insert(NewCompletion((9,), "tok", "model"), embed_one(CountingEmbedder("x"), "q"), identity_of(CountingEmbedder("x")))
+    theirs = HashEmbedder(salt="theirs")
+    other.insert(NewCompletion((9,), "tok", "model"), embed_one(theirs, "q"), identity_of(theirs))
     with pytest.raises(CacheMismatchError):
         import_cache(exported, other, embedder=EMBEDDER)
     assert other.stats().records == 1
@@ -185,7 +187,6 @@ def test_an_export_is_for_its_owner_only_and_never_overwrites(exported):
         export_cache(SQLiteStore.open(), exported, ALL)
 
 
-
 @pytest.mark.parametrize("name", ["part-00001.jsonl", "part-00001.safetensors", MANIFEST])
 @pytest.mark.parametrize("harm", ["cut", "flip", "gone", "empty"])
 def test_a_damaged_export_is_one_clear_error(exported, name, harm):
@@ -205,23 +206,25 @@ def test_a_damaged_export_is_one_clear_error(exported, name, harm):
     assert store.stats().records == 0
 
 
+def write_manifest(exported, manifest):
+    (exported / MANIFEST).write_text(json.dumps({**manifest, "sha256": checksum_of(manifest)}))
+
+
 def rewritten(exported, change):
     """An export whose manifest agrees with what somebody has made of its records."""
-    import hashlib
-
     lines = [json.loads(line) for line in (exported / "part-00001.jsonl").read_bytes().splitlines()]
     content = b"".join(json.dumps(change(line)).encode() + b"\n" for line in lines)
     (exported / "part-00001.jsonl").write_bytes(content)
     manifest = json.loads((exported / MANIFEST).read_text())
     manifest["parts"][0]["sha256"]["jsonl"] = hashlib.sha256(content).hexdigest()
-    (exported / MANIFEST).write_text(json.dumps(manifest))
+    write_manifest(exported, manifest)
 
 
 @pytest.mark.parametrize(
     "harm",
     [
-        {"tenant": 5}, {"tenant": ""}, {"tenant": "a\nb"}, {"count": 0}, {"count": True}, {"count": 2**63}, {"hits": -1},
-        {"created": "now"}, {"created": float("nan")}, {"text": None}, {"id": "x"},
+        {"tenant": 5}, {"tenant": ""}, {"tenant": "a\nb"}, {"count": 0}, {"count": True}, {"count": 2**63},
+        {"hits": -1}, {"created": "now"}, {"created": float("nan")}, {"text": None}, {"id": "x"},
     ],
 )  # fmt: skip
 def test_a_record_of_another_kind_is_refused_whoever_wrote_it(exported, harm):
@@ -234,10 +237,10 @@ def test_a_record_of_another_kind_is_refused_whoever_wrote_it(exported, harm):
 
 def test_a_newer_export_and_a_path_in_a_parts_name_are_refused(exported):
     manifest = json.loads((exported / MANIFEST).read_text())
-    (exported / MANIFEST).write_text(json.dumps({**manifest, "version": 2}))
+    write_manifest(exported, {**manifest, "version": 2})
     with pytest.raises(CacheMismatchError, match="format 2"):
         import_cache(exported, SQLiteStore.open())
     manifest["parts"][0]["name"] = "../out/part-00001"
-    (exported / MANIFEST).write_text(json.dumps(manifest))
+    write_manifest(exported, manifest)
     with pytest.raises(CacheError, match="damaged"):
         import_cache(exported, SQLiteStore.open())

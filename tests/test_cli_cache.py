@@ -209,7 +209,10 @@ def test_an_export_comes_back_in_another_folder(folder, tmp_path):
 
 def test_a_url_that_nobody_opens_is_refused_by_name(monkeypatch):
     monkeypatch.setattr("precedent.cache.opening.entry_points", lambda **_: ())
-    for scheme, advice in (("postgresql", "pip install precedent-postgres"), ("redis", "install the package that opens")):
+    for scheme, advice in (
+        ("postgresql", "pip install precedent-postgres"),
+        ("redis", "install the package that opens"),
+    ):
         result = run("stats", f"{scheme}://host/database")
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
         assert f"{scheme}://" in result.stderr

@@ -12,6 +12,7 @@ from typing import Protocol
 from precedent.cache.records import CacheStats, Completions, EmbedderIdentity, NewCompletion, Selection, Vector
 from precedent.cache.segment import Ids
 from precedent.cache.transfer import Record
+from precedent.cache.verifying import VerifyReport
 
 Records = list[Record]
 Flags = list[bool]

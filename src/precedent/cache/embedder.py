@@ -133,9 +133,7 @@ def embed_all(embedder: Embedder, texts: Sequence[str]) -> list[Vector]:
     """The vector of each text, `[dimension]`. Raises CacheError if one has another shape or no direction."""
     vectors = np.asarray(embedder.embed(texts), dtype=np.float32)
     if vectors.shape != (len(texts), embedder.dimension):
-        raise CacheError(
-            f"the embedder gave an array of shape {vectors.shape}, not {(len(texts), embedder.dimension)}"
-        )
+        raise CacheError(f"the embedder gave an array of shape {vectors.shape}, not {(len(texts), embedder.dimension)}")
     return [unit(vector) for vector in vectors]
 
 

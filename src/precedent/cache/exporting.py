@@ -1,6 +1,6 @@
 """A cache as plain files: records as JSON lines, token ids and vectors as safetensors, and a manifest that comes last.
 
-    export.json               format, embedder, and for every part its number of records and checksums
+    export.json               format, embedder, for every part its number of records and checksums, and its own
     part-00001.jsonl          texts, keys, times and counters, one record a line
     part-00001.safetensors    `token_ids` int32 [sum of lengths], `lengths` int64 [n], and where there are vectors
                               `vectors` float32 [m, dimension] and `places` int64 [m]: whose vectors these are
@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,15 @@ def _written(
         "records": sum(part["records"] for part in parts),
         "parts": parts,
     }
-    _write(folder / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False).encode())
+    checked = {**manifest, "sha256": checksum_of(manifest)}
+    _write(folder / MANIFEST, json.dumps(checked, indent=2, ensure_ascii=False).encode())
     return manifest
+
+
+def checksum_of(manifest: Mapping[str, Any]) -> str:
+    """The checksum that a manifest carries of all the rest of it."""
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _pages(store: CompletionStore, selection: Selection) -> Iterator[list[Record]]:
@@ -108,7 +115,8 @@ def _tensors(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
 def _write(path: Path, content: bytes) -> None:
     """Whole or not at all, and on disk when this returns: a power cut must not leave a manifest of lost parts."""
     new = path.with_name(path.name + ".new")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    new.touch(mode=0o600, exist_ok=False)
+    with new.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

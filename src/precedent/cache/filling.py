@@ -1,4 +1,4 @@
-"""Putting many records into a store at once: in batches, each one transaction; what is there already is not embedded."""
+"""Putting many records into a store: in batches, each one transaction; what is there already is not embedded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What became of the records: newly `stored`, `known` before, or `refused` (read-only, or larger than the bound)."""
+    """What became of the records: newly `stored`, `known` before, or `refused` (read-only, or larger than a bound)."""
 
     stored: int = 0
     known: int = 0
@@ -75,7 +75,9 @@ def _fits(given: EmbedderIdentity, recorded: EmbedderIdentity | None, chosen: st
     return (given.fingerprint, given.dimension) == (recorded.fingerprint, recorded.dimension)
 
 
-def fill(store: CompletionStore, records: Iterable[Record], vectors: Vectors, progress: Progress | None = None) -> Filled:
+def fill(
+    store: CompletionStore, records: Iterable[Record], vectors: Vectors, progress: Progress | None = None
+) -> Filled:
     """Store records with their times and counters; the same ones once more change nothing. Raises CacheError."""
     filled, remaining = Filled(), iter(records)
     while batch := list(islice(remaining, BATCH)):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from precedent.cache.completion_store import CompletionStore
 from precedent.cache.embedder import Embedder
-from precedent.cache.exporting import FORMAT, KINDS, MANIFEST, VERSION
+from precedent.cache.exporting import FORMAT, KINDS, MANIFEST, VERSION, checksum_of
 from precedent.cache.filling import Filled, Vectors, fill
 from precedent.cache.records import EmbedderIdentity, StoredCompletion, check_tenant
 from precedent.cache.transfer import Record
@@ -94,8 +94,8 @@ def import_cache(
     if tenant is not None:
         check_tenant(tenant)
     manifest = read_manifest(folder)
-    adapted = _Adapted(tenant, tokenizer)
-    filled = fill(store, adapted.of(_records(folder, manifest)), Vectors(store, embedder, _embedder_of(manifest)), progress)
+    adapted, vectors = _Adapted(tenant, tokenizer), Vectors(store, embedder, _embedder_of(manifest))
+    filled = fill(store, adapted.of(_records(folder, manifest)), vectors, progress)
     return Imported(adapted.read, adapted.rewritten, filled, dict(adapted.skipped))
 
 
@@ -105,6 +105,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         assert manifest["format"] == FORMAT
         version = manifest["version"]
+        assert manifest["sha256"] == checksum_of(manifest)
         for part in manifest["parts"]:
             _check_part(part)
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Opening a store by where it lies: a folder or file is SQLite's, a URL is opened by the plugin that knows its scheme."""
+"""Opening a store by where it lies: a folder or file is SQLite's, a URL a plugin's that knows its scheme."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ KNOWN_PLUGINS = {"postgresql": "precedent-postgres", "postgres": "precedent-post
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
-def open_store(where: str | Path | None = None, *, embedder: Embedder | None = None, **settings: Any) -> CompletionStore:
+def open_store(
+    where: str | Path | None = None, *, embedder: Embedder | None = None, **settings: Any
+) -> CompletionStore:
     """Open the store at a folder, a file or a URL; in memory without any.
 
     `settings` are `create`, `read_only` and the bounds, as `SQLiteStore.open` takes them. Raises ConfigError for a URL
@@ -37,7 +39,7 @@ def open_store(where: str | Path | None = None, *, embedder: Embedder | None = N
 
 
 def verify_store(where: str | Path, *, repair: bool = False) -> VerifyReport:
-    """Check the store at a folder, a file or a URL, and mend it with `repair`; see `verify_cache`. Raises CacheError."""
+    """Check the store at a folder, a file or a URL, with `repair` mend it; see `verify_cache`. Raises CacheError."""
     if url_scheme(where) is None:
         return verify_cache(where, repair=repair)
     with closing(open_store(where, create=False)) as store:

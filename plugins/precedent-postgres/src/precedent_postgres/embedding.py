@@ -25,9 +25,7 @@ def recorded_embedder(connection: Connection, lock: str = "") -> EmbedderIdentit
         raise CacheError("the server's record of the embedder is damaged; restore a backup") from error
 
 
-def claim(
-    connection: Connection, payloads: Iterable[Payload], embedder: EmbedderIdentity | None, where: str
-) -> None:
+def claim(connection: Connection, payloads: Iterable[Payload], embedder: EmbedderIdentity | None, where: str) -> None:
     """The first vector's embedder is the cache's; every other one is refused, and it stays until this has ended."""
     vectors = [payload.vector for payload in payloads if payload.vector is not None]
     if not vectors:

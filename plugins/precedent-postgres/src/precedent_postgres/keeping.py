@@ -194,4 +194,6 @@ class Keeping:
     def _report_damaged(self, ids: Iterable[int]) -> None:
         for row_id in set(ids) - self._damaged:
             self._damaged.add(row_id)
-            logger.warning("completion %d in %s is damaged and left out; forget it by its id", row_id, self._server.name)
+            logger.warning(
+                "completion %d in %s is damaged and left out; forget it by its id", row_id, self._server.name
+            )

@@ -43,7 +43,9 @@ def delete(connection: Connection, ids: Sequence[int]) -> None:
     """Delete rows by id, with what was counted of them, and note that they went. All tenants are locked."""
     if not ids:
         return
-    gone = connection.execute(f"DELETE FROM {TABLE} WHERE id = ANY(%s) RETURNING id, tenant, size", (list(ids),)).fetchall()
+    gone = connection.execute(
+        f"DELETE FROM {TABLE} WHERE id = ANY(%s) RETURNING id, tenant, size", (list(ids),)
+    ).fetchall()
     _note_gone(connection, [row[0] for row in gone])
     for tenant in {row[1] for row in gone}:
         sizes = [row[2] for row in gone if row[1] == tenant]

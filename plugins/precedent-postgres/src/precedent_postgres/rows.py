@@ -97,7 +97,9 @@ def restore(connection: Connection, payload: Payload, recorded: StoredCompletion
 def completion_in(row: Row) -> StoredCompletion | None:
     """The completion in a row of `COLUMNS`, or None if its bytes are not those that were written."""
     values = [
-        value.decode("utf-8", "replace") if isinstance(value, bytes) and name not in ("token_ids", "checksum") else value
+        value.decode("utf-8", "replace")
+        if isinstance(value, bytes) and name not in ("token_ids", "checksum")
+        else value
         for name, value in zip(NAMES, row, strict=True)
     ]
     return completion_of(tuple(values))

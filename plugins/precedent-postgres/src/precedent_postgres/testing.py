@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own for tests: started in a temporary folder, reached by a socket in it, then removed."""
+"""A PostgreSQL server of one's own for tests: in a temporary folder, reached by a socket in it, then removed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def why_not() -> str | None:
 
 
 class TemporaryServer:
-    """`with TemporaryServer() as server:`; `server.url` names its database `precedent`, owned by a role without rights."""
+    """`with TemporaryServer() as server:`; `server.url` names its database, owned by a role without further rights."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="precedent-pg-", dir="/tmp"))  # a socket's path must be short
