@@ -173,9 +173,8 @@ def test_the_keys_for_machines_are_these(folder, tmp_path):
     assert set(run_json(tmp_path, "list", folder)["completions"][0]) == COMPLETION_KEYS
     assert set(run_json(tmp_path, "search", folder, "refund")["completions"][0]) == COMPLETION_KEYS
     stats = run_json(tmp_path, "stats", folder)
-    names = "path read_only records tokens bytes file_bytes embedder tenants"
-    assert set(stats) == set(names.split())
-    assert set(stats["tenants"][0]) == set("tenant records tokens bytes hits accepted rejected".split())
+    assert set(stats) == {"path", "read_only", "records", "tokens", "bytes", "file_bytes", "embedder", "tenants"}
+    assert set(stats["tenants"][0]) == {"tenant", "records", "tokens", "bytes", "hits", "accepted", "rejected"}
     verified = run_json(tmp_path, "verify", folder)
     assert set(verified) == {"path", "records", "findings", "sound"}
     assert (verified["records"], verified["findings"], verified["sound"]) == (2, [], True)

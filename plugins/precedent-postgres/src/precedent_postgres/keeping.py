@@ -136,7 +136,7 @@ class Keeping:
                 connection.execute(f"VACUUM (FULL, ANALYZE) {rows.TABLE}")
             except psycopg.errors.LockNotAvailable as error:
                 raise CacheError(
-                    f"the records are forgotten, but {self._server.name} still holds their bytes (the table is in use); "
+                    f"the records are forgotten, but {self._server.name} still holds their bytes (the table is used); "
                     "run forget or compact once more later"
                 ) from error
             finally:

@@ -118,7 +118,7 @@ class PostgresStore(Keeping):
         return self._server.without_records(recorded_embedder)
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Add (accepted, rejected) tokens to completions; ids that are gone are ignored, and so is a read-only store."""
+        """Add (accepted, rejected) tokens to completions; ids that are gone are ignored; nothing where read-only."""
         if any(accepted < 0 or rejected < 0 for accepted, rejected in counts.values()):
             raise CacheError("credit takes numbers of accepted and rejected tokens, which cannot be negative")
         if not counts or self._refuses_writes():
