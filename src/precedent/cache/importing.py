@@ -22,7 +22,7 @@ from precedent.cache.transfer import Record
 from precedent.errors import CacheError, CacheMismatchError
 
 NO_TEXT = "no text to write with the new tokenizer"
-_TYPES = {"str": str, "int": int, "float": (int, float)}
+_TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
 _FIELDS = {one.name: _TYPES[str(one.type)] for one in fields(StoredCompletion) if one.name != "token_ids"}
 
 

@@ -34,6 +34,7 @@ from precedent.cache.records import (
 from precedent.cache.sealing import IndexFolder
 from precedent.cache.segment import Ids
 from precedent.cache.transfer import Transfers
+from precedent.cache.verifying import VerifyReport, verify_cache
 from precedent.errors import CacheError
 
 logger = logging.getLogger("precedent.cache")
@@ -230,6 +231,12 @@ class SQLiteStore(Transfers):
 
     def _bytes_on_disk(self) -> int:
         return self._database.size() + (0 if self._segments is None else self._segments.size())
+
+    def verify(self, *, repair: bool = False) -> VerifyReport:
+        """Check every record, and with `repair` mend what is damaged; see `verify_cache`. Raises CacheError."""
+        if self._database.path is None:  # nobody else can have changed it
+            return VerifyReport(str(self._database), self.stats().records, ())
+        return verify_cache(self._database.path, repair=repair)
 
     def stats(self) -> CacheStats:
         """The cache at a glance."""

@@ -104,7 +104,7 @@ def _to_free(connection: Connection, measure: str, bound: float, quota: int | No
     most = quota if quota is not None and measure == "bytes" else math.inf
     left = {tenant: KEPT_SHARE * most if share > most else share for tenant, share in held.items()}
     if sum(left.values()) > bound:
-        level = common_level(sorted(left.values(), reverse=True), sum(left.values()) - KEPT_SHARE * bound)
+        level = common_level(sorted(map(int, left.values()), reverse=True), sum(left.values()) - KEPT_SHARE * bound)
         left = {tenant: min(share, level) for tenant, share in left.items()}
     return {tenant: held[tenant] - left[tenant] for tenant in held if left[tenant] < held[tenant]}
 
