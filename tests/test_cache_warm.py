@@ -237,9 +237,10 @@ warm(store, calls, reader, Vectors(store, HashEmbedder()), progress)
 
 
 def test_it_goes_on_after_a_kill(tmp_path):
+    names = [first + second for first in "abcdefghij" for second in "abcdefghij"]
     chats = [
-        {"messages": [{"role": "user", "content": f"Question {n}?"}, {"role": "assistant", "content": f"Answer {n}."}]}
-        for n in range(100)
+        {"messages": [{"role": "user", "content": f"And {name}?"}, {"role": "assistant", "content": f"Yes, {name}."}]}
+        for name in names
     ]
     path = log(tmp_path, *chats)
     command = [sys.executable, "-c", KILLED, str(tmp_path / "cache"), str(path)]
@@ -253,5 +254,5 @@ def test_it_goes_on_after_a_kill(tmp_path):
     reader = AnswerReader(byte_tokenizer())
     filled = warm(store, read_trajectories([path]), reader, Vectors(store, embedder))
     assert (filled.stored, filled.known, len(embedded)) == (36, 64, 36)
-    assert sorted(texts(store)) == sorted(f"Answer {n}." for n in range(100))
+    assert sorted(texts(store)) == sorted(f"Yes, {name}." for name in names)
     store.close()

@@ -76,10 +76,10 @@ def test_hits_are_those_of_the_built_in_search(cache):
             for tenant in "ab":
                 expected = ours.recall(query, tenant=tenant, tokenizer="tok", k=60)
                 found = cache.recall(query, tenant=tenant, tokenizer="tok", k=60)
-                assert [hit.completion_id for hit in found] == [hit.completion_id for hit in expected]
-                np.testing.assert_allclose(
-                    [hit.similarity for hit in found], [hit.similarity for hit in expected], atol=1e-6
-                )
+                assert {hit.completion_id: pytest.approx(hit.similarity, abs=1e-6) for hit in found} == {
+                    hit.completion_id: hit.similarity for hit in expected
+                }
+                assert sorted(found, key=lambda hit: -hit.similarity) == found
 
 
 def test_a_tenant_finds_its_own_among_many_nearer_ones_of_others(cache):
