@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import logging
@@ -16,6 +17,7 @@ import pytest
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.cli.app import main
 from precedent.testing.embedders import HashEmbedder
+from precedent.testing.tiny_models import byte_tokenizer
 
 COMPLETION_KEYS = {
     "id", "token_ids", "tokenizer", "model", "tenant", "query", "prompt_fingerprint", "tools", "workflow_step", "text",
@@ -204,6 +206,42 @@ def test_an_export_comes_back_in_another_folder(folder, tmp_path):
     (only,) = run_json(tmp_path, "list", tmp_path / "other")["completions"]
     (same,) = run_json(tmp_path, "list", folder, "--tenant", "shop")["completions"]
     assert only == same
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """A model and an embedder that need no download."""
+    monkeypatch.setattr("precedent.target.loading.load_tokenizer", lambda name: byte_tokenizer())
+    monkeypatch.setattr("precedent.cache.filling.resolve", lambda chosen: HashEmbedder())
+
+
+def test_warm_fills_a_new_cache_says_what_it_skipped_and_goes_on(tmp_path, model):
+    chat = {"messages": [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Good day."}]}
+    empty = {"messages": [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": ""}]}
+    log = tmp_path / "log.jsonl"
+    log.write_text(f"{json.dumps(chat)}\nno json\n{json.dumps(empty)}\n", encoding="utf-8")
+    (tmp_path / "log.jsonl.gz").write_bytes(gzip.compress(log.read_bytes()))
+    found = run_json(tmp_path, "warm", tmp_path / "cache", log, log.with_suffix(".jsonl.gz"), "--tenant", "shop")
+    counts = {"read": 4, "stored": 1, "known": 1, "refused": 0}
+    assert {name: found[name] for name in counts} == counts
+    assert {(one["reason"], one["count"]) for one in found["skipped"]} == {
+        ("is not JSON", 2),
+        ("an answer without text and tool calls", 2),
+    }
+    assert set(found["skipped"][0]) == {"reason", "count", "first"}
+    (stored,) = run_json(tmp_path, "list", tmp_path / "cache")["completions"]
+    assert (stored["tenant"], stored["text"]) == ("shop", "Good day.")
+    shown = run("warm", tmp_path / "cache", log, "--tenant", "shop").stdout
+    assert "0 completions stored, 1 were there already" in shown
+    assert f"1 skipped: is not JSON (first: {log} line 2 is not JSON" in shown
+
+
+def test_an_import_for_another_model_writes_the_texts_anew(folder, tmp_path, model):
+    run("export", folder, tmp_path / "out")
+    found = run_json(tmp_path, "import", tmp_path / "new", tmp_path / "out", "--target", "other")
+    assert (found["read"], found["rewritten"], found["stored"], found["skipped"]) == (2, 2, 2, [])
+    (shop,) = run_json(tmp_path, "list", tmp_path / "new", "--tenant", "shop")["completions"]
+    assert byte_tokenizer().decode(shop["token_ids"][:-1]) == shop["text"] == "Your refund is on its way"
 
 
 def test_a_url_that_nobody_opens_is_refused_by_name(monkeypatch):
