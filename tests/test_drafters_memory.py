@@ -69,6 +69,10 @@ class ListedCompletions:
         """Counts what was forgotten."""
         return self.num_forgotten
 
+    def gone_since(self, epoch: int) -> tuple[int, None]:
+        """What went is not listed: everything is read again."""
+        return self.num_forgotten, None
+
     def forget(self, completion_id: int) -> None:
         """Erase a completion."""
         self.stored = [completion for completion in self.stored if completion.id != completion_id]

@@ -21,6 +21,7 @@ from precedent.cache.records import (
     StoredCompletion,
     TenantStats,
 )
+from precedent.cache.redaction import Redact, never_store
 from precedent.cache.speculation_cache import SpeculationCache
 from precedent.cache.store import SQLiteStore
 from precedent.cache.verifying import Finding, VerifyReport, verify_cache
@@ -35,6 +36,7 @@ __all__ = [
     "Finding",
     "Hit",
     "NewCompletion",
+    "Redact",
     "SQLiteStore",
     "Selection",
     "SentenceTransformerEmbedder",
@@ -43,6 +45,7 @@ __all__ = [
     "TenantStats",
     "VerifyReport",
     "model_fingerprint",
+    "never_store",
     "prompt_fingerprint",
     "tokenizer_fingerprint",
     "tools_fingerprint",

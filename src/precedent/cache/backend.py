@@ -6,7 +6,6 @@ tests it.
 """
 
 from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
-from precedent.cache.claim import maker_of, require_same
 from precedent.cache.completion_store import CompletionStore
 from precedent.cache.connection import folded
 from precedent.cache.embedder import Embedder, identity_of
@@ -23,6 +22,7 @@ from precedent.cache.records import (
     storable,
 )
 from precedent.cache.rows import completion_of, vector_of
+from precedent.cache.same_embedder import maker_of, require_same
 from precedent.cache.segment import Ids
 from precedent.cache.transfer import Record, payload_of
 from precedent.cache.verifying import Finding, VerifyReport

@@ -25,42 +25,72 @@ WHERE tenant = ? AND tokenizer = ? AND id > ? ORDER BY id LIMIT ?
 _LENGTHS = """
 SELECT id, num_tokens FROM completion WHERE tenant = ? AND tokenizer = ? AND id > ? ORDER BY id LIMIT ?
 """
-_ALL = "SELECT id, checksum FROM completion WHERE id > ? ORDER BY id LIMIT ?"
+_ALL = "SELECT id, checksum, vector_checksum FROM completion WHERE id > ? ORDER BY id LIMIT ?"
+_VECTORS = """
+SELECT id, vector_checksum FROM completion WHERE tenant = ? AND tokenizer = ? AND id > ? ORDER BY id LIMIT ?
+"""
+
+
+Checksums = NDArray[np.uint64]
 
 
 class Directory(NamedTuple):
     """Completions in order of their ids: checksums of the rows, numbers of write-backs and prompts, all `[n]`.
 
-    Of a whole cache, only ids and checksums are filled in.
+    Of a whole cache, ids and checksums are filled in, those of the vectors (0 where there is none) as well.
     """
 
     ids: Ids
-    checksums: NDArray[np.uint64]
+    checksums: Checksums
     counts: Ids
     prompts: list[bytes]
+    vector_checksums: Checksums
 
     def holds(self, completions: NDArray[np.void]) -> Mask:
         """For each of a segment's completions whether its row is there, and is the one it was made from."""
-        if not self.ids.size:
-            return np.zeros(completions.size, dtype=bool)
-        return np.asarray(self.checksums_of(completions["id"]) == completions["checksum"])
+        return _agree(self.ids, self.checksums, completions)
 
-    def checksums_of(self, ids: Ids) -> NDArray[np.uint64]:
+    def holds_vectors(self, entries: NDArray[np.void]) -> Mask:
+        """The same for the entries of sealed vectors."""
+        return _agree(self.ids, self.vector_checksums, entries)
+
+    def checksums_of(self, ids: Ids) -> Checksums:
         """The checksums of these rows; 0 for those that are not there."""
-        places = np.minimum(np.searchsorted(self.ids, ids), self.ids.size - 1)
-        return np.where(self.ids[places] == ids, self.checksums[places], np.uint64(0))
+        return _at(self.ids, self.checksums, ids)
+
+    def vector_checksums_of(self, ids: Ids) -> Checksums:
+        """The checksums of the vectors in these rows; 0 for those that are not there."""
+        return _at(self.ids, self.vector_checksums, ids)
+
+
+def _agree(ids: Ids, checksums: Checksums, held: NDArray[np.void]) -> Mask:
+    return np.asarray((_at(ids, checksums, held["id"]) == held["checksum"]) & np.isin(held["id"], ids))
+
+
+def _at(ids: Ids, checksums: Checksums, wanted: Ids) -> Checksums:
+    """The checksums of `wanted` among rising `ids`; 0 for those that are not there."""
+    if not ids.size:
+        return np.zeros(wanted.size, dtype=np.uint64)
+    places = np.minimum(np.searchsorted(ids, wanted), ids.size - 1)
+    return np.where(ids[places] == wanted, checksums[places], np.uint64(0))
 
 
 def directory_of(database: Database, tenant: str, tokenizer: str) -> Directory:
     """The rows of one partition."""
     ids, sums, counts, prompts = _columns(database, _GLANCE, (tenant, tokenizer), 4)
-    return Directory(_as_ids(ids), _as_numbers(sums), _as_ids(counts), list(prompts))
+    return Directory(_as_ids(ids), _as_numbers(sums), _as_ids(counts), list(prompts), _as_numbers(()))
 
 
 def directory_of_all(database: Database) -> Directory:
     """Ids and checksums of all rows of the cache."""
-    ids, sums = _columns(database, _ALL, (), 2)
-    return Directory(_as_ids(ids), _as_numbers(sums), _as_ids(()), [])
+    ids, sums, vectors = _columns(database, _ALL, (), 3)
+    return Directory(_as_ids(ids), _as_numbers(sums), _as_ids(()), [], _as_numbers(vectors))
+
+
+def vector_directory_of(database: Database, tenant: str, tokenizer: str) -> Directory:
+    """The ids of one partition's rows and the checksums of their vectors."""
+    ids, vectors = _columns(database, _VECTORS, (tenant, tokenizer), 2)
+    return Directory(_as_ids(ids), _as_numbers(()), _as_ids(()), [], _as_numbers(vectors))
 
 
 def lengths_of(database: Database, tenant: str, tokenizer: str) -> tuple[Ids, Ids]:
@@ -111,7 +141,7 @@ def read_by_ids(
         yield from found
 
 
-def _as_numbers(checksums: Sequence[bytes]) -> NDArray[np.uint64]:
+def _as_numbers(checksums: Sequence[bytes | None]) -> Checksums:
     """Checksums as numbers; one of another length, which a damaged row may have, as 0."""
     whole = [one if isinstance(one, bytes) and len(one) == 8 else bytes(8) for one in checksums]
     return np.frombuffer(b"".join(whole), dtype="<u8").astype(np.uint64)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
-from precedent.cache.claim import require_same
 from precedent.cache.completion_store import CompletionStore
 from precedent.cache.embedder import Embedder, embed_all, identity_of, resolve
 from precedent.cache.records import EmbedderIdentity
+from precedent.cache.same_embedder import require_same
 from precedent.cache.transfer import Record
 
 BATCH = 64

@@ -15,8 +15,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from precedent.cache.directory import Directory
-from precedent.cache.segment import kept
-from precedent.cache.segment_files import Sealed, SegmentFiles
+from precedent.cache.segment_files import ArrayFiles, Sealed, SegmentFiles
+from precedent.cache.vector_files import VectorFiles
 from precedent.errors import CacheError
 
 logger = logging.getLogger("precedent.cache")
@@ -25,6 +25,7 @@ LOCK_SECONDS = 20.0
 """How long `forget` waits for a process that seals."""
 
 _LOCK = "lock"
+_VECTORS = "-vectors"
 
 
 class IndexFolder:
@@ -36,13 +37,22 @@ class IndexFolder:
 
     def files(self, tenant: str, tokenizer: str) -> SegmentFiles:
         """The segments of one partition; its folder's name tells nothing about the tenant."""
-        key = hashlib.blake2b(repr((tenant, tokenizer)).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-        return SegmentFiles(self.path / key, self._mode())
+        return SegmentFiles(self.path / _key(tenant, tokenizer), self._mode())
+
+    def vector_files(self, tenant: str, tokenizer: str) -> VectorFiles:
+        """The sealed vectors of one partition."""
+        return VectorFiles(self.path / (_key(tenant, tokenizer) + _VECTORS), self._mode())
 
     def all_files(self) -> list[SegmentFiles]:
         """The segments of every partition."""
-        folders = sorted(self.path.iterdir()) if self.path.is_dir() else []
-        return [SegmentFiles(folder, self._mode()) for folder in folders if folder.is_dir()]
+        return [SegmentFiles(folder, self._mode()) for folder in self._folders() if not _holds_vectors(folder)]
+
+    def all_vector_files(self) -> list[VectorFiles]:
+        """The sealed vectors of every partition."""
+        return [VectorFiles(folder, self._mode()) for folder in self._folders() if _holds_vectors(folder)]
+
+    def _folders(self) -> list[Path]:
+        return sorted(path for path in self.path.iterdir() if path.is_dir()) if self.path.is_dir() else []
 
     @contextlib.contextmanager
     def alone(self, seconds: float = 0.0) -> Iterator[bool]:
@@ -71,7 +81,7 @@ class IndexFolder:
                 if not alone:
                     raise CacheError(self._not_erased("another process is writing there"))
                 alive = look()
-                for files in self.all_files():
+                for files in [*self.all_files(), *self.all_vector_files()]:
                     without_gone(files, alive)
         except OSError as error:
             raise CacheError(self._not_erased(str(error))) from error
@@ -91,8 +101,8 @@ class IndexFolder:
         return self._database.stat().st_mode & 0o666
 
 
-def without_gone(files: SegmentFiles, alive: Directory, damaged: Container[str] = ()) -> list[Sealed]:
-    """Rewrite the segments that hold a completion that is gone, erase what they replace; returns those that count.
+def without_gone(files: ArrayFiles, alive: Directory, damaged: Container[str] = ()) -> list[Sealed]:
+    """Rewrite what holds a completion that is gone, erase what it replaces; returns what counts.
 
     `damaged` names segments that go as a whole. For the one who is alone.
     """
@@ -105,12 +115,16 @@ def without_gone(files: SegmentFiles, alive: Directory, damaged: Container[str] 
     return left
 
 
-def _without_gone(files: SegmentFiles, sealed: Sealed, alive: Directory) -> Sealed | None:
-    completions = files.completions(sealed)
-    stays = alive.holds(completions)
+def _without_gone(files: ArrayFiles, sealed: Sealed, alive: Directory) -> Sealed | None:
+    stays = files.held_by(alive, sealed)
     if not stays.any():
         return None
-    if stays.all():
-        return sealed
-    segment = files.read(sealed)
-    return None if segment is None else files.write(kept(segment, stays))
+    return sealed if stays.all() else files.without_gone(sealed, stays)
+
+
+def _key(tenant: str, tokenizer: str) -> str:
+    return hashlib.blake2b(repr((tenant, tokenizer)).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _holds_vectors(folder: Path) -> bool:
+    return folder.name.endswith(_VECTORS)

@@ -1,6 +1,6 @@
-"""Segments on disk: three `.npy` files each, written whole or not at all, and a manifest that says which ones count.
+"""Arrays on disk: a few `.npy` files, written whole or not at all, and a manifest that says which ones count.
 
-Nothing here is trusted or needed: the rows in SQLite are the truth, and a segment that is missing, torn, of another
+Nothing here is trusted or needed: the rows in SQLite are the truth, and an array that is missing, torn, of another
 format or not what the manifest says is left out. Files are copied into memory when they are read, so that one that
 shrinks or changes later can neither crash a process nor mislead it.
 """
@@ -14,27 +14,29 @@ import logging
 import os
 import secrets
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.cache.segment import COMPLETION, TOKEN, Segment, is_sound
+from precedent.cache.directory import Directory
+from precedent.cache.segment import COMPLETION, TOKEN, Mask, Segment, is_sound, kept
 
 logger = logging.getLogger("precedent.cache")
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-PARTS = {"completions": COMPLETION, "tokens": TOKEN, "order": TOKEN}
-"""The arrays of a segment, each in the file `NAME.PART.npy`."""
+
+Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A segment as the manifest lists it: completions, tokens with their marks, and a checksum per file."""
+    """A set of arrays as the manifest lists it: completions, tokens or values, and a checksum per file."""
 
     name: str
     completions: int
@@ -42,11 +44,14 @@ class Sealed:
     checksums: dict[str, str]
 
 
-class SegmentFiles:
-    """The segments of one partition, in a folder of their own.
+class ArrayFiles(ABC):
+    """Sets of arrays in a folder of their own, each array of a `kind` in the file `NAME.PART.npy`.
 
     Reading needs no lock; whoever writes holds the lock of the whole index (`precedent.cache.sealing`).
     """
+
+    parts: ClassVar[dict[str, np.dtype[Any]]]
+    """The arrays of a set by name; the first says which completions it holds, in its fields `id` and `checksum`."""
 
     def __init__(self, folder: Path, file_mode: int = 0o600) -> None:
         self.folder, self._mode = folder, file_mode
@@ -54,53 +59,55 @@ class SegmentFiles:
     def listed(self) -> list[Sealed]:
         """What the manifest lists, the oldest first; nothing when there is none that can be read."""
         try:
-            manifest = json.loads((self.folder / MANIFEST).read_bytes())
-            if manifest["format"] != FORMAT:
-                return []
-            return [_sealed(entry) for entry in manifest["segments"]]
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            return self._listed()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             logger.info("the index in %s is built anew: %s", self.folder, error)
             return []
 
-    def read(self, sealed: Sealed) -> Segment | None:
-        """The segment in memory, None unless it is exactly what was sealed."""
+    def has_sound_manifest(self) -> bool:
+        """Whether the manifest can be read, or there is none yet."""
         try:
-            segment = Segment(*(self._array(sealed, part, kind) for part, kind in PARTS.items()))
-            sizes = (segment.completions.size, segment.tokens.size)
-            if sizes != (sealed.completions, sealed.tokens) or not is_sound(segment):
-                raise ValueError("it is not what the manifest says")
-            return segment
-        except (OSError, ValueError) as error:
-            logger.info("segment %s in %s is built anew: %s", sealed.name, self.folder, error)
-            return None
+            self._listed()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return False
+        return True
+
+    def _listed(self) -> list[Sealed]:
+        try:
+            manifest = json.loads((self.folder / MANIFEST).read_bytes())
+        except FileNotFoundError:
+            return []
+        return [self._sealed(entry) for entry in manifest["segments"]] if manifest["format"] == FORMAT else []
+
+    def read_arrays(self, sealed: Sealed) -> Arrays:
+        """The arrays of a set in memory. Raises OSError or ValueError unless they are exactly what was sealed."""
+        return {part: self._array(sealed, part) for part in self.parts}
 
     def completions(self, sealed: Sealed) -> NDArray[np.void]:
-        """Which completions a segment holds (`COMPLETION` records), none when that cannot be read."""
+        """Which completions a set holds, none when that cannot be read."""
+        first = next(iter(self.parts))
         try:
-            return self._array(sealed, "completions", COMPLETION)
+            return self._array(sealed, first)
         except (OSError, ValueError):
-            return np.empty(0, COMPLETION)
+            return np.empty(0, self.parts[first])
 
-    def _array(self, sealed: Sealed, part: str, kind: np.dtype[Any]) -> NDArray[Any]:
+    def _array(self, sealed: Sealed, part: str) -> NDArray[Any]:
         mapped = np.lib.format.open_memmap(self._file(sealed.name, part), mode="r")  # never unpickles
-        if mapped.dtype != kind or mapped.ndim != 1:
+        if mapped.dtype != self.parts[part] or mapped.ndim != 1:
             raise ValueError(f"its {part} are of another kind")
         array = np.array(mapped)
         if _checksum(array) != sealed.checksums[part]:
             raise ValueError(f"its {part} have another checksum")
         return array
 
-    def write(self, segment: Segment) -> Sealed:
-        """Write a segment's files and wait for the disk; it does not count before `publish` lists it."""
+    def write_arrays(self, arrays: Arrays, completions: int, tokens: int) -> Sealed:
+        """Write a set's files and wait for the disk; it does not count before `publish` lists it."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=_folder_mode(self._mode))
-        name, arrays = secrets.token_hex(8), dict(zip(PARTS, segment, strict=True))
+        name = secrets.token_hex(8)
         for part, array in arrays.items():
             with self._new_file(self._file(name, part)) as file:
-                np.lib.format.write_array(file, np.ascontiguousarray(array, dtype=PARTS[part]), allow_pickle=False)
-        checksums = {part: _checksum(array) for part, array in arrays.items()}
-        return Sealed(name, segment.completions.size, segment.tokens.size, checksums)
+                np.lib.format.write_array(file, np.ascontiguousarray(array, dtype=self.parts[part]), allow_pickle=False)
+        return Sealed(name, completions, tokens, {part: _checksum(array) for part, array in arrays.items()})
 
     def publish(self, segments: Iterable[Sealed]) -> None:
         """From now on exactly these count, also after a power cut."""
@@ -118,7 +125,7 @@ class SegmentFiles:
         if not self.folder.is_dir():
             return
         segments = self.listed()
-        wanted = {self._file(sealed.name, part).name for sealed in segments for part in PARTS}
+        wanted = {self._file(sealed.name, part).name for sealed in segments for part in self.parts}
         wanted |= {MANIFEST} if segments else set()
         for file in sorted(self.folder.iterdir()):
             if file.name not in wanted:
@@ -128,6 +135,20 @@ class SegmentFiles:
 
     def _file(self, name: str, part: str) -> Path:
         return self.folder / f"{name}.{part}.npy"
+
+    def held_by(self, alive: Directory, sealed: Sealed) -> Mask:
+        """For each completion of a set whether its row is there, and is the one it was made from."""
+        return alive.holds(self.completions(sealed))
+
+    @abstractmethod
+    def without_gone(self, sealed: Sealed, stays: Mask) -> Sealed | None:
+        """What stays of a set, written anew; None when it cannot be read."""
+
+    def _sealed(self, entry: dict[str, Any]) -> Sealed:
+        sealed = Sealed(str(entry["name"]), int(entry["completions"]), int(entry["tokens"]), dict(entry["checksums"]))
+        if not sealed.name.isalnum() or set(sealed.checksums) != set(self.parts):
+            raise ValueError("a segment's entry in the manifest is damaged")
+        return sealed
 
     @contextlib.contextmanager
     def _new_file(self, target: Path) -> Iterator[Any]:
@@ -144,11 +165,31 @@ class SegmentFiles:
             Path(name).unlink(missing_ok=True)
 
 
-def _sealed(entry: dict[str, Any]) -> Sealed:
-    sealed = Sealed(str(entry["name"]), int(entry["completions"]), int(entry["tokens"]), dict(entry["checksums"]))
-    if not sealed.name.isalnum() or set(sealed.checksums) != set(PARTS):
-        raise ValueError("a segment's entry in the manifest is damaged")
-    return sealed
+class SegmentFiles(ArrayFiles):
+    """The segments of one partition."""
+
+    parts: ClassVar = {"completions": COMPLETION, "tokens": TOKEN, "order": TOKEN}
+
+    def read(self, sealed: Sealed) -> Segment | None:
+        """The segment in memory, None unless it is exactly what was sealed."""
+        try:
+            segment = Segment(**self.read_arrays(sealed))
+            sizes = (segment.completions.size, segment.tokens.size)
+            if sizes != (sealed.completions, sealed.tokens) or not is_sound(segment):
+                raise ValueError("it is not what the manifest says")
+            return segment
+        except (OSError, ValueError) as error:
+            logger.info("segment %s in %s is built anew: %s", sealed.name, self.folder, error)
+            return None
+
+    def write(self, segment: Segment) -> Sealed:
+        """Write a segment; it does not count before `publish` lists it."""
+        return self.write_arrays(segment._asdict(), segment.completions.size, segment.tokens.size)
+
+    def without_gone(self, sealed: Sealed, stays: Mask) -> Sealed | None:
+        """What stays of a segment, written anew; None when it cannot be read."""
+        segment = self.read(sealed)
+        return None if segment is None else self.write(kept(segment, stays))
 
 
 def _checksum(array: NDArray[Any]) -> str:

@@ -21,6 +21,9 @@ class Similarity(Protocol):
     def clear(self) -> None:
         """Drop what is in memory; the next search reads it again."""
 
+    def close(self) -> None:
+        """Release what it holds; the store is still open."""
+
 
 SimilarityOf = Callable[[CompletionStore], Similarity]
-"""Makes the search for a store: `SimilarityIndex` itself, or what `precedent.langchain.in_vector_store` returns."""
+"""Makes the search for a store, as what `precedent.langchain.in_vector_store` returns does."""

@@ -10,14 +10,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from precedent.cache.bounds import DEFAULT_MAX_BYTES
-from precedent.cache.claim import require_same
+from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
 from precedent.cache.completion_store import CompletionStore
 from precedent.cache.embedder import Embedder, embed_one, identity_of, resolve
 from precedent.cache.index import SimilarityIndex
 from precedent.cache.opening import open_store
 from precedent.cache.partition import Partition
 from precedent.cache.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant
+from precedent.cache.redaction import Redact, apply
+from precedent.cache.same_embedder import require_same
+from precedent.cache.segment import Ids
 from precedent.cache.similarity import SimilarityOf
 from precedent.cache.store import SQLiteStore
 from precedent.errors import CacheError
@@ -32,7 +34,8 @@ class SpeculationCache:
     """Stores completions and recalls them by similarity; safe for several threads and processes.
 
     A tenant is a hard partition: no method returns a completion of another tenant than the one it was given.
-    `max_index_bytes` bounds what drafting keeps of it in memory.
+    `max_index_bytes` bounds what drafting keeps of it in memory. `redact` sees each completion before it is embedded
+    and stored (`precedent.cache.redaction`).
     """
 
     def __init__(
@@ -41,11 +44,13 @@ class SpeculationCache:
         embedder: Embedder,
         *,
         max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES,
-        similarity: SimilarityOf = SimilarityIndex,
+        redact: Redact | None = None,
+        similarity: SimilarityOf | None = None,
     ) -> None:
         check_index_bytes(max_index_bytes)
+        self._redact = redact
         self._store, self._embedder, self.max_index_bytes = store, embedder, max_index_bytes
-        self._index = similarity(store)
+        self._index = (similarity or _built_in)(store)
         self._vectors: OrderedDict[str, Vector] = OrderedDict()
         self._vectors_lock = threading.Lock()
         self._memories: list[weakref.WeakMethod[Callable[[], None]]] = []
@@ -57,23 +62,31 @@ class SpeculationCache:
         *,
         embedder: str | Embedder | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        max_records: int | None = None,
+        max_age: float | None = None,
+        max_tenant_bytes: int | None = None,
         max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES,
+        redact: Redact | None = None,
         read_only: bool = False,
-        similarity: SimilarityOf = SimilarityIndex,
+        similarity: SimilarityOf | None = None,
     ) -> Self:
         """Open a cache, in memory without a `path`.
 
         `path` is a folder, a file that ends in .sqlite, .sqlite3 or .db, or a URL that an installed package opens (see
         `precedent.cache.opening`). `embedder` is a sentence-transformers id or folder, or an object of one's own; the
         default is all-MiniLM-L6-v2. It is loaded on first use, or here if the file holds vectors, which must be its
-        own. `max_bytes` bounds tokens, vectors and texts; `max_index_bytes` the token indexes that drafting keeps in
-        memory, from which the oldest completions go first. `similarity` finds the nearest, by default FAISS in memory.
+        own. `max_bytes` bounds tokens, vectors and texts of all completions, `max_tenant_bytes` those of any one
+        tenant, `max_records` the number of completions, `max_age` the seconds since one was first stored;
+        `max_index_bytes` the token indexes that drafting keeps in memory, from which the oldest completions go first.
+        `redact` gives what is stored in the place of a completion, or None. `similarity` finds the nearest completions,
+        by default FAISS in memory.
         Raises CacheError; a file that is refused is left untouched.
         """
         check_index_bytes(max_index_bytes)
         chosen = resolve(embedder)
-        store = open_store(path, embedder=chosen, max_bytes=max_bytes, read_only=read_only)
-        return cls(store, chosen, max_index_bytes=max_index_bytes, similarity=similarity)
+        bounds = Bounds(max_bytes, max_records, max_age, max_tenant_bytes)
+        store = open_store(path, embedder=chosen, bounds=bounds, read_only=read_only)
+        return cls(store, chosen, max_index_bytes=max_index_bytes, redact=redact, similarity=similarity)
 
     def warm_up(self) -> None:
         """Load the embedder now. Raises CacheError if it cannot be loaded or did not make the cache's vectors."""
@@ -96,9 +109,15 @@ class SpeculationCache:
         """Store a completion; it is on disk when this returns its id.
 
         The same answer to the same query is counted, not stored twice. Returns 0 when nothing could be stored (a
-        read-only file, a full disk), which is logged once. Raises CacheError for a completion that is not valid.
+        read-only file, a full disk), which is logged once, or where `redact` says that nothing shall be. Raises
+        CacheError for a completion that is not valid.
         """
         check_tenant(completion.tenant)
+        if self._redact is not None:
+            redacted = apply(self._redact, completion)
+            if redacted is None:
+                return 0
+            completion = redacted
         vector = self._vector(completion.query)
         identity = None if vector is None else identity_of(self._embedder)
         return self._store.insert(completion, vector, identity)
@@ -116,6 +135,10 @@ class SpeculationCache:
     def epoch(self) -> int:
         """Grows whenever completions were forgotten or evicted: what was read by `since` must then be read anew."""
         return self._store.epoch()
+
+    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
+        """The epoch now, and the ids that went after `epoch`; None for ids where too many have gone since."""
+        return self._store.gone_since(epoch)
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
         """Add tokens to completions, `{id: (accepted, rejected)}`; ids that are gone are ignored."""
@@ -165,6 +188,7 @@ class SpeculationCache:
 
     def close(self) -> None:
         """Close the store; more than once does no harm."""
+        self._index.close()
         self._store.close()
         self._forget_vectors()
 
@@ -199,6 +223,11 @@ class SpeculationCache:
         self._index.clear()
         with self._vectors_lock:
             self._vectors.clear()
+
+
+def _built_in(store: CompletionStore) -> SimilarityIndex:
+    """Vectors in memory, grouped beside an SQLite store when they are many."""
+    return SimilarityIndex(store, store.partition_vectors if isinstance(store, SQLiteStore) else None)
 
 
 def check_index_bytes(max_index_bytes: int) -> None:

@@ -14,13 +14,13 @@ import numpy as np
 
 from precedent.cache import rows
 from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
-from precedent.cache.claim import claim, require_same
 from precedent.cache.database import Database
 from precedent.cache.directory import directory_of_all
 from precedent.cache.embedder import Embedder, identity_of
 from precedent.cache.eviction import evict, expire, prune
 from precedent.cache.files import check_header, create_file, database_path, inspecting
 from precedent.cache.partition import Partition
+from precedent.cache.partition_vectors import PartitionVectors
 from precedent.cache.records import (
     CacheStats,
     Completions,
@@ -31,6 +31,7 @@ from precedent.cache.records import (
     Vector,
     storable,
 )
+from precedent.cache.same_embedder import claim, require_same
 from precedent.cache.sealing import IndexFolder
 from precedent.cache.segment import Ids
 from precedent.cache.transfer import Transfers
@@ -104,7 +105,7 @@ class SQLiteStore(Transfers):
     def _insert(self, connection: sqlite3.Connection, payload: Payload, embedder: EmbedderIdentity | None) -> int:
         now = self._clock()
         if payload.vector is not None:
-            claim(connection, [payload.vector], embedder, str(self._database))
+            claim(connection, payload.vector, embedder, str(self._database))
         completion_id = rows.insert_row(connection, payload, now)
         evict(connection, self._bounds, keep_id=completion_id, now=now)
         return completion_id
@@ -155,6 +156,10 @@ class SQLiteStore(Transfers):
     def partition(self, tenant: str, tokenizer: str) -> Partition | None:
         """The partition with its segments, None in memory."""
         return None if self._segments is None else Partition(self._database, self._segments, tenant, tokenizer)
+
+    def partition_vectors(self, tenant: str, tokenizer: str) -> PartitionVectors:
+        """The partition's vectors, to be grouped when they are many."""
+        return PartitionVectors(self._database, self._segments, tenant, tokenizer)
 
     def epoch(self) -> int:
         """Grows whenever records have gone."""

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from precedent.cache import rows
 from precedent.cache.bounds import Bounds
-from precedent.cache.claim import claim
 from precedent.cache.database import Database
 from precedent.cache.eviction import evict
 from precedent.cache.records import (
@@ -24,6 +23,7 @@ from precedent.cache.records import (
     Vector,
     storable,
 )
+from precedent.cache.same_embedder import claim
 from precedent.errors import CacheError
 
 MOST = 2**63 - 1
@@ -90,9 +90,9 @@ class Transfers(ABC):
         fitting = [not self._too_large(payload) for payload in payloads]
 
         def write(connection: sqlite3.Connection) -> list[int]:
-            vectors = [payload.vector for payload in payloads if payload.vector is not None]
-            if vectors:
-                claim(connection, vectors, embedder, str(self._database))
+            for payload in payloads:
+                if payload.vector is not None:
+                    claim(connection, payload.vector, embedder, str(self._database))
             ids = [
                 rows.restore_row(connection, payload, record.completion) if fits else 0
                 for record, payload, fits in zip(records, payloads, fitting, strict=True)

@@ -21,7 +21,8 @@ from precedent.cache.files import check_header, database_path
 from precedent.cache.salvage import salvage, structure_problem
 from precedent.cache.sealing import LOCK_SECONDS, IndexFolder, without_gone
 from precedent.cache.segment import Segment
-from precedent.cache.segment_files import Sealed, SegmentFiles
+from precedent.cache.segment_files import ArrayFiles, Sealed, SegmentFiles
+from precedent.cache.vector_files import VectorFiles
 from precedent.errors import CacheError
 
 RECORDS_AT_ONCE = 1000
@@ -97,6 +98,7 @@ class _Check:
         if self._repair or not damaged:  # sums over damaged records say nothing
             yield from self._sums()
         yield from self._segments()
+        yield from self._vectors()
 
     def _embedder(self) -> Iterator[Finding]:
         try:
@@ -156,15 +158,40 @@ class _Check:
         assert self._database.path is not None
         index = IndexFolder(self._database.path)
         for files in index.all_files():
-            if not files.listed() and any(files.folder.iterdir()):
+            if not files.has_sound_manifest():
                 if self._repair:
                     self._without(index, files, set())
-                yield Finding("segment", f"{files.folder.name} has no manifest that can be read", self._repair)
+                yield Finding("segment", f"{files.folder.name} has a manifest that cannot be read", self._repair)
             damaged = {sealed.name: reason for sealed in files.listed() if (reason := self._wrong(files, sealed))}
             if damaged and self._repair:
                 self._without(index, files, set(damaged))
             for name, reason in damaged.items():
                 yield Finding("segment", f"segment {name} in {files.folder.name} {reason}", self._repair)
+
+    def _vectors(self) -> Iterator[Finding]:
+        assert self._database.path is not None
+        index = IndexFolder(self._database.path)
+        for files in index.all_vector_files():
+            damaged = {sealed.name for sealed in files.listed() if self._wrong_vectors(files, sealed)}
+            if damaged or not files.has_sound_manifest():
+                if self._repair:
+                    self._without(index, files, damaged)
+                yield Finding("segment", f"vectors in {files.folder.name} are not the table's", self._repair)
+
+    def _wrong_vectors(self, files: VectorFiles, sealed: Sealed) -> bool:
+        """Whether sealed vectors cannot be read, or are not those of the records they name."""
+        grouped = files.read_set(sealed)
+        if grouped is None:
+            return sealed in files.listed()
+        held = {row_id: place for place, row_id in enumerate(grouped.entries["id"].tolist())}
+        return any(
+            rows.vector_of(blob, checksum) is not None
+            and int.from_bytes(checksum, "little") == grouped.entries["checksum"][held[row_id]]
+            and not np.array_equal(np.frombuffer(blob, "<f4").astype(np.float16), grouped.vectors[held[row_id]])
+            for row_id, blob, checksum in read_by_ids(
+                self._database, "id, vector, vector_checksum", np.sort(grouped.entries["id"])
+            )
+        )
 
     def _wrong(self, files: SegmentFiles, sealed: Sealed) -> str | None:
         """What is wrong with a segment; one that holds records that are gone is only behind the table."""
@@ -185,7 +212,7 @@ class _Check:
             for row_id, checksum, blob in read_by_ids(self._database, "id, checksum, token_ids", whole)
         )
 
-    def _without(self, index: IndexFolder, files: SegmentFiles, damaged: set[str]) -> None:
+    def _without(self, index: IndexFolder, files: ArrayFiles, damaged: set[str]) -> None:
         with index.alone(LOCK_SECONDS) as alone:
             if not alone:
                 raise CacheError(f"another process is writing in {index.path}; run verify once more later")

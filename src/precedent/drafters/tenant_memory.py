@@ -47,6 +47,9 @@ class CompletionSource(Protocol):
     def epoch(self) -> int:
         """Grows whenever completions were forgotten or evicted."""
 
+    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
+        """The epoch now, and the ids that went after `epoch`; None for ids where they are not known one by one."""
+
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
         """Add (accepted, rejected) tokens to completions."""
 
@@ -89,21 +92,19 @@ class TenantMemory:
     def read(self, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
         """Take in what was stored since the last time, and erase what was forgotten or evicted."""
         with self._reading:
-            first, epoch = self._epoch is None, cache.epoch()
-            if first and self._partition is not None:
-                self._open(self._partition)
-            elif epoch != self._epoch and self._last_id:
-                self._erase_gone(cache, tenant, tokenizer)
-            self._epoch = epoch
+            if self._epoch is None:
+                self._epoch = cache.epoch()
+                if self._partition is not None:
+                    self._open(self._partition)
+            else:
+                self._erase_gone(self._epoch, cache, tenant, tokenizer)
             self._add(cache.since(tenant, tokenizer, self._last_id))
 
     def erase_gone(self, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
         """Only erase what was forgotten or evicted: for a memory that running requests still use."""
         with self._reading:
-            epoch = cache.epoch()
-            if self._epoch is not None and epoch != self._epoch:
-                self._erase_gone(cache, tenant, tokenizer)
-                self._epoch = epoch
+            if self._epoch is not None:
+                self._erase_gone(self._epoch, cache, tenant, tokenizer)
 
     def tidy(self) -> None:
         """Make one order of several runs, and seal what is new if it is much. Raises CacheError or OSError."""
@@ -170,14 +171,21 @@ class TenantMemory:
     def _loaded(self) -> Ids:
         return np.array(self.index.sequence_ids, dtype=np.int64)
 
-    def _erase_gone(self, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
+    def _erase_gone(self, epoch: int, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
+        """Erase what went after `epoch`; the rows are only looked at again where it is not known what that was."""
+        if epoch == cache.epoch():
+            return
+        self._epoch, gone = cache.gone_since(epoch)
+        missing = self._missing(cache, tenant, tokenizer) if gone is None else gone.tolist()
+        with self.lock:
+            self.index.forget(missing)
+
+    def _missing(self, cache: CompletionSource, tenant: str, tokenizer: str) -> list[int]:
         if self._partition is not None:
             there = set(self._partition.directory().ids.tolist())
         else:
             there = {completion.id for completion in cache.since(tenant, tokenizer)}
-        gone = [completion_id for completion_id in self.index.lengths() if completion_id not in there]
-        with self.lock:
-            self.index.forget(gone)
+        return [completion_id for completion_id in self.index.lengths() if completion_id not in there]
 
     def _add(self, completions: Sequence[StoredCompletion]) -> None:
         num_tokens = sum(len(completion.token_ids) for completion in completions)

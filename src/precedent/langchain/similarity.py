@@ -137,6 +137,9 @@ class VectorStoreSimilarity:
         with self._lock:
             self._followed.clear()
 
+    def close(self) -> None:
+        """Nothing: the vector store belongs to whoever opened it."""
+
     def _catch_up(self, tenant: str, tokenizer: str) -> None:
         followed = self._followed.setdefault((tenant, tokenizer), _Followed(epoch=self._store.epoch()))
         stamp = self._store.stamp()

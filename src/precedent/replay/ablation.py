@@ -88,6 +88,9 @@ class _View:
     def epoch(self) -> int:
         return self.pool.epoch()
 
+    def gone_since(self, epoch: int) -> tuple[int, None]:
+        return self.pool.gone_since(epoch)
+
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
         self.pool.credit(counts)
 

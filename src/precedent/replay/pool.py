@@ -118,5 +118,9 @@ class Pool:
         """Grows whenever something was hidden."""
         return self._epoch
 
+    def gone_since(self, epoch: int) -> tuple[int, None]:
+        """The epoch now; what was hidden is not listed."""
+        return self._epoch, None
+
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
         """Nobody asks."""

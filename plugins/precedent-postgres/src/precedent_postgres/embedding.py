@@ -27,10 +27,10 @@ def recorded_embedder(connection: Connection, lock: str = "") -> EmbedderIdentit
 
 def claim(connection: Connection, payloads: Iterable[Payload], embedder: EmbedderIdentity | None, where: str) -> None:
     """The first vector's embedder is the cache's; every other one is refused, and it stays until this has ended."""
-    vectors = [payload.vector for payload in payloads if payload.vector is not None]
-    if not vectors:
+    makers = [maker_of(payload.vector, embedder) for payload in payloads if payload.vector is not None]
+    if not makers:
         return
-    maker = maker_of(vectors, embedder)
+    maker = makers[0]
     insert = f"INSERT INTO {SCHEMA}.meta VALUES ('embedder', %s) ON CONFLICT (key) DO NOTHING"
     recorded = recorded_embedder(connection, "FOR SHARE")
     while recorded is None:  # once more where another engine was first, or the last vector has just gone

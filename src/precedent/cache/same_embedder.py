@@ -1,20 +1,17 @@
-"""One cache, one embedder: vectors of two cannot be compared, so the first one's is the cache's."""
+"""One cache, one embedder: vectors of two cannot be compared."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
 
 from precedent.cache import rows
 from precedent.cache.records import EmbedderIdentity, Vector
 from precedent.errors import CacheError, CacheMismatchError
 
 
-def claim(
-    connection: sqlite3.Connection, vectors: Iterable[Vector], embedder: EmbedderIdentity | None, where: str
-) -> None:
+def claim(connection: sqlite3.Connection, vector: Vector, embedder: EmbedderIdentity | None, where: str) -> None:
     """The first vector's embedder is the cache's; every other one is refused."""
-    maker = maker_of(vectors, embedder)
+    maker = maker_of(vector, embedder)
     recorded = rows.recorded_embedder(connection)
     if recorded is None:
         rows.record_embedder(connection, maker)
@@ -22,13 +19,12 @@ def claim(
         require_same(recorded, maker, where)
 
 
-def maker_of(vectors: Iterable[Vector], embedder: EmbedderIdentity | None) -> EmbedderIdentity:
-    """The embedder that made these vectors. Raises CacheError if none was named, or if they are not of its kind."""
+def maker_of(vector: Vector, embedder: EmbedderIdentity | None) -> EmbedderIdentity:
+    """The embedder that made a vector. Raises CacheError if none was named, or if the vector is none of its own."""
     if embedder is None:
         raise CacheError("a vector needs the identity of the embedder that made it")
-    for vector in vectors:
-        if vector.shape != (embedder.dimension,):
-            raise CacheError(f"a vector of shape {vector.shape} is not one of the embedder {embedder}")
+    if vector.shape != (embedder.dimension,):
+        raise CacheError(f"a vector of shape {vector.shape} is not one of the embedder {embedder}")
     return embedder
 
 

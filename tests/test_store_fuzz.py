@@ -1,0 +1,328 @@
+"""Hostile records, files and tenants: a clear error each or the right answer, and nothing else harmed."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from precedent.cache import EmbedderIdentity, NewCompletion, Selection, SQLiteStore, StoredCompletion, verify_cache
+from precedent.cache.index import SimilarityIndex
+from precedent.drafters.token_index import sorted_segment
+from precedent.errors import CacheError
+from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
+
+HOSTILE_TEXTS = (
+    *("", " ", "\x00", "a\x00b", "'; DROP TABLE completion; --", '" OR ""="', "NEAR(a b) AND NOT c*", "%_[^]"),
+    *("../../etc/passwd", "..\\..\\windows", "/dev/null", "C:\\", "$(rm -rf /)", "\r\n", "-1", "1e999", "NaN"),
+    *("\u202eevil", "\ud800", "e\u0301", "\u0130", "\ufb03", "𝄞" * 50, "x" * 10_000, "{}", "[]", "null"),
+)
+HOSTILE_IDS = (0, 1, -1, 2**31 - 1, 2**31, 2**63, -(2**31), 2**100)
+HOSTILE_SEGMENTS = ([{}], [[]], "x", 3, None, [{"name": "../x"}])
+CANARY = completion(4711, tenant="canary", query="canary", text="canary")
+
+
+def quick_store(path: Path | None) -> SQLiteStore:
+    """A store that does not wait for the disk: thousands of transactions in seconds."""
+    store = SQLiteStore.open(path)
+    store._database._writer.execute("PRAGMA synchronous=OFF")
+    return store
+
+
+def hostile_completion(choose: random.Random) -> NewCompletion:
+    """Each field harmless or hostile."""
+    texts = {
+        name: choose.choice(HOSTILE_TEXTS) if choose.random() < 0.4 else f"{name} {choose.randrange(100)}"
+        for name in ("tokenizer", "model", "tenant", "query", "prompt_fingerprint", "tools", "workflow_step", "text")
+    }
+    hostile = choose.random() < 0.2
+    tokens = tuple(
+        choose.choice(HOSTILE_IDS) if hostile else choose.randrange(50_000) for _ in range(choose.randrange(9))
+    )
+    return NewCompletion(token_ids=tokens, **texts)
+
+
+def hostile_vector(choose: random.Random) -> tuple[np.ndarray, EmbedderIdentity | None]:
+    vector = unit_vector(choose.randrange(1000))
+    if choose.random() < 0.7:
+        return vector, EMBEDDER
+    wrong = (vector[:2], np.zeros((0,), np.float32), np.zeros((4, 4), np.float32), np.ones(9999, np.float32))
+    identities = (None, EmbedderIdentity("x", "y", 4), EmbedderIdentity("test", EMBEDDER.fingerprint, 2))
+    return (choose.choice(wrong), EMBEDDER) if choose.random() < 0.5 else (vector, choose.choice(identities))
+
+
+def as_written(new: NewCompletion) -> NewCompletion:
+    """A completion with lone surrogates replaced, as the store promises."""
+    texts = {
+        name: getattr(new, name).encode("utf-8", "replace").decode() for name in ("query", "text", "tools", "model")
+    }
+    return replace(new, **texts)
+
+
+def one_line(error: CacheError) -> bool:
+    """True; a refusal is one line."""
+    assert "\n" not in str(error).strip("\n")
+    return True
+
+
+def fuzz_records(folder: Path, count: int) -> dict[str, int]:
+    choose, store, refused, stored = random.Random(1), quick_store(folder / "cache"), 0, 0
+    canary = store.insert(CANARY, unit_vector(1), EMBEDDER)
+    for _ in range(count):
+        new, (vector, embedder) = hostile_completion(choose), hostile_vector(choose)
+        try:
+            row_id = store.insert(new, vector, embedder)
+        except CacheError as error:
+            refused += one_line(error)
+            continue
+        stored += 1
+        (found,) = store.list(Selection(ids=(row_id,)))
+        expected = as_written(new)
+        assert (found.token_ids, found.tenant, found.query) == (expected.token_ids, expected.tenant, expected.query)
+        if found.count == 1:
+            assert (found.text, found.tools, found.model) == (expected.text, expected.tools, expected.model)
+        if expected.query:
+            assert row_id in {one.id for one in store.list(Selection(tenant=new.tenant, containing=expected.query))}
+    (found,) = store.since("canary", "tok", 0)
+    assert (found.id, found.token_ids, found.text) == (canary, (4711,), "canary")
+    store.close()
+    assert [path.name for path in folder.iterdir()] == ["cache"], "nothing was written elsewhere"
+    assert verify_cache(folder / "cache").findings == ()
+    return {"records refused": refused, "records stored": stored}
+
+
+def base_cache(folder: Path) -> dict[int, StoredCompletion]:
+    """A cache with every kind of file: table, segment, grouped vectors."""
+    store = quick_store(folder)
+    for n in range(80):
+        store.insert(completion(n, n + 1, n + 2, text=f"text {n}"), unit_vector(n), EMBEDDER)
+    held = {one.id: one for one in store.since("default", "tok")}
+    partition = store.partition("default", "tok")
+    lengths = dict.fromkeys(held, 3)
+    partition.seal(lengths, lambda ids: sorted_segment({i: held[i].token_ids for i in ids.tolist()}))
+    index = SimilarityIndex(store, store.partition_vectors)
+    index.search(unit_vector(1), "default", "tok", 3)
+    index.wait()
+    index.close()
+    store.close()
+    return held
+
+
+def damaged(content: bytes, choose: random.Random) -> bytes:
+    """A file cut, changed, replaced, or grown."""
+    ways = (
+        lambda: content[: choose.randrange(len(content) + 1)],
+        lambda: flipped(content, choose, 1),
+        lambda: flipped(content, choose, 50),
+        lambda: choose.randbytes(choose.randrange(5000)),
+        lambda: b"\x80\x04\x95cposix\nsystem\n" + content,
+        lambda: content + choose.randbytes(4096),
+        lambda: bytes(len(content)),
+        lambda: content.replace(b"(", b"(9", 1),
+        lambda: content.replace(b"'shape': (", b"'shape': (99999999999, "),
+        lambda: content.replace(b"'descr': '<i4'", b"'descr': '|O' "),
+        lambda: json.dumps(
+            {"format": 1, "segments": choose.choice([[{}], [[]], "x", 3, None, [{"name": "../x"}]])}
+        ).encode(),
+        lambda: b"[" * 100_000,
+    )
+    return choose.choice(ways)()
+
+
+def flipped(content: bytes, choose: random.Random, bits: int) -> bytes:
+    changed = bytearray(content or b"\x00")
+    for _ in range(bits):
+        changed[choose.randrange(len(changed))] ^= 1 << choose.randrange(8)
+    return bytes(changed)
+
+
+def fuzz_files(folder: Path, count: int) -> dict[str, int]:
+    """Damage one file at a time, use the cache, and put the file back."""
+    choose, cache, outside = random.Random(2), folder / "cache", folder / "precious"
+    held = base_cache(cache)
+    outside.write_text("mine")
+    files = sorted(path for path in cache.rglob("*") if path.is_file() and path.name != "lock")
+    assert len(files) >= 9, files
+    outcomes = {"files refused": 0, "files left out or unharmed": 0}
+    originals = {file: file.read_bytes() for file in files}
+    for _ in range(count):
+        file = choose.choice(files)
+        file.write_bytes(damaged(originals[file], choose))
+        outcomes["files refused" if used(cache, held) else "files left out or unharmed"] += 1
+        assert outside.read_text() == "mine"
+        for name, content in originals.items():
+            if not name.exists() or name.read_bytes() != content:
+                name.write_bytes(content)
+        for stray in (path for path in cache.iterdir() if path.name.endswith(("-wal", "-shm"))):
+            stray.unlink()
+    shutil.rmtree(cache)
+    return outcomes
+
+
+def used(cache: Path, held: dict[int, StoredCompletion]) -> bool:
+    """Open, read, match and search: True when that was refused; whatever is served is what was written."""
+    try:
+        store = SQLiteStore.open(cache, read_only=True)
+    except CacheError as error:
+        return one_line(error)
+    try:
+        for one in store.since("default", "tok", 0):
+            assert one.token_ids == held[one.id].token_ids
+            assert one.text == held[one.id].text
+        partition = store.partition("default", "tok")
+        for segment in partition.segments(partition.directory()):
+            tokens = np.split(segment.tokens, segment.completions["begin"][1:])
+            for row_id, one in zip(segment.ids.tolist(), tokens, strict=True):
+                assert tuple(one[1:].tolist()) == held[row_id].token_ids
+        index = SimilarityIndex(store, store.partition_vectors)
+        for hit in index.search(unit_vector(3), "default", "tok", 100):
+            assert hit.similarity == pytest.approx(float(unit_vector(hit.completion_id - 1) @ unit_vector(3)), abs=2e-3)
+    except CacheError as error:
+        return one_line(error)
+    finally:
+        store.close()
+    return False
+
+
+@pytest.fixture
+def few_are_many(monkeypatch):
+    """Grouping from 64 vectors on."""
+    monkeypatch.setattr("precedent.cache.grouped_index.GROUPED_FROM", 64)
+    monkeypatch.setattr("precedent.cache.partition_vectors.GROUPED_FROM", 64)
+
+
+def test_hostile_records(tmp_path):
+    counts = fuzz_records(tmp_path, 400)
+    assert min(counts.values()) > 50
+
+
+def test_damaged_files(tmp_path, few_are_many):
+    counts = fuzz_files(tmp_path, 200)
+    assert min(counts.values()) > 10
+
+
+@pytest.mark.stress
+def test_five_thousand_hostile_records(tmp_path):
+    print(fuzz_records(tmp_path, 5_000))
+
+
+@pytest.mark.stress
+def test_five_thousand_damaged_files(tmp_path, few_are_many):
+    print(fuzz_files(tmp_path, 5_000))
+
+
+# --- tenants --------------------------------------------------------------------------------------------------------
+
+TRICKY = (
+    "a",
+    "A",
+    "a ",
+    " a",
+    "a/b",
+    "../a",
+    "a%",
+    "a_",
+    "a'",
+    'a"',
+    "a;b",
+    "ä",
+    "a\u0308",
+    "tok",
+    "default",
+    "*",
+    "NULL",
+)
+
+
+@dataclass
+class Tenants:
+    """What each tenant must find, kept beside the store."""
+
+    store: SQLiteStore
+    index: SimilarityIndex
+    choose: random.Random
+    names: list[str]
+    held: dict[str, dict[int, tuple[tuple[int, ...], int]]] = field(default_factory=dict)
+    operations: int = 0
+
+    def step(self) -> None:
+        """One operation on one tenant, and the same question asked for another one."""
+        tenant, other = self.choose.sample(self.names, 2)
+        self.operations += 1
+        actions = (self.insert, self.read, self.recall, self.list, self.search, self.forget_one, self.forget_tenant)
+        self.choose.choices(actions, (45, 15, 20, 9, 9, 1.5, 0.1))[0](tenant, other)
+
+    def insert(self, tenant: str, other: str) -> None:
+        number = self.choose.randrange(60)  # tenants store the same things all the time
+        new = completion(number, number + 1, tenant=tenant, query=f"shared {number}", text=f"text {number}.")
+        row_id = self.store.insert(new, unit_vector(number), EMBEDDER)
+        self.held.setdefault(tenant, {})[row_id] = (new.token_ids, number)
+        assert all(row_id not in held for name, held in self.held.items() if name != tenant)
+
+    def read(self, tenant: str, other: str) -> None:
+        for name in (tenant, other):
+            found = {one.id: one.token_ids for one in self.store.since(name, "tok", 0)}
+            assert found == {row_id: tokens for row_id, (tokens, _) in self.held.get(name, {}).items()}
+
+    def recall(self, tenant: str, other: str) -> None:
+        number = self.choose.randrange(60)
+        for name in (tenant, other):
+            hits = {
+                hit.completion_id: hit.similarity for hit in self.index.search(unit_vector(number), name, "tok", 1000)
+            }
+            exact = {i: float(unit_vector(n) @ unit_vector(number)) for i, (_, n) in self.held.get(name, {}).items()}
+            assert hits == pytest.approx(exact, abs=1e-5)
+
+    def list(self, tenant: str, other: str) -> None:
+        for name in (tenant, other):
+            assert {one.id for one in self.store.list(Selection(tenant=name))} == set(self.held.get(name, {}))
+
+    def search(self, tenant: str, other: str) -> None:
+        number = self.choose.randrange(60)
+        for name in (tenant, other):
+            found = {one.id for one in self.store.list(Selection(tenant=name, containing=f"TEXT {number}."))}
+            assert found == {i for i, (_, n) in self.held.get(name, {}).items() if n == number}
+
+    def forget_one(self, tenant: str, other: str) -> None:
+        """By the id of another tenant nothing goes; by its own, that one."""
+        mine, theirs = self.held.get(tenant, {}), self.held.get(other, {})
+        if theirs:
+            assert self.store.forget(Selection(tenant=tenant, ids=(self.choose.choice(list(theirs)),))) == 0
+        if mine:
+            row_id = self.choose.choice(list(mine))
+            assert self.store.forget(Selection(tenant=tenant, ids=(row_id,))) == 1
+            del mine[row_id]
+
+    def forget_tenant(self, tenant: str, other: str) -> None:
+        assert self.store.forget(Selection(tenant=tenant)) == len(self.held.pop(tenant, {}))
+
+
+def fuzz_tenants(path: Path, operations: int) -> int:
+    names = [*TRICKY, *(f"tenant {n}" for n in range(50 - len(TRICKY)))]
+    store = quick_store(path)
+    tenants = Tenants(store, SimilarityIndex(store, store.partition_vectors), random.Random(3), names)
+    while tenants.operations < operations:
+        tenants.step()
+    for name in names:
+        tenants.read(name, name)
+    assert {one.tenant: one.records for one in store.stats().tenants} == {
+        n: len(h) for n, h in tenants.held.items() if h
+    }
+    store.close()
+    assert verify_cache(path).findings == ()
+    print({"operations": tenants.operations, "tenants": len(names)})
+    return tenants.operations
+
+
+def test_fifty_tenants_find_their_own_and_never_anothers(tmp_path):
+    assert fuzz_tenants(tmp_path, 1_500) == 1_500
+
+
+@pytest.mark.stress
+def test_fifty_tenants_for_a_hundred_thousand_operations(tmp_path):
+    assert fuzz_tenants(tmp_path, 100_000) == 100_000
