@@ -144,4 +144,4 @@ def test_a_whole_model_uses_it() -> None:
     target = TargetModel(tiny_causal_lm("llama", dtype=torch.float32))
     layers = [module for module in target.model.modules() if isinstance(module, nn.Linear)]
     assert layers
-    assert all(isinstance(layer, PackedLinear) and layer._few_rows for layer in layers)
+    assert all(isinstance(layer, PackedLinear) and layer.few_rows for layer in layers)

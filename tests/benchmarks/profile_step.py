@@ -20,15 +20,17 @@ import torch
 
 from precedent import Engine, SamplingParams, SpeculationConfig
 from precedent.stats import GenerationStats
-from precedent.target import attention, cpu_linear, cpu_norm
+from precedent.target import attention, cpu_linear, cpu_norm, row_layer
 
 PROMPT = "".join(f"Order {n}: the lamp was sent on Monday and will arrive on Thursday.\n" for n in range(1001, 1030))
 PARTS = {
+    "layers in one piece": (row_layer, "run_on_team"),
     "products": (cpu_linear, "row_product"),
     "norms": (cpu_norm, "norm_rows"),
     "attention": (attention, "row_attention"),
 }
 COLOURS = {
+    "layers in one piece": "#e0a93b",
     "products": "#4c78a8",
     "norms": "#72b7b2",
     "attention": "#54a24b",

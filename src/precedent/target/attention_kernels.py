@@ -86,7 +86,7 @@ def softmax(typing: Any, scores: Any, count: Any, total: Any) -> Any:
         code = Code(builder)
         largest = code.spread(_largest(code, builder, scores, count))
         with code.steps(count, (same(FLOATS, 0.0),)) as (k, sums, following):
-            weights = _exp(code, builder, builder.fsub(code.load(scores, k, wide=True), largest))
+            weights = exponential(code, builder, builder.fsub(code.load(scores, k, wide=True), largest))
             builder.store(weights, code.vector(scores, k, 4, FLOATS), align=4)
             following.append(builder.fadd(sums[0], weights))
         code.store(code.across(following[0]), total, wide=True)
@@ -129,8 +129,11 @@ def blend_kernel(queries: int, vectors: int) -> Callable[..., None]:
     return blend
 
 
-def finish_kernel(*, wide: bool) -> Callable[..., None]:
-    """A kernel `(sums, count, total, outputs)`: `count` sums by the number at `total`, as float32 or bfloat16."""
+def finish_kernel(*, wide: bool, wide_outputs: bool | None = None) -> Callable[..., None]:
+    """A kernel `(sums, count, total, outputs)`: `count` sums by the number at `total`, as float32 or bfloat16.
+
+    With `wide_outputs` they are rounded to what the model stores and written as float32 all the same.
+    """
 
     @kernel
     def finish(typing: Any, sums: Any, count: Any, total: Any, outputs: Any) -> Any:
@@ -140,8 +143,8 @@ def finish_kernel(*, wide: bool) -> Callable[..., None]:
             divisor = builder.load(builder.inttoptr(total, FLOAT.as_pointer()), align=4)
             scale = code.spread(builder.fdiv(ir.Constant(FLOAT, 1.0), divisor))
             with code.steps(count, ()) as (k, _, _):
-                scaled = builder.fmul(code.load(sums, k, wide=True), scale)
-                code.store_lanes(scaled, outputs, k, wide)
+                scaled = code.rounded(builder.fmul(code.load(sums, k, wide=True), scale), wide)
+                code.store_lanes(scaled, outputs, k, wide if wide_outputs is None else wide_outputs)
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 4), generate
@@ -154,9 +157,20 @@ def read_long(typing: Any, place: Any) -> Any:
     """The 64-bit integer at an address."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], LONG.as_pointer()), align=8)
+        return builder.load(builder.inttoptr(arguments[0], LONG.as_pointer()), align=2)
 
     return types.intp(types.intp), generate
+
+
+@kernel
+def write_long(typing: Any, place: Any, number: Any) -> Any:
+    """Write a 64-bit integer to an address."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], LONG.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
 
 
 @kernel
@@ -182,7 +196,7 @@ def _largest(code: Code, builder: ir.IRBuilder, scores: Any, count: Any) -> Any:
     return largest
 
 
-def _exp(code: Code, builder: ir.IRBuilder, x: Any) -> Any:
+def exponential(code: Code, builder: ir.IRBuilder, x: Any) -> Any:
     """The exponential of numbers up to 0, to about one unit in the last place; 0 below `LOWEST`, NaN for NaN."""
     lowest = same(FLOATS, LOWEST)
     too_low = builder.fcmp_ordered("<", x, lowest)

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from precedent.target.row_products import fits, row_product
+from precedent.target.swapped import as_original
 
 log = logging.getLogger(__name__)
 
@@ -45,17 +46,18 @@ class PackedLinear(nn.Linear):
     _packed: Tensor | None
     _packed_bias: Tensor | None
     _packed_state: tuple[int, int]
-    _few_rows: int
+    few_rows: int
+    """Up to so many rows `row_product` does the work."""
 
     def prepare(self, *, packed: bool) -> None:
         """Choose the product of few rows and, if `packed`, make the copy for many."""
         native = _packed_dtype(self) == torch.bfloat16
-        self._few_rows = (FEW_ROWS_BESIDE_BFLOAT16 if native else FEW_ROWS) if fits(self.weight) else 0
+        self.few_rows = (FEW_ROWS_BESIDE_BFLOAT16 if native else FEW_ROWS) if fits(self.weight) else 0
         self._packed, self._packed_bias, self._packed_state = None, None, _state(self.weight)
         if packed:
             self._pack()
-        elif self._few_rows and self.weight.dtype == torch.bfloat16 and not native:
-            self._few_rows = 1 << 62  # still twice as fast as the plain product of bfloat16 on such a processor
+        elif self.few_rows and self.weight.dtype == torch.bfloat16 and not native:
+            self.few_rows = 1 << 62  # still twice as fast as the plain product of bfloat16 on such a processor
 
     def _pack(self) -> None:
         weight, dtype = self.weight.detach(), _packed_dtype(self)
@@ -63,12 +65,15 @@ class PackedLinear(nn.Linear):
         self._packed_bias = None if self.bias is None else self.bias.detach().to(dtype)
         self._packed_state = _state(self.weight)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return as_original(self, nn.Linear, ("few_rows", "_packed", "_packed_bias", "_packed_state"))
+
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in_features]` to `[..., out_features]`."""
         rows = input.numel() // self.in_features
         if torch.is_grad_enabled() or input.dtype != self.weight.dtype or not rows:
             return super().forward(input)
-        if rows <= self._few_rows and fits(self.weight):  # it may have been moved or cast meanwhile
+        if rows <= self.few_rows and fits(self.weight):  # it may have been moved or cast meanwhile
             bias = None if self.bias is None else self.bias.float()
             product = row_product(input.reshape(rows, self.in_features), self.weight, bias)
         elif self._packed is not None and 1 < rows <= self._most_packed_rows and _packable(self):

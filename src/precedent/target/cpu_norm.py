@@ -14,6 +14,7 @@ from numba import cfunc, types
 from torch import Tensor, nn
 
 from precedent.target.dot_kernels import FUSED, LANES, norm_kernel
+from precedent.target.swapped import swapped_class
 
 FEW_ROWS = 64
 """Above this torch's operators are as fast, for they use all threads."""
@@ -60,22 +61,16 @@ def fuse_norms(model: nn.Module) -> int:
     norms = [module for module in model.modules() if _agrees(module)]
     for module in norms:
         original: Any = type(module)
-        module.__class__ = _fused_class(original)
+        module.__class__ = swapped_class(original, _forward)
     return len(norms)
 
 
-@cache
-def _fused_class(original: Any) -> type[nn.Module]:
-    """A subclass, so that whoever looks for the original's instances still finds them."""
-
-    def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        weight = self.weight
-        few = hidden_states.numel() <= FEW_ROWS * weight.shape[0]
-        if args or kwargs or not few or torch.is_grad_enabled() or not _fits(hidden_states, weight):
-            return original.forward(self, hidden_states, *args, **kwargs)
-        return norm_rows(hidden_states, weight, _epsilon(self))
-
-    return type(original.__name__, (original,), {"forward": forward, "__module__": original.__module__})
+def _forward(original: Any, norm: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    weight = norm.weight
+    few = hidden_states.numel() <= FEW_ROWS * weight.shape[0]
+    if args or kwargs or not few or torch.is_grad_enabled() or not _fits(hidden_states, weight):
+        return original.forward(norm, hidden_states, *args, **kwargs)
+    return norm_rows(hidden_states, weight, epsilon_of(norm))
 
 
 def _fits(inputs: Tensor, weight: Tensor) -> bool:
@@ -83,7 +78,8 @@ def _fits(inputs: Tensor, weight: Tensor) -> bool:
     return inputs.dtype == weight.dtype and weight.dtype in TOLERANCE and weight.is_cpu and inputs.is_cpu
 
 
-def _epsilon(module: Any) -> float:
+def epsilon_of(module: Any) -> float:
+    """What a norm adds to the mean square, whatever its class calls it."""
     found: float = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
     return found
 
@@ -101,7 +97,7 @@ def _agrees(module: nn.Module) -> bool:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(CHECKED_ROWS, weight.shape[0], generator=generator).to(weight.dtype)
     try:
-        expected, found = module(rows).float(), norm_rows(rows, weight, _epsilon(module)).float()
+        expected, found = module(rows).float(), norm_rows(rows, weight, epsilon_of(module)).float()
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return False  # a norm with other ways: it stays as it is
     return torch.allclose(found, expected, rtol=TOLERANCE[weight.dtype], atol=1e-6)

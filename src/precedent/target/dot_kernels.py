@@ -64,10 +64,11 @@ def dot_block(outs: int, rows: int, *, wide_weights: bool, wide_outputs: bool) -
     return cast(Callable[[Places], None], block)
 
 
-def norm_kernel(*, wide: bool) -> Callable[..., None]:
+def norm_kernel(*, wide: bool, wide_outputs: bool | None = None) -> Callable[..., None]:
     """A kernel for one row of a root-mean-square norm, `(inputs, weights, length, epsilon, outputs)`.
 
     As transformers' models compute it: float32 inside, and for bfloat16 a rounding before the weight and one after.
+    With `wide_outputs` the result is written as float32 all the same.
     """
 
     @intrinsic
@@ -79,8 +80,8 @@ def norm_kernel(*, wide: bool) -> Callable[..., None]:
             with code.steps(length, ()) as (k, _, _):
                 scaled = builder.fmul(code.load(inputs, k, wide=wide), scale)
                 weight = code.load(weights, k, wide=wide)
-                rounded = scaled if wide else code.widened(code.halves(scaled))
-                code.store_lanes(builder.fmul(rounded, weight), outputs, k, wide)
+                normed = code.rounded(builder.fmul(code.rounded(scaled, wide), weight), wide)
+                code.store_lanes(normed, outputs, k, wide if wide_outputs is None else wide_outputs)
             return context.get_dummy_value()
 
         return types.void(types.intp, types.intp, types.intp, types.float64, types.intp), generate
@@ -152,6 +153,10 @@ class Code:
         rounded = builder.lshr(builder.add(builder.add(bits, odd), same(ints, 0x7FFF)), same(ints, 16))
         is_nan = builder.fcmp_unordered("uno", numbers, numbers)
         return builder.trunc(builder.select(is_nan, same(ints, 0x7FC0), rounded), shorts)
+
+    def rounded(self, numbers: Any, wide: bool) -> Any:
+        """Lanes as they are once stored: float32 as it is, else rounded to bfloat16."""
+        return numbers if wide else self.widened(self.halves(numbers))
 
     def store_lanes(self, numbers: Any, base: Any, k: Any, wide: bool) -> None:
         """Write `LANES` numbers from element k on, as float32 or as bfloat16."""

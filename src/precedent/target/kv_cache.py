@@ -93,13 +93,17 @@ class KVLayer(CacheLayerMixin):
 
     def write(self, key_states: Tensor, value_states: Tensor) -> int:
         """Write rows `[1, heads, rows, dim]` behind the committed ones; returns the number of rows up to their end."""
-        assert self._block is not None, "a layer wrote keys and values that wrote none when the model was examined"
         start, count = self._filled.length, key_states.shape[2]
-        self._block.reserve(start + count, start)
-        keys, values = self._block.layers[self._index]
+        keys, values = self.room_for(count)
         keys.narrow(2, start, count).copy_(key_states)
         values.narrow(2, start, count).copy_(value_states)
         return start + count
+
+    def room_for(self, count: int) -> tuple[Tensor, Tensor]:
+        """All keys and values `[1, heads, capacity, dim]`, with room for `count` rows behind the committed ones."""
+        assert self._block is not None, "a layer wrote keys and values that wrote none when the model was examined"
+        self._block.reserve(self._filled.length + count, self._filled.length)
+        return self._block.layers[self._index]
 
     def rows(self, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values `[1, heads, end - first, dim]` of these rows, without a copy."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.errors import ContextOverflowError, PromptError
+from precedent.target.cpu_layer import fuse_layers
 from precedent.target.cpu_linear import pack_linears
 from precedent.target.cpu_norm import fuse_norms
 from precedent.target.examine import examine
@@ -52,6 +53,7 @@ class TargetModel:
         self.model = model.eval()
         pack_linears(self.model)
         fuse_norms(self.model)
+        fuse_layers(self.model)
         self._runner, self._kv_shape, self.vocab_size = examine(self.model)
         self.context_length = context_length(model.config.get_text_config())
 

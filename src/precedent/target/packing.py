@@ -124,6 +124,10 @@ class Forward:
         rows = self.sequences[index]
         return self.packed.layers_of(key)[index].rows(first, rows.kv.length + len(rows))
 
+    def room_in_layer(self, index: int) -> list[tuple[Tensor, Tensor]]:
+        """Each sequence's whole keys and values `[1, heads, capacity, dim]` of a layer, with room for its new rows."""
+        return [rows.kv.layer(index).room_for(len(rows)) for rows in self.sequences]
+
 
 _RUNNING: ContextVar[Forward | None] = ContextVar("precedent_forward", default=None)
 

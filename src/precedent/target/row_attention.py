@@ -119,7 +119,7 @@ class Piece(NamedTuple):
 
 
 @compiled
-def _attend(piece: Piece) -> None:
+def attend(piece: Piece) -> None:
     """Weighted values of all queries, to be divided by their totals."""
     for first in range(0, piece.prefix, LANES):
         columns = _columns(piece, first, min(LANES, piece.prefix - first))
@@ -280,7 +280,7 @@ def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from th
             dim, job[11] + head * job[12], job[13], job[14] + head * job[15], job[16], job[6], job[7] != 0, width,
             scores, sums, totals, block, job[19], job[20],
         )  # fmt: skip
-        _attend(piece)
+        attend(piece)
         for query in range(piece.num_queries):
             row, group = first + query // groups, query % groups
             place = job[17] + size * dim * ((row * kv_heads + head) * groups + group)

@@ -13,6 +13,7 @@ from transformers.masking_utils import causal_mask_function
 
 from precedent.target.packing import Forward, Rows
 from precedent.target.row_attention import Sight
+from precedent.target.row_layer import LayerShape, Part, RowLayers
 
 Rule = Callable[..., Any]
 """transformers' mask function: (batch index, head index, query position, key position) -> visible."""
@@ -43,6 +44,7 @@ class RowMasks:
         self._visible_to: dict[int, Visible] = {}
         self._sights: dict[int, Sight | None] = {}
         self._views: dict[tuple[int, int, torch.dtype, torch.device], View] = {}
+        self._row_layers: dict[tuple[LayerShape, torch.dtype], RowLayers | None] = {}
 
     def view(self, index: int, like: Tensor, repeats: int = 1) -> View:
         """Sequence `index`'s view, its mask in dtype and on device of `like`, rows repeated `repeats` times."""
@@ -63,6 +65,20 @@ class RowMasks:
             fits = count == 1 if allowed is None else tuple(allowed.shape) == (count, count)
             self._sights[index] = Sight(allowed, count) if plain and fits else None
         return self._sights[index]
+
+    def row_layers(self, shape: LayerShape, dtype: torch.dtype) -> RowLayers | None:
+        """The rows of all sequences, ready for layers of this shape; None unless every sequence has a `sight`."""
+        key = shape, dtype
+        if key not in self._row_layers:
+            sequences = self.forward.sequences
+            sights = [self.sight(index) for index in range(len(sequences))]
+            parts = [
+                Part(len(rows), rows.kv.length, sight)
+                for rows, sight in zip(sequences, sights, strict=True)
+                if sight is not None
+            ]
+            self._row_layers[key] = RowLayers(shape, dtype, parts) if len(parts) == len(sequences) else None
+        return self._row_layers[key]
 
     def __getitem__(self, index: tuple[slice, slice, slice, slice]) -> RowMasks:
         """The masks of a part of the rows: some models compute their last layers for the last row alone (Gemma 4)."""

@@ -84,7 +84,7 @@ def _below(at: Places, rows: int) -> Places:
 
 
 @compiled
-def _outputs(at: Places, rows: int, first: int, last: int, wide: bool, scratch: int) -> None:
+def product_piece(at: Places, rows: int, first: int, last: int, wide: bool, scratch: int) -> None:
     """Outputs `first` to `last` of every input row; `scratch` holds four widened rows of weights."""
     size = 4 if wide else 2
     out = first
@@ -132,7 +132,7 @@ def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from th
         first = take_ticket(base + 8) * PIECE
         if first >= num_outs:
             return
-        _outputs(at, rows, first, min(first + PIECE, num_outs), wide, scratch)
+        product_piece(at, rows, first, min(first + PIECE, num_outs), wide, scratch)
 
 
 def fits(weight: Tensor) -> bool:
@@ -170,34 +170,47 @@ Job = ctypes.Array[ctypes.c_int64]
 """Counters, counts and addresses of a piece of work; what they mean is the work's own affair."""
 
 
-def run_on_team(work: Callable[[Any], None], job: Job, threads: int) -> None:
-    """Run a compiled function on `job` on so many of torch's threads at once, and wait for all of them."""
+def run_on_team(work: Callable[[Any], None], job: Job | int, threads: int, kind: Any = types.int64) -> None:
+    """Run a compiled function on `job` (or what lies at its address) on so many of torch's threads, and wait for all.
+
+    `kind` is the numba type of the job's elements.
+    """
     run = team()
     assert run is not None, "what needs the team asks `fits` before"
-    run(_entry(work).address, job, threads, 0)
+    run(_entry(work, kind).address, job, threads, 0)
 
 
 @cache
-def _entry(work: Callable[[Any], None]) -> Any:
+def _entry(work: Callable[[Any], None], kind: Any) -> Any:
     """The function as machine code: translated when first used, not where nothing runs on a CPU."""
-    return cfunc(types.void(types.CPointer(types.int64)), cache=True)(work)
+    return cfunc(types.void(types.CPointer(kind)), cache=True)(work)
 
 
 @cache
 def team() -> Any:
-    """`GOMP_parallel` of the OpenMP library that torch itself runs on.
+    """`GOMP_parallel` of the OpenMP library that torch itself runs on; None where `_openmp` is None."""
+    function = _openmp("GOMP_parallel")
+    if function is not None:
+        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return function
 
-    None where torch uses something else, or where the processor lacks what the kernels need.
 
-    A second library would keep threads of its own, which spin while torch's want the cores.
+@cache
+def barrier() -> int:
+    """Address of the function in which the threads of a team wait for each other; 0 where there is none."""
+    return ctypes.cast(_openmp("GOMP_barrier"), ctypes.c_void_p).value or 0
+
+
+def _openmp(name: str) -> Any:
+    """A function of the OpenMP library that torch itself runs on.
+
+    None where torch uses something else, or where the processor lacks what the kernels need. A second library would
+    keep threads of its own, which spin while torch's want the cores.
     """
     if not FUSED or "OpenMP" not in torch.__config__.parallel_info():
         return None
     library = next((path for path in _loaded_libraries() if "gomp" in path or "iomp" in path), None)
-    function = getattr(ctypes.CDLL(library), "GOMP_parallel", None) if library else None
-    if function is not None:
-        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-    return function
+    return getattr(ctypes.CDLL(library), name, None) if library else None
 
 
 def _loaded_libraries() -> list[str]:

@@ -1,0 +1,163 @@
+"""A whole decoder layer for a few rows on a CPU, in one piece: norms, products, rotary embeddings, KV, attention, gate.
+
+Module by module, a layer of a small model spends about as long between its products as in them. Here torch's threads
+go through the layer together (`layer_work`). Kernels and roundings are those of `row_products`, `cpu_norm` and
+`row_attention`: a row comes out as it does module by module, and does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba import from_dtype
+from numpy.typing import NDArray
+from torch import Tensor
+
+from precedent.target.dot_kernels import LANES
+from precedent.target.layer_work import JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS, layer_work
+from precedent.target.row_attention import QUERIES, Sight
+from precedent.target.row_products import barrier, run_on_team
+
+_LAYER_FROM = JOB.fields[OF_THE_LAYER[0]][1] if JOB.fields else 0
+"""Where in a job's bytes the part begins that belongs to the layer."""
+
+_memory = threading.local()
+
+
+class LayerShape(NamedTuple):
+    """The sizes of a layer, in numbers."""
+
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    dim: int
+
+
+class LayerWeights(NamedTuple):
+    """The weights of a decoder layer, all of one dtype (bfloat16 or float32), contiguous and on a CPU.
+
+    `products` are query, key, value, output, gate, up and down, `[out, in]` each; `biases` are theirs, float32 or None;
+    `norms` are those before attention and before the gate, then of each query and each key head, or None.
+    """
+
+    shape: LayerShape
+    scale: float
+    products: Sequence[Tensor]
+    biases: Sequence[Tensor | None]
+    norms: Sequence[Tensor | None]
+    epsilons: Sequence[float]
+
+
+class Part(NamedTuple):
+    """One sequence's rows: how many, behind how many that it has already, and what they see of each other."""
+
+    rows: int
+    prefix: int
+    sight: Sight
+
+
+def job_of(weights: LayerWeights) -> NDArray[np.void]:
+    """What is the same in every call of a layer, as one record. The weights must live as long as it does."""
+    job = np.zeros(1, JOB)
+    job["wide"], job["barrier"], job["scale"] = weights.products[0].dtype == torch.float32, barrier(), weights.scale
+    for name, size in weights.shape._asdict().items():
+        job[name] = size
+    for name, weight, bias in zip(WEIGHTS, weights.products, weights.biases, strict=True):
+        job[name], job[f"{name}_bias"] = weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+    for name, norm, epsilon in zip(NORMS, weights.norms, weights.epsilons, strict=True):
+        job[name], job[f"{name}_epsilon"] = 0 if norm is None else norm.data_ptr(), epsilon
+    return job
+
+
+class RowLayers:
+    """The rows of one forward, on their way through layers of one shape."""
+
+    def __init__(self, shape: LayerShape, dtype: torch.dtype, parts: Sequence[Part]) -> None:
+        self._parts, self._size, self._threads = parts, dtype.itemsize, torch.get_num_threads()
+        self._table = np.zeros((len(parts), SEQUENCE), dtype=np.int64)
+        rows = 0
+        for line, part in zip(self._table, parts, strict=True):
+            line[:3] = rows, part.rows, part.prefix
+            line[9:] = part.sight.starts.ctypes.data, part.sight.columns.ctypes.data
+            rows += part.rows
+        self.rows = rows
+        self._common = self._job(shape, rows)
+
+    def _job(self, shape: LayerShape, rows: int) -> NDArray[np.uint8]:
+        """The bytes of a job that all layers share."""
+        width = max(_whole(part.prefix) + _whole(part.sight.most) + 2 * LANES for part in self._parts)
+        together = max(1, QUERIES // (shape.heads // shape.kv_heads))
+        buffers = _buffers(shape, rows, self._size)
+        scratch = 4 * _scratch_numbers(shape, width, together)
+        self._memory = _room(sum(buffers.values()) + self._threads * scratch)
+        job, place = np.zeros(1, JOB), self._memory.data_ptr()
+        for name, size in buffers.items():
+            job[name], place = place, place + size
+        job["scratch"], job["scratch_bytes"], job["width"], job["together"] = place, scratch, width, together
+        job["rows"], job["num_sequences"], job["sequences"] = rows, len(self._parts), self._table.ctypes.data
+        return job.view(np.uint8)[:_LAYER_FROM]
+
+    def layer(
+        self, job: NDArray[np.void], hidden: Tensor, turns: tuple[Tensor, Tensor], kv: Sequence[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """A layer's output for `hidden [1, rows, hidden]`; `job` is the layer's.
+
+        Rows turn by cosines and sines `[1, rows, dim]`. `kv` holds every sequence's keys and values `[1, kv_heads,
+        capacity, dim]`; the new ones are written behind its prefix.
+        """
+        hidden, cosines, sines = hidden.contiguous(), turns[0].contiguous(), turns[1].contiguous()
+        outputs, call = torch.empty_like(hidden), job.copy()
+        call.view(np.uint8)[:_LAYER_FROM] = self._common
+        record = call[0]
+        record["base"] = call.ctypes.data
+        record["inputs"], record["outputs"] = hidden.data_ptr(), outputs.data_ptr()
+        record["cosines"], record["sines"] = cosines.data_ptr(), sines.data_ptr()
+        for line, (keys, values) in zip(self._table, kv, strict=True):
+            line[3:9] = *self._places(keys), *self._places(values)
+        run_on_team(layer_work, call.ctypes.data, self._threads, _kind())
+        return outputs
+
+    def _places(self, stored: Tensor) -> tuple[int, int, int]:
+        return stored.data_ptr(), stored.stride(1) * self._size, stored.stride(2) * self._size
+
+
+def _buffers(shape: LayerShape, rows: int, size: int) -> dict[str, int]:
+    """Bytes of what stands between the parts of a layer."""
+    wide, narrow = shape.heads * shape.dim, shape.kv_heads * shape.dim
+    stored = {"queried": wide, "keyed": narrow, "valued": narrow, "summand": shape.hidden, "middle": shape.hidden}
+    stored |= {"gates": shape.inner, "ups": shape.inner}
+    floats = {"normed": shape.hidden, "queries": wide, "attended": wide, "gated": shape.inner}
+    return {name: rows * number * size for name, number in stored.items()} | {
+        name: rows * number * 4 for name, number in floats.items()
+    }
+
+
+def _scratch_numbers(shape: LayerShape, width: int, together: int) -> int:
+    """float32 numbers that one thread needs: for four rows of weights, or for its part of attention."""
+    queries = together * (shape.heads // shape.kv_heads)
+    attention = queries * (width + shape.dim + 1) + LANES + 2 * LANES * shape.dim
+    return max(attention, 4 * max(shape.hidden, shape.inner, shape.heads * shape.dim))
+
+
+def _whole(number: int) -> int:
+    """The number, up to the next multiple of `LANES`."""
+    return -(-number // LANES) * LANES
+
+
+def _room(size: int) -> Tensor:
+    """So many bytes, the same in every forward of this thread: new memory costs a page fault per page."""
+    held: Tensor | None = getattr(_memory, "held", None)
+    if held is None or held.numel() < size:
+        held = _memory.held = torch.empty(size, dtype=torch.uint8)
+    return held
+
+
+@cache
+def _kind() -> Any:
+    return from_dtype(JOB)

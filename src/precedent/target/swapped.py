@@ -1,0 +1,34 @@
+"""Modules whose class was swapped for a faster one: a copy, and what is saved, is the model as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+
+@cache
+def swapped_class(original: Any, forward: Callable[..., Any]) -> type[nn.Module]:
+    """A subclass of a module's class with this `forward(original, module, ...)`, still found as the original's."""
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(original, self, *args, **kwargs)
+
+    def reduced(self: Any, protocol: Any) -> Any:
+        return as_original(self, original)
+
+    body = {"forward": run, "__reduce_ex__": reduced, "__module__": original.__module__}
+    return type(original.__name__, (original,), body)
+
+
+def as_original(module: nn.Module, original: Any, dropped: tuple[str, ...] = ("fused",)) -> tuple[Any, ...]:
+    """How `copy` and `pickle` rebuild a swapped module: of its original class, without the attributes `dropped`."""
+    state = {name: value for name, value in module.__dict__.items() if name not in dropped}
+    return _empty, (original,), state
+
+
+def _empty(original: Any) -> Any:
+    """A module without anything in it; its state follows."""
+    return original.__new__(original)

@@ -1,0 +1,223 @@
+"""Decoder layers in one piece: what the model's own modules compute, to the bit where nothing is approximated."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from precedent.target import Slot, TargetModel
+from precedent.target.cpu_layer import fuse_layers
+from precedent.target.dot_kernels import LANES
+from precedent.target.row_attention import VECTORS, fits
+from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
+
+DIM = VECTORS * LANES
+DTYPES = [torch.bfloat16, torch.float32]
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 5
+MOST_ROWS = 64
+
+pytestmark = pytest.mark.skipif(
+    not fits(*[torch.zeros(1, 1, 1, DIM)] * 3), reason="torch runs on other threads here, or lacks fused operations"
+)
+
+
+def model_of(architecture: str, dtype: torch.dtype, **settings: Any) -> PreTrainedModel:
+    """A random model with heads that fill whole registers."""
+    sizes = {"hidden_size": 5 * LANES, "intermediate_size": 7 * LANES, "num_attention_heads": 4, "head_dim": DIM}
+    model = tiny_causal_lm(architecture, dtype=dtype, **{**sizes, **settings})
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:  # norms and biases are made as ones and zeros, which would hide a mix-up
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator).to(dtype) + name.endswith("bias")
+    return model
+
+
+def wide_tree(num_nodes: int) -> CandidateTree:
+    """A tree of points: every third node begins a new branch."""
+    builder, last = TreeBuilder(), ROOT
+    for token in range(num_nodes):
+        last = builder.add_point(ROOT if token % 3 == 0 else last, token, "test")
+    return builder.build()
+
+
+def fused_layers(target: TargetModel) -> int:
+    """How many of a model's layers were replaced."""
+    return sum(hasattr(layer, "fused") for layer in target.model.modules())
+
+
+def unfused(target: TargetModel) -> None:
+    """Give every layer its own class back."""
+    for layer in target.model.modules():
+        if hasattr(layer, "fused"):
+            layer.__class__ = type(layer).__mro__[1]
+
+
+def scored(target: TargetModel, sizes: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor]]:
+    """Logits of trees of these sizes in one forward, behind prompts of different lengths, and the KV they left."""
+    slots = []
+    for number in range(len(sizes)):
+        slot = target.new_slot()
+        target.prefill(slot, PROMPT[: len(PROMPT) - 7 * number])
+        slots.append(slot)
+    logits = target.score([(slot, wide_tree(size)) for slot, size in zip(slots, sizes, strict=True)])
+    for slot, size in zip(slots, sizes, strict=True):
+        slot.kv.keep(range(size + 1))
+    return [each.clone() for each in logits], [each for slot in slots for each in stored(slot)]
+
+
+def stored(slot: Slot) -> list[Tensor]:
+    """Keys and values of every layer."""
+    return [each.clone() for layer in range(3) for each in slot.kv.layer(layer).rows(0, slot.kv.length)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("llama", {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+        ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
+        ("qwen2", {"use_sliding_window": False, "hidden_size": 4 * DIM}),
+        ("qwen3", {}),
+    ],
+    ids=["llama", "biases, no groups", "mistral, one kv head", "qwen2", "qwen3"],
+)
+@pytest.mark.parametrize("sizes", [(0,), (5,), (MOST_ROWS - 1,), (0, 11, 3)], ids=str)
+def test_logits_keys_and_values_are_those_of_the_modules(
+    architecture: str, settings: dict[str, Any], dtype: torch.dtype, sizes: tuple[int, ...]
+) -> None:
+    """One row, a tree, the largest step, several sequences packed: as the modules one by one."""
+    target = TargetModel(model_of(architecture, dtype, **settings))
+    assert fused_layers(target) == 3
+    found = scored(target, sizes)
+    unfused(target)
+    expected = scored(target, sizes)
+    tolerance = 0.03 if dtype == torch.bfloat16 else 1e-5  # the gate's exponential may round otherwise
+    for ours, theirs in zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
+        assert (ours.double() - theirs.double()).norm() <= tolerance * theirs.double().norm()
+    if architecture != "qwen3":  # whose norms of many heads are torch's own, module by module
+        firsts = range(0, len(found[1]), 6)
+        assert all(torch.equal(found[1][i], expected[1][i]) for i in firsts)  # keys of the first layer
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(dtype: torch.dtype, threads: int) -> None:
+    """Each sequence alone, on one thread, gives the bits that it gives in company."""
+    target, before = TargetModel(model_of("qwen3", dtype)), torch.get_num_threads()
+    sizes = (4, 0, 9)
+    try:
+        torch.set_num_threads(threads)
+        together, _ = scored(target, sizes)
+        torch.set_num_threads(1)
+        for number, size in enumerate(sizes):
+            slot = target.new_slot()
+            target.prefill(slot, PROMPT[: len(PROMPT) - 7 * number])
+            assert torch.equal(target.score([(slot, wide_tree(size))])[0], together[number])
+    finally:
+        torch.set_num_threads(before)
+
+
+def replace(layer: Any) -> None:
+    """Put another module in a layer's place."""
+    layer.mlp.up_proj = copy.deepcopy(layer.mlp.up_proj)
+    layer.mlp.up_proj.weight.data *= 2
+
+
+def hook(layer: Any) -> None:
+    """Double what attention gives."""
+    layer.self_attn.register_forward_hook(lambda module, args, output: (2 * output[0], *output[1:]))
+
+
+def move(layer: Any) -> None:
+    """Load other numbers into another place."""
+    layer.self_attn.q_proj.weight.data = layer.self_attn.q_proj.weight.data.clone() * 2
+
+
+def change(layer: Any) -> None:
+    """Other numbers in the same place."""
+    layer.mlp.down_proj.weight.data *= 2
+
+
+@pytest.mark.parametrize("happening", [replace, hook, move, change])
+def test_what_happens_to_a_layer_later_counts(happening: Callable[[Any], None]) -> None:
+    """Replaced modules, hooks and new numbers change the logits as they change the modules' own."""
+    target = TargetModel(model_of("llama", torch.float32))
+    before, _ = scored(target, (3,))
+    happening(target.model.model.layers[1])
+    found, _ = scored(target, (3,))
+    unfused(target)
+    expected, _ = scored(target, (3,))
+    assert not torch.allclose(found[0], before[0], rtol=1e-3)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_copy_of_a_model_stands_on_its_own() -> None:
+    """A deep copy does not read the original's weights, nor after those are gone."""
+    target = TargetModel(model_of("llama", torch.float32))
+    expected, _ = scored(target, (3,))
+    copied = TargetModel(copy.deepcopy(target.model))
+    for parameter in target.model.parameters():
+        parameter.data.zero_()
+    torch.testing.assert_close(scored(copied, (3,))[0][0], expected[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_is_saved_as_it_was(tmp_path: Path) -> None:
+    """Whole, by torch: what is loaded has the classes of the original, and can be a target again."""
+    model = model_of("llama", torch.bfloat16)
+    classes = [type(module) for module in model.modules()]
+    expected, _ = scored(TargetModel(model), (3,))
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert [type(module) for module in loaded.modules()] == classes
+    assert torch.equal(scored(TargetModel(loaded), (3,))[0][0], expected[0])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("granite", {"residual_multiplier": 0.2, "attention_multiplier": 0.1}),
+        ("llama", {"head_dim": DIM // 2}),
+        ("llama", {"hidden_act": "gelu"}),
+        ("llama", {"hidden_size": 5 * LANES + 4}),
+        ("stablelm", {"partial_rotary_factor": 0.5, "hidden_size": 4 * DIM}),
+        ("gemma3_text", {}),
+    ],
+    ids=["scaled residual", "narrow heads", "another gate", "odd sizes", "partial rotary", "four norms"],
+)
+def test_other_layers_keep_their_own_code(architecture: str, settings: dict[str, Any]) -> None:
+    """What computes something else, or does not fit the registers, is left alone."""
+    model = model_of(architecture, torch.float32, **settings)
+    classes = [type(module) for module in model.modules()]
+    TargetModel(model)
+    assert not any(hasattr(module, "fused") for module in model.modules())
+    assert fuse_layers(nn.Module()) == 0
+    assert len(classes) == sum(1 for _ in model.modules())
+
+
+def test_a_window_that_hides_a_part_is_left_to_the_modules() -> None:
+    """Rows that do not all see the whole prefix: right all the same."""
+    target = TargetModel(model_of("mistral", torch.float32, sliding_window=16))
+    assert fused_layers(target) == 3
+    found, _ = scored(target, (4,))
+    unfused(target)
+    torch.testing.assert_close(found[0], scored(target, (4,))[0][0], rtol=1e-4, atol=1e-4)
+
+
+def test_training_and_gradients_go_through_the_modules() -> None:
+    """A model that was a target can still be trained."""
+    target = TargetModel(model_of("llama", torch.float32))
+    loss = target.model(input_ids=torch.tensor([PROMPT])).logits.square().mean()
+    loss.backward()
+    assert target.model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
+    slot = target.new_slot()
+    target.prefill(slot, PROMPT)
+    assert target.score([(slot, EMPTY_TREE)])[0].isfinite().all()
