@@ -20,10 +20,10 @@ from langchain_core.outputs import ChatGeneration, Generation
 from precedent import ChatPrecedent
 from precedent.cache import Selection, SQLiteStore
 from precedent.cache.filling import Vectors
-from precedent.cache.fingerprint import prompt_fingerprint
+from precedent.cache.fingerprint import prompt_fingerprint, tokenizer_fingerprint
 from precedent.errors import PromptError, UnsupportedError
 from precedent.langchain.answer_caches import is_answer_cache, read_answer_cache
-from precedent.langchain.warming import AnswerReader, warm
+from precedent.langchain.recorded_answers import AnswerReader, store_answers
 from precedent.replay.traces import read_trajectories
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_engine import ScriptedEngine
@@ -62,7 +62,7 @@ def log(folder: Path, *records: object, name: str = "log.jsonl") -> Path:
 def warmed(store, *paths: Path, reader: AnswerReader | None = None):
     reader = reader or AnswerReader(byte_tokenizer())
     calls = read_trajectories(paths, reader.skipped.add)
-    return warm(store, calls, reader, Vectors(store, HashEmbedder())), reader
+    return store_answers(store, calls, reader, Vectors(store, HashEmbedder())), reader
 
 
 def texts(store) -> list[str]:
@@ -82,7 +82,7 @@ def test_a_chat_gives_all_its_answers_and_a_run_its_own(tmp_path):
     for one in store.list(ALL, None):
         assert tokenizer.decode(list(one.token_ids)) == one.text + "<|im_end|>"
         assert one.query
-    assert len(store.vectors_since("default", reader.completions.__self__._fingerprint, 0)[0]) == 3
+    assert len(store.vectors_since("default", tokenizer_fingerprint(tokenizer), 0)[0]) == 3
 
 
 def test_what_is_warmed_is_found_as_the_chat_model_asks(tmp_path):
@@ -174,7 +174,7 @@ def answer_cache(folder: Path) -> Path:
 def from_cache(source, store):
     reader = AnswerReader(byte_tokenizer())
     calls = read_answer_cache(source, reader.skipped.add)
-    return warm(store, calls, reader, Vectors(store, HashEmbedder())), reader
+    return store_answers(store, calls, reader, Vectors(store, HashEmbedder())), reader
 
 
 def test_a_sqlite_answer_cache_is_read_and_left_as_it_was(tmp_path):
@@ -222,7 +222,7 @@ import os, signal, sys
 from pathlib import Path
 from precedent.cache import SQLiteStore
 from precedent.cache.filling import Vectors
-from precedent.langchain.warming import AnswerReader, warm
+from precedent.langchain.recorded_answers import AnswerReader, store_answers
 from precedent.replay.traces import read_trajectories
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer
@@ -232,7 +232,7 @@ reader = AnswerReader(byte_tokenizer())
 def progress(number):
     os.kill(os.getpid(), signal.SIGKILL)
 calls = read_trajectories([Path(sys.argv[2])], reader.skipped.add)
-warm(store, calls, reader, Vectors(store, HashEmbedder()), progress)
+store_answers(store, calls, reader, Vectors(store, HashEmbedder()), progress)
 """
 
 
@@ -252,7 +252,7 @@ def test_it_goes_on_after_a_kill(tmp_path):
     embed = embedder.embed
     embedder.embed = lambda texts: embedded.extend(texts) or embed(texts)
     reader = AnswerReader(byte_tokenizer())
-    filled = warm(store, read_trajectories([path]), reader, Vectors(store, embedder))
+    filled = store_answers(store, read_trajectories([path]), reader, Vectors(store, embedder))
     assert (filled.stored, filled.known, len(embedded)) == (36, 64, 36)
     assert sorted(texts(store)) == sorted(f"Yes, {name}." for name in names)
     store.close()

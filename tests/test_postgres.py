@@ -21,7 +21,7 @@ from precedent.testing.embedders import HashEmbedder
 from precedent.testing.store_contract import DIMENSION, EMBEDDER, StoreContract, completion, ids_of, unit_vector
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
-pytest.importorskip("psycopg", reason="precedent-postgres is not installed")
+pytest.importorskip("precedent_postgres", reason="precedent-postgres is not installed")
 from precedent_postgres import PostgresStore, testing
 
 pytestmark = pytest.mark.skipif(testing.why_not() is not None, reason=str(testing.why_not()))
@@ -215,9 +215,11 @@ def test_a_password_is_never_shown(caplog):
     assert "postgresql://me@/nowhere" in str(raised.value)
 
 
-def test_a_url_that_is_none_is_refused_at_once():
-    with pytest.raises(CacheError, match="is no PostgreSQL URL"):
-        PostgresStore("postgresql://host/db?nonsense=1")
+@pytest.mark.parametrize("url", ["postgresql://host/db?nonsense=1", "postgresql://me:geh%heim@host/db"])
+def test_a_url_that_is_none_is_refused_at_once(url):
+    with pytest.raises(CacheError, match="is no PostgreSQL URL") as raised:
+        PostgresStore(url)
+    assert "heim" not in str(raised.value)
 
 
 def test_a_damaged_record_is_left_out_and_its_neighbours_are_served(store, server, caplog):

@@ -34,14 +34,14 @@ def warm(
     json_file: JsonOption = None,
 ) -> None:
     """Store recorded answers as if the model had given them. Run it again after an interruption: it goes on."""
-    from precedent.langchain import warming
+    from precedent.langchain.recorded_answers import AnswerReader, store_answers
     from precedent.target.loading import load_tokenizer
 
-    reader = warming.AnswerReader(load_tokenizer(target), tenant=tenant)
+    reader = AnswerReader(load_tokenizer(target), tenant=tenant)
     with opened(cache, create=True, max_bytes=UNBOUNDED) as store, progress_bar() as progress:
         task = progress.add_task("warming", total=sum(map(_num_calls, sources)))
         calls = _each(_calls(sources, reader.skipped), lambda: progress.advance(task))
-        filled = warming.warm(store, calls, reader, Vectors(store, embedder))
+        filled = store_answers(store, calls, reader, Vectors(store, embedder))
     results = {"read": reader.num_read, **_counts(filled), "skipped": reader.skipped.as_list()}
     if json_file is not None:
         write_json(json_file, results)

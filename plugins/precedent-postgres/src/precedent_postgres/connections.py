@@ -54,8 +54,10 @@ class Connections:
             self._slots.put(None)
         try:
             psycopg.conninfo.conninfo_to_dict(url)
-        except psycopg.ProgrammingError as error:
-            raise CacheError(f"{self.name} is no PostgreSQL URL: {_one_line(error)}") from error
+        except psycopg.ProgrammingError:  # its text may hold the password
+            raise CacheError(
+                f"{self.name} is no PostgreSQL URL; write postgresql://USER@HOST/DATABASE, other characters as %XX"
+            ) from None
 
     def of_tenant(self, tenant: str, work: Work[Result]) -> Result:
         """What `work` returns in a transaction that sees one tenant's records only."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,12 @@ from langchain_core.messages import BaseMessage, convert_to_messages
 
 from precedent.cache.completion_store import CompletionStore
 from precedent.cache.filling import Filled, Progress, Vectors, fill
-from precedent.cache.fingerprint import prompt_fingerprint, tokenizer_fingerprint
+from precedent.cache.fingerprint import prompt_fingerprint
 from precedent.cache.records import StoredCompletion, check_tenant
 from precedent.cache.transfer import Record
 from precedent.errors import PrecedentError, PromptError
 from precedent.langchain.messages import to_template_messages
 from precedent.replay.traces import Message, Trajectory
-from precedent.replay.turns import message_text
 from precedent.text.codec import TokenizerCodec
 from precedent.text.prompt import render_prompt
 from precedent.text.query import recall_query
@@ -26,6 +25,9 @@ from precedent.text.tool_schema import tools_fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+BEHIND: Message = {"role": "user", "content": "."}
+"""Stands behind an answer, so that the template closes it as it would in a conversation."""
 
 _PLACE = re.compile(r"^.*? line \d+ ")
 
@@ -55,7 +57,6 @@ class AnswerReader:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, tenant: str = "default") -> None:
         check_tenant(tenant)
         self._tokenizer, self._codec, self._tenant = tokenizer, TokenizerCodec(tokenizer), tenant
-        self._fingerprint = tokenizer_fingerprint(tokenizer)
         self.skipped = Skipped()
         self.num_read = 0
 
@@ -70,22 +71,34 @@ class AnswerReader:
                 self.skipped.add(error if known else PromptError(f"messages that cannot be read: {error!r}"))
 
     def _completion(self, trajectory: Trajectory, place: int) -> StoredCompletion:
-        body = message_text(trajectory.messages[place])
-        if not body:
+        *before, answer = to_template_messages(_langchain_messages(trajectory.messages[: place + 1]))
+        if not answer["content"] and not answer.get("tool_calls"):
             raise PromptError("an answer without text and tool calls")
-        turns = to_template_messages(_langchain_messages(trajectory.messages[:place]))
-        prompt = render_prompt(self._tokenizer, turns, trajectory.tools)
+        prompt = render_prompt(self._tokenizer, before, trajectory.tools)
+        token_ids = self._behind(prompt, before, answer, trajectory.tools)
         return StoredCompletion(
-            self._codec.answer_ids(body),
-            self._fingerprint,
-            model="",
+            token_ids,
+            self._codec.fingerprint,
+            model="",  # nobody can tell which weights would have given this answer
             tenant=self._tenant,
-            query=recall_query(turns),
+            query=recall_query(before),
             prompt_fingerprint=prompt_fingerprint(prompt),
             tools=tools_fingerprint(trajectory.tools),
-            text=body,
+            text=self._tokenizer.decode(list(token_ids), skip_special_tokens=True),
             created=time.time(),
         )
+
+    def _behind(
+        self, prompt: list[int], before: list[Message], answer: Message, tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[int, ...]:
+        """The answer's ids, end token included: what the chat template adds to the prompt, in the model's own form."""
+        whole = render_prompt(self._tokenizer, [*before, answer, BEHIND], tools)
+        rest, end = whole[len(prompt) :], self._codec.end_token_id
+        if whole[: len(prompt)] == prompt and end in rest:
+            return tuple(rest[: rest.index(end) + 1])
+        if answer.get("tool_calls"):
+            raise PromptError("a tool call that the model's chat template does not tell behind its prompt")
+        return self._codec.answer_ids(answer["content"])
 
 
 def answered_places(trajectory: Trajectory) -> list[int]:
@@ -112,7 +125,7 @@ def _complete(message: Message) -> Message:
     return complete
 
 
-def warm(
+def store_answers(
     store: CompletionStore,
     trajectories: Iterable[Trajectory],
     reader: AnswerReader,
