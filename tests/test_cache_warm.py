@@ -120,7 +120,7 @@ def test_what_is_skipped_is_counted_by_its_reason(tmp_path):
         {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]},
         {"messages": [{"role": "user", "content": [image]}, {"role": "assistant", "content": "a cat"}]},
         {"messages": [{"role": "wizard", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
-        {"messages": ["no message", {"role": "assistant", "content": "hello"}]},
+        {"messages": ["no message", 5, {"role": "assistant", "content": "hello"}]},
         {"inputs": {"messages": []}, "outputs": {}},
     ]
     store = SQLiteStore.open()

@@ -106,7 +106,8 @@ def answered_places(trajectory: Trajectory) -> list[int]:
     messages = trajectory.messages
     if trajectory.only_last:
         return [len(messages) - 1]
-    return [place for place, message in enumerate(messages) if place and message.get("role") == "assistant"]
+    roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
+    return [place for place, role in enumerate(roles) if place and role == "assistant"]
 
 
 def _langchain_messages(messages: Iterable[Message]) -> list[BaseMessage]:
