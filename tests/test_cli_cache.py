@@ -120,6 +120,7 @@ def test_forget_erases_what_is_selected_and_nothing_else(folder, tmp_path):
         (["compact", "{tmp}/none"], "there is no cache"),
         (["export", "{cache}", "{tmp}"], "is not empty"),
         (["import", "{cache}", "{tmp}"], "is no finished export"),
+        (["import", "{tmp}/none", "{tmp}"], "is no finished export"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_2_and_harms_nothing(folder, tmp_path, arguments, says):

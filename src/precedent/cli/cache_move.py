@@ -54,9 +54,9 @@ def import_export(
     json_file: JsonOption = None,
 ) -> None:
     """Store the completions of an export, with their times and counters; importing again changes nothing."""
-    tokenizer = None if target is None else _writer(target)
+    number, tokenizer = read_manifest(folder)["records"], None if target is None else _writer(target)
     with opened(cache, create=True, max_bytes=UNBOUNDED) as store, progress_bar() as progress:
-        task = progress.add_task("importing", total=read_manifest(folder)["records"])
+        task = progress.add_task("importing", total=number)
         found = import_cache(
             folder, store, tokenizer=tokenizer, embedder=embedder, tenant=tenant,
             progress=lambda number: progress.advance(task, number),

@@ -59,18 +59,17 @@ class Connections:
                 f"{self.name} is no PostgreSQL URL; write postgresql://USER@HOST/DATABASE, other characters as %XX"
             ) from None
 
-    def of_tenant(self, tenant: str, work: Work[Result]) -> Result:
+    def of_tenant(self, tenant: str, work: Work[Result], *, patient: bool = False) -> Result:
         """What `work` returns in a transaction that sees one tenant's records only."""
-        return self._transact(("precedent.tenant", tenant), STATEMENT_SECONDS, work)
+        return self._transact(("precedent.tenant", tenant), _seconds(patient), work)
 
     def of_every_tenant(self, work: Work[Result], *, patient: bool = False) -> Result:
         """What `work` returns in a transaction that sees all records: for counting and keeping order, not to draft."""
-        seconds = PATIENT_SECONDS if patient else STATEMENT_SECONDS
-        return self._transact(("precedent.scope", "every tenant"), seconds, work)
+        return self._transact(("precedent.scope", "every tenant"), _seconds(patient), work)
 
     def without_records(self, work: Work[Result]) -> Result:
         """What `work` returns in a transaction that sees no record at all."""
-        return self._transact(("precedent.tenant", ""), STATEMENT_SECONDS, work)
+        return self._transact(("precedent.tenant", ""), _seconds(False), work)
 
     def _transact(self, setting: tuple[str, str], seconds: int, work: Work[Result]) -> Result:
         for attempt in range(1, ATTEMPTS + 1):
@@ -139,6 +138,10 @@ class Connections:
                 connection = self._slots.get()
                 if connection is not None:
                     connection.close()
+
+
+def _seconds(patient: bool) -> int:
+    return PATIENT_SECONDS if patient else STATEMENT_SECONDS
 
 
 def _answers(connection: Connection) -> bool:

@@ -24,7 +24,7 @@ from precedent.cache.backend import (
 )
 from precedent.errors import CacheError
 from precedent_postgres import removal, rows, verifying
-from precedent_postgres.connections import Connection, Connections
+from precedent_postgres.connections import Connection, Connections, Result, Work
 from precedent_postgres.embedding import claim, recorded_embedder
 
 logger = logging.getLogger("precedent.cache")
@@ -86,7 +86,7 @@ class Keeping:
             found = islice(rows.selected(connection, selection, "DESC"), limit)
             return [(row[rows.ID], rows.completion_in(row)) for row, _ in found]
 
-        return self._whole(self._server.of_every_tenant(work, patient=True))
+        return self._whole(self._reading(selection, work))
 
     def records(self, selection: Selection, after_id: int, limit: int) -> Records:
         """At most `limit` selected records above an id, in rising order; damaged ones are left out."""
@@ -95,7 +95,7 @@ class Keeping:
             found = (rows.record_in(*row) for row in rows.selected(connection, selection, "ASC", after_id))
             return list(islice((record for record in found if record is not None), limit))
 
-        return self._server.of_every_tenant(work, patient=True)
+        return self._reading(selection, work)
 
     def forget(self, selection: Selection) -> int:
         """Erase the selected completions and rewrite the table without them; returns their number.
@@ -164,6 +164,12 @@ class Keeping:
             embedder=embedder,
             tenants=tuple(shares),
         )
+
+    def _reading(self, selection: Selection, work: Work[Result]) -> Result:
+        """What `work` returns in a transaction that sees no more tenants than are selected."""
+        if selection.tenant is not None:
+            return self._server.of_tenant(selection.tenant, work, patient=True)
+        return self._server.of_every_tenant(work, patient=True)
 
     def _refuses(self, payload: Payload) -> bool:
         """True where the store is read-only or the completion larger than its bounds; says so."""

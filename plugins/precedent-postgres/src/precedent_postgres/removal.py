@@ -19,9 +19,12 @@ EVICTION_LOCK = int.from_bytes(b"precevic", "big")
 REMEMBERED_EPOCHS = 100_000
 """So many of the last deletions can be followed one by one."""
 
+EVICTED_AT_ONCE = 5000
+"""So many records of a tenant go at most at one insertion, which others wait for; the rest at the next ones."""
+
 LEAST_USEFUL = f"""
 SELECT id, size FROM {TABLE} WHERE tenant = %s
-ORDER BY (accepted + 0.5) / ((SELECT max(id) FROM {TABLE}) - id + 20.0) / (size + 400), id
+ORDER BY (accepted + 0.5) / ((SELECT max(id) FROM {TABLE}) - id + 20.0) / (size + 400), id LIMIT %s
 """
 """As the embedded store: saved tokens per byte, decayed by what was stored since."""
 
@@ -77,10 +80,15 @@ def evict(connection: Connection, bounds: Bounds) -> None:
         return
     lock_all(connection)
     if bounds.max_age is not None:
-        delete_selected(connection, Selection(before=time.time() - bounds.max_age))
+        _delete_older(connection, time.time() - bounds.max_age)
     for measure, bound in bounds_by_measure(bounds).items():
         for tenant, excess in _to_free(connection, measure, bound, bounds.max_tenant_bytes).items():
             delete(connection, _least_useful(connection, measure, tenant, excess))
+
+
+def _delete_older(connection: Connection, time_of_oldest: float) -> None:
+    query = f"SELECT id FROM {TABLE} WHERE created < %s ORDER BY created LIMIT %s"
+    delete(connection, [row[0] for row in connection.execute(query, (time_of_oldest, EVICTED_AT_ONCE)).fetchall()])
 
 
 def bounds_by_measure(bounds: Bounds) -> dict[str, float]:
@@ -112,7 +120,7 @@ def _to_free(connection: Connection, measure: str, bound: float, quota: int | No
 def _least_useful(connection: Connection, measure: str, tenant: str, wanted: float) -> list[int]:
     """The ids of a tenant's least useful completions that free so many bytes or records."""
     gone: list[int] = []
-    for row_id, size in connection.execute(LEAST_USEFUL, (tenant,)):
+    for row_id, size in connection.execute(LEAST_USEFUL, (tenant, EVICTED_AT_ONCE)):
         if wanted <= 0:
             break
         gone.append(row_id)

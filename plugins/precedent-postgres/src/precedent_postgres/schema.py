@@ -52,6 +52,7 @@ CREATE TABLE {SCHEMA}.completion (
     UNIQUE (tenant, tokenizer, identity)
 );
 CREATE INDEX completion_partition ON {SCHEMA}.completion (tenant, tokenizer, id);
+CREATE INDEX completion_created ON {SCHEMA}.completion (created);
 ALTER TABLE {SCHEMA}.completion ENABLE ROW LEVEL SECURITY;
 ALTER TABLE {SCHEMA}.completion FORCE ROW LEVEL SECURITY;
 CREATE POLICY one_tenant ON {SCHEMA}.completion USING (

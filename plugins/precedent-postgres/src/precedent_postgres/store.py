@@ -75,24 +75,35 @@ class PostgresStore(Keeping):
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> Completions:
         """The partition's completions with a higher id, in rising order; one small question when there are none."""
-        query = f"SELECT {rows.COLUMNS} FROM {rows.TABLE} WHERE tenant = %s AND tokenizer = %s AND id > %s ORDER BY id"
-        values = (tenant, tokenizer.encode(), after_id)
-        found = self._server.of_tenant(tenant, lambda connection: connection.execute(query, values).fetchall())
-        return self._whole([(row[rows.ID], rows.completion_in(row)) for row in found])
+        found = self._rows_after(tenant, tokenizer, after_id, rows.COLUMNS)
+        return self._whole([(row_id, rows.completion_in(tuple(row))) for row_id, *row in found])
 
     def vectors_since(self, tenant: str, tokenizer: str, after_id: int = 0) -> tuple[Ids, Vector]:
         """Ids `[n]` in rising order and vectors `[n, dimension]` of the partition's completions that have one."""
-        query = (
-            f"SELECT id, vector, vector_checksum FROM {rows.TABLE} WHERE tenant = %s AND tokenizer = %s AND id > %s "
-            "AND vector IS NOT NULL ORDER BY id"
-        )
-        values = (tenant, tokenizer.encode(), after_id)
-        found = self._server.of_tenant(tenant, lambda connection: connection.execute(query, values).fetchall())
+        found = self._rows_after(tenant, tokenizer, after_id, "vector, vector_checksum", "AND vector IS NOT NULL")
         read = [(row[0], vector_of(row[1], row[2])) for row in found]
         self._report_damaged(row_id for row_id, vector in read if vector is None)
         whole = [(row_id, vector) for row_id, vector in read if vector is not None]
         ids = np.array([row_id for row_id, _ in whole], dtype=np.int64)
         return ids, np.array([vector for _, vector in whole], dtype=np.float32)
+
+    def _rows_after(
+        self, tenant: str, tokenizer: str, after_id: int, columns: str, condition: str = ""
+    ) -> list[rows.Row]:
+        """The partition's rows with a higher id, which stands first; in pages, so that no statement takes long."""
+        where = f"tenant = %s AND tokenizer = %s AND id > %s {condition} ORDER BY id LIMIT {rows.ROWS_AT_ONCE}"
+        query = f"SELECT id, {columns} FROM {rows.TABLE} WHERE {where}"
+        found: list[rows.Row] = []
+        more = True
+        while more:
+            values = (tenant, tokenizer.encode(), found[-1][0] if found else after_id)
+            page = self._read(tenant, query, values)
+            found += page
+            more = len(page) == rows.ROWS_AT_ONCE
+        return found
+
+    def _read(self, tenant: str, query: str, values: tuple[object, ...]) -> list[rows.Row]:
+        return self._server.of_tenant(tenant, lambda connection: connection.execute(query, values).fetchall())
 
     def stamp(self) -> tuple[int, int]:
         """Changes whenever records may have come or gone, by whatever engine; one small question to the server."""
