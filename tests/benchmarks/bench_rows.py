@@ -67,23 +67,37 @@ def ways_to_multiply(inputs: Tensor, weights: list[Tensor], packed: list[Tensor]
 
 
 def steps(target: TargetModel, prompt: list[int]) -> None:
-    """Milliseconds of a step by width, with packed copies alone and with products of few rows."""
-    layers = [module for module in target.model.modules() if isinstance(module, PackedLinear)]
-    few, slot = [layer._few_rows for layer in layers], target.new_slot()
+    """Milliseconds of a step by width: packed copies alone, products of few rows, whole layers in one piece."""
+    slot, ways = target.new_slot(), ways_to_step(target)
     target.prefill(slot, prompt)
-    print("rows   copies alone   ours   ratio")
+    print("rows   copies alone   products   layers   copies by layers   products by layers")
     for width in WIDTHS:
-        tree, pairs = chain(list(range(100, 99 + width))) if width > 1 else EMPTY_TREE, []
+        tree, rounds = chain(list(range(100, 99 + width))) if width > 1 else EMPTY_TREE, []
         for _ in range(7):
-            pair = []
-            for with_ours in (False, True):
-                for layer, rows in zip(layers, few, strict=True):
-                    layer._few_rows = rows if with_ours else 0
-                pair.append(min(seconds(partial(target.score, [(slot, tree)])) for _ in range(3)))
+            times = []
+            for way in ways:
+                way()
+                times.append(min(seconds(partial(target.score, [(slot, tree)])) for _ in range(3)))
                 target.discard(slot)
-            pairs.append(pair)
-        before, after = (median(column) * 1e3 for column in zip(*pairs, strict=True))
-        print(f"{width:4} {before:12.1f} {after:8.1f} {median(old / new for old, new in pairs):7.2f}")
+            rounds.append(times)
+        middle = [median(column) * 1e3 for column in zip(*rounds, strict=True)]
+        ratios = [median(times[way] / times[2] for times in rounds) for way in (0, 1)]
+        print(f"{width:4} {middle[0]:14.1f} {middle[1]:10.1f} {middle[2]:8.1f} {ratios[0]:18.2f} {ratios[1]:20.2f}")
+
+
+def ways_to_step(target: TargetModel) -> list[Callable[[], None]]:
+    """What switches the model to each of the three."""
+    linears = [module for module in target.model.modules() if isinstance(module, PackedLinear)]
+    few_rows = [linear.few_rows for linear in linears]
+    layers = [(module, type(module)) for module in target.model.modules() if hasattr(module, "fused")]
+
+    def switch(products: bool, pieces: bool) -> None:
+        for linear, rows in zip(linears, few_rows, strict=True):
+            linear.few_rows = rows if products else 0
+        for layer, fused in layers:
+            layer.__class__ = fused if pieces else fused.__mro__[1]
+
+    return [partial(switch, False, False), partial(switch, True, False), partial(switch, True, True)]
 
 
 def equal_rows(target: TargetModel, prompt: list[int]) -> None:

@@ -9,13 +9,12 @@ hook, replaced modules, training) goes through the model's own code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from precedent.compiled import Int64s
 from precedent.target.cpu_linear import PackedLinear
 from precedent.target.cpu_norm import epsilon_of
 from precedent.target.dot_kernels import LANES
@@ -38,16 +37,18 @@ _GATED = ("gate_proj", "up_proj", "down_proj")
 
 
 class FusedLayer(NamedTuple):
-    """What is kept of a layer: its record for `row_layer`, and what the record was made from.
+    """What is kept of a layer: its job for `row_layer`, and what the job was made from.
 
-    `children` are the modules inside, each with the dict and the name that it was found under; `state` changes
-    whenever their parameters are moved, cast or replaced.
+    `families` are dicts of modules, and who was in them; `hooks` must stay empty; `parameters` are dicts and names,
+    and `places` where these were.
     """
 
-    job: NDArray[np.void]
+    job: Int64s
     weights: LayerWeights
-    children: tuple[tuple[dict[str, Any], str, nn.Module], ...]
-    state: tuple[int, ...]
+    families: tuple[tuple[dict[str, Any], tuple[nn.Module, ...]], ...]
+    hooks: tuple[dict[int, Any], ...]
+    parameters: tuple[tuple[dict[str, Any], str], ...]
+    places: tuple[int, ...]
     few_rows: int
     layer_idx: int
 
@@ -127,32 +128,39 @@ def _linears(layer: nn.Module) -> list[PackedLinear]:
 
 
 def _kept(layer: nn.Module, weights: LayerWeights) -> FusedLayer:
-    children = tuple(
-        (parent._modules, name, child)
-        for parent in (layer, layer.get_submodule("self_attn"), layer.get_submodule("mlp"))
-        for name, child in parent.named_children()
+    parents = layer, layer.get_submodule("self_attn"), layer.get_submodule("mlp")
+    children = [child for parent in parents for child in parent.children()]
+    parameters = tuple(
+        (child._parameters, name) for child in children for name, _ in child.named_parameters(recurse=False)
     )
-    few_rows = min(linear.few_rows for linear in _linears(layer))
-    attention: Any = layer.get_submodule("self_attn")
-    return FusedLayer(job_of(weights), weights, children, _state(children), few_rows, attention.layer_idx)
+    attention: Any = parents[1]
+    return FusedLayer(
+        job=job_of(weights),
+        weights=weights,
+        families=tuple((cast(dict[str, Any], parent._modules), tuple(parent.children())) for parent in parents),
+        hooks=tuple(hooks for child in children for hooks in (child._forward_hooks, child._forward_pre_hooks)),
+        parameters=parameters,
+        places=_places(parameters),
+        few_rows=min(linear.few_rows for linear in _linears(layer)),
+        layer_idx=attention.layer_idx,
+    )
 
 
-def _state(children: Sequence[tuple[dict[str, Any], str, nn.Module]]) -> tuple[int, ...]:
-    """Addresses of all parameters; of biases, which are copied, the version as well."""
-    found: list[int] = []
-    for _, _, child in children:
-        for name, parameter in child._parameters.items():
-            if parameter is not None:
-                found += (parameter.data_ptr(), parameter._version if name == "bias" else 0)
-    return tuple(found)
+def _places(parameters: Sequence[tuple[dict[str, Any], str]]) -> tuple[int, ...]:
+    """Addresses of parameters; of biases, which are copied, the version as well."""
+    try:
+        found = [group[name] for group, name in parameters]
+        biases = [group[name]._version for group, name in parameters if name == "bias"]
+        return (*map(Tensor.data_ptr, found), *biases)
+    except (KeyError, TypeError):  # one was taken away
+        return ()
 
 
 def _untouched(fused: FusedLayer) -> bool:
-    """Whether the layer is still what it was: no module was replaced, hooked or moved."""
-    for siblings, name, child in fused.children:
-        if siblings.get(name) is not child or child._forward_hooks or child._forward_pre_hooks:
-            return False
-    return _state(fused.children) == fused.state
+    """Whether the layer is still what it was: no module was replaced or hooked, no parameter moved."""
+    if any(fused.hooks) or any(tuple(family.values()) != members for family, members in fused.families):
+        return False
+    return _places(fused.parameters) == fused.places
 
 
 def _forward(original: Any, layer: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
