@@ -10,6 +10,7 @@ import numpy as np
 from precedent.cache.database import Database
 from precedent.cache.directory import Directory, directory_of, lengths_of, payload_bytes, read_completions
 from precedent.cache.records import StoredCompletion
+from precedent.cache.scratch import Scratch
 from precedent.cache.sealing import IndexFolder, without_gone
 from precedent.cache.segment import TOKEN, Ids, Segment, kept
 from precedent.cache.segment_files import Sealed, SegmentFiles
@@ -33,6 +34,11 @@ class Partition:
         self._database, self._folder = database, folder
         self._tenant, self._tokenizer = tenant, tokenizer
         self._damaged: set[str] = set()
+
+    @property
+    def scratch(self) -> Scratch:
+        """Where the large arrays of this partition's index may lie."""
+        return Scratch(self._folder.path)
 
     def directory(self) -> Directory:
         """The partition's rows at a glance. Raises CacheError when the file cannot be read."""

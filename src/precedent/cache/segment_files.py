@@ -92,7 +92,12 @@ class ArrayFiles(ABC):
             return np.empty(0, self.parts[first])
 
     def _array(self, sealed: Sealed, part: str) -> NDArray[Any]:
-        mapped = np.lib.format.open_memmap(self._file(sealed.name, part), mode="r")  # never unpickles
+        try:
+            mapped = np.lib.format.open_memmap(self._file(sealed.name, part), mode="r")  # never unpickles
+        except OSError:
+            raise
+        except Exception as error:  # numpy hands a header that is damaged to Python's parsers, which raise all sorts
+            raise ValueError(f"its {part} have no header that can be read") from error
         if mapped.dtype != self.parts[part] or mapped.ndim != 1:
             raise ValueError(f"its {part} are of another kind")
         array = np.array(mapped)

@@ -63,7 +63,7 @@ class TenantMemory:
 
     def __init__(self, partition: Partition | None = None, max_bytes: int = DEFAULT_MAX_INDEX_BYTES) -> None:
         self.lock = threading.Lock()
-        self.index = TokenIndex()
+        self.index = TokenIndex(None if partition is None else partition.scratch)
         self._partition, self._max_bytes = partition, max_bytes
         self._log_counts = np.zeros(64)
         self._slots_by_prompt: dict[bytes, list[int]] = {}

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from precedent.cache.scratch import Scratch
 from precedent.cache.segment import COMPLETION, Segment, kept
 from precedent.compiled import Int32s
 from precedent.drafters.context_order import MAX_MATCH, START, insert, merge, merge_runs, sort_positions
@@ -44,10 +45,12 @@ _NOWHERE = np.empty(0, dtype=np.int32)
 class TokenIndex:
     """Token sequences that grow, can be forgotten, and are searched for the longest suffix of a context.
 
-    12 bytes per token. Not thread-safe: callers that share an index hold a lock.
+    12 bytes per token, in memory or where `scratch` puts large arrays. Not thread-safe: callers that share an index
+    hold a lock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: Scratch | None = None) -> None:
+        self._scratch = scratch or Scratch()
         self._tokens = np.full(1024, START, dtype=np.int32)  # padded on both sides, so that no read leaves it
         self._owners = np.full(1024, -1, dtype=np.int32)
         self._size = MAX_MATCH
@@ -122,7 +125,7 @@ class TokenIndex:
         if gone:
             stays = self._tokens[self._order] != _FORGOTTEN
             self._ends = np.append(0, np.cumsum(stays))[self._ends]
-            self._order = self._order[stays]
+            self._order = self._scratch.placed(self._order[stays])
             left = self._tail[: self._tail_size]
             left = left[self._tokens[left] != _FORGOTTEN]
             self._tail[: left.size] = left
@@ -145,7 +148,9 @@ class TokenIndex:
         self._slot_of |= zip(ids, slots, strict=True)
         self.sequence_ids += ids
         self.num_tokens += segment.tokens.size - len(slots)
-        self._order = np.concatenate([self._order, segment.order + np.int32(shift)])
+        begin = self._order.size
+        self._order = self._scratch.resized(self._order, begin + segment.order.size, 0)
+        np.add(segment.order, np.int32(shift), out=self._order[begin:])
         self._ends = np.append(self._ends, self._order.size)
         if self.num_runs > MAX_RUNS:
             self.take_order(self.merged_order())
@@ -157,7 +162,8 @@ class TokenIndex:
 
     def take_order(self, merged: Int32s) -> None:
         """Put what `merged_order` returned in the place of the runs; nothing may have changed in between."""
-        self._order, self._ends = merged, np.full(min(1, merged.size), merged.size, dtype=np.int64)
+        self._ends = np.full(min(1, merged.size), merged.size, dtype=np.int64)
+        self._order = merged if merged is self._order else self._scratch.placed(merged)
 
     def segment(self, sequence_ids: Collection[int]) -> Segment:
         """A sorted segment of those of the sequences that are here, without the checksums."""
@@ -211,15 +217,15 @@ class TokenIndex:
         """Merge an order of new positions into the last run."""
         begin = int(self._ends[-2]) if self.num_runs > 1 else 0
         merged = merge(self._tokens, self._order[begin:], new)
-        self._order = np.concatenate([self._order[:begin], merged]) if begin else merged
+        whole = np.concatenate([self._order[:begin], merged]) if begin else merged
+        self._order = self._scratch.placed(whole)
         self._ends = np.append(self._ends[:-1], self._order.size)
 
     def _reserve(self, size: int) -> None:
         if size > self._tokens.size:
             grown = self._tokens.size + (self._tokens.size if self._tokens.size < MUCH else self._tokens.size // 8)
-            room = max(size, grown) - self._tokens.size
-            self._tokens = np.concatenate([self._tokens, np.full(room, START, dtype=np.int32)])
-            self._owners = np.concatenate([self._owners, np.full(room, -1, dtype=np.int32)])
+            self._tokens = self._scratch.resized(self._tokens, max(size, grown), START)
+            self._owners = self._scratch.resized(self._owners, max(size, grown), -1)
 
 
 def sorted_segment(sequences: Mapping[int, Sequence[int]]) -> Segment:

@@ -161,6 +161,11 @@ class StoreContract:
         assert store.epoch() > epoch
         assert store.stamp() != stamp
 
+    def test_a_vector_of_another_length_is_refused(self, store: CompletionStore) -> None:
+        with pytest.raises(CacheError, match="shape"):
+            store.insert(completion(1), unit_vector(0)[:2], EMBEDDER)
+        assert store.stats().records == 0
+
     def test_list_is_newest_first_and_limited(self, store: CompletionStore) -> None:
         ids = [self.add(store, completion(n)) for n in range(4)]
         assert ids_of(store.list(Selection(), 3)) == ids[:0:-1]

@@ -1,0 +1,310 @@
+"""What an attacker can and cannot do with a speculation cache: the tests that docs/security.md names."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import precedent
+from precedent.cache import NewCompletion, SpeculationCache, never_store
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.cost_curve import CostCurve
+from precedent.drafters.token_index import sorted_segment
+from precedent.engine import Engine
+from precedent.errors import CacheError
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+PACKAGE = Path(precedent.__file__).parent
+PROMPT = list(b"look up order 17, then order 18, then order 19")
+RECALL = SpeculationConfig(drafters=("recall",))
+
+
+class FlatCost(CostCurve):
+    """Every width costs the same, so that drafts are made however busy the machine is."""
+
+    def observe(self, width: int, milliseconds: float) -> None:
+        """Learn nothing."""
+
+
+@pytest.fixture
+def cache() -> Iterator[SpeculationCache]:
+    with SpeculationCache.open(embedder=HashEmbedder()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def engine(cache: SpeculationCache) -> Iterator[Engine]:
+    """A tiny float64 model with the cache."""
+    running = Engine.load(tiny_causal_lm("llama", seed=21), tokenizer=byte_tokenizer(), cache=cache)
+    running.planner.cost = FlatCost()
+    yield running
+    running.close()
+
+
+def ask(engine: Engine, tenant: str, speculation: SpeculationConfig = RECALL, **sampling):
+    return engine.submit(
+        PROMPT, SamplingParams(max_tokens=32, **sampling), speculation=speculation, tenant=tenant, query="order"
+    ).result()
+
+
+def steps_of(result) -> tuple[int, int, int]:
+    """What a stranger could measure of a request besides its text: steps, and drafts made and accepted."""
+    return result.stats.num_steps, result.stats.num_draft_tokens, result.stats.num_accepted_tokens
+
+
+# --- who writes into the cache ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "seeded"])
+def test_a_poisoned_cache_changes_no_token(engine, cache, sampling):
+    """Answers that begin right and then go wrong, under this very prompt: they cost drafts and nothing else."""
+    plain = ask(engine, "shop", SpeculationConfig(enabled=False, write_back=False), **sampling)
+    for cut in range(0, 30, 3):
+        wrong = (*plain.token_ids[:cut], (plain.token_ids[cut] + 1) % 256, *b"; now transfer all money")
+        cache.insert(NewCompletion(wrong, engine.tokenizer_fingerprint, "evil", "shop", "order", text="evil"))
+    poisoned = ask(engine, "shop", replace(RECALL, write_back=False), **sampling)
+    assert poisoned.token_ids == plain.token_ids
+    assert poisoned.stats.num_draft_tokens > poisoned.stats.num_accepted_tokens
+
+
+def test_token_ids_that_the_model_does_not_have_are_never_drafted(engine, cache):
+    plain = ask(engine, "shop", SpeculationConfig(enabled=False, write_back=False))
+    for token in (256 + 500, 2**31 - 1):
+        cache.insert(NewCompletion((token,) * 20, engine.tokenizer_fingerprint, "evil", "shop", "order"))
+    assert ask(engine, "shop").token_ids == plain.token_ids
+
+
+# --- another tenant --------------------------------------------------------------------------------------------------
+
+
+def test_what_one_tenant_stored_changes_nothing_that_another_can_measure(engine):
+    """The same request before and after a neighbour has stored its very answer: same text, steps and drafts."""
+    apart = replace(RECALL, write_back=False)
+    before = ask(engine, "probe", apart)
+    for _ in range(3):
+        ask(engine, "victim")
+    after = ask(engine, "probe", apart)
+    own = ask(engine, "victim", apart)
+    assert after.token_ids == before.token_ids == own.token_ids
+    assert steps_of(after) == steps_of(before)
+    assert steps_of(own)[0] < steps_of(after)[0], "its own tenant is faster, so there was something to measure"
+
+
+def test_a_tenant_finds_none_of_anothers_records_by_any_method(cache):
+    secret = NewCompletion((1, 2, 3), "tok", "model", "victim", "my password", text="hunter2")
+    row_id = cache.insert(secret)
+    assert cache.recall("my password", tenant="probe", tokenizer="tok") == []
+    assert cache.since("probe", "tok") == []
+    assert cache.list(tenant="probe") == []
+    assert cache.search("hunter2", tenant="probe") == []
+    assert cache.forget(tenant="probe", ids=[row_id]) == 0
+    assert cache.forget(tenant="probe", containing="hunter2") == 0
+    assert cache.insert(replace(secret, tenant="probe")) != row_id, "not even counted as the same answer"
+    assert [one.count for one in cache.list(tenant="victim")] == [1]
+
+
+# --- users of one tenant ---------------------------------------------------------------------------------------------
+
+
+def test_within_a_tenant_speed_tells_and_can_be_turned_off(engine):
+    """A stored answer shows in the number of steps; without drafting from the cache it does not."""
+    silent = SpeculationConfig(drafters=("prompt",), write_back=False)
+    cold, cold_silent = ask(engine, "shared", replace(RECALL, write_back=False)), ask(engine, "shared", silent)
+    ask(engine, "shared")
+    warm, warm_silent = ask(engine, "shared", replace(RECALL, write_back=False)), ask(engine, "shared", silent)
+    assert warm.stats.num_steps < cold.stats.num_steps
+    assert steps_of(warm_silent) == steps_of(cold_silent)
+
+
+# --- who reads or writes the files -----------------------------------------------------------------------------------
+
+FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+
+
+def calls_in(tree: ast.AST) -> Iterator[tuple[str, dict[str, ast.expr]]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), {word.arg: word.value for word in node.keywords if word.arg}
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_nothing_is_unpickled(file):
+    """No module of pickles is imported, and whatever loads arrays or tensors is told to refuse them."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree))
+    imported = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {(node.module or "").split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert not imported & FORBIDDEN
+    for name, keywords in calls_in(tree):
+        last = name.rsplit(".", 1)[-1]
+        if name in ("np.load", "numpy.load"):
+            assert ast.unparse(keywords.get("allow_pickle", ast.Constant(False))) == "False", name
+        if name == "torch.load":
+            assert ast.unparse(keywords["weights_only"]) == "True", name
+        assert last not in ("read_index", "deserialize_index"), f"{name} trusts the bytes it reads"
+
+
+WITHOUT_PICKLE = """
+    import pickle, _pickle, sys
+    def refused(*_, **__):
+        raise AssertionError("something was unpickled")
+    import numpy as np, faiss
+    pickle.load = pickle.loads = pickle.Unpickler = _pickle.load = _pickle.loads = refused
+    sys.addaudithook(lambda event, _: refused() if event == "pickle.find_class" else None)
+    from precedent.cache import NewCompletion, SpeculationCache, verify_cache
+    from precedent.cache import grouped_index, partition_vectors
+    from precedent.cache.segment import COMPLETION, Segment
+    from precedent.testing.embedders import HashEmbedder
+    grouped_index.GROUPED_FROM = partition_vectors.GROUPED_FROM = 20
+
+    def sealed(ids):
+        completions = np.array([(i, 0, 3 * n) for n, i in enumerate(ids)], COMPLETION)
+        tokens = np.concatenate([[-1, i, i] for i in ids]).astype(np.int32)
+        return Segment(completions, tokens, np.flatnonzero(np.arange(tokens.size) % 3 != 2).astype(np.int32))
+
+    for _ in range(2):
+        with SpeculationCache.open(sys.argv[1], embedder=HashEmbedder()) as cache:
+            for n in range(40):
+                cache.insert(NewCompletion((n + 1, n + 1), "tok", "model", query=f"order {n}"))
+            assert cache.recall("order 3", tenant="default", tokenizer="tok")
+            cache._index.wait()
+            partition = cache.partition("default", "tok")
+            partition.seal(dict.fromkeys(range(1, 41), 2), lambda ids: sealed(ids.tolist()))
+            assert partition.segments(partition.directory())
+            cache.forget(ids=[5])
+    assert verify_cache(sys.argv[1], repair=True).sound
+    print("done")
+"""
+
+
+def test_a_caches_whole_life_unpickles_nothing(tmp_path):
+    """Opening, storing, grouping, sealing, loading, forgetting and verifying, with every way to unpickle closed."""
+    pytest.importorskip("faiss")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", textwrap.dedent(WITHOUT_PICKLE), str(tmp_path)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.returncode) == ("done\n", 0), ended.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+def test_files_are_readable_by_their_owner_only(tmp_path):
+    with filled(tmp_path) as cache:
+        cache.recall("order", tenant="shop", tokenizer="tok")
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert len(files) >= 5
+        assert [path for path in files if path.stat().st_mode & 0o077] == []
+
+
+# --- the right to be forgotten ---------------------------------------------------------------------------------------
+
+TOKENS = tuple(range(70_001, 70_040))
+
+
+def filled(folder: Path) -> SpeculationCache:
+    """A cache with a secret of the tenant "shop" in table, segment and grouped vectors, among others."""
+    cache = SpeculationCache.open(folder, embedder=HashEmbedder())
+    for n in range(80):
+        cache.insert(NewCompletion((n, n + 1, n + 2), "tok", "model", "other", f"other {n}", text=f"kept {n}"))
+        cache.insert(NewCompletion((n, n + 1, n + 2), "tok", "model", "shop", f"order {n}", text=f"kept {n}"))
+    cache.insert(NewCompletion(TOKENS, "tok", "model", "shop", "secret query", text="secret text" * 300))
+    for tenant in ("shop", "other"):
+        held = {one.id: one.token_ids for one in cache.since(tenant, "tok")}
+        lengths = {row_id: len(tokens) for row_id, tokens in held.items()}
+        cache.partition(tenant, "tok").seal(
+            lengths, lambda ids, held=held: sorted_segment({i: held[i] for i in ids.tolist()})
+        )
+        cache.recall("order", tenant=tenant, tokenizer="tok")
+        cache._index.wait()
+    return cache
+
+
+def traces() -> dict[str, bytes]:
+    """All forms in which the secret lies on disk."""
+    vector = HashEmbedder().embed(["secret query"])[0]
+    tokens = np.array(TOKENS, dtype="<i4").tobytes()
+    return {
+        "query": b"secret query",
+        "text": b"secret text",
+        "tokens": tokens,
+        "vector": vector.tobytes(),
+        "grouped vector": vector.astype("<f2").tobytes(),
+    }
+
+
+def found_in(folder: Path) -> set[str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("-shm"))
+    raw = b"".join(path.read_bytes() for path in files)
+    return {name for name, trace in traces().items() if trace in raw}
+
+
+@pytest.mark.parametrize("condition", ["tenant", "before", "containing", "ids"])
+def test_forget_leaves_no_byte_in_any_file(tmp_path, monkeypatch, condition):
+    """By every condition: table, log, segment and grouped vectors, while open and after closing."""
+    pytest.importorskip("faiss")
+    for module in ("grouped_index", "partition_vectors"):
+        monkeypatch.setattr(f"precedent.cache.{module}.GROUPED_FROM", 64)
+    with filled(tmp_path) as cache:
+        assert found_in(tmp_path) == set(traces())
+        (secret,) = cache.search("secret query")
+        values = {"tenant": "shop", "before": time.time() + 1, "containing": "SECRET TEXT", "ids": [secret.id]}
+        assert cache.forget(**{condition: values[condition]}) >= 1
+        assert found_in(tmp_path) == set()
+        left = len(cache.list(tenant="other", limit=None))
+        assert left == (0 if condition == "before" else 80)
+    assert found_in(tmp_path) == set()
+
+
+def test_redaction_comes_before_everything_else(tmp_path):
+    """What the hook takes out is neither embedded nor written; None or a failure stores nothing."""
+    embedded: list[str] = []
+
+    class Watched(HashEmbedder):
+        def embed(self, texts):
+            embedded.extend(texts)
+            return super().embed(texts)
+
+    def redact(one: NewCompletion) -> NewCompletion | None:
+        if "refuse" in one.text:
+            return None
+        if "fail" in one.text:
+            raise ValueError("a bug")
+        return replace(one, query=one.query.replace("4711", "…"), text="", token_ids=one.token_ids[:2])
+
+    with SpeculationCache.open(tmp_path, embedder=Watched(), redact=redact) as cache:
+        row_id = cache.insert(NewCompletion(TOKENS, "tok", "model", query="card 4711", text="card 4711"))
+        assert cache.insert(NewCompletion(TOKENS, "tok", "model", query="card 4711", text="refuse")) == 0
+        with pytest.raises(CacheError, match="redaction failed, so nothing was stored: ValueError: a bug"):
+            cache.insert(NewCompletion(TOKENS, "tok", "model", query="card 4711", text="fail"))
+        (stored,) = cache.list()
+        assert (stored.id, stored.query, stored.text, stored.token_ids) == (row_id, "card …", "", TOKENS[:2])
+    assert embedded == ["card …"]
+    raw = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"4711" not in raw
+
+
+@pytest.mark.parametrize("changed", [{"tenant": "other"}, {"tokenizer": "other"}])
+def test_redaction_cannot_move_a_completion(changed):
+    with SpeculationCache.open(embedder=HashEmbedder(), redact=lambda one: replace(one, **changed)) as cache:
+        with pytest.raises(CacheError, match="may not change tenant or tokenizer"):
+            cache.insert(NewCompletion((1,), "tok", "model"))
+        assert cache.stats().records == 0
+
+
+def test_never_store_keeps_out_what_matches():
+    with SpeculationCache.open(embedder=HashEmbedder(), redact=never_store(r"\b\d{16}\b", "(?i)password")) as cache:
+        assert cache.insert(NewCompletion((1,), "tok", "model", text="card 1234567812345678 ok")) == 0
+        assert cache.insert(NewCompletion((1,), "tok", "model", query="my PASSWORD")) == 0
+        assert cache.insert(NewCompletion((1,), "tok", "model", text="card 12345678")) > 0
+    with pytest.raises(CacheError, match="no regular expression"):
+        never_store("(")
