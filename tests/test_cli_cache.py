@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import NewCompletion, SpeculationCache, SQLiteStore
 from precedent.cli.app import main
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer
@@ -207,6 +207,19 @@ def test_an_export_comes_back_in_another_folder(folder, tmp_path):
     (only,) = run_json(tmp_path, "list", tmp_path / "other")["completions"]
     (same,) = run_json(tmp_path, "list", folder, "--tenant", "shop")["completions"]
     assert only == same
+
+
+def test_filling_a_cache_evicts_nothing(folder, tmp_path, monkeypatch):
+    asked = []
+
+    def opening(where, **settings):
+        asked.append(settings["max_bytes"])
+        return SQLiteStore.open(where, **settings)
+
+    run("export", folder, tmp_path / "out")
+    monkeypatch.setattr("precedent.cli.cache_store.open_store", opening)
+    assert run("import", tmp_path / "other", tmp_path / "out").exit_code == 0
+    assert asked == [2**62]
 
 
 @pytest.fixture
