@@ -75,7 +75,7 @@ def test_an_installed_package_opens_its_urls_with_the_settings_of_the_cache(inst
     assert verify_store("redis://host/1").records == 0
     (first, settings), (second, others) = asked
     assert first == second == "redis://host/1"
-    assert (settings["embedder"], settings["max_bytes"], settings["read_only"]) == (embedder, 10**6, False)
+    assert (settings["embedder"], settings["bounds"].max_bytes, settings["read_only"]) == (embedder, 10**6, False)
     assert others["create"] is False
 
 

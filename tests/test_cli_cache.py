@@ -213,7 +213,7 @@ def test_filling_a_cache_evicts_nothing(folder, tmp_path, monkeypatch):
     asked = []
 
     def opening(where, **settings):
-        asked.append(settings["max_bytes"])
+        asked.append(settings["bounds"].max_bytes)
         return SQLiteStore.open(where, **settings)
 
     run("export", folder, tmp_path / "out")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import closing
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
+from precedent.cache.bounds import Bounds
 from precedent.cache.completion_store import CompletionStore
 from precedent.cache.embedder import Embedder
 from precedent.cache.store import SQLiteStore
@@ -25,17 +25,20 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
 def open_store(
-    where: str | Path | None = None, *, embedder: Embedder | None = None, **settings: Any
+    where: str | Path | None = None,
+    *,
+    embedder: Embedder | None = None,
+    bounds: Bounds | None = None,
+    create: bool = True,
+    read_only: bool = False,
 ) -> CompletionStore:
     """Open the store at a folder, a file or a URL; in memory without any.
 
-    `settings` are `create`, `read_only` and the bounds, as `SQLiteStore.open` takes them. Raises ConfigError for a URL
-    that no installed package opens, and CacheError as the store itself does.
+    Raises ConfigError for a URL that no installed package opens, and CacheError as the store itself does.
     """
     scheme = url_scheme(where)
-    if scheme is None:
-        return SQLiteStore.open(where, embedder=embedder, **settings)
-    return _opener(scheme)(str(where), embedder=embedder, **settings)
+    opener: Callable[..., CompletionStore] = SQLiteStore.open if scheme is None else _opener(scheme)
+    return opener(where, embedder=embedder, bounds=bounds, create=create, read_only=read_only)
 
 
 def verify_store(where: str | Path, *, repair: bool = False) -> VerifyReport:

@@ -55,7 +55,7 @@ def import_export(
 ) -> None:
     """Store the completions of an export, with their times and counters; importing again changes nothing."""
     number, tokenizer = read_manifest(folder)["records"], None if target is None else _writer(target)
-    with opened(cache, create=True, max_bytes=UNBOUNDED) as store, progress_bar() as progress:
+    with opened(cache, create=True, bounds=UNBOUNDED) as store, progress_bar() as progress:
         task = progress.add_task("importing", total=number)
         found = import_cache(
             folder, store, tokenizer=tokenizer, embedder=embedder, tenant=tenant,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from precedent.cache import CompletionStore
+from precedent.cache import Bounds, CompletionStore
 from precedent.cache.opening import open_store
 from precedent.errors import CacheError
 
@@ -31,14 +31,14 @@ EmbedderOption = Annotated[
     str | None, typer.Option("--embedder", help="sentence-transformers id or folder; by default all-MiniLM-L6-v2.")
 ]
 
-UNBOUNDED = 2**62
-"""`max_bytes` of a command that fills a cache: the bound belongs to whoever uses it, and nothing is evicted here."""
+UNBOUNDED = Bounds(max_bytes=2**62)
+"""For a command that fills a cache: its bounds belong to whoever uses it, and nothing is evicted here."""
 
 
 @contextmanager
-def opened(where: str, **settings: Any) -> Iterator[CompletionStore]:
-    """The store at a place, which must exist unless `create` says otherwise; closed at the end."""
-    store = open_store(where, **{"create": False, **settings})
+def opened(where: str, *, bounds: Bounds | None = None, create: bool = False) -> Iterator[CompletionStore]:
+    """The store at a place, which must be there unless it may be created; closed at the end."""
+    store = open_store(where, bounds=bounds, create=create)
     try:
         yield store
     finally:

@@ -38,7 +38,7 @@ def warm(
     from precedent.target.loading import load_tokenizer
 
     reader = AnswerReader(load_tokenizer(target), tenant=tenant)
-    with opened(cache, create=True, max_bytes=UNBOUNDED) as store, progress_bar() as progress:
+    with opened(cache, create=True, bounds=UNBOUNDED) as store, progress_bar() as progress:
         task = progress.add_task("warming", total=sum(map(_num_calls, sources)))
         calls = _each(_calls(sources, reader.skipped), lambda: progress.advance(task))
         filled = store_answers(store, calls, reader, Vectors(store, embedder))

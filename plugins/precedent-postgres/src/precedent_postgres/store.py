@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from precedent.cache.backend import (
-    DEFAULT_MAX_BYTES,
     Bounds,
     Embedder,
     EmbedderIdentity,
@@ -152,14 +150,9 @@ def open_store(
     url: str,
     *,
     embedder: Embedder | None = None,
-    max_bytes: int = DEFAULT_MAX_BYTES,
     bounds: Bounds | None = None,
     create: bool = True,
     read_only: bool = False,
-    **settings: Any,
 ) -> PostgresStore:
     """Open the cache in a database, as `SQLiteStore.open` opens a file; its schema is created where it is missing."""
-    if settings:
-        raise CacheError(f"a cache on PostgreSQL has no setting {', '.join(settings)}; leave it out")
-    chosen = bounds or Bounds(max_bytes)
-    return PostgresStore(url, bounds=chosen, embedder=embedder, create=create, read_only=read_only)
+    return PostgresStore(url, bounds=bounds, embedder=embedder, create=create, read_only=read_only)
