@@ -16,7 +16,10 @@ import psycopg
 UNPRIVILEGED = "postgres"
 """Who runs the server where the tests run as root, which PostgreSQL refuses to do."""
 
-SETTINGS = ("-c", "listen_addresses=", "-c", "fsync=off", "-c", "max_connections=60")
+START_SECONDS = 600
+"""A busy machine takes its time."""
+
+SETTINGS = ("-c", "listen_addresses=''", "-c", "fsync=off", "-c", "max_connections=60")
 
 
 def programs() -> Path | None:
@@ -68,8 +71,8 @@ class TemporaryServer:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         options = " ".join((*SETTINGS, "-k", str(self.folder)))
-        self._run("pg_ctl", "start", "--wait", "-o", options.replace("listen_addresses=", "listen_addresses=''"),
-                  "-l", str(self.folder / "log"))  # fmt: skip
+        log = str(self.folder / "log")
+        self._run("pg_ctl", "start", "--wait", f"--timeout={START_SECONDS}", "-o", options, "-l", log)
 
     def stop(self) -> None:
         """Stop it as a crash would: without a word to those who are connected."""
