@@ -113,6 +113,7 @@ def test_scenarios_are_measured_alone_unless_modes_are_named(
     assert written["modes"] == []
     assert (written["concurrency"]["requests_at_once"], written["concurrency"]["requests"]) == (2, 4)
     assert written["concurrency"]["ratio"] > 0
+    assert written["concurrency"]["prompts_read"]["tokens_per_second_at_once"] > 0
     talk = written["conversation"]
     assert talk["turns"] == 10
     assert talk["prompt_tokens"] == sorted(set(talk["prompt_tokens"]))

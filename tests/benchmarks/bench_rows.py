@@ -87,13 +87,13 @@ def steps(target: TargetModel, prompt: list[int]) -> None:
 
 def ways_to_step(target: TargetModel) -> list[Callable[[], None]]:
     """What switches the model to each of the three."""
-    linears = [module for module in target.model.modules() if isinstance(module, PackedLinear)]
-    few_rows = [linear.few_rows for linear in linears]
+    products = [module for module in target.model.modules() if isinstance(module, PackedLinear)]
+    few_rows = [linear.few_rows for linear in products]
     layers = [(module, type(module)) for module in target.model.modules() if hasattr(module, "fused")]
 
-    def switch(products: bool, pieces: bool) -> None:
-        for linear, rows in zip(linears, few_rows, strict=True):
-            linear.few_rows = rows if products else 0
+    def switch(by_rows: bool, pieces: bool) -> None:
+        for product, rows in zip(products, few_rows, strict=True):
+            product.few_rows = rows if by_rows else 0
         for layer, fused in layers:
             layer.__class__ = fused if pieces else fused.__mro__[1]
 

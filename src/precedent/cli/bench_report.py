@@ -92,7 +92,8 @@ def tables(results: Mapping[str, Any]) -> Iterator[Table | str]:
         found = results["concurrency"]
         yield (
             f"{found['requests_at_once']} requests at once: {found['tokens_per_second_at_once']:.1f} tokens/s in all, "
-            f"one after the other {found['tokens_per_second_one_after_the_other']:.1f}: {found['ratio']:.2f}x"
+            f"one after the other {found['tokens_per_second_one_after_the_other']:.1f}: {found['ratio']:.2f}x "
+            f"({found['prompts_read']['ratio']:.2f}x once the prompts were read)"
         )
     if "conversation" in results:
         yield _conversation_table(results["conversation"])

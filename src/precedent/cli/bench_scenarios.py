@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
@@ -20,25 +21,29 @@ def concurrency(
 ) -> dict[str, Any]:
     """The same requests one after the other and `number` at once, in groups, which side is first changing in turn.
 
-    Each side has an engine of its own, so that neither finds the other's prompts prefilled. Seconds are those of the
-    whole, prefill included.
+    Each side has an engine of its own, so that neither finds the other's prompts prefilled. Every group is answered
+    twice: prefill included, and then again, its prompts' keys and values still there (`prompts_read`).
     """
     groups = [prompts[start : start + number] for start in range(0, len(prompts) - number + 1, number)]
-    seconds: dict[str, list[float]] = {"alone": [], "together": []}
-    tokens: dict[str, list[int]] = {"alone": [], "together": []}
+    spent: dict[tuple[str, int], list[tuple[float, int]]] = defaultdict(list)
     for place, group in enumerate(progress(groups)):
         sides = [("alone", alone, 1), ("together", together, number)]
         for side, contestant, width in sides if place % 2 == 0 else reversed(sides):
-            spent, made = _answer_all(contestant, group, width)
-            seconds[side].append(spent)
-            tokens[side].append(made)
-    rates = {side: [made / spent for made, spent in zip(tokens[side], seconds[side], strict=True)] for side in tokens}
+            for time in (0, 1):
+                spent[side, time].append(_answer_all(contestant, group, width))
+    counts = {"requests_at_once": number, "requests": len(groups) * number}
+    first, again = (_compared(spent["alone", time], spent["together", time]) for time in (0, 1))
+    return {**counts, **first, "prompts_read": again}
+
+
+def _compared(alone: Sequence[tuple[float, int]], together: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    """Tokens per second of both sides, from seconds and tokens of every group."""
+    rates = [[tokens / seconds for seconds, tokens in side] for side in (alone, together)]
+    whole = [sum(tokens for _, tokens in side) / sum(seconds for seconds, _ in side) for side in (alone, together)]
     return {
-        "requests_at_once": number,
-        "requests": len(groups) * number,
-        "tokens_per_second_one_after_the_other": round(sum(tokens["alone"]) / sum(seconds["alone"]), 2),
-        "tokens_per_second_at_once": round(sum(tokens["together"]) / sum(seconds["together"]), 2),
-        "ratio": round(median(b / a for a, b in zip(rates["alone"], rates["together"], strict=True)), 3),
+        "tokens_per_second_one_after_the_other": round(whole[0], 2),
+        "tokens_per_second_at_once": round(whole[1], 2),
+        "ratio": round(median(b / a for a, b in zip(*rates, strict=True)), 3),
     }
 
 
