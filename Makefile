@@ -38,7 +38,7 @@ test-exhaustive: $(VENV)/dev.stamp  ## the fast tests and the long enumerations 
 	@$(BIN)/python -m pytest
 	@$(BIN)/python -m pytest -m exhaustive tests
 
-test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a cache under kill -9, hostile input and a day of traffic (half an hour)
+test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a cache under kill -9 and hostile input (half an hour)
 	@$(BIN)/python -m pytest -m stress tests/test_stress.py
 	@$(BIN)/python -m pytest -m stress -s -v tests/test_store_crashes.py tests/test_store_fuzz.py tests/test_store_bounds.py
 

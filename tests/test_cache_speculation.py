@@ -149,6 +149,22 @@ def test_a_cache_is_warm_after_reopening(tmp_path):
         assert cache.stats().embedder.fingerprint == HashEmbedder().fingerprint
 
 
+def test_what_another_process_stores_is_recalled_at_the_next_call(tmp_path):
+    code = (
+        "import sys; from precedent.cache import NewCompletion, SpeculationCache;"
+        "from precedent.testing.embedders import HashEmbedder;"
+        "cache = SpeculationCache.open(sys.argv[1], embedder=HashEmbedder());"
+        "print(cache.insert(NewCompletion((5, 6), 'tok', 'model', query='cancel my order')))"
+    )
+    with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
+        assert recalled(cache, "cancel order") == []
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        environment = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+        other = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        assert recalled(cache, "cancel order") == [int(other.stdout)]
+        assert [one.id for one in cache.since("default", "tok")] == [int(other.stdout)]
+
+
 def test_forgetting_takes_a_completion_out_of_recall_and_since(cache):
     kept = cache.insert(answer(1, query="my order"))
     gone = cache.insert(answer(2, query="my order to 5 Elm Street"))

@@ -16,6 +16,7 @@ import pytest
 
 from precedent.cache import Bounds, NewCompletion, Selection, SpeculationCache, SQLiteStore, verify_cache
 from precedent.cache.index import SimilarityIndex
+from precedent.drafters.tenant_memory import TenantMemory
 from precedent.errors import CacheError
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.store_contract import EMBEDDER, completion, ids_of, unit_vector
@@ -149,6 +150,20 @@ def test_a_full_cache_does_not_read_its_partition_again(tmp_path, monkeypatch):
         epochs.add(store.epoch())
     assert len(epochs) > 20, "there were many evictions"
     assert sum(read) < 3 * 400
+    store.close()
+
+
+def test_drafting_follows_evictions_without_reading_the_rows_again(tmp_path, monkeypatch):
+    store = SQLiteStore.open(tmp_path, bounds=Bounds(max_records=50))
+    store._database._writer.execute("PRAGMA synchronous=OFF")
+    memory = TenantMemory(store.partition("default", "tok"))
+    memory.read(store, "default", "tok")
+    monkeypatch.delattr("precedent.cache.partition.Partition.directory")
+    for n in range(1, 200):
+        add(store, n)
+        memory.read(store, "default", "tok")
+        assert sorted(memory.index.lengths()) == ids(store)
+    assert store.epoch() > 100
     store.close()
 
 

@@ -17,6 +17,7 @@ import pytest
 
 import precedent
 from precedent.cache import NewCompletion, SpeculationCache, never_store
+from precedent.cache.embedder import embed_one
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
 from precedent.drafters.token_index import sorted_segment
@@ -231,7 +232,7 @@ def filled(folder: Path) -> SpeculationCache:
 
 def traces() -> dict[str, bytes]:
     """All forms in which the secret lies on disk."""
-    vector = HashEmbedder().embed(["secret query"])[0]
+    vector = embed_one(HashEmbedder(), "secret query")
     tokens = np.array(TOKENS, dtype="<i4").tobytes()
     return {
         "query": b"secret query",

@@ -143,11 +143,7 @@ class _Check:
 
     def _sums(self) -> Iterator[Finding]:
         with self._database.read() as connection:
-            kept = connection.execute("SELECT tenant, bytes, records FROM usage ORDER BY tenant").fetchall()
-            counted = connection.execute(f"{rows.COUNTED} ORDER BY tenant").fetchall()
-            differ = (
-                kept != counted or connection.execute(f"SELECT 1 FROM completion WHERE {rows.WRONG_SIZE}").fetchone()
-            )
+            differ = _sums_differ(connection)
         if differ and self._repair:
             with self._database.write() as connection:
                 rows.count_again(connection)
@@ -217,3 +213,14 @@ class _Check:
             if not alone:
                 raise CacheError(f"another process is writing in {index.path}; run verify once more later")
             without_gone(files, directory_of_all(self._database), damaged)
+
+
+def _sums_differ(connection: sqlite3.Connection) -> bool:
+    connection.execute("BEGIN")  # both as they are at one moment, whoever is writing
+    try:
+        kept = connection.execute("SELECT tenant, bytes, records FROM usage ORDER BY tenant").fetchall()
+        counted = connection.execute(f"{rows.COUNTED} ORDER BY tenant").fetchall()
+        wrong = connection.execute(f"SELECT 1 FROM completion WHERE {rows.WRONG_SIZE}").fetchone()
+        return kept != counted or wrong is not None
+    finally:
+        connection.execute("COMMIT")
