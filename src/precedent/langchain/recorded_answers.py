@@ -84,7 +84,7 @@ class AnswerReader:
             query=recall_query(before),
             prompt_fingerprint=prompt_fingerprint(prompt),
             tools=tools_fingerprint(trajectory.tools),
-            text=self._tokenizer.decode(list(token_ids), skip_special_tokens=True),
+            text=str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True)),
             created=time.time(),
         )
 
