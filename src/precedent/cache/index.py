@@ -18,7 +18,7 @@ from precedent.cache import grouped_index
 from precedent.cache.flat_index import VectorIndex, new_flat_index
 from precedent.cache.grouped_index import GroupedIndex, can_group
 from precedent.cache.partition_vectors import PartitionVectors
-from precedent.cache.records import Hit, Vector
+from precedent.cache.records import Hit, Selection, Vector
 from precedent.cache.segment import Ids
 from precedent.errors import CacheError
 
@@ -100,6 +100,10 @@ class SimilarityIndex:
             hits = [Hit(partition.ids[at], float(score)) for at, score in zip(positions, scores, strict=True)]
             self._group_if_many((tenant, tokenizer), partition, vector.size)
         return sorted(hits, key=lambda hit: (-hit.similarity, -hit.completion_id))
+
+    def forget(self, selection: Selection) -> None:
+        """Drop all vectors from memory: nothing else is kept."""
+        self.clear()
 
     def clear(self) -> None:
         """Drop all vectors from memory; the next search reads them again."""

@@ -53,13 +53,34 @@ def count_again(connection: sqlite3.Connection) -> None:
 
 def insert_row(connection: sqlite3.Connection, payload: Payload, now: float) -> int:
     """Add a completion, or count it once more if the same answer to the same query is there; returns its id."""
+    known = id_of_same(connection, payload)
+    if known is None:
+        return _add_row(connection, payload, now)
+    connection.execute("UPDATE completion SET count = count + 1 WHERE id = ?", (known,))
+    return known
+
+
+def restore_row(connection: sqlite3.Connection, payload: Payload, recorded: StoredCompletion) -> int:
+    """Add a record with its time and counters; one that is there keeps the larger of each. Returns its id."""
+    row_id = id_of_same(connection, payload) or _add_row(connection, payload, recorded.created)
+    names = ("count", "hits", "accepted", "rejected")
+    larger = ", ".join(f"{name} = max({name}, ?)" for name in names)
+    values = (recorded.created, *(getattr(recorded, name) for name in names), row_id)
+    connection.execute(f"UPDATE completion SET created = min(created, ?), {larger} WHERE id = ?", values)
+    return row_id
+
+
+def id_of_same(connection: sqlite3.Connection, payload: Payload) -> int | None:
+    """The id of the same answer to the same query, None where there is none."""
+    key = (payload.completion.tenant, payload.completion.tokenizer, payload.identity)
+    query = "SELECT id FROM completion WHERE tenant = ? AND tokenizer = ? AND identity = ?"
+    found = connection.execute(query, key).fetchone()
+    return None if found is None else int(found[0])
+
+
+def _add_row(connection: sqlite3.Connection, payload: Payload, now: float) -> int:
     new = payload.completion
     key = (new.tenant, new.tokenizer, payload.identity)
-    same = "SELECT id FROM completion WHERE tenant = ? AND tokenizer = ? AND identity = ?"
-    found = connection.execute(same, key).fetchone()
-    if found is not None:
-        connection.execute("UPDATE completion SET count = count + 1 WHERE id = ?", found)
-        return int(found[0])
     soft = (new.model, new.prompt_fingerprint, new.tools, new.workflow_step)
     sums = (payload.checksum, payload.vector_checksum)
     large = (payload.token_blob, new.query, new.text, payload.vector_blob)

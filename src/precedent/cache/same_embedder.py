@@ -11,15 +11,21 @@ from precedent.errors import CacheError, CacheMismatchError
 
 def claim(connection: sqlite3.Connection, vector: Vector, embedder: EmbedderIdentity | None, where: str) -> None:
     """The first vector's embedder is the cache's; every other one is refused."""
+    maker = maker_of(vector, embedder)
+    recorded = rows.recorded_embedder(connection)
+    if recorded is None:
+        rows.record_embedder(connection, maker)
+    else:
+        require_same(recorded, maker, where)
+
+
+def maker_of(vector: Vector, embedder: EmbedderIdentity | None) -> EmbedderIdentity:
+    """The embedder that made a vector. Raises CacheError if none was named, or if the vector is none of its own."""
     if embedder is None:
         raise CacheError("a vector needs the identity of the embedder that made it")
     if vector.shape != (embedder.dimension,):
         raise CacheError(f"a vector of shape {vector.shape} is not one of the embedder {embedder}")
-    recorded = rows.recorded_embedder(connection)
-    if recorded is None:
-        rows.record_embedder(connection, embedder)
-    else:
-        require_same(recorded, embedder, where)
+    return embedder
 
 
 def require_same(recorded: EmbedderIdentity, given: EmbedderIdentity, where: str) -> None:

@@ -14,11 +14,13 @@ from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
 from precedent.cache.completion_store import CompletionStore
 from precedent.cache.embedder import Embedder, embed_one, identity_of, resolve
 from precedent.cache.index import SimilarityIndex
+from precedent.cache.opening import open_store, shown, url_scheme
 from precedent.cache.partition import Partition
 from precedent.cache.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant
 from precedent.cache.redaction import Redact, apply
 from precedent.cache.same_embedder import require_same
 from precedent.cache.segment import Ids
+from precedent.cache.similarity import SimilarityOf
 from precedent.cache.store import SQLiteStore
 from precedent.errors import CacheError
 
@@ -46,11 +48,12 @@ class SpeculationCache:
         *,
         max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES,
         redact: Redact | None = None,
+        similarity: SimilarityOf | None = None,
     ) -> None:
         check_index_bytes(max_index_bytes)
         self._redact = redact
         self._store, self._embedder, self.max_index_bytes = store, embedder, max_index_bytes
-        self._index = SimilarityIndex(store, store.partition_vectors if isinstance(store, SQLiteStore) else None)
+        self._index = (similarity or _built_in)(store)
         self._vectors: OrderedDict[str, Vector] = OrderedDict()
         self._vectors_lock = threading.Lock()
         self._memories: list[weakref.WeakMethod[Callable[[], None]]] = []
@@ -70,26 +73,29 @@ class SpeculationCache:
         max_index_bytes: int | None = None,
         redact: Redact | None = None,
         read_only: bool = False,
+        similarity: SimilarityOf | None = None,
     ) -> Self:
         """Open a cache, in memory without a `path`.
 
-        `path` is a folder, or a file that ends in .sqlite, .sqlite3 or .db. `embedder` is a sentence-transformers id or
-        folder, or an object of one's own; the default is all-MiniLM-L6-v2. It is loaded on first use, or here if the
-        file holds vectors, which must be its own. `max_bytes` bounds tokens, vectors and texts of all completions,
-        `max_tenant_bytes` those of any one tenant, `max_records` the number of completions, `max_age` the seconds since
-        one was first stored; `max_index_bytes` the token indexes that drafting keeps (256 MiB for a cache in memory, 4
-        GiB for one on disk, of which large arrays are mapped), from which the oldest completions go first. `redact`
-        gives what is stored in the place of a completion, or None.
+        `path` is a folder, a file that ends in .sqlite, .sqlite3 or .db, or a URL that an installed package opens (see
+        `precedent.cache.opening`). `embedder` is a sentence-transformers id or folder, or an object of one's own; the
+        default is all-MiniLM-L6-v2. It is loaded on first use, or here if the file holds vectors, which must be its
+        own. `max_bytes` bounds tokens, vectors and texts of all completions, `max_tenant_bytes` those of any one
+        tenant, `max_records` the number of completions, `max_age` the seconds since one was first stored;
+        `max_index_bytes` the token indexes that drafting keeps (256 MiB in memory, 4 GiB for a cache on disk, of which
+        large arrays are mapped), from which the oldest completions go first. `redact` gives what is stored in
+        the place of a completion, or None. `similarity` finds the nearest completions, by default FAISS in memory.
         Raises CacheError; a file that is refused is left untouched.
         """
         if max_index_bytes is None:
-            max_index_bytes = DEFAULT_MAX_INDEX_BYTES if path is None else DEFAULT_MAX_MAPPED_BYTES
+            on_disk = path is not None and url_scheme(path) is None
+            max_index_bytes = DEFAULT_MAX_MAPPED_BYTES if on_disk else DEFAULT_MAX_INDEX_BYTES
         check_index_bytes(max_index_bytes)
         chosen = resolve(embedder)
         bounds = Bounds(max_bytes, max_records, max_age, max_tenant_bytes)
-        store = SQLiteStore.open(path, embedder=chosen, bounds=bounds, read_only=read_only)
-        opened = cls(store, chosen, max_index_bytes=max_index_bytes, redact=redact)
-        opened.path = None if path is None else str(Path(path).expanduser().resolve())
+        store = open_store(path, embedder=chosen, bounds=bounds, read_only=read_only)
+        opened = cls(store, chosen, max_index_bytes=max_index_bytes, redact=redact, similarity=similarity)
+        opened.path = _written(path)
         return opened
 
     def warm_up(self) -> None:
@@ -173,9 +179,11 @@ class SpeculationCache:
         `before` is in seconds since the epoch, `containing` is looked for in query and text. Returns the number of
         completions. Raises CacheError without a condition, when read-only, or when another process keeps the bytes.
         """
-        chosen = None if ids is None else tuple(ids)
+        selection = Selection(tenant, before, containing, None if ids is None else tuple(ids))
         try:
-            return self._store.forget(Selection(tenant, before, containing, chosen))
+            if not selection.everything:
+                self._index.forget(selection)
+            return self._store.forget(selection)
         finally:
             self._forget_vectors()
             for reference in self._memories:
@@ -227,7 +235,19 @@ class SpeculationCache:
             self._vectors.clear()
 
 
+def _built_in(store: CompletionStore) -> SimilarityIndex:
+    """Vectors in memory, grouped beside an SQLite store when they are many."""
+    return SimilarityIndex(store, store.partition_vectors if isinstance(store, SQLiteStore) else None)
+
+
 def check_index_bytes(max_index_bytes: int) -> None:
     """Raise CacheError unless it is a number of bytes that an index can have."""
     if max_index_bytes < 1:
         raise CacheError(f"max_index_bytes={max_index_bytes} must be at least 1")
+
+
+def _written(path: str | Path | None) -> str | None:
+    """Where a cache lies, as settings may be written down."""
+    if path is None:
+        return None
+    return shown(str(path)) if url_scheme(path) is not None else str(Path(path).expanduser().resolve())

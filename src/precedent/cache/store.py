@@ -34,6 +34,8 @@ from precedent.cache.records import (
 from precedent.cache.same_embedder import claim, require_same
 from precedent.cache.sealing import IndexFolder
 from precedent.cache.segment import Ids
+from precedent.cache.transfer import Transfers
+from precedent.cache.verifying import VerifyReport, verify_cache
 from precedent.errors import CacheError
 
 logger = logging.getLogger("precedent.cache")
@@ -43,7 +45,7 @@ Result = TypeVar("Result")
 ALL = Selection()
 
 
-class SQLiteStore:
+class SQLiteStore(Transfers):
     """The embedded store: one SQLite file in WAL mode, or a database in memory.
 
     Safe for several threads and processes; an insertion is on disk when it returns. Beyond `bounds` the least useful
@@ -234,6 +236,12 @@ class SQLiteStore:
 
     def _bytes_on_disk(self) -> int:
         return self._database.size() + (0 if self._segments is None else self._segments.size())
+
+    def verify(self, *, repair: bool = False) -> VerifyReport:
+        """Check every record, and with `repair` mend what is damaged; see `verify_cache`. Raises CacheError."""
+        if self._database.path is None:  # nobody else can have changed it
+            return VerifyReport(str(self._database), self.stats().records, ())
+        return verify_cache(self._database.path, repair=repair)
 
     def stats(self) -> CacheStats:
         """The cache at a glance."""

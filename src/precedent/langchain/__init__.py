@@ -15,23 +15,28 @@ if TYPE_CHECKING:
     from precedent.langchain.middleware import SpeculationMiddleware
     from precedent.langchain.recorder import PrecedentRecorder
     from precedent.langchain.recording_cache import RecordingCache
+    from precedent.langchain.similarity import LangChainEmbedder, in_vector_store
 
 __all__ = [
     "ChatPrecedent",
+    "LangChainEmbedder",
     "PrecedentEmbeddings",
     "PrecedentLLM",
     "PrecedentRecorder",
     "RecordingCache",
     "SpeculationMiddleware",
+    "in_vector_store",
 ]
 
 _HOMES = {
     "ChatPrecedent": "precedent.langchain.chat_model",
+    "LangChainEmbedder": "precedent.langchain.similarity",
     "PrecedentEmbeddings": "precedent.langchain.embeddings",
     "PrecedentLLM": "precedent.langchain.llm",
     "PrecedentRecorder": "precedent.langchain.recorder",
     "RecordingCache": "precedent.langchain.recording_cache",
     "SpeculationMiddleware": "precedent.langchain.middleware",
+    "in_vector_store": "precedent.langchain.similarity",
 }
 
 

@@ -12,7 +12,7 @@ import gzip
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,9 @@ from typing import IO, Any
 from precedent.errors import PromptError
 
 Message = dict[str, Any]
+
+Skip = Callable[[PromptError], None]
+"""Told of a line that cannot be used; without one the line is an error."""
 
 TORN_MARK = " #torn"
 """Stands behind a line that a crash tore, when another writer goes on with the file."""
@@ -41,30 +44,31 @@ class Trajectory:
     only_last: bool = False
 
 
-def read_trajectories(paths: Sequence[Path]) -> Iterator[Trajectory]:
+def read_trajectories(paths: Sequence[Path], skip: Skip | None = None) -> Iterator[Trajectory]:
     """The runs of all files, in the order of their `order` fields within each file.
 
-    Raises PromptError naming the file and line that is neither a chat trace nor a LangSmith run.
+    A line that is neither a chat trace nor a LangSmith run is told to `skip`, or raised as PromptError without one.
     """
     number = -1
     for path in paths:
         before = None
-        for record in _in_order(path):
+        for record in _in_order(path, skip):
             conversation = record.get("conversation_id")
             number += conversation is None or conversation != before
             before = conversation
             yield _trajectory(number, record)
 
 
-def _in_order(path: Path) -> Iterator[dict[str, Any]]:
+def _in_order(path: Path, skip: Skip | None) -> Iterator[dict[str, Any]]:
     """The records of a file in time order, conversations in one piece; what is not sorted is sorted on disk."""
-    keys = _sort_keys(records(path))
+    silent = None if skip is None else _nothing
+    keys = _sort_keys(records(path, skip))
     if keys == sorted(keys):
-        yield from records(path)
+        yield from records(path, silent)
         return
     with tempfile.TemporaryFile("w+", encoding="utf-8") as spool:
         places = []
-        for record in records(path):
+        for record in records(path, silent):
             places.append(spool.tell())
             spool.write(json.dumps(record) + "\n")
         for _, place in sorted(zip(keys, places, strict=True)):
@@ -83,14 +87,38 @@ def _sort_keys(records: Iterator[dict[str, Any]]) -> list[tuple[Any, int]]:
     return keys
 
 
-def records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file as they come, one line at a time. Raises PromptError naming the line that is no trace."""
+def _nothing(reason: PromptError) -> None:
+    """A line that has been told of before."""
+
+
+def records(path: Path, skip: Skip | None = None) -> Iterator[dict[str, Any]]:
+    """The records of a file as they come, one line at a time.
+
+    A line that is no trace is told to `skip`, or raised as PromptError without one; both name it.
+    """
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if line.rstrip().endswith(TORN_MARK) or (not line.endswith("\n") and not _is_json(line)):
-                warnings.warn(f"{path} line {number} is torn and was left out", stacklevel=2)
+                _left_out(f"{path} line {number} is torn and was left out", skip)
             elif line.strip():
-                yield _record(path, number, line)
+                yield from _usable(path, number, line, skip)
+
+
+def _left_out(reason: str, skip: Skip | None) -> None:
+    if skip is None:
+        warnings.warn(reason, stacklevel=3)
+    else:
+        skip(PromptError(reason))
+
+
+def _usable(path: Path, number: int, line: str, skip: Skip | None) -> list[dict[str, Any]]:
+    try:
+        return [_record(path, number, line)]
+    except PromptError as error:
+        if skip is None:
+            raise
+        skip(error)
+        return []
 
 
 def _is_json(line: str) -> bool:
@@ -185,11 +213,24 @@ def _plain_message(message: Message) -> Message:
     fields = message.get("kwargs") or message.get("data") or message
     kind = str(fields.get("role") or fields.get("type") or str((message.get("id") or [""])[-1]))
     kind = kind.lower().removesuffix("chunk").removesuffix("message")
-    calls = [
-        {"function": {"name": call["name"], "arguments": json.dumps(call.get("args", {}))}} if "name" in call else call
-        for call in fields.get("tool_calls") or ()
-    ]
-    return {"role": _ROLES.get(kind, kind), "content": fields.get("content") or "", "tool_calls": calls}
+    plain = {
+        "role": _ROLES.get(kind, kind),
+        "content": fields.get("content") or "",
+        "tool_calls": [_plain_call(call) for call in fields.get("tool_calls") or ()],
+    }
+    return plain if fields.get("tool_call_id") is None else {**plain, "tool_call_id": fields["tool_call_id"]}
+
+
+def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
+    if "name" not in call:
+        return call
+    function = {"name": call["name"], "arguments": json.dumps(call.get("args", {}))}
+    return {"type": "function", "id": call.get("id"), "function": function}
+
+
+def trajectory_of(path: Path, number: int, line: str) -> Trajectory:
+    """The run or call in one line. Raises PromptError naming the line if it is no trace."""
+    return _trajectory(number, _record(path, number, line))
 
 
 def _trajectory(number: int, record: dict[str, Any]) -> Trajectory:

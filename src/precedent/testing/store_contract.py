@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from precedent.cache import CompletionStore, EmbedderIdentity, NewCompletion, Selection, StoredCompletion
+from precedent.cache.backend import Record
 from precedent.errors import CacheError, CacheMismatchError
 
 DIMENSION = 4
@@ -212,6 +213,55 @@ class StoreContract:
         found = store.since("default", "tok", 0)
         assert len(found) == 41
         assert next(one.accepted for one in found if one.id == shared) == 40
+
+    def test_what_went_is_known_one_by_one(self, store: CompletionStore) -> None:
+        ids = [self.add(store, completion(n)) for n in range(4)]
+        before = store.epoch()
+        assert store.gone_since(before)[0] == before
+        store.forget(Selection(ids=(ids[1],)))
+        store.forget(Selection(ids=(ids[2], ids[3])))
+        now, gone = store.gone_since(before)
+        assert now == store.epoch()
+        assert gone is not None
+        assert sorted(gone.tolist()) == ids[1:]
+
+    def test_records_are_read_in_pages_with_their_vectors(self, store: CompletionStore) -> None:
+        ids = [self.add(store, completion(n, tenant="ab"[n % 2]), seed=n) for n in range(5)]
+        first = store.records(Selection(), 0, 3)
+        assert [record.completion.id for record in first] == ids[:3]
+        rest = store.records(Selection(), ids[2], 3)
+        assert [record.completion.id for record in rest] == ids[3:]
+        np.testing.assert_array_equal(first[1].vector, unit_vector(1))
+        only = store.records(Selection(tenant="b", containing="TEXT (3"), 0, 9)
+        assert [record.completion.id for record in only] == [ids[3]]
+
+    def test_a_restored_record_keeps_its_time_and_counters_and_counts_once(self, store: CompletionStore) -> None:
+        recorded = StoredCompletion((1, 2), "tok", "m", "a", "q", created=1e9, count=3, hits=2, accepted=9, rejected=4)
+        fewer = replace(recorded, created=2e9, count=1, accepted=20)
+        assert store.holds([recorded, completion(7)]) == [False, False]
+        (row_id,) = store.restore([Record(recorded, unit_vector(0))], EMBEDDER)
+        assert store.restore([Record(recorded, None), Record(fewer, None)], None) == [row_id, row_id]
+        assert store.holds([recorded, completion(7)]) == [True, False]
+        assert store.list(Selection(), None) == [replace(recorded, id=row_id, accepted=20)]
+        assert store.insert(recorded, None, None) == row_id
+        assert store.list(Selection(), None)[0].count == 4
+
+    def test_restoring_is_all_or_nothing(self, store: CompletionStore) -> None:
+        self.add(store, completion(9))
+        good = StoredCompletion((1,), "tok", "model", created=1e9)
+        with pytest.raises(CacheError):
+            store.restore([Record(good), Record(replace(good, token_ids=(2,), hits=-1))], None)
+        other = EmbedderIdentity("other", "else", DIMENSION)
+        with pytest.raises(CacheMismatchError):
+            store.restore([Record(good), Record(replace(good, token_ids=(2,)), unit_vector(0))], other)
+        assert store.stats().records == 1
+
+    def test_a_sound_store_is_verified_and_compacted_without_a_loss(self, store: CompletionStore) -> None:
+        ids = [self.add(store, completion(n)) for n in range(3)]
+        report = store.verify(repair=True)
+        assert (report.sound, report.records, report.findings) == (True, 3, ())
+        assert len(store.compact()) == 2
+        assert ids_of(store.since("default", "tok", 0)) == ids
 
     def test_data_survive_closing(self, open_store: OpenStore) -> None:
         if not self.persistent:

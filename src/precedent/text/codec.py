@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
+
+from precedent.cache.fingerprint import tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,6 +21,11 @@ class TokenizerCodec:
         self._newline = self._ids("\n")
         end: int | None = tokenizer.eos_token_id
         self.end_token_id = end
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `precedent.cache.tokenizer_fingerprint`."""
+        return tokenizer_fingerprint(self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text from the middle of another: behind a newline, lest the tokenizer add a leading space."""

@@ -1,0 +1,39 @@
+"""Whose vectors the server holds: the embedder of the first one, written down beside the records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import psycopg
+
+from precedent.cache.backend import EmbedderIdentity, Payload, maker_of, require_same
+from precedent.errors import CacheError
+from precedent_postgres.schema import SCHEMA
+
+Connection = psycopg.Connection[Any]
+
+
+def recorded_embedder(connection: Connection, lock: str = "") -> EmbedderIdentity | None:
+    """The embedder that made the vectors, or None as long as there are none."""
+    found = connection.execute(f"SELECT value FROM {SCHEMA}.meta WHERE key = 'embedder' {lock}").fetchone()
+    try:
+        return None if found is None else EmbedderIdentity(**json.loads(found[0]))
+    except (TypeError, ValueError) as error:
+        raise CacheError("the server's record of the embedder is damaged; restore a backup") from error
+
+
+def claim(connection: Connection, payloads: Iterable[Payload], embedder: EmbedderIdentity | None, where: str) -> None:
+    """The first vector's embedder is the cache's; every other one is refused, and it stays until this has ended."""
+    makers = [maker_of(payload.vector, embedder) for payload in payloads if payload.vector is not None]
+    if not makers:
+        return
+    maker = makers[0]
+    insert = f"INSERT INTO {SCHEMA}.meta VALUES ('embedder', %s) ON CONFLICT (key) DO NOTHING"
+    recorded = recorded_embedder(connection, "FOR SHARE")
+    while recorded is None:  # once more where another engine was first, or the last vector has just gone
+        connection.execute(insert, (json.dumps(asdict(maker)),))
+        recorded = recorded_embedder(connection, "FOR SHARE")
+    require_same(recorded, maker, where)

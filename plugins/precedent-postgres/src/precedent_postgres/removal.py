@@ -1,0 +1,135 @@
+"""How records leave the server: forgotten ones, and the least useful ones of a cache that is full."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from precedent.cache.backend import KEPT_SHARE, Bounds, Selection, common_level
+from precedent_postgres.rows import ID, TABLE, selected
+from precedent_postgres.schema import SCHEMA
+
+Connection = psycopg.Connection[Any]
+
+EVICTION_LOCK = int.from_bytes(b"precevic", "big")
+REMEMBERED_EPOCHS = 100_000
+"""So many of the last deletions can be followed one by one."""
+
+EVICTED_AT_ONCE = 5000
+"""So many records of a tenant go at most at one insertion, which others wait for; the rest at the next ones."""
+
+LEAST_USEFUL = f"""
+SELECT id, size FROM {TABLE} WHERE tenant = %s
+ORDER BY (accepted + 0.5) / ((SELECT max(id) FROM {TABLE}) - id + 20.0) / (size + 400), id LIMIT %s
+"""
+"""As the embedded store: saved tokens per byte, decayed by what was stored since."""
+
+
+def lock_all(connection: Connection) -> None:
+    """Wait for all insertions and let none begin until the transaction ends, in one order for everybody."""
+    connection.execute(f"SELECT tenant FROM {SCHEMA}.tenant ORDER BY tenant FOR UPDATE").fetchall()
+
+
+def delete_selected(connection: Connection, selection: Selection) -> int:
+    """Delete what is selected; returns the number."""
+    lock_all(connection)
+    ids = [row[ID] for row, _ in selected(connection, selection, "ASC")]
+    delete(connection, ids)
+    return len(ids)
+
+
+def delete(connection: Connection, ids: Sequence[int]) -> None:
+    """Delete rows by id, with what was counted of them, and note that they went. All tenants are locked."""
+    if not ids:
+        return
+    gone = connection.execute(
+        f"DELETE FROM {TABLE} WHERE id = ANY(%s) RETURNING id, tenant, size", (list(ids),)
+    ).fetchall()
+    _note_gone(connection, [row[0] for row in gone])
+    for tenant in {row[1] for row in gone}:
+        sizes = [row[2] for row in gone if row[1] == tenant]
+        update = f"UPDATE {SCHEMA}.tenant SET records = records - %s, bytes = bytes - %s WHERE tenant = %s"
+        connection.execute(update, (len(sizes), sum(sizes), tenant))
+    connection.execute(f"DELETE FROM {SCHEMA}.tenant WHERE records = 0")
+    _drop_unused_embedder(connection)
+
+
+def _note_gone(connection: Connection, ids: Sequence[int]) -> None:
+    update = f"UPDATE {SCHEMA}.meta SET value = (value::bigint + %s)::text WHERE key = 'epoch' RETURNING value::bigint"
+    last = int(one(connection, update, (len(ids),))[0])
+    with connection.cursor() as cursor:
+        epochs = range(last - len(ids) + 1, last + 1)
+        cursor.executemany(f"INSERT INTO {SCHEMA}.gone VALUES (%s, %s)", list(zip(epochs, ids, strict=True)))
+    connection.execute(f"DELETE FROM {SCHEMA}.gone WHERE epoch <= %s", (last - REMEMBERED_EPOCHS,))
+
+
+def _drop_unused_embedder(connection: Connection) -> None:
+    """Without a vector left, the next one may come from any embedder."""
+    connection.execute(f"SELECT 1 FROM {SCHEMA}.meta WHERE key = 'embedder' FOR UPDATE").fetchone()
+    left = f"EXISTS (SELECT 1 FROM {TABLE} WHERE vector IS NOT NULL)"
+    connection.execute(f"DELETE FROM {SCHEMA}.meta WHERE key = 'embedder' AND NOT {left}")
+
+
+def evict(connection: Connection, bounds: Bounds) -> None:
+    """Delete until the bounds hold again, each down to `KEPT_SHARE`; nothing while another engine does so."""
+    if not one(connection, "SELECT pg_try_advisory_xact_lock(%s)", (EVICTION_LOCK,))[0]:
+        return
+    lock_all(connection)
+    if bounds.max_age is not None:
+        _delete_older(connection, time.time() - bounds.max_age)
+    for measure, bound in bounds_by_measure(bounds).items():
+        for tenant, excess in _to_free(connection, measure, bound, bounds.max_tenant_bytes).items():
+            delete(connection, _least_useful(connection, measure, tenant, excess))
+
+
+def _delete_older(connection: Connection, time_of_oldest: float) -> None:
+    query = f"SELECT id FROM {TABLE} WHERE created < %s ORDER BY created LIMIT %s"
+    delete(connection, [row[0] for row in connection.execute(query, (time_of_oldest, EVICTED_AT_ONCE)).fetchall()])
+
+
+def bounds_by_measure(bounds: Bounds) -> dict[str, float]:
+    """What the columns of the table `tenant` may add up to."""
+    return {"bytes": bounds.max_bytes, "records": math.inf if bounds.max_records is None else bounds.max_records}
+
+
+def exceeds(connection: Connection, bounds: Bounds) -> bool:
+    """Whether `evict` would delete anything; costs a look at one small table."""
+    sums = ", ".join(f"coalesce({sum_of}, 0)" for sum_of in ("sum(bytes)", "sum(records)", "max(bytes)"))
+    num_bytes, num_records, largest = one(connection, f"SELECT {sums} FROM {SCHEMA}.tenant")
+    most = bounds_by_measure(bounds)
+    quota = math.inf if bounds.max_tenant_bytes is None else bounds.max_tenant_bytes
+    return num_bytes > most["bytes"] or num_records > most["records"] or largest > quota or bounds.max_age is not None
+
+
+def _to_free(connection: Connection, measure: str, bound: float, quota: int | None) -> dict[str, float]:
+    """How much each tenant has to give up: its quota's excess, and the largest come down to a common level."""
+    query = f"SELECT tenant, {measure} FROM {SCHEMA}.tenant ORDER BY {measure} DESC, tenant"
+    held = {tenant: float(share) for tenant, share in connection.execute(query).fetchall()}
+    most = quota if quota is not None and measure == "bytes" else math.inf
+    left = {tenant: KEPT_SHARE * most if share > most else share for tenant, share in held.items()}
+    if sum(left.values()) > bound:
+        level = common_level(sorted(map(int, left.values()), reverse=True), sum(left.values()) - KEPT_SHARE * bound)
+        left = {tenant: min(share, level) for tenant, share in left.items()}
+    return {tenant: held[tenant] - left[tenant] for tenant in held if left[tenant] < held[tenant]}
+
+
+def _least_useful(connection: Connection, measure: str, tenant: str, wanted: float) -> list[int]:
+    """The ids of a tenant's least useful completions that free so many bytes or records."""
+    gone: list[int] = []
+    for row_id, size in connection.execute(LEAST_USEFUL, (tenant, EVICTED_AT_ONCE)):
+        if wanted <= 0:
+            break
+        gone.append(row_id)
+        wanted -= size if measure == "bytes" else 1
+    return gone
+
+
+def one(connection: Connection, query: str, values: tuple[object, ...] = ()) -> tuple[Any, ...]:
+    """The first row of what a query finds; there is one."""
+    found: tuple[Any, ...] | None = connection.execute(query, values).fetchone()
+    assert found is not None
+    return found

@@ -1,0 +1,57 @@
+"""What a completion store of one's own is built from; see `CompletionStore` for what it has to do.
+
+A package offers its store under the entry points `precedent.stores`: the name is a URL's scheme, the object is called
+with the URL and the settings of `precedent.cache.opening.open_store`. `precedent.testing.store_contract.StoreContract`
+tests it.
+"""
+
+from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
+from precedent.cache.completion_store import CompletionStore
+from precedent.cache.connection import folded
+from precedent.cache.embedder import Embedder, identity_of
+from precedent.cache.eviction import KEPT_SHARE, common_level
+from precedent.cache.records import (
+    CacheStats,
+    EmbedderIdentity,
+    NewCompletion,
+    Payload,
+    Selection,
+    StoredCompletion,
+    TenantStats,
+    Vector,
+    storable,
+)
+from precedent.cache.rows import completion_of, vector_of
+from precedent.cache.same_embedder import maker_of, require_same
+from precedent.cache.segment import Ids
+from precedent.cache.transfer import Record, payload_of
+from precedent.cache.verifying import Finding, VerifyReport
+
+__all__ = [
+    "DEFAULT_MAX_BYTES",
+    "KEPT_SHARE",
+    "Bounds",
+    "CacheStats",
+    "CompletionStore",
+    "Embedder",
+    "EmbedderIdentity",
+    "Finding",
+    "Ids",
+    "NewCompletion",
+    "Payload",
+    "Record",
+    "Selection",
+    "StoredCompletion",
+    "TenantStats",
+    "Vector",
+    "VerifyReport",
+    "common_level",
+    "completion_of",
+    "folded",
+    "identity_of",
+    "maker_of",
+    "payload_of",
+    "require_same",
+    "storable",
+    "vector_of",
+]

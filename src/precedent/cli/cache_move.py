@@ -1,0 +1,94 @@
+"""`precedent cache export|import`: completions as plain files, to another machine, another model, another store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from precedent.cache import Selection
+from precedent.cache.exporting import export_cache
+from precedent.cache.importing import Imported, import_cache, read_manifest
+from precedent.cli.cache_store import (
+    UNBOUNDED,
+    BeforeOption,
+    CacheArgument,
+    ContainingOption,
+    EmbedderOption,
+    TenantOption,
+    opened,
+    progress_bar,
+    timestamp,
+)
+from precedent.cli.options import JsonOption, write_json
+
+
+def export(
+    cache: CacheArgument,
+    folder: Annotated[Path, typer.Argument(file_okay=False, help="A new folder.", show_default=False)],
+    tenant: TenantOption = None,
+    before: BeforeOption = None,
+    containing: ContainingOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Write completions into plain files: JSON lines and safetensors. They hold the texts in the clear."""
+    with opened(cache) as store, progress_bar() as progress:
+        task = progress.add_task("exporting", total=store.stats().records)
+        selection = Selection(tenant, timestamp(before), containing)
+        manifest = export_cache(store, folder, selection, lambda number: progress.advance(task, number))
+    if json_file is not None:
+        write_json(json_file, {"exported": manifest["records"], "folder": str(folder)})
+    print(f"{manifest['records']} completions exported to {folder}")
+
+
+def import_export(
+    cache: CacheArgument,
+    folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="An export.", show_default=False)],
+    target: Annotated[
+        str | None,
+        typer.Option(help="Model (id or folder) whose tokenizer writes the texts anew, where another one wrote them."),
+    ] = None,
+    embedder: EmbedderOption = None,
+    tenant: Annotated[str | None, typer.Option(help="Store everything as this tenant's.")] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Store the completions of an export, with their times and counters; importing again changes nothing."""
+    number, tokenizer = read_manifest(folder)["records"], None if target is None else _writer(target)
+    with opened(cache, create=True, bounds=UNBOUNDED) as store, progress_bar() as progress:
+        task = progress.add_task("importing", total=number)
+        found = import_cache(
+            folder, store, tokenizer=tokenizer, embedder=embedder, tenant=tenant,
+            progress=lambda number: progress.advance(task, number),
+        )  # fmt: skip
+    if json_file is not None:
+        write_json(json_file, _as_dict(found))
+    _print(found)
+
+
+def _writer(target: str) -> Any:
+    from precedent.target.loading import load_tokenizer
+    from precedent.text.codec import TokenizerCodec
+
+    return TokenizerCodec(load_tokenizer(target))
+
+
+def _as_dict(found: Imported) -> dict[str, Any]:
+    return {
+        "read": found.read,
+        "stored": found.filled.stored,
+        "known": found.filled.known,
+        "refused": found.filled.refused,
+        "rewritten": found.rewritten,
+        "skipped": [{"reason": reason, "count": count} for reason, count in found.skipped.items()],
+    }
+
+
+def _print(found: Imported) -> None:
+    print(f"{found.filled.stored} completions imported, {found.filled.known} were there already")
+    if found.rewritten:
+        print(f"{found.rewritten} were written anew with the model's tokenizer")
+    if found.filled.refused:
+        print(f"{found.filled.refused} were refused: the cache is read-only")
+    for reason, count in found.skipped.items():
+        print(f"{count} skipped: {reason}")

@@ -1,0 +1,70 @@
+"""What the commands of `precedent cache` share: the cache's place, the selection of completions, and an open store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from precedent.cache import Bounds, CompletionStore
+from precedent.cache.opening import open_store
+from precedent.errors import CacheError
+
+CacheArgument = Annotated[
+    str,
+    typer.Argument(metavar="CACHE", help="The cache's folder, its .sqlite file, or its URL.", show_default=False),
+]
+TenantOption = Annotated[str | None, typer.Option("--tenant", help="Only this tenant's completions.")]
+BeforeOption = Annotated[
+    str | None,
+    typer.Option("--before", metavar="TIME", help="First stored before this ISO date or time, e.g. 2026-01-31."),
+]
+ContainingOption = Annotated[
+    str | None, typer.Option("--containing", metavar="TEXT", help="Query or text contains TEXT.")
+]
+EmbedderOption = Annotated[
+    str | None, typer.Option("--embedder", help="sentence-transformers id or folder; by default all-MiniLM-L6-v2.")
+]
+
+UNBOUNDED = Bounds(max_bytes=2**62)
+"""For a command that fills a cache: its bounds belong to whoever uses it, and nothing is evicted here."""
+
+
+@contextmanager
+def opened(where: str, *, bounds: Bounds | None = None, create: bool = False) -> Iterator[CompletionStore]:
+    """The store at a place, which must be there unless it may be created; closed at the end."""
+    store = open_store(where, bounds=bounds, create=create)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A bar on a terminal's stderr that is gone when the work is done."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield progress
+
+
+def timestamp(given: str | None) -> float | None:
+    """An ISO date or time in seconds since the epoch. Raises CacheError for anything else."""
+    if given is None:
+        return None
+    try:
+        return datetime.fromisoformat(given).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise CacheError(f"{given!r} is no date; write 2026-01-31 or 2026-01-31T18:00:00+00:00") from error

@@ -1,0 +1,87 @@
+"""`precedent cache warm`: fills a cache from recorded calls, so that the first request finds precedents."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from precedent.cache.filling import Filled, Vectors
+from precedent.cli.cache_store import UNBOUNDED, CacheArgument, EmbedderOption, opened, progress_bar
+from precedent.cli.options import DEFAULT_TARGET, JsonOption, TargetOption, write_json
+
+SourcesArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        exists=True,
+        dir_okay=False,
+        metavar="FILE…",
+        help="OpenAI-format chats or LangSmith runs (JSONL, .gz), or LangChain answer caches (SQLite).",
+        show_default=False,
+    ),
+]
+
+
+def warm(
+    cache: CacheArgument,
+    sources: SourcesArgument,
+    target: TargetOption = DEFAULT_TARGET,
+    embedder: EmbedderOption = None,
+    tenant: Annotated[str, typer.Option(help="Whose completions they become.")] = "default",
+    json_file: JsonOption = None,
+) -> None:
+    """Store recorded answers as if the model had given them. Run it again after an interruption: it goes on."""
+    from precedent.langchain.recorded_answers import AnswerReader, store_answers
+    from precedent.target.loading import load_tokenizer
+
+    reader = AnswerReader(load_tokenizer(target), tenant=tenant)
+    with opened(cache, create=True, bounds=UNBOUNDED) as store, progress_bar() as progress:
+        task = progress.add_task("warming", total=sum(map(_num_calls, sources)))
+        calls = _each(_calls(sources, reader.skipped), lambda: progress.advance(task))
+        filled = store_answers(store, calls, reader, Vectors(store, embedder))
+    results = {"read": reader.num_read, **_counts(filled), "skipped": reader.skipped.as_list()}
+    if json_file is not None:
+        write_json(json_file, results)
+    _print(results)
+
+
+def _calls(sources: Iterable[Path], skipped: Any) -> Iterator[Any]:
+    from precedent.langchain.answer_caches import is_answer_cache, read_answer_cache
+    from precedent.replay.traces import read_trajectories
+
+    for source in sources:
+        if is_answer_cache(source):
+            yield from read_answer_cache(source, skipped.add)
+        else:
+            yield from read_trajectories([source], skipped.add)
+
+
+def _num_calls(source: Path) -> int:
+    from precedent.langchain.answer_caches import is_answer_cache, num_entries
+
+    if is_answer_cache(source):
+        return num_entries(source)
+    opener = gzip.open if source.suffix == ".gz" else open
+    with opener(source, "rb") as lines:
+        return sum(1 for _ in lines)
+
+
+def _each(calls: Iterable[Any], done: Any) -> Iterator[Any]:
+    for call in calls:
+        yield call
+        done()
+
+
+def _counts(filled: Filled) -> dict[str, int]:
+    return {"stored": filled.stored, "known": filled.known, "refused": filled.refused}
+
+
+def _print(results: dict[str, Any]) -> None:
+    print(f"{results['stored']} completions stored, {results['known']} were there already")
+    if results["refused"]:
+        print(f"{results['refused']} were refused: the cache is read-only")
+    for skipped in results["skipped"]:
+        print(f"{skipped['count']} skipped: {skipped['reason']} (first: {skipped['first']})")

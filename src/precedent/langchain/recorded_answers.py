@@ -1,0 +1,141 @@
+"""Recorded calls of any chat model as completions of this one: prompt, query and answer as `ChatPrecedent` has them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.messages import BaseMessage, convert_to_messages
+
+from precedent.cache.completion_store import CompletionStore
+from precedent.cache.filling import Filled, Progress, Vectors, fill
+from precedent.cache.fingerprint import prompt_fingerprint
+from precedent.cache.records import StoredCompletion, check_tenant
+from precedent.cache.transfer import Record
+from precedent.errors import PrecedentError, PromptError
+from precedent.langchain.messages import to_template_messages
+from precedent.replay.traces import Message, Trajectory
+from precedent.text.codec import TokenizerCodec
+from precedent.text.prompt import render_prompt
+from precedent.text.query import recall_query
+from precedent.text.tool_schema import tools_fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BEHIND: Message = {"role": "user", "content": "."}
+"""Stands behind an answer, so that the template closes it as it would in a conversation."""
+
+_PLACE = re.compile(r"^.*? line \d+ ")
+
+
+@dataclass(slots=True)
+class Skipped:
+    """What was left out: how often for each reason, and the first case of it."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def add(self, error: Exception) -> None:
+        """Count what an error says, whatever line it happened in."""
+        reason = _PLACE.sub("", str(error)).split(": ")[0]
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        self.first.setdefault(reason, str(error))
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """Reasons with count and first case, the most frequent first."""
+        ordered = sorted(self.counts, key=lambda reason: -self.counts[reason])
+        return [{"reason": reason, "count": self.counts[reason], "first": self.first[reason]} for reason in ordered]
+
+
+class AnswerReader:
+    """Cuts recorded runs into completions of one model; what it cannot use is counted in `skipped`."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, tenant: str = "default") -> None:
+        check_tenant(tenant)
+        self._tokenizer, self._codec, self._tenant = tokenizer, TokenizerCodec(tokenizer), tenant
+        self.skipped = Skipped()
+        self.num_read = 0
+
+    def completions(self, trajectory: Trajectory) -> Iterator[StoredCompletion]:
+        """The assistant turns of a run, or the last one of a call, in order."""
+        for place in answered_places(trajectory):
+            self.num_read += 1
+            try:
+                yield self._completion(trajectory, place)
+            except (PrecedentError, ValueError, TypeError, KeyError, AttributeError) as error:
+                known = isinstance(error, PrecedentError)
+                self.skipped.add(error if known else PromptError(f"messages that cannot be read: {error!r}"))
+
+    def _completion(self, trajectory: Trajectory, place: int) -> StoredCompletion:
+        *before, answer = to_template_messages(_langchain_messages(trajectory.messages[: place + 1]))
+        if not answer["content"] and not answer.get("tool_calls"):
+            raise PromptError("an answer without text and tool calls")
+        prompt = render_prompt(self._tokenizer, before, trajectory.tools)
+        token_ids = self._behind(prompt, before, answer, trajectory.tools)
+        return StoredCompletion(
+            token_ids,
+            self._codec.fingerprint,
+            model="",  # nobody can tell which weights would have given this answer
+            tenant=self._tenant,
+            query=recall_query(before),
+            prompt_fingerprint=prompt_fingerprint(prompt),
+            tools=tools_fingerprint(trajectory.tools),
+            text=str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True)),
+            created=time.time(),
+        )
+
+    def _behind(
+        self, prompt: list[int], before: list[Message], answer: Message, tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[int, ...]:
+        """The answer's ids, end token included: what the chat template adds to the prompt, in the model's own form."""
+        whole = render_prompt(self._tokenizer, [*before, answer, BEHIND], tools)
+        rest, end = whole[len(prompt) :], self._codec.end_token_id
+        if whole[: len(prompt)] == prompt and end in rest:
+            return tuple(rest[: rest.index(end) + 1])
+        if answer.get("tool_calls"):
+            raise PromptError("a tool call that the model's chat template does not tell behind its prompt")
+        return self._codec.answer_ids(answer["content"])
+
+
+def answered_places(trajectory: Trajectory) -> list[int]:
+    """Where in its messages the answers stand."""
+    messages = trajectory.messages
+    if trajectory.only_last:
+        return [len(messages) - 1]
+    roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
+    return [place for place, role in enumerate(roles) if place and role == "assistant"]
+
+
+def _langchain_messages(messages: Iterable[Message]) -> list[BaseMessage]:
+    return convert_to_messages([_complete(message) for message in messages])
+
+
+def _complete(message: Message) -> Message:
+    """A logged message with what logs leave out and LangChain asks for."""
+    calls = [{"type": "function", "id": "", **call} for call in message.get("tool_calls") or ()]
+    complete = {**message, "content": message.get("content") or ""}
+    complete.pop("tool_calls", None)
+    if calls:
+        complete["tool_calls"] = calls
+    if message.get("role") in ("tool", "function"):
+        complete = {**complete, "role": "tool", "tool_call_id": message.get("tool_call_id") or ""}
+    return complete
+
+
+def store_answers(
+    store: CompletionStore,
+    trajectories: Iterable[Trajectory],
+    reader: AnswerReader,
+    vectors: Vectors,
+    progress: Progress | None = None,
+) -> Filled:
+    """Store the answers of recorded runs; those that are there already change nothing, so that it can be resumed.
+
+    `progress` is called with the number of answers of every batch that is stored. Raises CacheError.
+    """
+    found = (Record(one) for trajectory in trajectories for one in reader.completions(trajectory))
+    return fill(store, found, vectors, progress)

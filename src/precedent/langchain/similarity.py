@@ -1,0 +1,197 @@
+"""Any LangChain `VectorStore` as the similarity search of a speculation cache, the tenant a hard filter.
+
+The vector store only says which completions may be near. Whether they are this tenant's, still there, and how near
+they are is decided by the cache's own records, so that a store that filters badly costs hits and leaks nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+
+from precedent.cache.completion_store import CompletionStore
+from precedent.cache.records import Hit, Selection, StoredCompletion, Vector, digest
+from precedent.cache.similarity import SimilarityOf
+from precedent.errors import CacheError, ConfigError, PrecedentError
+
+AT_ONCE = 256
+"""Texts that are handed to the vector store together."""
+
+TenantFilter = Callable[[str, str], Any]
+"""From tenant and tokenizer to what the vector store takes as `filter=`: only documents with both in their metadata."""
+
+
+class LangChainEmbedder:
+    """LangChain `Embeddings` as the cache's embedder.
+
+    `fingerprint` must change whenever the vectors change; by default it is made of the class, its model's name and the
+    dimension. Raises ConfigError where there is no such name and none was given.
+    """
+
+    def __init__(self, embeddings: Embeddings, *, fingerprint: str | None = None) -> None:
+        model = getattr(embeddings, "model", None) or getattr(embeddings, "model_name", None)
+        if fingerprint is None and not isinstance(model, str):
+            raise ConfigError(
+                f"{type(embeddings).__name__} does not say which model it is: give fingerprint= a text that changes "
+                "whenever its vectors change"
+            )
+        self.name = model if isinstance(model, str) else type(embeddings).__name__
+        self._embeddings, self._given = embeddings, fingerprint
+        self._dimension: int | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for embedders whose vectors may be compared."""
+        return self._given or f"{type(self._embeddings).__name__}:{self.name}:{self.dimension}"
+
+    @property
+    def dimension(self) -> int:
+        """Length of a vector; embeds a word when it is first asked for."""
+        if self._dimension is None:
+            self._dimension = len(self._embeddings.embed_query("dimension"))
+        return self._dimension
+
+    def embed(self, texts: Sequence[str]) -> Vector:
+        """Vectors, float32 `[len(texts), dimension]`."""
+        return np.array(self._embeddings.embed_documents(list(texts)), dtype=np.float32)
+
+
+def in_vector_store(vector_store: VectorStore, *, tenant_filter: TenantFilter | None = None) -> SimilarityOf:
+    """`SpeculationCache.open(path, embedder=LangChainEmbedder(e), similarity=in_vector_store(vector_store))`.
+
+    `vector_store` embeds with the same `Embeddings`. `tenant_filter` says how it is told of tenant and tokenizer; by
+    default as a mapping of metadata, for `InMemoryVectorStore` as a function. It must be applied before the nearest are
+    chosen: a store that filters afterwards finds fewer, or nothing.
+    """
+    return lambda store: VectorStoreSimilarity(store, vector_store, tenant_filter or _filter_of(vector_store))
+
+
+def _filter_of(vector_store: VectorStore) -> TenantFilter:
+    if isinstance(vector_store, InMemoryVectorStore):
+        return lambda tenant, tokenizer: lambda document: _is_of(document, tenant, tokenizer)
+    return lambda tenant, tokenizer: {"tenant": tenant, "tokenizer": tokenizer}
+
+
+def _is_of(document: Document, tenant: str, tokenizer: str) -> bool:
+    return (document.metadata.get("tenant"), document.metadata.get("tokenizer")) == (tenant, tokenizer)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """How far a partition has been handed to the vector store, and under which keys."""
+
+    stamp: object = None
+    epoch: int = 0
+    last_id: int = 0
+    keys: dict[int, str] = field(default_factory=dict)
+
+
+class VectorStoreSimilarity:
+    """Follows a completion store: what is new in it is added to the vector store, what is gone is deleted there."""
+
+    def __init__(self, store: CompletionStore, vector_store: VectorStore, tenant_filter: TenantFilter) -> None:
+        self._store, self._vectors, self._filter = store, vector_store, tenant_filter
+        self._followed: dict[tuple[str, str], _Followed] = {}
+        self._lock = threading.Lock()
+
+    def search(self, vector: Vector, tenant: str, tokenizer: str, k: int) -> list[Hit]:
+        """At most `k` hits, the nearest first and of equals the newer first. Raises CacheError if the store fails."""
+        if k < 1:
+            return []
+        with self._lock, self._reported():
+            self._catch_up(tenant, tokenizer)
+            found = self._vectors.similarity_search_by_vector(
+                vector.tolist(), k=k, filter=self._filter(tenant, tokenizer)
+            )
+            return self._hits(found, vector, tenant, tokenizer)
+
+    def _hits(self, found: Sequence[Document], vector: Vector, tenant: str, tokenizer: str) -> list[Hit]:
+        """The documents whose records are this partition's, with their exact similarities; stale ones are deleted."""
+        if not all(_is_of(document, tenant, tokenizer) for document in found):
+            raise CacheError("the vector store ignored the filter for the tenant; give in_vector_store a tenant_filter")
+        keys = {int(document.metadata["completion_id"]): document.id for document in found}
+        records = self._store.records(Selection(tenant=tenant, ids=tuple(keys)), 0, len(keys)) if keys else []
+        self._delete([keys[gone] for gone in keys.keys() - {record.completion.id for record in records}])
+        hits = [
+            Hit(record.completion.id, float(record.vector @ vector))
+            for record in records
+            if record.vector is not None and record.completion.tokenizer == tokenizer
+        ]
+        return sorted(hits, key=lambda hit: (-hit.similarity, -hit.completion_id))
+
+    def forget(self, selection: Selection) -> None:
+        """Delete what the store is about to forget. Raises CacheError if the vector store fails."""
+        with self._lock, self._reported():
+            self._delete([_key(completion) for completion in self._store.list(selection, None)])
+
+    def clear(self) -> None:
+        """Nothing is in memory but how far this has come; the next search looks again."""
+        with self._lock:
+            self._followed.clear()
+
+    def close(self) -> None:
+        """Nothing: the vector store belongs to whoever opened it."""
+
+    def _catch_up(self, tenant: str, tokenizer: str) -> None:
+        followed = self._followed.setdefault((tenant, tokenizer), _Followed(epoch=self._store.epoch()))
+        stamp = self._store.stamp()
+        if stamp == followed.stamp:
+            return
+        followed.epoch, gone = self._store.gone_since(followed.epoch)
+        if gone is None:  # too many to be known one by one: a search deletes what it meets of them
+            gone = np.empty(0, dtype=np.int64)
+        self._delete([followed.keys.pop(row_id) for row_id in gone.tolist() if row_id in followed.keys])
+        fresh = self._store.since(tenant, tokenizer, followed.last_id)
+        for begin in range(0, len(fresh), AT_ONCE):
+            self._add([one for one in fresh[begin : begin + AT_ONCE] if one.query.strip()], followed)
+        followed.last_id = max([followed.last_id, *(one.id for one in fresh)])
+        followed.stamp = stamp
+
+    def _add(self, completions: Sequence[StoredCompletion], followed: _Followed) -> None:
+        """Add what the vector store, which other engines share, does not hold yet."""
+        keys = {_key(one): one for one in completions}
+        new = sorted(keys.keys() - self._held(list(keys)))
+        if new:
+            self._vectors.add_texts(
+                [keys[key].query for key in new], metadatas=[_metadata(keys[key]) for key in new], ids=new
+            )
+        followed.keys.update({one.id: key for key, one in keys.items()})
+
+    def _held(self, keys: list[str]) -> set[str]:
+        try:
+            return {str(document.id) for document in self._vectors.get_by_ids(keys)} if keys else set()
+        except NotImplementedError:  # it cannot tell; adding under the same keys again changes nothing
+            return set()
+
+    def _delete(self, keys: Sequence[str | None]) -> None:
+        known = [key for key in keys if key is not None]
+        if known:
+            self._vectors.delete(known)
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except PrecedentError:
+            raise
+        except Exception as error:  # whatever the store's own client raises
+            name = type(self._vectors).__name__
+            raise CacheError(f"the vector store {name} failed: {error!r}") from error
+
+
+def _key(completion: StoredCompletion) -> str:
+    """The same in every process, and another for every record."""
+    parts = (completion.tenant, completion.tokenizer, str(completion.id), completion.query)
+    return f"precedent-{digest(*parts, size=16).hex()}"
+
+
+def _metadata(completion: StoredCompletion) -> dict[str, Any]:
+    return {"tenant": completion.tenant, "tokenizer": completion.tokenizer, "completion_id": completion.id}

@@ -1,0 +1,258 @@
+"""`precedent cache warm`: recorded answers become completions, as `ChatPrecedent` itself would have stored them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from langchain_core.caches import BaseCache, InMemoryCache
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.load import dumps
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, Generation
+
+from precedent import ChatPrecedent
+from precedent.cache import Selection, SQLiteStore
+from precedent.cache.filling import Vectors
+from precedent.cache.fingerprint import prompt_fingerprint, tokenizer_fingerprint
+from precedent.errors import PromptError, UnsupportedError
+from precedent.langchain.answer_caches import is_answer_cache, read_answer_cache
+from precedent.langchain.recorded_answers import AnswerReader, store_answers
+from precedent.replay.traces import read_trajectories
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.scripted_engine import ScriptedEngine
+from precedent.testing.tiny_models import byte_tokenizer
+
+ALL = Selection()
+TOOL = {
+    "type": "function",
+    "function": {"name": "look_up", "description": "Look an order up.", "parameters": {"type": "object"}},
+}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"order": 17}'}}
+CHAT = {
+    "messages": [
+        {"role": "system", "content": "You help."},
+        {"role": "user", "content": "Where is order 17?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "on its way", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "It is on its way."},
+    ],
+    "tools": [TOOL],
+}
+RUN = {
+    "id": "r1",
+    "inputs": {"messages": [[{"role": "user", "content": "Hello?"}]]},
+    "outputs": {"generations": [[{"message": {"kwargs": {"type": "ai", "content": "Good day."}}}]]},
+}
+
+
+def log(folder: Path, *records: object, name: str = "log.jsonl") -> Path:
+    path = folder / name
+    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def warmed(store, *paths: Path, reader: AnswerReader | None = None):
+    reader = reader or AnswerReader(byte_tokenizer())
+    calls = read_trajectories(paths, reader.skipped.add)
+    return store_answers(store, calls, reader, Vectors(store, HashEmbedder())), reader
+
+
+def texts(store) -> list[str]:
+    return [one.text for one in reversed(store.list(ALL, None))]
+
+
+def test_a_chat_gives_all_its_answers_and_a_run_its_own(tmp_path):
+    store = SQLiteStore.open()
+    filled, reader = warmed(store, log(tmp_path, CHAT, RUN))
+    assert (filled.stored, filled.known, reader.num_read, reader.skipped.as_list()) == (3, 0, 3, [])
+    assert texts(store) == [
+        '<tool_call>\n{"name": "look_up", "arguments": {"order": 17}}\n</tool_call>',
+        "It is on its way.",
+        "Good day.",
+    ]
+    tokenizer = byte_tokenizer()
+    for one in store.list(ALL, None):
+        assert tokenizer.decode(list(one.token_ids)) == one.text + "<|im_end|>"
+        assert one.query
+    assert len(store.vectors_since("default", tokenizer_fingerprint(tokenizer), 0)[0]) == 3
+
+
+def test_what_is_warmed_is_found_as_the_chat_model_asks(tmp_path):
+    """Query, prompt and tools are those of a live request with the same messages."""
+    engine = ScriptedEngine(byte_tokenizer(), ["fine"])
+    messages = [
+        SystemMessage("You help."),
+        HumanMessage("Where is order 17?"),
+        AIMessage("", tool_calls=[{"name": "look_up", "args": {"order": 17}, "id": "c1"}]),
+        ToolMessage("on its way", tool_call_id="c1"),
+    ]
+    ChatPrecedent.from_engine(engine).invoke(messages, tools=[TOOL])
+    (live,) = engine.requests
+    store = SQLiteStore.open()
+    warmed(store, log(tmp_path, CHAT))
+    found = next(one for one in store.list(ALL, None) if one.text == "It is on its way.")
+    assert (found.query, found.tools) == (live.query, live.tools)
+    assert found.prompt_fingerprint == prompt_fingerprint(live.prompt_ids)
+
+
+def test_warming_again_changes_nothing(tmp_path):
+    store, path = SQLiteStore.open(), log(tmp_path, CHAT, RUN)
+    warmed(store, path)
+    before = store.list(ALL, None)
+    filled, _ = warmed(store, path)
+    assert (filled.stored, filled.known) == (0, 3)
+    assert store.list(ALL, None) == before
+
+
+def test_what_is_skipped_is_counted_by_its_reason(tmp_path):
+    image = {"type": "image_url", "image_url": {"url": "data:…"}}
+    bad = [
+        "not json",
+        {"something": "else"},
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]},
+        {"messages": [{"role": "user", "content": [image]}, {"role": "assistant", "content": "a cat"}]},
+        {"messages": [{"role": "wizard", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
+        {"messages": ["no message", 5, {"role": "assistant", "content": "hello"}]},
+        {"inputs": {"messages": []}, "outputs": {}},
+    ]
+    store = SQLiteStore.open()
+    path = log(tmp_path, *bad, CHAT)
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"messages": [torn')
+    filled, reader = warmed(store, path)
+    skipped = reader.skipped.as_list()
+    assert filled.stored == 2
+    assert sum(one["count"] for one in skipped) == len(bad) + 1
+    reasons = " | ".join(one["reason"] for one in skipped)
+    expected = (
+        "is not JSON",
+        "is no chat trace",
+        "without text and tool calls",
+        "'image_url'",
+        "torn",
+        "LangSmith run",
+    )
+    assert [words for words in expected if words not in reasons] == []
+    assert any(f"{path} line 1 is not JSON" in one["first"] for one in skipped)
+
+
+def test_tenants_stay_apart(tmp_path):
+    store = SQLiteStore.open()
+    warmed(store, log(tmp_path, CHAT), reader=AnswerReader(byte_tokenizer(), tenant="shop"))
+    assert {one.tenant for one in store.list(ALL, None)} == {"shop"}
+
+
+# LangChain's answer caches
+
+
+def answer_cache(folder: Path) -> Path:
+    """What `SQLiteCache` of langchain-community writes, with an entry of a model that is no chat model."""
+    path = folder / ".langchain.db"
+    chat = [SystemMessage("You help."), HumanMessage("Where is order 17?")]
+    call = AIMessage("", tool_calls=[{"name": "look_up", "args": {"order": 17}, "id": "c1"}])
+    said = [*chat, call, ToolMessage("gone", tool_call_id="c1")]
+    rows = [
+        (dumps(chat), "llm", 0, dumps(ChatGeneration(message=call))),
+        (dumps(said), "llm", 0, dumps(ChatGeneration(message=AIMessage("Gone.")))),
+        ("Once upon a time", "llm", 0, dumps(Generation(text="there was"))),
+    ]
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        columns = "prompt TEXT, llm TEXT, idx INTEGER, response TEXT, PRIMARY KEY (prompt, llm, idx)"
+        connection.execute(f"CREATE TABLE full_llm_cache ({columns})")
+        connection.executemany("INSERT INTO full_llm_cache VALUES (?, ?, ?, ?)", rows)
+    return path
+
+
+def from_cache(source, store):
+    reader = AnswerReader(byte_tokenizer())
+    calls = read_answer_cache(source, reader.skipped.add)
+    return store_answers(store, calls, reader, Vectors(store, HashEmbedder())), reader
+
+
+def test_a_sqlite_answer_cache_is_read_and_left_as_it_was(tmp_path):
+    path, store = answer_cache(tmp_path), SQLiteStore.open()
+    before = path.read_bytes()
+    assert is_answer_cache(path)
+    filled, reader = from_cache(path, store)
+    assert filled.stored == 2
+    assert texts(store) == ['<tool_call>\n{"name": "look_up", "arguments": {"order": 17}}\n</tool_call>', "Gone."]
+    (skipped,) = reader.skipped.as_list()
+    assert (skipped["count"], skipped["reason"]) == (1, "is no answer of a chat model")
+    assert path.read_bytes() == before
+    assert {file.name for file in tmp_path.iterdir()} == {path.name}
+
+
+def test_a_cache_in_memory_is_read_as_langchain_filled_it():
+    cache, store = InMemoryCache(), SQLiteStore.open()
+    FakeListChatModel(responses=["Good day."], cache=cache).invoke([HumanMessage("Hello?")])
+    filled, _ = from_cache(cache, store)
+    assert (filled.stored, texts(store)) == (1, ["Good day."])
+
+
+class Opaque(BaseCache):
+    def lookup(self, prompt, llm_string):
+        return None
+
+    def update(self, prompt, llm_string, return_val):
+        pass
+
+    def clear(self, **kwargs):
+        pass
+
+
+def test_a_cache_that_cannot_be_listed_and_a_foreign_database_are_refused_by_name(tmp_path):
+    with pytest.raises(UnsupportedError, match="Opaque cannot list"):
+        from_cache(Opaque(), SQLiteStore.open())
+    with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as connection, connection:
+        connection.execute("CREATE TABLE other (x)")
+    with pytest.raises(PromptError, match="no table full_llm_cache"):
+        from_cache(tmp_path / "x.db", SQLiteStore.open())
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from precedent.cache import SQLiteStore
+from precedent.cache.filling import Vectors
+from precedent.langchain.recorded_answers import AnswerReader, store_answers
+from precedent.replay.traces import read_trajectories
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.tiny_models import byte_tokenizer
+
+store = SQLiteStore.open(sys.argv[1])
+reader = AnswerReader(byte_tokenizer())
+def progress(number):
+    os.kill(os.getpid(), signal.SIGKILL)
+calls = read_trajectories([Path(sys.argv[2])], reader.skipped.add)
+store_answers(store, calls, reader, Vectors(store, HashEmbedder()), progress)
+"""
+
+
+def test_it_goes_on_after_a_kill(tmp_path):
+    names = [first + second for first in "abcdefghij" for second in "abcdefghij"]
+    chats = [
+        {"messages": [{"role": "user", "content": f"And {name}?"}, {"role": "assistant", "content": f"Yes, {name}."}]}
+        for name in names
+    ]
+    path = log(tmp_path, *chats)
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "cache"), str(path)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    store = SQLiteStore.open(tmp_path / "cache")
+    assert store.stats().records == 64  # one batch, which was acknowledged
+    embedder = HashEmbedder()
+    embedded = []
+    embed = embedder.embed
+    embedder.embed = lambda texts: embedded.extend(texts) or embed(texts)
+    reader = AnswerReader(byte_tokenizer())
+    filled = store_answers(store, read_trajectories([path]), reader, Vectors(store, embedder))
+    assert (filled.stored, filled.known, len(embedded)) == (36, 64, 36)
+    assert sorted(texts(store)) == sorted(f"Yes, {name}." for name in names)
+    store.close()

@@ -1,0 +1,333 @@
+"""The completion store on PostgreSQL: the contract of all stores, and what only a server can do wrong."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from precedent.cache import Bounds, Selection, SpeculationCache
+from precedent.cache.opening import open_store
+from precedent.config import SamplingParams
+from precedent.cost_curve import CostCurve
+from precedent.engine import Engine
+from precedent.errors import CacheError, CacheMismatchError
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.store_contract import DIMENSION, EMBEDDER, StoreContract, completion, ids_of, unit_vector
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+pytest.importorskip("precedent_postgres", reason="precedent-postgres is not installed")
+from precedent_postgres import PostgresStore, testing
+
+pytestmark = pytest.mark.skipif(testing.why_not() is not None, reason=str(testing.why_not()))
+
+
+@pytest.fixture(scope="module")
+def server():
+    with testing.TemporaryServer() as running:
+        yield running
+
+
+@pytest.fixture
+def url(server):
+    """The URL of an empty database."""
+    yield server.url
+    server.execute("DROP SCHEMA IF EXISTS precedent CASCADE")
+
+
+@pytest.fixture
+def store(url):
+    store = PostgresStore(url)
+    yield store
+    store.close()
+
+
+def add(store, new, seed: int = 0) -> int:
+    return store.insert(new, unit_vector(seed), EMBEDDER)
+
+
+class TestContract(StoreContract):
+    @pytest.fixture
+    def open_store(self, url):
+        return lambda: PostgresStore(url)
+
+
+def test_a_url_opens_it_wherever_a_path_does(url):
+    with SpeculationCache.open(url, embedder=HashEmbedder()) as cache:
+        row_id = cache.insert(completion(1, 2, query="refund please"))
+        hits = cache.recall("refund please", tenant="default", tokenizer="tok")
+        assert [hit.completion_id for hit in hits] == [row_id]
+    store = open_store(url.replace("postgresql://", "postgres://"), create=False)
+    assert ids_of(store.list(Selection(), None)) == [row_id]
+    store.close()
+
+
+def test_a_database_without_a_cache_is_left_without_one(url, server):
+    store = PostgresStore(url, create=False)
+    with pytest.raises(CacheError, match="there is no cache at postgresql://precedent@/precedent"):
+        store.stats()
+    store.close()
+    assert server.execute("SELECT to_regnamespace('precedent')") == [(None,)]
+
+
+def test_another_format_is_refused_and_left_untouched(store, server, url):
+    row_id = add(store, completion(1))
+    server.execute("UPDATE precedent.meta SET value = '99' WHERE key = 'format'")
+    newer = PostgresStore(url)
+    with pytest.raises(CacheMismatchError, match="format 99"):
+        newer.since("default", "tok", 0)
+    newer.close()
+    assert server.execute("SELECT id FROM precedent.completion") == [(row_id,)]
+
+
+def test_the_vectors_of_another_embedder_are_refused_at_the_first_question(url):
+    with SpeculationCache.open(url, embedder=HashEmbedder(DIMENSION)) as cache:
+        cache.insert(completion(1))
+    with SpeculationCache.open(url, embedder=HashEmbedder(8)) as other, pytest.raises(CacheMismatchError, match="hash"):
+        other.recall("anything", tenant="default", tokenizer="tok")
+
+
+def test_many_engines_may_create_the_tables_at_once(url):
+    stores = [PostgresStore(url) for _ in range(6)]
+    ids = []
+    threads = [threading.Thread(target=lambda n=n: ids.append(add(stores[n], completion(n)))) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(ids)) == 6
+    assert stores[0].stats().records == 6
+    for store in stores:
+        store.close()
+
+
+def test_whoever_reads_up_to_an_id_has_missed_none_below_it(url):
+    """Four engines write for one tenant while a fifth follows by ids alone."""
+    stores = [PostgresStore(url) for _ in range(5)]
+    follower, seen, last, done = stores.pop(), [], 0, threading.Event()
+
+    def write(store, first):
+        for n in range(15):
+            add(store, completion(first, n))
+
+    writers = [threading.Thread(target=write, args=(store, 100 + n)) for n, store in enumerate(stores)]
+    for writer in writers:
+        writer.start()
+    while not done.is_set():
+        done.set() if not any(writer.is_alive() for writer in writers) else None
+        fresh = ids_of(follower.since("default", "tok", last))
+        seen += fresh
+        last = max([last, *fresh])
+    assert seen == sorted(ids_of(follower.list(Selection(), None)))
+    assert len(seen) == 60
+    for store in (*stores, follower):
+        store.close()
+
+
+def test_the_server_itself_hides_other_tenants(store):
+    """Row security, without any WHERE: hits and misses side by side."""
+    mine = add(store, completion(1, tenant="mine"))
+    other = add(store, completion(2, tenant="other"))
+    count = "SELECT array_agg(id ORDER BY id) FROM precedent.completion"
+
+    def seen(connection):
+        return connection.execute(count).fetchone()[0]
+
+    assert store._server.of_tenant("mine", seen) == [mine]
+    assert store._server.of_tenant("other", seen) == [other]
+    assert store._server.without_records(seen) is None
+    assert store._server.of_every_tenant(seen) == [mine, other]
+    assert store._server.of_tenant("mine", seen) == [mine]  # nothing of the transaction before is left
+
+
+def test_forgotten_bytes_are_in_no_file_of_the_table(store, server):
+    add(store, completion(1, text="the secret is Zyzzogeton"))
+    kept = add(store, completion(2))
+
+    def holding(needle: bytes) -> list[Path]:
+        server.execute("CHECKPOINT")
+        return [file for file in (server.data / "base").rglob("*") if file.is_file() and needle in file.read_bytes()]
+
+    assert holding(b"Zyzzogeton") != []
+    assert store.forget(Selection(containing="zyzzogeton")) == 1
+    assert holding(b"Zyzzogeton") == []
+    assert ids_of(store.list(Selection(), None)) == [kept]
+
+
+def test_bounds_hold_and_a_quiet_tenant_keeps_its_records(url):
+    store = PostgresStore(url, bounds=Bounds(max_bytes=20_000, max_records=60))
+    quiet = add(store, completion(1, tenant="quiet"))
+    for n in range(120):
+        add(store, completion(*range(n, n + 50), tenant="busy"))
+    stats = store.stats()
+    assert stats.bytes <= 20_000
+    assert stats.records <= 60
+    assert ids_of(store.list(Selection(tenant="quiet"), None)) == [quiet]
+    shares = store._server.without_records(
+        lambda connection: connection.execute("SELECT tenant, records, bytes FROM precedent.tenant").fetchall()
+    )
+    assert {name: (records, size) for name, records, size in shares} == {
+        share.tenant: (share.records, share.bytes) for share in stats.tenants
+    }
+    store.close()
+
+
+def test_a_quota_bounds_one_tenant_and_a_large_completion_is_not_stored(url, caplog):
+    store = PostgresStore(url, bounds=Bounds(max_tenant_bytes=3000))
+    for n in range(40):
+        add(store, completion(*range(n, n + 50), tenant="busy"))
+    assert store.stats().bytes <= 3000
+    assert add(store, completion(*range(1000))) == 0
+    assert "was not stored" in caplog.text
+    store.close()
+
+
+def test_a_server_that_goes_away_is_one_warning_and_then_silence(server, url, caplog):
+    store = PostgresStore(url)
+    row_id = add(store, completion(1))
+    server.stop()
+    try:
+        with caplog.at_level(logging.WARNING, "precedent.cache"):
+            for _ in range(3):
+                with pytest.raises(CacheError, match="postgresql://precedent@/precedent"):
+                    store.since("default", "tok", 0)
+    finally:
+        server.start()
+    assert [record.message.count("speculation goes on without it") for record in caplog.records] == [1]
+    with pytest.raises(CacheError, match="a moment ago"):
+        store.since("default", "tok", 0)
+    store._server._silent_until = 0.0  # the pause is over
+    assert ids_of(store.since("default", "tok", 0)) == [row_id]
+    store.close()
+
+
+def test_a_password_is_never_shown(caplog):
+    store = PostgresStore("postgresql://me:geheim@/nowhere?host=/nonexistent&password=geheim")
+    with pytest.raises(CacheError) as raised:
+        store.stats()
+    store.close()
+    assert "geheim" not in str(raised.value) + caplog.text
+    assert "postgresql://me@/nowhere" in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql://host/db?nonsense=1", "postgresql://me:geh%heim@host/db"])
+def test_a_url_that_is_none_is_refused_at_once(url):
+    with pytest.raises(CacheError, match="is no PostgreSQL URL") as raised:
+        PostgresStore(url)
+    assert "heim" not in str(raised.value)
+
+
+def test_a_damaged_record_is_left_out_and_its_neighbours_are_served(store, server, caplog):
+    damaged, whole = add(store, completion(1)), add(store, completion(2))
+    server.execute(f"UPDATE precedent.completion SET query = 'changed' WHERE id = {damaged}")
+    assert ids_of(store.since("default", "tok", 0)) == [whole]
+    assert ids_of(store.list(Selection(), None)) == [whole]
+    assert [record.completion.id for record in store.records(Selection(), 0, 10)] == [whole]
+    assert f"completion {damaged}" in caplog.text
+
+
+def test_a_read_only_store_serves_and_stores_nothing(store, url, caplog):
+    row_id = add(store, completion(1))
+    reader = PostgresStore(url, read_only=True)
+    assert ids_of(reader.since("default", "tok", 0)) == [row_id]
+    assert add(reader, completion(2)) == 0
+    reader.credit({row_id: (1, 0)})
+    with pytest.raises(CacheError, match="read-only"):
+        reader.forget(Selection(ids=(row_id,)))
+    assert caplog.text.count("read-only") == 1
+    assert store.stats().records == 1
+    reader.close()
+
+
+ENGINE = """
+import sys
+from precedent.cache import SpeculationCache
+from precedent.config import SamplingParams
+from precedent.engine import Engine
+from precedent.testing.embedders import HashEmbedder
+from precedent.cost_curve import CostCurve
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+class FlatCost(CostCurve):  # what is drafted must not hang on how busy this machine is
+    def observe(self, width, milliseconds):
+        pass
+
+with SpeculationCache.open(sys.argv[1], embedder=HashEmbedder()) as cache:
+    engine = Engine(tiny_causal_lm(scale=4.0), byte_tokenizer(), name="tiny", cache=cache, cost=FlatCost())
+    prompt = list(b"an order, please: ")
+    for _ in range(int(sys.argv[2])):
+        result = engine.submit(prompt, SamplingParams(max_tokens=48), query="an order").result()
+    engine.close()
+print(result.stats.num_accepted_tokens, *result.token_ids)
+"""
+
+
+def engine(url: str, requests: int = 1) -> tuple[int, list[str]]:
+    """Accepted tokens and answer of the last request of an engine in a process of its own."""
+    command = [sys.executable, "-c", ENGINE, url, str(requests)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    accepted, *answer = done.stdout.split()
+    return int(accepted), answer
+
+
+def test_a_second_engine_is_warm_at_its_first_request(url):
+    cold, answer = engine(url)
+    warm, same = engine(url)
+    assert same == answer
+    assert warm > cold
+
+
+def test_a_request_outlives_its_server(url, server):
+    """Errors of the server turn drafting from the cache off and fail no generation."""
+    target, tokenizer = tiny_causal_lm(scale=4.0), byte_tokenizer()
+    with SpeculationCache.open(url, embedder=HashEmbedder()) as cache:
+        running = Engine(target, tokenizer, name="tiny", cache=cache, cost=CostCurve())
+
+        def answer():
+            return running.submit(list(b"an order"), SamplingParams(max_tokens=24), query="an order").result().token_ids
+
+        before = answer()
+        server.stop()
+        try:
+            during = [answer(), answer()]
+        finally:
+            server.start()
+        running.close()
+    assert during == [before, before]
+
+
+def test_a_server_that_is_not_there_yet_fails_no_request(server, caplog):
+    with SpeculationCache.open("postgresql://me@/none?host=/nonexistent", embedder=HashEmbedder()) as cache:
+        running = Engine(tiny_causal_lm(), byte_tokenizer(), name="tiny", cache=cache, cost=CostCurve())
+        assert len(running.submit([1, 2, 3], SamplingParams(max_tokens=8), query="q").result().token_ids) > 0
+        running.close()
+    assert caplog.text.count("speculation goes on without it") == 1
+
+
+def test_vectors_are_those_that_were_stored(store):
+    add(store, completion(1), seed=4)
+    np.testing.assert_array_equal(store.vectors_since("default", "tok", 0)[1], unit_vector(4)[None, :])
+
+
+def test_verify_finds_what_was_changed_behind_its_back_and_repairs_it(store, server):
+    record, vector, whole = (add(store, completion(n)) for n in (1, 2, 3))
+    assert (store.verify().sound, store.verify().records) == (True, 3)
+    server.execute(f"UPDATE precedent.completion SET text = 'changed' WHERE id = {record}")
+    server.execute(f"UPDATE precedent.completion SET vector = 'changed' WHERE id = {vector}")
+    server.execute("UPDATE precedent.tenant SET bytes = 1")
+    found = store.verify()
+    assert (found.sound, found.records) == (False, 1)
+    assert {(one.kind, one.ids) for one in found.findings} == {
+        ("record", (record,)),
+        ("vector", (vector,)),
+        ("sums", ()),
+    }
+    assert store.verify(repair=True).sound
+    assert (store.verify().findings, ids_of(store.list(Selection(), None))) == ((), [whole])
+    assert store.stats().bytes == server.execute("SELECT bytes FROM precedent.tenant")[0][0]
