@@ -16,6 +16,8 @@ SOURCES    := $(wildcard src plugins tests examples)
 DEMO_ARGS  ?=
 BENCH_ARGS ?=
 TEST_ARGS  ?=
+# two processes, each with one thread for torch; the tests of a file stay together, for they share engines
+IN_TWO     := -n 2 --dist loadfile
 
 .PHONY: help demo test test-exhaustive test-stress check bench clean
 .DELETE_ON_ERROR:
@@ -31,12 +33,12 @@ bench: $(VENV)/run.stamp  ## wall clock against plain decoding and transformers'
 	@$(BIN)/precedent bench $(BENCH_ARGS)
 
 test: $(VENV)/dev.stamp  ## the fast tests (TEST_ARGS="-m slow" for the slow ones)
-	@echo "== tests: about two minutes"
-	@$(BIN)/python -m pytest $(TEST_ARGS)
+	@echo "== tests: some minutes"
+	@$(BIN)/python -m pytest $(IN_TWO) $(TEST_ARGS)
 
 test-exhaustive: $(VENV)/dev.stamp  ## the fast tests and the long enumerations (half an hour and more)
-	@$(BIN)/python -m pytest
-	@$(BIN)/python -m pytest -m exhaustive tests
+	@$(BIN)/python -m pytest $(IN_TWO)
+	@$(BIN)/python -m pytest $(IN_TWO) -m exhaustive tests
 
 test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a cache under kill -9 and hostile input (half an hour)
 	@$(BIN)/python -m pytest -m stress tests/test_stress.py

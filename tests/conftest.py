@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -10,6 +11,14 @@ from hypothesis import settings
 from pytest_socket import disable_socket
 
 from precedent.testing.pytest_plugin import assert_lossless, precedent_engine
+
+
+
+def _sources() -> str:
+    """Changes with any source: numba asks only for the file of the function itself, not for those it calls."""
+    files = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
+    return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=6).hexdigest()
+
 
 __all__ = ["assert_lossless", "precedent_engine"]  # fixtures, whether or not the installed package announces them
 
@@ -21,7 +30,7 @@ os.environ.setdefault(
 )  # tiny models are slower on several threads, most of all on a busy machine
 
 os.environ.setdefault("NUMBA_BOUNDSCHECK", "1")  # compiled loops check their indices here, at some cost
-os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "numba"))
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / f"numba-{_sources()}"))
 
 settings.register_profile("deterministic", deadline=None, derandomize=True, database=None)
 settings.load_profile("deterministic")

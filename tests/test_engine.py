@@ -21,6 +21,7 @@ from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
 from precedent.engine import Engine, shared_engine
 from precedent.errors import (
+    CacheError,
     CapacityError,
     ConfigError,
     ContextOverflowError,
@@ -391,7 +392,11 @@ def test_a_failing_cache_never_fails_an_answer(caplog: pytest.LogCaptureFixture)
     """Write-back errors are logged; the caller gets the answer."""
     cache = SpeculationCache.open(None, embedder=HashEmbedder())
     running = make_engine(cache)
-    cache.insert = None  # type: ignore[assignment, method-assign]  # a cache that cannot store
+
+    def refuse(completion: NewCompletion) -> int:
+        raise CacheError("the disk is full")
+
+    cache.insert = refuse  # type: ignore[method-assign]
     result = running.submit(PROMPT, SamplingParams(max_tokens=4), query="q").result()
     running.close()
     assert len(result.token_ids) == 4
@@ -458,7 +463,8 @@ def test_requests_beyond_the_memory_wait_and_all_finish() -> None:
 
 def test_the_memory_of_a_draft_model_is_set_aside_too() -> None:
     """Its keys and values count for requests that draw from it, and for no others."""
-    running = make_engine(draft_model="first-layers:1", limits=EngineLimits(max_kv_bytes=10**9))
+    draft = tiny_causal_lm(seed=9, num_hidden_layers=1)
+    running = make_engine(draft_model=draft, limits=EngineLimits(max_kv_bytes=10**9))
     alone = running._kv_bytes(100, 100, SpeculationConfig(), {})
     drawing = running._kv_bytes(100, 100, SpeculationConfig(), running._drafters_named(["draft-model"]))
     running.close()
@@ -621,7 +627,6 @@ def test_the_interpreter_ends_with_requests_running() -> None:
 import threading
 from precedent.config import SamplingParams
 from precedent.engine import Engine
-from precedent.errors import RequestCancelled
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 engine = Engine.load(tiny_causal_lm("llama"), tokenizer=byte_tokenizer())
 unread = engine.submit([65] * 20, SamplingParams(max_tokens=1000))

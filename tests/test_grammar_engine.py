@@ -73,7 +73,7 @@ def test_greedy_answers_are_those_of_plain_constrained_decoding_with_every_draft
                 speculation=SpeculationConfig(drafters=(*names, "prediction")),
                 query="order 17",
                 prediction=prediction,
-                templates=['{"order": "{order}", "status": "sent back", "days": ['],
+                templates=['{{"order": "{order}", "status": "sent back", "days": ['],
                 grammar=SCHEMA,
             ).result()
             assert found.token_ids == expected, names

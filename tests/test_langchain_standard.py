@@ -37,7 +37,7 @@ CALLS = {
     "get_weather": '{"location": "San Francisco"}',
     "greeting_generator": '{"answer_style": "pirate"}',
     "my_adder_tool": '{"a": 3, "b": 4}',
-    "Joke": '{"setup": "Why did the cat sit down?", "punchline": "It was tired."}',
+    **dict.fromkeys(["Joke", "JokeDict"], '{"setup": "Why did the cat sit down?", "punchline": "It was tired."}'),
 }
 
 TEXT = "one, two, three, and so on: a bun goes above and below a hamburger."

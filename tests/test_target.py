@@ -136,7 +136,7 @@ def test_a_sequence_takes_the_bytes_that_were_announced(num_tokens: int) -> None
     assert slot.kv.nbytes == 0
     slot.kv.reserve(num_tokens)
     assert slot.kv.nbytes == target.kv_bytes(num_tokens)
-    assert num_tokens <= target.kv_bytes(num_tokens) / target._kv_shape.row_bytes < num_tokens * 1.125 + 256
+    assert num_tokens <= target.kv_bytes(num_tokens) / target.kv_shape.row_bytes < num_tokens * 1.125 + 256
 
 
 def test_a_prompt_longer_than_the_context_is_refused() -> None:

@@ -47,7 +47,7 @@ def prefilled(target: TargetModel, prompt: list[int]) -> Slot:
 
 def stored(kv: KVCache) -> list[torch.Tensor]:
     """Committed keys and values of every layer that has some."""
-    layers = [layer for layer in kv.layers if layer._block is not None]
+    layers = [layer for layer in kv.layers if layer.block is not None]
     return [tensor for layer in layers for tensor in layer.rows(0, kv.length)]
 
 

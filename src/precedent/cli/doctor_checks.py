@@ -100,7 +100,7 @@ def _weight_bytes(config: Any) -> int | None:
             model = AutoModelForCausalLM.from_config(config)
     except Exception:  # architectures refuse configs with whatever they like
         return None
-    return sum(parameter.numel() for parameter in model.parameters()) * _itemsize(config)
+    return int(sum(parameter.numel() for parameter in model.parameters())) * _itemsize(config)
 
 
 def _itemsize(config: Any) -> int:

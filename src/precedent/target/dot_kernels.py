@@ -292,7 +292,7 @@ class Code:
 
 def same(kind: Any, value: float) -> Any:
     """A constant, in every lane where there are lanes."""
-    return ir.Constant(kind, [value] * LANES if isinstance(kind, ir.VectorType) else value)
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
 
 
 widen, copy_floats = (_copy_kernel(wide=wide) for wide in (False, True))
