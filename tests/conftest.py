@@ -13,7 +13,6 @@ from pytest_socket import disable_socket
 from precedent.testing.pytest_plugin import assert_lossless, precedent_engine
 
 
-
 def _sources() -> str:
     """Changes with any source: numba asks only for the file of the function itself, not for those it calls."""
     files = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
