@@ -114,7 +114,7 @@ def test_lossless_answers_pass_and_are_counted(
     engine = precedent_engine(lambda prompt: prompt[-60:-30], cache=SpeculationCache.open(embedder=HashEmbedder()))
     runs = assert_lossless(ChatPrecedent.from_engine(engine), "Where is my order?", "And what of the refund?")
     assert runs.num_answers == 2
-    assert 0 < runs.num_accepted_tokens < runs.num_tokens
+    assert 0 < runs.num_accepted_tokens <= runs.num_tokens  # a whole answer may be foreseen, its end too
 
 
 class Changed:
