@@ -627,6 +627,7 @@ def test_the_interpreter_ends_with_requests_running() -> None:
 import threading
 from precedent.config import SamplingParams
 from precedent.engine import Engine
+from precedent.errors import RequestCancelled
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 engine = Engine.load(tiny_causal_lm("llama"), tokenizer=byte_tokenizer())
 unread = engine.submit([65] * 20, SamplingParams(max_tokens=1000))
