@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.target import Slot, TargetModel
 from precedent.target.cpu_layer import fuse_layers
 from precedent.target.dot_kernels import LANES
+from precedent.target.first_layers import first_layers
 from precedent.target.row_attention import VECTORS, fits
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
@@ -175,6 +176,7 @@ def test_a_model_is_saved_as_it_was(tmp_path: Path) -> None:
     model = model_of("llama", torch.bfloat16)
     classes = [type(module) for module in model.modules()]
     expected, _ = scored(TargetModel(model), (3,))
+    TargetModel(first_layers(model, 1))  # looks at modules that were looked at before
     torch.save(model, tmp_path / "model.pt")
     loaded = torch.load(tmp_path / "model.pt", weights_only=False)
     assert [type(module) for module in loaded.modules()] == classes
@@ -196,11 +198,21 @@ def test_a_model_is_saved_as_it_was(tmp_path: Path) -> None:
 def test_other_layers_keep_their_own_code(architecture: str, settings: dict[str, Any]) -> None:
     """What computes something else, or does not fit the registers, is left alone."""
     model = model_of(architecture, torch.float32, **settings)
-    classes = [type(module) for module in model.modules()]
+    layers = [type(layer) for layer in model.model.layers]
     TargetModel(model)
     assert not any(hasattr(module, "fused") for module in model.modules())
-    assert fuse_layers(nn.Module()) == 0
-    assert len(classes) == sum(1 for _ in model.modules())
+    assert [type(layer) for layer in model.model.layers] == layers
+
+
+def test_a_layer_that_was_moved_is_looked_at_again() -> None:
+    """Nothing is new in a model that stands as it was; what was replaced since is fused anew, once."""
+    target = TargetModel(model_of("llama", torch.float32))
+    assert fuse_layers(target.model) == 0
+    move(target.model.model.layers[1])
+    assert fuse_layers(target.model) == 1
+    found, _ = scored(target, (3,))
+    unfused(target)
+    torch.testing.assert_close(found[0], scored(target, (3,))[0][0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_window_that_hides_a_part_is_left_to_the_modules() -> None:

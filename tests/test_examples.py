@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,9 @@ SAID = {
 def test_an_example_without_weights_shows_what_it_says(example: Path, tmp_path: Path) -> None:
     printed = output_of(example, tmp_path)
     assert [text for text in SAID[example.name] if text not in printed] == []
+    if example.name == "warm_from_logs.py":
+        cold, warmed = (int(number) for number in re.findall(r"(\d+) forwards", printed))
+        assert 5 * warmed < cold
 
 
 @pytest.mark.slow

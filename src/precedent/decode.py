@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from precedent.drafting import Draft, draft_all
 from precedent.errors import PrecedentError
 from precedent.failures import as_ours
-from precedent.logprobs import logprobs_of
+from precedent.logprobs import TokenLogprob, logprobs_of
 from precedent.planner import Planner
 from precedent.sampling import TargetRows
 from precedent.sequence import DecodingSequence, StepResult
@@ -77,11 +76,16 @@ def _verify_and_commit(draft: Draft, logits: Tensor, target: TargetModel, planne
     planner.observe(draft.plan, tree, verdict.path)
     chosen = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
     logprobs = logprobs_of(rows, (ROOT, *verdict.path), chosen, sequence.sampling.logprobs)
-    result = _account(sequence, tree, verdict, chosen)
-    return replace(result, logprobs=logprobs[: len(result.token_ids)])
+    return _account(sequence, tree, verdict, chosen, logprobs)
 
 
-def _account(sequence: DecodingSequence, tree: CandidateTree, verdict: Verdict, chosen: Sequence[int]) -> StepResult:
+def _account(
+    sequence: DecodingSequence,
+    tree: CandidateTree,
+    verdict: Verdict,
+    chosen: Sequence[int],
+    logprobs: Sequence[TokenLogprob],
+) -> StepResult:
     """Append what was committed, tell the drafters, and count."""
     token_ids = sequence.append(chosen)
     sources = (*(tree.sources[node][0] for node in verdict.path), TARGET)[: len(token_ids)]
@@ -96,4 +100,4 @@ def _account(sequence: DecodingSequence, tree: CandidateTree, verdict: Verdict, 
     stats.num_accepted_tokens += len(token_ids) - sources.count(TARGET)
     stats.drafted_by_source.update(names[0] for names in tree.sources)
     stats.accepted_by_source.update(source for source in sources if source != TARGET)
-    return StepResult(token_ids, sources)
+    return StepResult(token_ids, sources, tuple(logprobs[: len(token_ids)]))

@@ -202,7 +202,7 @@ class Engine:
             finished=at_normal_end(
                 prompt,
                 self._on_result,
-                self._keeper(write_back) if speculation.write_back else None,
+                (write_back or self.cache.insert) if self.cache is not None and speculation.write_back else None,
                 self._record(prompt, tenant, query, workflow_step, tools),
             ),
         )
@@ -242,9 +242,6 @@ class Engine:
                 if name not in self._drafters:
                     self._drafters.update({drafter.name: drafter for drafter in load_drafters([name], self._parts)})
         return {name: self._drafters[name] for name in names if name in self._drafters}
-
-    def _keeper(self, write_back: CompletionKeeper | None) -> CompletionKeeper | None:
-        return None if self.cache is None else write_back or self.cache.insert
 
     def _record(
         self, prompt: tuple[int, ...], tenant: str, query: str, workflow_step: str, tools: str

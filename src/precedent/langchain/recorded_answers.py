@@ -19,15 +19,12 @@ from precedent.errors import PrecedentError, PromptError
 from precedent.langchain.messages import to_template_messages
 from precedent.replay.traces import Message, Trajectory
 from precedent.text.codec import TokenizerCodec
-from precedent.text.prompt import render_prompt
+from precedent.text.prompt import render_prompt, told_answer
 from precedent.text.query import recall_query
 from precedent.text.tool_schema import tools_fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-BEHIND: Message = {"role": "user", "content": "."}
-"""Stands behind an answer, so that the template closes it as it would in a conversation."""
 
 _PLACE = re.compile(r"^.*? line \d+ ")
 
@@ -91,11 +88,10 @@ class AnswerReader:
     def _behind(
         self, prompt: list[int], before: list[Message], answer: Message, tools: Sequence[Mapping[str, Any]]
     ) -> tuple[int, ...]:
-        """The answer's ids, end token included: what the chat template adds to the prompt, in the model's own form."""
-        whole = render_prompt(self._tokenizer, [*before, answer, BEHIND], tools)
-        rest, end = whole[len(prompt) :], self._codec.end_token_id
-        if whole[: len(prompt)] == prompt and end in rest:
-            return tuple(rest[: rest.index(end) + 1])
+        """The answer's ids: as the chat template tells it, or its text where the template tells it otherwise."""
+        told = told_answer(self._tokenizer, prompt, before, answer, tools)
+        if told is not None:
+            return told
         if answer.get("tool_calls"):
             raise PromptError("a tool call that the model's chat template does not tell behind its prompt")
         return self._codec.answer_ids(answer["content"])

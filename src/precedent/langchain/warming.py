@@ -14,7 +14,7 @@ from precedent.cache.fingerprint import prompt_fingerprint
 from precedent.errors import ConfigError, PrecedentError
 from precedent.langchain.messages import to_template_messages
 from precedent.replay.traces import read_trajectories
-from precedent.text.prompt import render_prompt
+from precedent.text.prompt import render_prompt, told_answer
 from precedent.text.query import recall_query
 from precedent.text.tool_schema import tools_fingerprint
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 Conversation = Sequence[Any]
 """Messages in any form that LangChain converts."""
-
-BEHIND = {"role": "user", "content": "."}
-"""Stands behind an answer, so that the template closes it as it would in a conversation."""
 
 
 def warm(
@@ -85,21 +82,13 @@ def completion_at(
 def answer_ids(
     engine: Engine, before: Sequence[Message], answer: Message, tools: Sequence[Mapping[str, Any]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The prompt's ids and those of `answer` behind it, end token included; None where the template tells no such turn.
-
-    The ids are what the chat template adds to the prompt, so they have the model's own tool format.
-    """
+    """The prompt's ids and those of `answer` behind it; None where the template tells no such turn, or an empty one."""
     try:
         prompt = render_prompt(engine.tokenizer, before, tools)
-        whole = render_prompt(engine.tokenizer, [*before, answer, BEHIND], tools)
+        told = told_answer(engine.tokenizer, prompt, before, answer, tools)
     except PrecedentError:
         return None
-    rest = whole[len(prompt) :]
-    end = engine.tokenizer.eos_token_id
-    if whole[: len(prompt)] != prompt or end not in rest:
-        return None
-    said = rest[: rest.index(end) + 1]
-    return (tuple(prompt), tuple(said)) if len(said) > 1 else None
+    return (tuple(prompt), told) if told is not None and len(told) > 1 else None
 
 
 def _talks(conversations: str | Path | Iterable[Conversation], tools: Sequence[Mapping[str, Any]]) -> Iterator[Talk]:

@@ -23,7 +23,7 @@ from precedent.target.row_attention import VECTORS, Sight
 from precedent.target.row_layer import LayerShape, LayerWeights, Part, RowLayers, job_of
 from precedent.target.row_masks import RowMasks
 from precedent.target.row_products import barrier, fits
-from precedent.target.swapped import swapped_class
+from precedent.target.swapped import is_swapped, swapped_class
 
 CHECKED_ROWS = 3
 """Rows of random numbers on which a layer must agree with ours."""
@@ -54,13 +54,18 @@ class FusedLayer(NamedTuple):
 
 
 def fuse_layers(model: nn.Module) -> int:
-    """Let every decoder layer of a model on a CPU that agrees with `row_layer` use it; returns how many."""
+    """Let every decoder layer of a model on a CPU that agrees with `row_layer` use it; returns how many are new to it.
+
+    A layer that uses it already is looked at again if something in it was moved or replaced since.
+    """
     count = 0
     for module in model.modules():
-        fused = _fused(module) if not hasattr(module, "fused") and _looks_right(module) else None
+        layer: Any = module
+        if is_swapped(layer) and hasattr(layer, "fused") and not _untouched(layer.fused):
+            layer.__class__ = type(layer).swapped_from
+        fused = _fused(layer) if not is_swapped(layer) and _looks_right(layer) else None
         if fused is not None:
-            layer: Any = module
-            original: Any = type(module)
+            original: Any = type(layer)
             layer.fused, layer.__class__ = fused, swapped_class(original, _forward)
             count += 1
     return count

@@ -14,7 +14,7 @@ from numba import cfunc, types
 from torch import Tensor, nn
 
 from precedent.target.dot_kernels import FUSED, LANES, norm_kernel
-from precedent.target.swapped import swapped_class
+from precedent.target.swapped import is_swapped, swapped_class
 
 FEW_ROWS = 64
 """Above this torch's operators are as fast, for they use all threads."""
@@ -58,7 +58,7 @@ def _entry(dtype: torch.dtype) -> Any:
 
 def fuse_norms(model: nn.Module) -> int:
     """Let every norm of a model on a CPU that agrees with `norm_rows` use it; returns how many. Weights stay theirs."""
-    norms = [module for module in model.modules() if _agrees(module)]
+    norms = [module for module in model.modules() if not is_swapped(module) and _agrees(module)]
     for module in norms:
         original: Any = type(module)
         module.__class__ = swapped_class(original, _forward)

@@ -19,8 +19,13 @@ def swapped_class(original: Any, forward: Callable[..., Any]) -> type[nn.Module]
     def reduced(self: Any, protocol: Any) -> Any:
         return as_original(self, original)
 
-    body = {"forward": run, "__reduce_ex__": reduced, "__module__": original.__module__}
+    body = {"forward": run, "__reduce_ex__": reduced, "__module__": original.__module__, "swapped_from": original}
     return type(original.__name__, (original,), body)
+
+
+def is_swapped(module: nn.Module) -> bool:
+    """Whether the module's class was swapped already: a model may be looked at twice, a draft model shares modules."""
+    return hasattr(type(module), "swapped_from")
 
 
 def as_original(module: nn.Module, original: Any, dropped: tuple[str, ...] = ("fused",)) -> tuple[Any, ...]:

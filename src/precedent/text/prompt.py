@@ -24,6 +24,9 @@ from precedent.text.tool_schema import check_tools
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_BEHIND = {"role": "user", "content": "."}
+"""Stands behind an answer, so that the template closes it as it would in a conversation."""
+
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -49,6 +52,24 @@ def render_prompt(
         except jinja2.TemplateError as error:
             refusal = refusal or error
     raise PromptError(f"the model's chat template refuses these messages: {refusal}") from refusal
+
+
+def told_answer(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Sequence[int],
+    before: Sequence[Message],
+    answer: Message,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> tuple[int, ...] | None:
+    """The ids that the chat template adds to the `prompt` of `before` for an answer, its end token included.
+
+    So they have the model's own tool format. None where the template tells no such turn behind its prompt. Raises what
+    `render_prompt` raises.
+    """
+    whole = render_prompt(tokenizer, [*before, answer, _BEHIND], tools)
+    rest, end = whole[len(prompt) :], tokenizer.eos_token_id
+    told = whole[: len(prompt)] == list(prompt) and end in rest
+    return tuple(rest[: rest.index(end) + 1]) if told else None
 
 
 def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], has_tools: bool) -> str:
