@@ -23,12 +23,16 @@ START_UP_SECONDS = 1.5
 REMEMBERED = 9
 """Measurements per bucket; their median shrugs off a busy machine."""
 
+MOVED = 0.02
+"""By what share of itself a median must move for the curve to be drawn anew."""
+
 
 class CostCurve:
     """Milliseconds of one forward against its width in tokens, never falling with width."""
 
     def __init__(self) -> None:
         self._seen: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
         self.table = np.ones(WIDTHS[-1])
         """Milliseconds of a forward over 1, 2, … tokens, `[WIDTHS[-1]]`."""
 
@@ -46,9 +50,14 @@ class CostCurve:
         if width > WIDTHS[-1]:
             return
         bucket = WIDTHS[min(bisect.bisect_left(WIDTHS, width), len(WIDTHS) - 1)]
-        self._seen.setdefault(bucket, deque(maxlen=REMEMBERED)).append(milliseconds)
-        edges = sorted(self._seen)
-        self.table = self._interpolate(edges, self._levels(edges))
+        seen = self._seen.setdefault(bucket, deque(maxlen=REMEMBERED))
+        settles = len(seen) == REMEMBERED - 1
+        seen.append(milliseconds)
+        level = median(seen)
+        if settles or abs(level - self._medians.get(bucket, 0.0)) > MOVED * level:
+            self._medians[bucket] = level
+            edges = sorted(self._seen)
+            self.table = self._interpolate(edges, self._levels(edges))
 
     def _levels(self, edges: Sequence[int]) -> NDArray[np.float64]:
         """Milliseconds of each bucket, never falling; one that was seen a few times costs no more than a wider one.
@@ -56,7 +65,7 @@ class CostCurve:
         Disturbances only add time, and believing them would keep the planner from that width, and so from ever
         measuring it again. The narrowest is measured all the time.
         """
-        levels = [median(self._seen[edge]) for edge in edges]
+        levels = [self._medians[edge] for edge in edges]
         for i in reversed(range(1, len(edges) - 1)):
             if len(self._seen[edges[i]]) < REMEMBERED:
                 levels[i] = min(levels[i], levels[i + 1])

@@ -1,17 +1,17 @@
 """Tokens per second of our engine, plain and warm, against llama.cpp on the weights of the same GGUF file.
 
     pip install llama-cpp-python
-    python tests/benchmarks/bench_llama_cpp.py [--gguf FILE] [--prompts 6] [--max-tokens 64] [--threads 2]
+    python tests/benchmarks/bench_llama_cpp.py [--gguf FILE] [--traces FILE] [--prompts 6] [--warm 12] [--threads 2]
 
 Greedy, decoding only (what comes after the first token), the contestants interleaved. llama.cpp computes in the file's
 own quantisation, ours in bfloat16: answers may differ, rates can be compared. "warm" is our engine with the answers to
-other prompts of the same workflows in its cache.
+other prompts of the same workflows in its cache; with `--traces` these are recorded turns, cut to --max-prompt-tokens.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -21,7 +21,7 @@ import torch
 
 from precedent.cli.bench_lineup import Lineup
 from precedent.cli.bench_modes import Contestant, Timing
-from precedent.cli.bench_prompts import order_desk_prompts
+from precedent.cli.bench_prompts import PromptSet, order_desk_prompts, trace_prompts
 from precedent.target.packaged import DEMO_TARGET, _packaged_gguf
 
 CONTEXT = 4096
@@ -52,8 +52,11 @@ def main() -> None:
     """Compare, if llama-cpp-python is there."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--gguf", type=Path, help="default: the packaged demo model's")
+    options.add_argument("--traces", type=Path, help="OpenAI-format chat traces; default: the order desk")
     options.add_argument("--prompts", type=int, default=6)
+    options.add_argument("--warm", type=int, default=12, help="other prompts whose answers fill the cache")
     options.add_argument("--max-tokens", type=int, default=64)
+    options.add_argument("--max-prompt-tokens", type=int, default=1000)
     options.add_argument("--threads", type=int, default=torch.get_num_threads())
     chosen = options.parse_args()
     try:
@@ -62,20 +65,32 @@ def main() -> None:
         print("skipped: llama-cpp-python is not installed (pip install llama-cpp-python; it compiles for minutes)")
         return
     torch.set_num_threads(chosen.threads)
-    gguf = chosen.gguf or _packaged_gguf()[0]
-    compare(LlamaContestant(gguf, chosen.threads, chosen.max_tokens), chosen.prompts, chosen.max_tokens)
+    lineup = Lineup(DEMO_TARGET, None, None, None, chosen.max_tokens)
+    llama = LlamaContestant(chosen.gguf or _packaged_gguf()[0], chosen.threads, chosen.max_tokens)
+    ours = lineup.contestants(["plain", "ours"], {})
+    asked = prompts(lineup, chosen)
+    fill(lineup, asked)
+    compare({"llama.cpp, plain": llama, "ours, plain": ours["plain"], "ours, warm": ours["ours"]}, asked)
 
 
-def compare(llama: Contestant, prompts: int, max_tokens: int) -> None:
-    """Let everybody answer the order desk's prompts, and print the rates."""
-    lineup = Lineup(DEMO_TARGET, None, None, None, max_tokens)
-    asked = order_desk_prompts(lineup.tokenizer, prompts, 2 * prompts)
+def prompts(lineup: Lineup, chosen: argparse.Namespace) -> PromptSet:
+    """What is asked, and what warms the cache before."""
+    if chosen.traces is None:
+        return order_desk_prompts(lineup.tokenizer, chosen.prompts, chosen.warm)
+    longest = chosen.max_prompt_tokens
+    return trace_prompts(chosen.traces, lineup.tokenizer, chosen.prompts, chosen.warm, longest, truncate=True)
+
+
+def fill(lineup: Lineup, asked: PromptSet) -> None:
+    """Answer the warming prompts; their answers are what "warm" drafts from."""
     filler = lineup.ours(lineup.cache, write_back=True)
     for prompt in asked.warming:
         filler(prompt)
     filler.engine.close()
-    contestants: dict[str, Contestant] = {"llama.cpp plain": llama}
-    contestants |= {f"ours, {name}": one for name, one in lineup.contestants(["plain", "ours"], {}).items()}
+
+
+def compare(contestants: Mapping[str, Contestant], asked: PromptSet) -> None:
+    """Let everybody answer every prompt, and print the rates."""
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for prompt in asked.measured:
         for name, contestant in contestants.items():
@@ -83,9 +98,8 @@ def compare(llama: Contestant, prompts: int, max_tokens: int) -> None:
             if timing.decode_tokens > 0:
                 rates[name].append(timing.decode_tokens / timing.decode_seconds)
     for name, found in rates.items():
-        print(
-            f"{name}: {median(found):.1f} tokens per second (median of {len(found)})" if found else f"{name}: nothing"
-        )
+        rate = f"{median(found):.1f} tokens per second (median of {len(found)})" if found else "nothing to measure"
+        print(f"{name}: {rate}")
 
 
 if __name__ == "__main__":

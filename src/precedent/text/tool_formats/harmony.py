@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 
+from precedent.text.tool_formats.buffered_parser import BufferedParser
 from precedent.text.tool_formats.calls import CallReader, held_tail
 from precedent.text.tool_formats.description import ToolFormat, Tools
-from precedent.text.tool_formats.events import Event, Reasoning, Text, joined
+from precedent.text.tool_formats.events import Event, Reasoning, Text
 from precedent.text.tool_formats.json_calls import JsonCall
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -22,7 +23,7 @@ _HEADER_STARTS = (START, CHANNEL, MESSAGE, " to=")
 _BETWEEN = "\n\n"
 
 
-class HarmonyParser:
+class HarmonyParser(BufferedParser):
     """Sorts messages: the analysis channel is reasoning, what has a recipient is a call, the rest is text.
 
     Texts of several messages are joined by an empty line, and so are thoughts. Without a `form` (no tool is bound)
@@ -30,50 +31,25 @@ class HarmonyParser:
     """
 
     def __init__(self, form: ToolFormat | None, tools: Tools = ()) -> None:
+        super().__init__()
         self._calls = form is not None
-        self.reasoning_spans: list[tuple[int, int]] = []
-        self._events: list[Event] = []
-        self._buffer = ""
-        self._taken_length = 0
         self._kind: type[Text] | type[Reasoning] | None = None
-        self._reader: CallReader | None = None
         self._start = 0
         self._shown: set[type[Event]] = set()
         self._fresh = True
 
-    def push(self, text: str) -> list[Event]:
-        """The events that `text` completes."""
-        self._buffer += text
-        while self._advance():
-            pass
-        return self._take()
+    def _advance_outside(self) -> bool:
+        return self._advance_header() if self._kind is None else self._advance_message()
 
-    def finish(self) -> list[Event]:
-        """The events of what was held back; call it once, at the end of the answer."""
-        while self._reader is not None:
-            self._end_call(self._reader, self._reader.finish())
-            while self._advance():
-                pass
+    def _finish_text(self) -> None:
         if self._kind is None and not self._buffer.startswith(_HEADER_STARTS):
             self._kind = Text
         if self._kind is not None:
             self._show(self._consume(len(self._buffer)))
             self._end_message()
-        return self._take()
 
-    def _take(self) -> list[Event]:
-        events, self._events = joined(self._events), []
-        return events
-
-    def _consume(self, length: int) -> str:
-        head, self._buffer = self._buffer[:length], self._buffer[length:]
-        self._taken_length += length
-        return head
-
-    def _advance(self) -> bool:
-        if self._reader is not None:
-            return self._advance_call(self._reader)
-        return self._advance_header() if self._kind is None else self._advance_message()
+    def _after(self, reader: CallReader) -> None:
+        """Nothing changes: the header of the next message says what follows."""
 
     def _advance_header(self) -> bool:
         """Read up to the message; an answer that begins with something else is text."""
@@ -95,23 +71,6 @@ class HarmonyParser:
             self._reader = JsonCall(header, open_tag=START, close_tags=(CALL, END, RETURN), name=recipient.group(1))
         else:
             self._kind = Reasoning if channel is not None and channel.group(1) == "analysis" else Text
-
-    def _advance_call(self, reader: CallReader) -> bool:
-        for position, char in enumerate(self._buffer, start=1):
-            leftover = reader.feed(char)
-            if leftover is not None:
-                self._consume(position)
-                self._end_call(reader, leftover)
-                return True
-        self._consume(len(self._buffer))
-        self._events += reader.take()
-        return False
-
-    def _end_call(self, reader: CallReader, leftover: str | None) -> None:
-        self._events += reader.take()
-        self._buffer = (leftover or "") + self._buffer
-        self._taken_length -= len(leftover or "")
-        self._reader = None
 
     def _advance_message(self) -> bool:
         found = [(start, tag) for tag in (END, CALL, RETURN, START) if (start := self._buffer.find(tag)) >= 0]

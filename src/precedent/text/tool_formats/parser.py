@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from precedent.text.tool_formats.buffered_parser import BufferedParser
 from precedent.text.tool_formats.calls import CallReader, held_tail
 from precedent.text.tool_formats.description import ToolFormat, Tools
-from precedent.text.tool_formats.events import Event, Reasoning, Text, joined
+from precedent.text.tool_formats.events import Event, Reasoning, Text
 from precedent.text.tool_formats.reasoning import ReasoningTags
 
 
@@ -27,7 +28,7 @@ class AnswerParser(Protocol):
         """The events of what was held back; call it once, at the end of the answer."""
 
 
-class TaggedParser:
+class TaggedParser(BufferedParser):
     """Reads an answer whose reasoning and calls stand between tags.
 
     The separator before a call and blank text around calls and reasoning belong to the format and are not text.
@@ -43,14 +44,10 @@ class TaggedParser:
         *,
         in_reasoning: bool = False,
     ) -> None:
+        super().__init__()
         self._form, self._tools, self._reasoning = form, tools, reasoning
         self._separator = form.separator if form else ""
         self._openers = tuple(tag for tag in (form and form.tag, reasoning and reasoning.open) if tag)
-        self.reasoning_spans: list[tuple[int, int]] = []
-        self._events: list[Event] = []
-        self._buffer = ""
-        self._taken_length = 0
-        self._reader: CallReader | None = None
         self._in_reasoning = in_reasoning
         self._reasoning_start = 0
         self._thought = False
@@ -58,62 +55,21 @@ class TaggedParser:
         self._after_call = self._text_shown = False
         self._blank = True
 
-    def push(self, text: str) -> list[Event]:
-        """The events that `text` completes."""
-        self._buffer += text
-        while self._advance():
-            pass
-        return self._take()
+    def _advance_outside(self) -> bool:
+        if self._in_reasoning:
+            return self._advance_reasoning()
+        return self._advance_bare() if self._may_be_bare else self._advance_text()
 
-    def finish(self) -> list[Event]:
-        """The events of what was held back; call it once, at the end of the answer."""
-        while self._reader is not None:
-            self._end_region(self._reader, self._reader.finish())
-            while self._advance():
-                pass
+    def _finish_text(self) -> None:
         if self._in_reasoning:
             self._end_reasoning(self._buffer, len(self._buffer))
         elif not (self._blank and self._after_call and not self._buffer.strip()):
             self._show(self._buffer)
         self._consume(len(self._buffer))
-        return self._take()
-
-    def _take(self) -> list[Event]:
-        events, self._events = joined(self._events), []
-        return events
-
-    def _consume(self, length: int) -> str:
-        head, self._buffer = self._buffer[:length], self._buffer[length:]
-        self._taken_length += length
-        return head
-
-    def _advance(self) -> bool:
-        """Consume one piece of the buffer; False when more input is needed."""
-        if self._reader is not None:
-            return self._advance_call(self._reader)
-        if self._in_reasoning:
-            return self._advance_reasoning()
-        return self._advance_bare() if self._may_be_bare else self._advance_text()
 
     # Calls
 
-    def _advance_call(self, reader: CallReader) -> bool:
-        for position, char in enumerate(self._buffer, start=1):
-            leftover = reader.feed(char)
-            if leftover is not None:
-                self._consume(position)
-                self._end_region(reader, leftover)
-                return True
-        self._consume(len(self._buffer))
-        self._events += reader.take()
-        return False
-
-    def _end_region(self, reader: CallReader, leftover: str | None) -> None:
-        """What the region did not need is read again, as text or as the next region."""
-        self._events += reader.take()
-        self._buffer = (leftover or "") + self._buffer
-        self._taken_length -= len(leftover or "")
-        self._reader = None
+    def _after(self, reader: CallReader) -> None:
         if reader.rejected:
             self._may_be_bare = False
         else:
