@@ -19,7 +19,7 @@ TEST_ARGS  ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo test test-exhaustive test-stress check bench clean
+.PHONY: help demo test test-exhaustive test-stress test-integration check bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -43,6 +43,9 @@ test-exhaustive: $(VENV)/dev.stamp  ## the fast tests and the long enumerations 
 test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a cache under kill -9 and hostile input (half an hour)
 	@$(BIN)/python -m pytest -m stress tests/test_stress.py
 	@$(BIN)/python -m pytest -m stress -s -v tests/test_store_crashes.py tests/test_store_fuzz.py tests/test_store_bounds.py
+
+test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model: how many of them it passes
+	@$(BIN)/python -m pytest -q --tb=line -m integration tests/test_langchain_demo_pair.py
 
 check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
 	@echo "== ruff"

@@ -52,6 +52,7 @@ class Generation:
     def __init__(self) -> None:
         self._emissions: deque[Emission] = deque()
         self._changed = threading.Condition()
+        self._over = threading.Event()  # whoever waits for the end alone is not woken by every step
         self._listener: Callable[[], None] | None = None
         self._result: GenerationResult | None = None
         self._error: BaseException | None = None
@@ -73,19 +74,25 @@ class Generation:
 
     def put(self, emission: Emission) -> None:
         """Worker side: hand on one emission."""
-        self._notify(lambda: self._emissions.append(emission))
+        self._emissions.append(emission)
+        self._notify()
 
     def finish(self, result: GenerationResult) -> None:
         """Worker side: the request ended normally."""
-        self._notify(lambda: setattr(self, "_result", result))
+        self._result = result
+        self._end()
 
     def fail(self, error: BaseException) -> None:
         """Worker side: the request ended with an error, which the caller will see raised."""
-        self._notify(lambda: setattr(self, "_error", error))
+        self._error = error
+        self._end()
 
-    def _notify(self, change: Callable[[], None]) -> None:
+    def _end(self) -> None:
+        self._over.set()
+        self._notify()
+
+    def _notify(self) -> None:
         with self._changed:
-            change()
             self._changed.notify_all()
             listener = self._listener
         if listener is not None:
@@ -133,8 +140,7 @@ class Generation:
 
     def result(self) -> GenerationResult:
         """Wait for the end. Raises the request's error, RequestCancelled if it was cancelled."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.done)
+        self._over.wait()
         if self._error is not None:
             raise self._error
         assert self._result is not None

@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
@@ -32,7 +32,7 @@ MOST = 24
 
 
 @tool
-def look_up(number: str) -> str:
+def look_up(number: Literal["7"]) -> str:
     """Look up an order by its number."""
     return number
 
@@ -89,6 +89,11 @@ def a_seed_fixes_the_text(model: BaseChatModel) -> bool:
     return len(texts) == 1 and model.invoke("hi", temperature=1.0, seed=4).text not in texts
 
 
+def calls_a_tool(model: BaseChatModel) -> bool:
+    bound = model.bind_tools([look_up], tool_choice="any")
+    return bool(bound.invoke("hi", max_tokens=10 * MOST).tool_calls)
+
+
 def usage_when_streaming(model: BaseChatModel) -> bool:
     return any(chunk.usage_metadata for chunk in model.stream("hi"))
 
@@ -103,7 +108,7 @@ FEATURES: dict[str, Callable[[BaseChatModel], bool]] = {
     "`seed` of a call": a_seed_fixes_the_text,
     "tools reach the prompt": tools_reach_the_prompt,
     "tool results in the history": lambda model: bool(model.invoke(AFTER_A_TOOL)),
-    '`tool_choice="any"`': lambda model: bool(model.bind_tools([look_up], tool_choice="any").invoke("hi").tool_calls),
+    '`tool_choice="any"`': calls_a_tool,
     "structured output": lambda model: isinstance(model.with_structured_output(Order).invoke("hi"), Order),
     "`usage_metadata`": lambda model: bool(model.invoke("hi").usage_metadata),
     "usage when streaming": usage_when_streaming,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 from precedent.cli.bench_modes import OurContestant, query_of
 from precedent.cli.bench_prompts import Turn
 from precedent.text.prompt import render_prompt
+
+PER_CALLER = 4
+"""Requests of one caller, one after the other: at the end of a group some callers have nothing left to ask."""
 
 Progress = Callable[[Sequence[Any]], Any]
 """Wraps what is iterated, to show how far it is."""
@@ -22,16 +26,18 @@ def concurrency(
     """The same requests one after the other and `number` at once, in groups, which side is first changing in turn.
 
     Each side has an engine of its own, so that neither finds the other's prompts prefilled. Every group is answered
-    twice: prefill included, and then again, its prompts' keys and values still there (`prompts_read`).
+    twice: prefill included, and then again, its prompts' keys and values still there (`prompts_read`). A group is
+    `PER_CALLER` requests for each of `number` callers, fewer if there are no more prompts.
     """
-    groups = [prompts[start : start + number] for start in range(0, len(prompts) - number + 1, number)]
+    size = min(len(prompts) // number, PER_CALLER) * number
+    groups = [prompts[start : start + size] for start in range(0, len(prompts) - size + 1, size)]
     spent: dict[tuple[str, int], list[tuple[float, int]]] = defaultdict(list)
     for place, group in enumerate(progress(groups)):
         sides = [("alone", alone, 1), ("together", together, number)]
         for side, contestant, width in sides if place % 2 == 0 else reversed(sides):
             for time in (0, 1):
                 spent[side, time].append(_answer_all(contestant, group, width))
-    counts = {"requests_at_once": number, "requests": len(groups) * number}
+    counts = {"requests_at_once": number, "requests": len(groups) * size}
     first, again = (_compared(spent["alone", time], spent["together", time]) for time in (0, 1))
     return {**counts, **first, "prompts_read": again}
 
@@ -48,14 +54,15 @@ def _compared(alone: Sequence[tuple[float, int]], together: Sequence[tuple[float
 
 
 def _answer_all(contestant: OurContestant, prompts: Sequence[Sequence[int]], width: int) -> tuple[float, int]:
-    """Seconds and tokens of answering all prompts, `width` at a time."""
-    engine, started, tokens = contestant.engine, perf_counter(), 0
-    for start in range(0, len(prompts), width):
-        running = [
-            engine.submit(prompt, contestant.sampling, query=query_of(engine.tokenizer, prompt))
-            for prompt in prompts[start : start + width]
-        ]
-        tokens += sum(len(generation.result().token_ids) for generation in running)
+    """Seconds and tokens of answering all prompts, asked by `width` callers: whoever has an answer asks the next."""
+    engine, started = contestant.engine, perf_counter()
+
+    def answer(prompt: Sequence[int]) -> int:
+        generation = engine.submit(prompt, contestant.sampling, query=query_of(engine.tokenizer, prompt))
+        return len(generation.result().token_ids)
+
+    with ThreadPoolExecutor(width) as callers:
+        tokens = sum(callers.map(answer, prompts))
     return perf_counter() - started, tokens
 
 
