@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any
 
@@ -91,6 +91,10 @@ class ListedCompletions:
         """Similarities as they were set."""
         own = {c.id for c in self.since(tenant, tokenizer)}
         return [Hit(key, near) for key, near in self.near.get(query, {}).items() if key in own][:k]
+
+    def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
+        """The tenant's completions of these ids."""
+        return [c for c in self.stored if c.id in set(ids) and c.tenant == tenant]
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
         """The tenant's completions behind an id."""

@@ -1,4 +1,4 @@
-"""LangChain's standard tests on the packaged demo model with its draft model: `make test-integration` says how many pass.
+"""LangChain's standard tests on the demo model with its draft model: `make test-integration` says how many pass.
 
 What these cases ask of a model beyond an interface (the right tool, the right argument) is asked of one of 135 million
 parameters; a forced call or a schema leaves it no other form. It does not think, and one model is loaded, not two.

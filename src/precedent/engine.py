@@ -196,6 +196,7 @@ class Engine:
             tenant=tenant,
             query=query,
             workflow_step=workflow_step,
+            tools=tools,
             prediction=self._codec.answer_ids(prediction),
             templates=tuple(Templates(templates)),
             grammar=None if grammar is None else GrammarConstraint(self.grammars.matcher(grammar), self._end_ids),

@@ -37,6 +37,7 @@ class Request:
     tenant: str = "default"
     query: str = ""
     workflow_step: str = ""
+    tools: str = ""
     prediction: tuple[int, ...] = ()
     templates: tuple[Template, ...] = ()
     grammar: RowShaper | None = None
@@ -91,6 +92,7 @@ def begin(request: Request, target: TargetModel, end_token_ids: frozenset[int], 
         tenant=request.tenant,
         query=request.query,
         workflow_step=request.workflow_step,
+        tools=request.tools,
         mode=request.mode,
         shape=shape,
         end_token_ids=end_token_ids,

@@ -166,6 +166,11 @@ class SpeculationCache:
         """Completions whose query or text contains `text`, without regard to case, the newest first."""
         return self._store.list(Selection(tenant=tenant, containing=text), limit)
 
+    def among(self, ids: Iterable[int], *, tenant: str) -> Completions:
+        """A tenant's completions of these ids, those that are still there."""
+        check_tenant(tenant)
+        return self._store.list(Selection(tenant=tenant, ids=tuple(ids)), None)
+
     def forget(
         self,
         *,

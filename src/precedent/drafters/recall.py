@@ -22,6 +22,7 @@ from precedent.compiled import Int32s, Int64s, compiled
 from precedent.drafters.alignment import Trail
 from precedent.drafters.base import Candidates, DraftRequest, Nodes
 from precedent.drafters.context_order import MAX_MATCH, START
+from precedent.drafters.kinship import kinship
 from precedent.drafters.nearness import Nearness
 from precedent.drafters.occurrences import OCCURRENCE, Occurrences
 from precedent.drafters.tenant_memories import TenantMemories
@@ -35,6 +36,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_OCCURRENCES = 192
 _NUM_HITS = 256
+_NUM_KIN = 64
 
 # Fitted on recorded agent traces; the customers on whose traces figures are reported took no part.
 _PRIOR = VotePrior(
@@ -101,7 +103,8 @@ class RecallDrafter:
         if not request.query:
             return Nearness(memory, prompt)
         hits = self._cache.recall(request.query, tenant=request.tenant, tokenizer=self._tokenizer, k=_NUM_HITS)
-        return Nearness(memory, prompt, hits)
+        near = self._cache.among([hit.completion_id for hit in hits[:_NUM_KIN]], tenant=request.tenant) if hits else []
+        return Nearness(memory, prompt, hits, kinship(near, request))
 
 
 @dataclass(frozen=True, slots=True)

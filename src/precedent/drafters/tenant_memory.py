@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -40,6 +40,9 @@ class CompletionSource(Protocol):
 
     def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
         """The completions whose requests are nearest to `query`."""
+
+    def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
+        """The tenant's completions of these ids, those that are still there."""
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
         """The tenant's completions with a greater id."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from precedent.cache.records import Hit, StoredCompletion
@@ -18,6 +18,7 @@ from precedent.tree import CandidateTree, TreeBuilder
 
 IDEAS = {
     "similarity": "recall without search: all completions weigh alike, but for those of the very same prompt",
+    "kinship": "recall that weighs neither workflow step, tools, record nor age, only words",
     "exact": "recall that does not know which completions answered the very same prompt",
     "anchors": "nothing from recall before the answer's first token",
     "holes": "no way back into a completion after a name or number differed",
@@ -60,7 +61,7 @@ class DrafterShelf:
             return None if whole is None else _Late(whole)
         if idea == "holes":
             return _Unaligned(self._pool, "", AtOnce())
-        view = {"similarity": _Unsearched, "exact": _Unmarked}.get(idea)
+        view = {"similarity": _Unsearched, "kinship": _Unrelated, "exact": _Unmarked}.get(idea)
         cache = self._pool if view is None else view(self._pool)
         parts = DrafterParts(tokenizer_fingerprint="", executor=AtOnce(), cache=cache, draft_model=None)  # type: ignore[arg-type]  # what recall needs of a cache
         return next(iter(load_drafters([name], parts)), None)
@@ -82,6 +83,9 @@ class _View:
     def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
         return self.pool.recall(query, tenant=tenant, tokenizer=tokenizer, k=k)
 
+    def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
+        return self.pool.among(ids, tenant=tenant)
+
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
         return self.pool.since(tenant, tokenizer, after_id)
 
@@ -99,6 +103,13 @@ class _Unsearched(_View):
     """Nothing is near anything."""
 
     def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
+        return []
+
+
+class _Unrelated(_View):
+    """Of no completion is known what it was said for."""
+
+    def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
         return []
 
 

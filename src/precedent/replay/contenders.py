@@ -67,7 +67,12 @@ class Drafted:
     def begin(self, turn: Turn) -> None:
         """Begin all drafters."""
         request = DraftRequest(
-            self.name, turn.prompt_ids, SamplingParams(), query=turn.query, end_token_ids=self._end_ids
+            self.name,
+            turn.prompt_ids,
+            SamplingParams(),
+            query=turn.query,
+            tools=turn.tools_fingerprint,
+            end_token_ids=self._end_ids,
         )
         self._draftings = [drafter.begin(request) for drafter in self._drafters]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +27,13 @@ class Answer:
     token_ids: tuple[int, ...]
     query: str
     fingerprint: str
+    tools: str = ""
 
     @classmethod
     def of(cls, turn: Turn) -> Answer:
         """The answer of a turn, without its prompt: prompts of a whole log would not fit in memory."""
-        return cls(turn.trajectory, turn.group, turn.token_ids, turn.query, prompt_fingerprint(turn.prompt_ids))
+        prompt = prompt_fingerprint(turn.prompt_ids)
+        return cls(turn.trajectory, turn.group, turn.token_ids, turn.query, prompt, turn.tools_fingerprint)
 
 
 POOLS = ("online", "same-task", "other-tasks", "none")
@@ -52,6 +55,7 @@ class Pool:
         self._asked: tuple[str, int, int, int] | None = None  # everyone asks the same before a turn
         self._found: list[Hit] = []
         self._texts: Counter[int] = Counter()
+        self._credit: dict[int, tuple[int, int]] = {}
         self.index = TokenIndex()
 
     def holds(self, token_ids: tuple[int, ...]) -> bool:
@@ -65,7 +69,9 @@ class Pool:
         """Make an answer visible; returns its id."""
         number, self._next_id = self._next_id, self._next_id + 1
         self._completions.append(
-            StoredCompletion(answer.token_ids, "", "", prompt_fingerprint=answer.fingerprint, id=number)
+            StoredCompletion(
+                answer.token_ids, "", "", prompt_fingerprint=answer.fingerprint, tools=answer.tools, id=number
+            )
         )
         self._texts[hash(answer.token_ids)] += 1
         self._add_vector(answer.query)
@@ -122,5 +128,19 @@ class Pool:
         """The epoch now; what was hidden is not listed."""
         return self._epoch, None
 
+    def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
+        """The visible completions of these ids, with what was credited to them."""
+        found: list[StoredCompletion] = []
+        for number in ids:
+            place = bisect_left(self._completions, number, key=lambda completion: completion.id)
+            accepted, rejected = self._credit.get(number, (0, 0))
+            for completion in self._completions[place : place + 1]:
+                if completion.id == number:
+                    found.append(replace(completion, accepted=accepted, rejected=rejected))
+        return found
+
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Nobody asks."""
+        """Remember accepted and rejected tokens."""
+        for number, (right, wrong) in counts.items():
+            before = self._credit.get(number, (0, 0))
+            self._credit[number] = before[0] + right, before[1] + wrong

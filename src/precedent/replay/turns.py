@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from precedent.replay.traces import Message, Trajectory
 from precedent.text.query import recall_query
+from precedent.text.tool_schema import tools_fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,6 +35,7 @@ class Turn:
     calls_tools: bool
     text: str
     tools: tuple[dict[str, Any], ...] = ()
+    tools_fingerprint: str = ""
 
 
 class TurnReader:
@@ -47,7 +49,7 @@ class TurnReader:
     def turns(self, trajectory: Trajectory) -> Iterator[Turn]:
         """The assistant turns, in order."""
         ids = [*self._encode(_head(trajectory))]
-        plain: list[Message] = []
+        plain, tools = list[Message](), tools_fingerprint(trajectory.tools)
         for place, message in enumerate(trajectory.messages):
             body = message_text(message)
             if message["role"] == "assistant":
@@ -57,7 +59,7 @@ class TurnReader:
                 if answered and body and plain:
                     yield Turn(
                         trajectory.number, trajectory.task, trajectory.group, tuple(ids), answer,
-                        recall_query(plain), bool(message.get("tool_calls")), body, trajectory.tools,
+                        recall_query(plain), bool(message.get("tool_calls")), body, trajectory.tools, tools,
                     )  # fmt: skip
                 ids += [*answer, *self._encode("\n")]
             else:
