@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,6 +28,16 @@ LOSSY_MODES = ("lossy_mentored", "lossy_typical", "lossy_top_beta", "lossy_judge
 def is_lossy(mode: str) -> bool:
     """True for a mode that changes the output law."""
     return mode.partition(":")[0] in LOSSY_MODES
+
+
+def check_fields(settings: object, checks: Iterable[tuple[str, bool, str]]) -> None:
+    """Raise ConfigError for the first of (name, holds, rule) that does not hold, with the value found.
+
+    Write what must hold, not what must not: NaN fails every comparison.
+    """
+    for name, holds, rule in checks:
+        if not holds:
+            raise ConfigError(f"{name}={getattr(settings, name)!r} {rule}")
 
 
 class _FromDict:
@@ -76,9 +86,7 @@ class SamplingParams(_FromDict):
             ("max_tokens", self.max_tokens >= 1, "must be at least 1"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "must be None or lie between 0 and 20"),
         )
-        for name, holds, rule in checks:
-            if not holds:  # NaN fails every comparison, so it lands here as well
-                raise ConfigError(f"{name}={getattr(self, name)!r} {rule}")
+        check_fields(self, checks)
         if any(not text for text in self.stop):
             raise ConfigError("stop holds an empty string; give the texts at which the answer should end")
 

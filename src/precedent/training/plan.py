@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from precedent.config import check_fields
 from precedent.errors import ConfigError, ModelLoadError
 from precedent.training.student import Student
 from precedent.training.texts import Lesson
@@ -76,9 +77,7 @@ class Recipe:
             ("rounds", self.rounds >= 1, "must be at least 1"),
             ("learning_rate", self.learning_rate > 0, "must be greater than 0"),
         )
-        for name, holds, rule in checks:
-            if not holds:
-                raise ConfigError(f"{name}={getattr(self, name)!r} {rule}")
+        check_fields(self, checks)
 
     def initial_layers(self, num_target_layers: int) -> tuple[int, ...]:
         """The target's layers with which the draft begins. Raises ConfigError when it has no more than the draft."""
