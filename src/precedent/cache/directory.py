@@ -108,15 +108,16 @@ def payload_bytes(database: Database, tenant: str) -> int:
 
 def _columns(database: Database, query: str, values: tuple[str, ...], width: int) -> tuple[Sequence[Any], ...]:
     """What a query by rising ids finds, column by column."""
-    found: list[tuple[Any, ...]] = []
+    columns: tuple[list[Any], ...] = tuple([] for _ in range(width))
     last, more = 0, True
     while more:
         with database.read() as connection:
             page = connection.execute(query, (*values, last, ROWS_AT_ONCE)).fetchall()
-        found += page
+        for column, found in zip(columns, zip(*page, strict=True), strict=False):  # an empty page has no columns
+            column.extend(found)
         more = len(page) == ROWS_AT_ONCE
         last = page[-1][0] if page else last
-    return tuple(zip(*found, strict=True)) if found else ((),) * width
+    return columns
 
 
 def _as_ids(numbers: Sequence[int]) -> Ids:
@@ -141,7 +142,8 @@ def read_by_ids(
         yield from found
 
 
-def _as_numbers(checksums: Sequence[bytes | None]) -> Checksums:
-    """Checksums as numbers; one of another length, which a damaged row may have, as 0."""
-    whole = [one if isinstance(one, bytes) and len(one) == 8 else bytes(8) for one in checksums]
+def _as_numbers(checksums: Sequence[Any]) -> Checksums:
+    """Checksums as numbers; one of another length or type, which a damaged row may have, as 0."""
+    sound = set(map(type, checksums)) <= {bytes} and set(map(len, checksums)) <= {8}
+    whole = checksums if sound else [one if isinstance(one, bytes) and len(one) == 8 else bytes(8) for one in checksums]
     return np.frombuffer(b"".join(whole), dtype="<u8").astype(np.uint64)

@@ -8,7 +8,7 @@ import numpy as np
 
 from precedent.cache import rows
 from precedent.cache.database import Database
-from precedent.cache.directory import read_by_ids, vector_directory_of
+from precedent.cache.directory import Directory, read_by_ids, vector_directory_of
 from precedent.cache.grouped_index import GROUPED_FROM, assigned, group, num_groups
 from precedent.cache.records import Vector
 from precedent.cache.sealing import IndexFolder
@@ -33,10 +33,11 @@ class PartitionVectors:
     def __init__(self, database: Database, folder: IndexFolder | None, tenant: str, tokenizer: str) -> None:
         self._database, self._folder = database, folder
         self._tenant, self._tokenizer = tenant, tokenizer
+        self._seen: tuple[tuple[int, int], Directory] | None = None
 
     def ids(self) -> Ids:
         """All completions with a vector, in rising order. Raises CacheError when the file cannot be read."""
-        directory = vector_directory_of(self._database, self._tenant, self._tokenizer)
+        directory = self._directory()
         return np.asarray(directory.ids[directory.vector_checksums != 0])
 
     def pages(self, ids: Ids) -> Iterator[tuple[Ids, Vector]]:
@@ -60,8 +61,14 @@ class PartitionVectors:
         return None if grouped is None else self._alive(grouped)
 
     def _alive(self, grouped: GroupedVectors) -> GroupedVectors:
-        alive = vector_directory_of(self._database, self._tenant, self._tokenizer)
-        return grouped.kept(alive.holds_vectors(grouped.entries))
+        return grouped.kept(self._directory().holds_vectors(grouped.entries))
+
+    def _directory(self) -> Directory:
+        """The partition's rows, read once as long as nobody writes."""
+        stamp = self._database.stamp()
+        if self._seen is None or self._seen[0] != stamp:
+            self._seen = stamp, vector_directory_of(self._database, self._tenant, self._tokenizer)
+        return self._seen[1]
 
     def regrouped(self, dimension: int, stopped: Callable[[], bool]) -> GroupedVectors | None:
         """Group all vectors, or those that are new since the last time, and seal them; None when nothing was to do."""

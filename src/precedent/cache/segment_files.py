@@ -16,7 +16,9 @@ import secrets
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -81,7 +83,9 @@ class ArrayFiles(ABC):
 
     def read_arrays(self, sealed: Sealed) -> Arrays:
         """The arrays of a set in memory. Raises OSError or ValueError unless they are exactly what was sealed."""
-        return {part: self._array(sealed, part) for part in self.parts}
+        with ThreadPoolExecutor(len(self.parts)) as readers:  # disk and checksums need no interpreter
+            arrays = readers.map(partial(self._array, sealed), self.parts)
+            return dict(zip(self.parts, arrays, strict=True))
 
     def completions(self, sealed: Sealed) -> NDArray[np.void]:
         """Which completions a set holds, none when that cannot be read."""
