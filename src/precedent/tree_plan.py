@@ -158,10 +158,12 @@ def _set_paths(pool: Pool) -> None:
             pool[node.parent].claimed += node.estimate
     for node in pool:
         if node.parent == ROOT:
-            node.path = node.estimate / max(1.0, at_root)
+            node.estimate /= max(1.0, at_root)
+            node.path = node.estimate
         else:
             above = pool[node.parent]
-            node.path = above.path * node.estimate / max(1.0, above.claimed)
+            node.estimate /= max(1.0, above.claimed)
+            node.path = above.path * node.estimate
 
 
 @compiled

@@ -13,9 +13,14 @@ from precedent.replay.pool import POOLS
 
 CURVES = {
     "flat": {1: 1.0, 257: 1.0},
+    "gpu": {1: 1.0, 16: 1.05, 32: 1.1, 64: 1.25, 128: 1.6},
     "cpu": {1: 1.0, 8: 1.0, 16: 1.25, 32: 1.8, 64: 2.9},
 }
-"""Named cost curves: time of a step of so many tokens, one token being 1 (`cpu`: bfloat16 on a 2-core machine)."""
+"""Named cost curves: time of a step of so many tokens, one token being 1.
+
+`flat`: width costs nothing. `gpu`: a step bound by reading weights, to which every 64 tokens add a quarter of it; an
+assumption, not a measurement. `cpu`: bfloat16 on a 2-core machine.
+"""
 
 FURTHER_BASELINES = ("suffix-tree", "arctic")
 """Baselines beside `prompt-lookup` and `suffix`, which are always there."""
