@@ -19,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,18 +104,26 @@ def resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def seconds(work: Callable[[], object]) -> float:
+    """How long it takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
 def used(folder: Path) -> dict[str, Any]:
-    """Open the cache as a process does that starts: token index and vectors, then lookups."""
+    """Open the cache as a process does that starts: token index and vectors side by side, then lookups."""
     compile_inner_loops()
     traces, before = Traces(), resident()
     started = time.perf_counter()
     store = SQLiteStore.open(folder, bounds=BOUNDS)
     opened = time.perf_counter()
     memory = TenantMemory(store.partition(TENANT, TOKENIZER), INDEX_BYTES)
-    memory.read(store, TENANT, TOKENIZER)
-    read = time.perf_counter()
-    index, times = SimilarityIndex(store, store.partition_vectors), []
-    index.search(traces.vectors(7, 1)[0], TENANT, TOKENIZER, HITS)
+    index, times, first = SimilarityIndex(store, store.partition_vectors), [], traces.vectors(7, 1)[0]
+    with ThreadPoolExecutor(1) as beside:  # as recall does
+        reading = beside.submit(seconds, lambda: memory.read(store, TENANT, TOKENIZER))
+        searched = seconds(lambda: index.search(first, TENANT, TOKENIZER, HITS))
+        read = reading.result()
     ready = time.perf_counter()
     index.wait()
     memory.tidy()
@@ -125,8 +135,8 @@ def used(folder: Path) -> dict[str, Any]:
         times.append((time.perf_counter() - asked) * 1e3)
     found = {
         "open_ms": (opened - started) * 1e3,
-        "token_index_ms": (read - opened) * 1e3,
-        "vectors_ms": (ready - read) * 1e3,
+        "token_index_ms": read * 1e3,
+        "vectors_ms": searched * 1e3,
         "start_ms": (ready - started) * 1e3,
         "lookup_ms_p50": statistics.median(times),
         "lookup_ms_p99": float(np.percentile(times, 99)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from precedent.cache.fingerprint import prompt_fingerprint
 from precedent.cache.partition import Partition
+from precedent.cache.records import Hit
 from precedent.cache.speculation_cache import DEFAULT_MAX_INDEX_BYTES
 from precedent.compiled import Int32s, Int64s, compiled
 from precedent.drafters.alignment import Trail
@@ -99,12 +100,25 @@ class RecallDrafter:
         self._written.append(written)
 
     def _search(self, memory: TenantMemory, request: DraftRequest, prompt: str) -> Nearness:
-        self._memories.read(memory, request.tenant)
-        if not request.query:
-            return Nearness(memory, prompt)
-        hits = self._cache.recall(request.query, tenant=request.tenant, tokenizer=self._tokenizer, k=_NUM_HITS)
+        hits = self._read_and_recall(memory, request)
         near = self._cache.among([hit.completion_id for hit in hits[:_NUM_KIN]], tenant=request.tenant) if hits else []
         return Nearness(memory, prompt, hits, kinship(near, request))
+
+    def _read_and_recall(self, memory: TenantMemory, request: DraftRequest) -> list[Hit]:
+        """The nearest completions, and the memory brought up to date; the first time the two go side by side."""
+        if memory.unread and request.query:
+            with ThreadPoolExecutor(1, thread_name_prefix="precedent-read") as beside:
+                reading = beside.submit(self._memories.read, memory, request.tenant)
+                hits = self._recalled(request)
+                reading.result()
+                return hits
+        self._memories.read(memory, request.tenant)
+        return self._recalled(request)
+
+    def _recalled(self, request: DraftRequest) -> list[Hit]:
+        if not request.query:
+            return []
+        return self._cache.recall(request.query, tenant=request.tenant, tokenizer=self._tokenizer, k=_NUM_HITS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,11 @@ class TenantMemory:
         self._unsealed = 0
 
     @property
+    def unread(self) -> bool:
+        """True until the completions are read for the first time, which takes a second where there are 100,000."""
+        return self._epoch is None
+
+    @property
     def num_bytes(self) -> int:
         """Bytes in use, as the bound counts them."""
         return cost(len(self.index.sequence_ids), self.index.num_tokens + self.index.num_forgotten)
