@@ -44,7 +44,7 @@ test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a cache under kill 
 	@$(BIN)/python -m pytest -m stress tests/test_stress.py
 	@$(BIN)/python -m pytest -m stress -s -v tests/test_store_crashes.py tests/test_store_fuzz.py tests/test_store_bounds.py
 
-test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model: how many of them it passes
+test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model, which does not pass all (docs/langchain.md)
 	@$(BIN)/python -m pytest -q --tb=line -m integration tests/test_langchain_demo_pair.py
 
 check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests

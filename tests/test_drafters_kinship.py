@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
@@ -13,17 +12,9 @@ from precedent.config import SamplingParams
 from precedent.drafters.base import Candidates, DraftRequest
 from precedent.drafters.kinship import RECORD, SAME_STEP, SAME_TOOLS, YOUTH, kinship
 from precedent.drafters.recall import RecallDrafter
+from precedent.replay.contenders import AtOnce
 from precedent.testing.embedders import HashEmbedder
 from precedent.tree import ROOT
-
-
-class AtOnce(Executor):
-    """Runs work where it is submitted."""
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
 
 
 def request(**keys: str) -> DraftRequest:

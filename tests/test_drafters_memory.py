@@ -15,25 +15,13 @@ from precedent.config import SamplingParams
 from precedent.drafters.base import Candidates, Drafter, DraftRequest
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall import RecallDrafter
+from precedent.replay.contenders import AtOnce
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.embedders import HashEmbedder
 from precedent.tree import ROOT
 
 TOKENIZER = "tokenizer-a"
 END = 2
-
-
-class AtOnce(Executor):
-    """Runs work when it is submitted."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run it now."""
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 class Later(Executor):

@@ -16,6 +16,8 @@ BYTES_PER_TOKEN = 8
 """Of a segment's arrays: the token and its place in the order; each completion adds a mark and a `COMPLETION`."""
 
 PIECE = 1 << 16
+"""Positions that are summed at once: few enough to stay in the processor's cache."""
+
 _WRAP = 1 << 64
 
 Ids = NDArray[np.int64]
