@@ -96,15 +96,14 @@ class ArrayFiles(ABC):
             return np.empty(0, self.parts[first])
 
     def _array(self, sealed: Sealed, part: str) -> NDArray[Any]:
-        try:
-            mapped = np.lib.format.open_memmap(self._file(sealed.name, part), mode="r")  # never unpickles
-        except OSError:
-            raise
-        except Exception as error:  # numpy hands a header that is damaged to Python's parsers, which raise all sorts
-            raise ValueError(f"its {part} have no header that can be read") from error
-        if mapped.dtype != self.parts[part] or mapped.ndim != 1:
-            raise ValueError(f"its {part} are of another kind")
-        array = np.array(mapped)
+        """One array, read and not mapped: a mapped file that another process cuts short would kill this one."""
+        with self._file(sealed.name, part).open("rb") as file:
+            shape, dtype = _header(file, part)
+            if dtype != self.parts[part] or len(shape) != 1:
+                raise ValueError(f"its {part} are of another kind")
+            if shape[0] * dtype.itemsize != os.fstat(file.fileno()).st_size - file.tell():
+                raise ValueError(f"its {part} are not as many as their header says")
+            array = np.fromfile(file, dtype, shape[0])
         if _checksum(array) != sealed.checksums[part]:
             raise ValueError(f"its {part} have another checksum")
         return array
@@ -199,6 +198,19 @@ class SegmentFiles(ArrayFiles):
         """What stays of a segment, written anew; None when it cannot be read."""
         segment = self.read(sealed)
         return None if segment is None else self.write(kept(segment, stays))
+
+
+def _header(file: Any, part: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an array, as `np.save` wrote them; nothing is unpickled. Raises ValueError or OSError."""
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("another version of the format")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        return shape, dtype
+    except OSError:
+        raise
+    except Exception as error:  # numpy hands a header that is damaged to Python's parsers, which raise all sorts
+        raise ValueError(f"its {part} have no header that can be read") from error
 
 
 def _checksum(array: NDArray[Any]) -> str:
