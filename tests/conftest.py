@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from pytest_socket import disable_socket
 
+from precedent.at_once import AtOnce
 from precedent.testing.pytest_plugin import assert_lossless, precedent_engine
 
 
@@ -39,3 +40,10 @@ settings.load_profile("deterministic")
 def pytest_runtest_setup() -> None:
     """Block the network; Unix sockets stay, asyncio needs them."""
     disable_socket(allow_unix_socket=True)
+
+
+@pytest.fixture
+def searches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding waits for recall's searches: what is drafted does not hang on which thread was faster."""
+    monkeypatch.setattr("precedent.engine._two_threads", lambda own_threads: AtOnce())
+    monkeypatch.setattr("precedent.custom_generate.prepared.ThreadPoolExecutor", lambda *settings: AtOnce())

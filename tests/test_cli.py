@@ -188,6 +188,7 @@ def test_plugin_drafters_get_colours_of_their_own() -> None:
     assert len({*styles, STYLES["target"]}) == 4
 
 
+@pytest.mark.usefixtures("searches_at_once")
 def test_the_answer_is_stored_in_the_cache_and_recalled(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -555,6 +555,7 @@ def test_what_was_set_up_goes_with_the_model() -> None:
     assert kept() is None
 
 
+@pytest.mark.usefixtures("searches_at_once")
 def test_a_cache_recalls_what_it_stored_for_its_tenant_alone() -> None:
     tokenizer, model = byte_tokenizer(), made(vocab_size=259, seed=8)
     inputs = prompts(tokenizer("look up order 17").input_ids)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from precedent.at_once import AtOnce
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.cache.records import StoredCompletion
 from precedent.config import SamplingParams
 from precedent.drafters.base import Candidates, DraftRequest
 from precedent.drafters.kinship import RECORD, SAME_STEP, SAME_TOOLS, YOUTH, kinship
 from precedent.drafters.recall import RecallDrafter
-from precedent.replay.contenders import AtOnce
 from precedent.testing.embedders import HashEmbedder
 from precedent.tree import ROOT
 

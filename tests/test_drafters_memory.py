@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from precedent.at_once import AtOnce
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.cache.fingerprint import prompt_fingerprint
 from precedent.cache.records import Hit, StoredCompletion
@@ -15,7 +16,6 @@ from precedent.config import SamplingParams
 from precedent.drafters.base import Candidates, Drafter, DraftRequest
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall import RecallDrafter
-from precedent.replay.contenders import AtOnce
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.embedders import HashEmbedder
 from precedent.tree import ROOT

@@ -85,6 +85,7 @@ def test_every_way_of_drafting_gives_the_plain_answer(engine: Engine) -> None:
             assert got.text == expected.text
 
 
+@pytest.mark.usefixtures("searches_at_once")
 def test_a_repeated_request_is_recalled_in_few_steps() -> None:
     """After write-back the same request takes far fewer target forwards, and the tokens are credited to recall."""
     with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:

@@ -65,8 +65,7 @@ def test_warmed_answers_are_the_ones_that_the_model_generates(llm: ChatPrecedent
     again = stored(llm)
     assert [one.token_ids for one in again] == [one.token_ids for one in warmed], "the same answers: nothing is new"
     assert [one.count for one in again] == [2, 2]
-    accepted = called.response_metadata["speculation"]["accepted_by_source"]
-    assert accepted.get("recall", 0) + accepted.get("template", 0) > 0, "a search that ends late leaves it to templates"
+    assert called.response_metadata["speculation"]["accepted_by_source"]["recall"] > 0
 
 
 def test_warming_says_whose_answers_they_are(llm: ChatPrecedent) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from precedent.at_once import AtOnce
 from precedent.cache import NewCompletion, Selection, SpeculationCache, SQLiteStore
 from precedent.cache.partition import MAX_SEGMENTS, Partition
 from precedent.cache.segment import Segment, is_sound, kept
@@ -570,18 +571,6 @@ def recall_from(cache: SpeculationCache) -> RecallDrafter:
     drafter = recall(DrafterParts(TOKENIZER, AtOnce(), cache))
     assert isinstance(drafter, RecallDrafter)
     return drafter
-
-
-class AtOnce(Executor):
-    """Runs work when it is submitted."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        future: Future[None] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 def test_an_engine_that_closes_seals_and_the_next_one_drafts_the_same(tmp_path, monkeypatch):

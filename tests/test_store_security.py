@@ -45,7 +45,7 @@ def cache() -> Iterator[SpeculationCache]:
 
 
 @pytest.fixture
-def engine(cache: SpeculationCache) -> Iterator[Engine]:
+def engine(cache: SpeculationCache, searches_at_once: None) -> Iterator[Engine]:
     """A tiny float64 model with the cache."""
     running = Engine.load(tiny_causal_lm("llama", seed=21), tokenizer=byte_tokenizer(), cache=cache)
     running.planner.cost = FlatCost()

@@ -25,6 +25,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     "errors",
     "compiled",
+    "at_once",
     "sharing",
     "config",
     "templates",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -54,7 +54,8 @@ class Engine:
 
     `speculation` holds the defaults of every request; `limits` what is done and held at once; `cost` is a cost curve
     measured before (engines of one model may share it); `on_result` sees each finished one (prompt ids and result)
-    before its caller does. The engine may be used from any thread and any event loop.
+    before its caller does; `executor` embeds, searches and stores beside decoding (two threads of the engine's own by
+    default, shut down with it either way). The engine may be used from any thread and any event loop.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Engine:
         limits: EngineLimits | None = None,
         cost: CostCurve | None = None,
         on_result: ResultObserver | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self._on_result = on_result
         self.tokenizer, self.model_name, self.cache = tokenizer, name, cache
@@ -78,12 +80,7 @@ class Engine:
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.model_fingerprint = model_fingerprint(weights.config.to_dict(), weights.state_dict())
         self._own_threads: set[threading.Thread] = set()
-        self._executor = ThreadPoolExecutor(
-            max_workers=2,
-            thread_name_prefix="precedent-cache",
-            initializer=_remember_thread,
-            initargs=(self._own_threads,),
-        )
+        self._executor = executor or _two_threads(self._own_threads)
         draft = None if draft_model is None else TargetModel(draft_model)
         self._codec = TokenizerCodec(tokenizer)
         early = draft is not None and exits_early(draft, self.target)
@@ -288,12 +285,12 @@ def shared_engine(
         return engine
 
 
-def _release(drafters: dict[str, Drafter], executor: ThreadPoolExecutor) -> None:
+def _release(drafters: dict[str, Drafter], executor: Executor) -> None:
     """Let go of what the requests shared, once they are all over."""
     for drafter in list(drafters.values()):
         drafter.close()  # before the executor: recall still writes its credit there
     executor.shutdown(wait=False)
 
 
-def _remember_thread(threads: set[threading.Thread]) -> None:
-    threads.add(threading.current_thread())
+def _two_threads(own_threads: set[threading.Thread]) -> Executor:
+    return ThreadPoolExecutor(2, "precedent-cache", initializer=lambda: own_threads.add(threading.current_thread()))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from precedent.at_once import AtOnce
 from precedent.cache.records import Hit, StoredCompletion
 from precedent.drafters import Candidates, Drafter, DrafterParts, Drafting, DraftRequest, load_drafters
 from precedent.drafters.alignment import Trail
 from precedent.drafters.recall import RecallDrafter, RecallDrafting
 from precedent.errors import ConfigError
 from precedent.planner import Plan, Planner
-from precedent.replay.contenders import AtOnce
 from precedent.replay.pool import Pool
 from precedent.sampling import Coins
 from precedent.tree import CandidateTree, TreeBuilder

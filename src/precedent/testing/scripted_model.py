@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from precedent.at_once import AtOnce
 from precedent.cost_curve import CostCurve
 from precedent.engine import Engine
 from precedent.target import TargetModel
@@ -80,12 +81,14 @@ def scripted_model_engine(
 ) -> Engine:
     """An engine on a tiny random Llama that answers from `script`; `settings` go to `Engine` (`cache`, `limits`, ...).
 
-    With `draft_model` a model of other random weights proposes as well, nearly always wrongly.
+    With `draft_model` a model of other random weights proposes as well, nearly always wrongly. Searches and writes are
+    done before decoding goes on, so that what is drafted never hangs on which thread was faster.
     """
     tokenizer = tokenizer or scripted_tokenizer()
     target = ScriptedTarget(_tiny(tokenizer, seed=0), tokenizer, script)
     draft = _tiny(tokenizer, seed=1) if draft_model else None
-    return Engine(target, tokenizer, name=name, draft_model=draft, cost=fixed_cost(), **settings)
+    settings = {"executor": AtOnce(), "cost": fixed_cost(), **settings}
+    return Engine(target, tokenizer, name=name, draft_model=draft, **settings)
 
 
 def fixed_cost() -> CostCurve:
