@@ -42,8 +42,18 @@ def check_prompt(prompt: Sequence[int], context_length: int, vocab_size: int) ->
         )
 
 
-def mode_of(speculation: SpeculationConfig, sampling: SamplingParams) -> str:
-    """The verification mode of a request. Raises ConfigError when the mode asked for would ignore a setting."""
+def mode_of(speculation: SpeculationConfig, sampling: SamplingParams, most_rows: int | None = None) -> str:
+    """The verification mode of a request. Raises ConfigError when the mode asked for would ignore a setting.
+
+    `most_rows` is what a target with `bitwise` scores alike at once; what would break its word is refused as well.
+    """
+    mode = _mode_of(speculation, sampling)
+    if most_rows is not None:
+        _check_bitwise(speculation, mode, most_rows - 1)
+    return mode
+
+
+def _mode_of(speculation: SpeculationConfig, sampling: SamplingParams) -> str:
     mode, seeded = speculation.mode, sampling.seed is not None
     if is_lossy(mode):
         find_mode(mode)  # a wrong parameter is refused now, not in the middle of an answer
@@ -58,6 +68,16 @@ def mode_of(speculation: SpeculationConfig, sampling: SamplingParams) -> str:
     if mode == "coupled" and not seeded:
         raise ConfigError("mode='coupled' needs a seed")
     return mode
+
+
+def _check_bitwise(speculation: SpeculationConfig, mode: str, most: int) -> None:
+    if is_lossy(mode):
+        raise ConfigError(f"mode={mode!r} changes answers on purpose, and this engine was made with bitwise=True")
+    if speculation.enabled and speculation.max_nodes + speculation.max_draws > most:
+        raise ConfigError(
+            f"max_nodes={speculation.max_nodes} and max_draws={speculation.max_draws} may make a tree of more than "
+            f"{most} nodes, the most that bitwise=True scores alike: choose both so that their sum is at most {most}"
+        )
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -55,7 +55,8 @@ class Engine:
     `speculation` holds the defaults of every request; `limits` what is done and held at once; `cost` is a cost curve
     measured before (engines of one model may share it); `on_result` sees each finished one (prompt ids and result)
     before its caller does; `executor` embeds, searches and stores beside decoding (two threads of the engine's own by
-    default, shut down with it either way). The engine may be used from any thread and any event loop.
+    default, shut down with it either way). With `bitwise` greedy and seeded texts do not hang on rounding: the same
+    whatever is drafted, reused or answered beside them, or UnsupportedError. Any thread and event loop may use it.
     """
 
     def __init__(
@@ -71,11 +72,12 @@ class Engine:
         cost: CostCurve | None = None,
         on_result: ResultObserver | None = None,
         executor: Executor | None = None,
+        bitwise: bool = False,
     ) -> None:
         self._on_result = on_result
         self.tokenizer, self.model_name, self.cache = tokenizer, name, cache
         self.speculation = speculation or SpeculationConfig()
-        self.target = model if isinstance(model, TargetModel) else TargetModel(model)
+        self.target = model if isinstance(model, TargetModel) else TargetModel(model, bitwise=bitwise)
         weights = self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.model_fingerprint = model_fingerprint(weights.config.to_dict(), weights.state_dict())
@@ -126,6 +128,7 @@ class Engine:
         cache: SpeculationCache | None = None,
         speculation: SpeculationConfig | None = None,
         limits: EngineLimits | None = None,
+        bitwise: bool = False,
     ) -> Engine:
         """Load a target (Hugging Face id, folder, or a model with its `tokenizer`) and start an engine on it.
 
@@ -142,7 +145,8 @@ class Engine:
                 raise ConfigError("model_kwargs are for loading by name: a model object is loaded already")
             model, name = target, target.config._name_or_path or type(target).__name__
         draft = None if draft_model is None else load_draft(draft_model, model, tokenizer)
-        return cls(model, tokenizer, name=name, draft_model=draft, cache=cache, speculation=speculation, limits=limits)
+        parts: dict[str, Any] = {"cache": cache, "speculation": speculation, "limits": limits, "bitwise": bitwise}
+        return cls(model, tokenizer, name=name, draft_model=draft, **parts)
 
     def add_drafter(self, drafter: Drafter) -> None:
         """Let requests name a drafter that is not installed, as in `SpeculationConfig(drafters=(drafter.name,))`."""
@@ -186,7 +190,7 @@ class Engine:
             prompt_ids=prompt,
             sampling=sampling,
             speculation=speculation,
-            mode=mode_of(speculation, sampling),
+            mode=mode_of(speculation, sampling, self.target.most_rows),
             drafters=drafters,
             kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
             text=TextAssembler(self.tokenizer, sampling.stop, shown_tokens),

@@ -22,6 +22,7 @@ class GenerationStats:
     """
 
     mode: str = "greedy"
+    bitwise: bool = False
     num_steps: int = 0
     num_output_tokens: int = 0
     num_drafts: int = 0
@@ -57,6 +58,7 @@ class GenerationStats:
         return {
             "mode": self.mode,
             "lossless": not is_lossy(self.mode),
+            "bitwise": self.bitwise,
             "num_steps": self.num_steps,
             "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_tokens": self.num_accepted_tokens,

@@ -42,6 +42,9 @@ def run(
     draft_model: DraftModelOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    bitwise: Annotated[
+        bool, typer.Option("--bitwise", help="The same answer to the last bit whatever was drafted, or a refusal.")
+    ] = False,
     system: Annotated[str, typer.Option(help="System message.", show_default=False)] = "",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens of this total probability.")] = 1.0,
@@ -69,7 +72,8 @@ def run(
     messages.append({"role": "user", "content": prompt})
     with ExitStack() as stack:
         opened = stack.enter_context(_open_cache(cache)) if cache else None
-        engine = stack.enter_context(closing(_load(target, draft_model, device, dtype, opened)))
+        settings = {"device": device, "dtype": dtype, "bitwise": bitwise, "cache": opened}
+        engine = stack.enter_context(closing(_load(target, draft_model, settings)))
         generation = _ask(engine, messages, sampling, tenant)
         if show_sources:
             _stream_with_sources(generation, engine.tokenizer)
@@ -85,13 +89,11 @@ def _open_cache(path: Path) -> SpeculationCache:
     return SpeculationCache.open(path)
 
 
-def _load(
-    target: str, draft_model: str | None, device: str | None, dtype: str | None, cache: SpeculationCache | None
-) -> Engine:
+def _load(target: str, draft_model: str | None, settings: dict[str, Any]) -> Engine:
     with Console(stderr=True).status(f"loading {target}"):
         from precedent.engine import Engine
 
-        return Engine.load(target, draft_model=draft_model, device=device, dtype=dtype, cache=cache)
+        return Engine.load(target, draft_model=draft_model, **settings)
 
 
 def _ask(engine: Engine, messages: list[dict[str, Any]], sampling: SamplingParams, tenant: str) -> Generation:

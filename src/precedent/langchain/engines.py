@@ -35,6 +35,7 @@ class EngineSettings:
     device: str | None = None
     dtype: str | None = None
     model_kwargs: dict[str, Any] | None = None
+    bitwise: bool | None = None
 
     def key(self) -> Hashable:
         """Names and paths by value, objects by identity."""
@@ -100,6 +101,7 @@ class EngineHolder:
             device=settings.device,
             dtype=settings.dtype,
             model_kwargs=settings.model_kwargs,
+            bitwise=bool(settings.bitwise),
             cache=_opened(settings.speculation_cache, settings.embedder),
         )
         _note(engine)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 STANDARD_BUT_IDLE = ("api_key", "timeout", "max_retries")
 """Constructor arguments that LangChain gives every chat model and that mean nothing for weights in this process."""
 
-OF_THE_ENGINE = ("draft_model", "speculation_cache", "embedder", "device", "dtype", "model_kwargs")
+OF_THE_ENGINE = ("draft_model", "speculation_cache", "embedder", "device", "dtype", "model_kwargs", "bitwise")
 
 FROM_ENVIRONMENT = {
     "model": "PRECEDENT_MODEL",
@@ -56,6 +56,7 @@ class EngineFields(BaseModel):
     device: str | None = None
     dtype: str | None = None
     model_kwargs: dict[str, Any] | None = None
+    bitwise: bool | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from precedent.compiled import Int64s
+from precedent.errors import UnsupportedError
 from precedent.target.cpu_linear import PackedLinear
 from precedent.target.cpu_norm import epsilon_of
 from precedent.target.dot_kernels import LANES
@@ -168,9 +169,17 @@ def _untouched(fused: FusedLayer) -> bool:
     return _places(fused.parameters) == fused.places
 
 
-def _forward(original: Any, layer: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _forward(original: Any, layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
     found = None if args else _run(layer, hidden_states, **kwargs)
-    return original.forward(layer, hidden_states, *args, **kwargs) if found is None else found
+    if found is not None:
+        return found
+    forward = running_forward()
+    if forward is not None and forward.by_rows:
+        raise UnsupportedError(
+            f"bitwise=True: layer {layer.fused.layer_idx} was changed, moved or hooked since the engine was made, and "
+            "would round otherwise; undo that, or load the model anew"
+        )
+    return original.forward(layer, hidden_states, *args, **kwargs)
 
 
 def _run(

@@ -97,16 +97,18 @@ class PackedLinear(nn.Linear):
         return product
 
 
-def pack_linears(model: nn.Module) -> int:
+def pack_linears(model: nn.Module, *, copies: bool = True) -> int:
     """Prepare every plain CPU `nn.Linear` of a model in place and return how many bytes the packed copies take.
+
+    Without `copies` none are made: they are for many rows.
 
     Parameters, names and state dict stay as they are: only the class of the module changes. Makes no copies (returns 0)
     where the processor or the memory does not allow it, and says so once in the log.
     """
     linears = [module for module in model.modules() if type(module) is nn.Linear and _packable(module)]
     needed = sum(module.weight.numel() * _packed_dtype(module).itemsize for module in linears)
-    packed = torch.backends.mkldnn.is_available() and needed <= MEMORY_SHARE * _memory_bytes()
-    if linears and not packed:
+    packed = copies and torch.backends.mkldnn.is_available() and needed <= MEMORY_SHARE * _memory_bytes()
+    if linears and copies and not packed:
         log.warning("linear layers get no packed copies, which would take %.1f GB: prompts are slower", needed / 1e9)
     for module in linears:
         module.__class__ = PackedLinear

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.errors import ContextOverflowError, PromptError
+from precedent.target import bitwise as by_rows
 from precedent.target.cpu_layer import fuse_layers
 from precedent.target.cpu_linear import pack_linears
 from precedent.target.cpu_norm import fuse_norms
@@ -48,17 +49,29 @@ class Slot:
 class TargetModel:
     """Wraps an `AutoModelForCausalLM`. Raises UnsupportedError for layers that cannot be rewound.
 
-    `kv_shape` is what its layers store of a token.
+    `kv_shape` is what its layers store of a token. With `bitwise` a token's logits, and what is stored of it, are the
+    same bits whatever is computed beside it (`target.bitwise`): no forward has more than `most_rows` rows. Raises
+    UnsupportedError where that is not to be had.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, bitwise: bool = False) -> None:
         check_supported(model.config)
-        self.model = model.eval()
-        pack_linears(self.model)
+        self.model, self.bitwise = model.eval(), bitwise
+        pack_linears(self.model, copies=not bitwise)
         fuse_norms(self.model)
         fuse_layers(self.model)
         self._runner, self.kv_shape, self.vocab_size = examine(self.model)
         self.context_length = context_length(model.config.get_text_config())
+        if bitwise:
+            by_rows.widen(self.model)
+            by_rows.check_fit(self.model)
+            self._runner.most_rows = by_rows.MOST_ROWS
+            by_rows.prove(self)
+
+    @property
+    def most_rows(self) -> int | None:
+        """Rows that a sequence may have in a forward, its pending token included; None where nothing bounds them."""
+        return self._runner.most_rows
 
     @property
     def device(self) -> torch.device:
@@ -124,16 +137,20 @@ class TargetModel:
         return self.kv_shape.nbytes(num_tokens)
 
     def _prefill_chunk(self, slot: Slot, token_ids: Sequence[int]) -> None:
-        self._runner.fill(chain_rows(slot.kv, token_ids))
-        slot.kv.keep(range(len(token_ids)))
-        slot.token_ids.extend(token_ids)
+        step = self.most_rows or len(token_ids)
+        for start in range(0, len(token_ids), step):
+            piece = token_ids[start : start + step]
+            self._runner.fill(chain_rows(slot.kv, piece))
+            slot.kv.keep(range(len(piece)))
+            slot.token_ids.extend(piece)
 
     @torch.inference_mode()
     def score(self, batch: Sequence[tuple[Slot, CandidateTree]]) -> list[Tensor]:
         """Logits after the pending token and after every node, `[num_nodes + 1, vocab_size]` for each sequence.
 
-        All sequences go through the model together. Nothing is committed: the next `commit` or `discard` decides. A
-        failed forward leaves every slot as it was. Raises ValueError for a slot whose prompt is not complete.
+        All sequences go through the model together, as many as `most_rows` allows. Nothing is committed: the next
+        `commit` or `discard` decides. A failed forward leaves every slot as it was. Raises ValueError for a slot whose
+        prompt is not complete.
         """
         if any(slot.pending == NOTHING_PENDING for slot, _ in batch):
             raise ValueError("a sequence without a pending token cannot be scored: finish its prefill first")

@@ -89,10 +89,13 @@ class PackedKV(Cache):
 
 
 class Forward:
-    """Whose rows run through the model, and where in the input they stand."""
+    """Whose rows run through the model, and where in the input they stand.
 
-    def __init__(self, sequences: Sequence[Rows]) -> None:
-        self.sequences = tuple(sequences)
+    `by_rows` says that every layer must compute by rows, or refuse (`target.bitwise`).
+    """
+
+    def __init__(self, sequences: Sequence[Rows], *, by_rows: bool = False) -> None:
+        self.sequences, self.by_rows = tuple(sequences), by_rows
         self.spans = tuple(pairwise(accumulate((len(rows) for rows in sequences), initial=0)))
         self.packed = PackedKV(self.sequences, self.spans) if len(sequences) > 1 else None
         self.cache: Cache = self.packed or sequences[0].kv

@@ -61,9 +61,10 @@ class RowMasks:
         """What sequence `index`'s rows see of each other; None unless all of them see the whole prefix besides."""
         if index not in self._sights:
             (first, allowed, causal), count = self._visible(index), len(self.forward.sequences[index])
-            plain = first == 0 and not causal
+            if causal:
+                allowed = _within(self.forward.sequences[index], self._device)
             fits = count == 1 if allowed is None else tuple(allowed.shape) == (count, count)
-            self._sights[index] = Sight(allowed, count) if plain and fits else None
+            self._sights[index] = Sight(allowed, count) if first == 0 and fits else None
         return self._sights[index]
 
     def row_layers(self, shape: LayerShape, dtype: torch.dtype) -> RowLayers | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -36,12 +36,14 @@ def use_tree_attention(model: PreTrainedModel) -> bool:
 class Runner:
     """A model and how it is called: `packed`, all sequences in one forward, or one sequence after the other.
 
+    With `most_rows` no forward has more, and one that leaves the arithmetic of few rows is refused (`target.bitwise`).
     One after the other is for architectures that do not go through transformers' attention interface, or change keys or
     masks on the way; they get the tree as a 4D mask.
     """
 
     def __init__(self, model: PreTrainedModel, *, packed: bool) -> None:
         self.model, self.packed = model, packed
+        self.most_rows: int | None = None
 
     @property
     def device(self) -> torch.device:
@@ -56,7 +58,10 @@ class Runner:
             rows.kv.reserve(rows.kv.length + len(rows))
         if not self.packed:
             return [self._one(rows)[0] for rows in sequences]
-        forward = Forward(sequences)
+        return [logits for together in batches(sequences, self.most_rows) for logits in self._together(together)]
+
+    def _together(self, sequences: Sequence[Rows]) -> list[Tensor]:
+        forward = Forward(sequences, by_rows=self.most_rows is not None)
         with forward.running():
             logits: Tensor = self.model(**forward.inputs(self.device)).logits[0]
         return [logits[start:stop] for start, stop in forward.spans]
@@ -68,7 +73,7 @@ class Runner:
         if not self.packed:
             self._one(rows, **fewest)
             return
-        forward = Forward([rows])
+        forward = Forward([rows], by_rows=self.most_rows is not None)
         with forward.running():
             self.model(**forward.inputs(self.device), **fewest)
 
@@ -108,3 +113,15 @@ class Runner:
     @cached_property
     def _takes_logits_to_keep(self) -> bool:
         return "logits_to_keep" in inspect.signature(self.model.forward).parameters
+
+
+def batches(sequences: Sequence[Rows], most_rows: int | None) -> Iterator[list[Rows]]:
+    """The sequences in their order, together as long as they have at most `most_rows` rows; a wider one goes alone."""
+    batch: list[Rows] = []
+    for rows in sequences:
+        if batch and most_rows is not None and sum(map(len, batch)) + len(rows) > most_rows:
+            yield batch
+            batch = []
+        batch.append(rows)
+    if batch:
+        yield batch

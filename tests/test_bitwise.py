@@ -1,0 +1,225 @@
+"""`bitwise=True`: the same bits whatever is drafted, reused, or answered beside it; else a refusal by name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+
+from precedent.cache import NewCompletion, SpeculationCache
+from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.cost_curve import CostCurve
+from precedent.engine import Engine
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.langchain import ChatPrecedent
+from precedent.target import Slot, TargetModel
+from precedent.target.bitwise import MOST_ROWS
+from precedent.target.dot_kernels import LANES
+from precedent.target.row_attention import VECTORS, fits
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
+
+DIM = VECTORS * LANES
+PLAIN = SpeculationConfig(enabled=False, write_back=False)
+GREEDY, SEEDED = SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, temperature=0.8, seed=5)
+
+pytestmark = pytest.mark.skipif(
+    not fits(*[torch.zeros(1, 1, 1, DIM)] * 3), reason="torch runs on other threads here, or lacks fused operations"
+)
+
+
+def model(dtype: torch.dtype = torch.bfloat16, family: str = "llama", **settings: Any) -> Any:
+    """A tiny model that the kernels of few rows take; its logits are near-ties everywhere, as random weights give."""
+    sizes = {"hidden_size": 4 * LANES, "num_attention_heads": 2, "head_dim": DIM, "intermediate_size": 8 * LANES}
+    return tiny_causal_lm(family, dtype=dtype, seed=4, **(sizes | settings))
+
+
+def tokens(number: int, seed: int) -> list[int]:
+    """Token ids of a random text."""
+    choice = random.Random(seed)
+    return [choice.randrange(3, 250) for _ in range(number)]
+
+
+def kept(slot: Slot) -> list[torch.Tensor]:
+    """Keys and values of the slot's tokens, layer by layer."""
+    length = len(slot.token_ids)
+    return [each for index in range(len(slot.kv.layers)) for each in slot.kv.layer(index).rows(0, length)]
+
+
+def same_bits(one: Slot, other: Slot) -> bool:
+    return all(torch.equal(left, right) for left, right in zip(kept(one), kept(other), strict=True))
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bfloat16", "float32"], scope="module")
+def target(request: pytest.FixtureRequest) -> TargetModel:
+    return TargetModel(model(request.param), bitwise=True)
+
+
+@pytest.mark.parametrize("length", [2, MOST_ROWS, MOST_ROWS + 2, 3 * MOST_ROWS + 7])
+def test_a_prompt_leaves_the_same_bits_however_it_was_computed(target: TargetModel, length: int) -> None:
+    """At once, in odd pieces, from a copied prefix, and token by token as plain decoding would."""
+    prompt = tokens(length, seed=length)
+    whole, pieces, decoded = target.new_slot(), target.new_slot(), target.new_slot()
+    target.prefill(whole, prompt)
+    target.begin_prefill(pieces, prompt)
+    while not target.continue_prefill(pieces, prompt, 29):
+        pass
+    forked = target.fork(whole, length // 2)
+    target.prefill(forked, prompt)
+    target.prefill(decoded, prompt[:1])
+    for token in prompt[1:]:
+        target.plain_step(decoded)
+        target.commit(decoded, EMPTY_TREE, (), token)
+    for other in (pieces, forked, decoded):
+        assert same_bits(whole, other)
+
+
+def test_without_it_pieces_of_a_prompt_round_otherwise() -> None:
+    """The test above can fail: beyond the rows that the kernels take, sums are grouped otherwise."""
+    target, prompt = TargetModel(model()), tokens(3 * MOST_ROWS, seed=1)
+    whole, decoded = target.new_slot(), target.new_slot()
+    target.prefill(whole, prompt)
+    target.prefill(decoded, prompt[:1])
+    for token in prompt[1:]:
+        target.plain_step(decoded)
+        target.commit(decoded, EMPTY_TREE, (), token)
+    assert not same_bits(whole, decoded)
+
+
+def test_rows_do_not_depend_on_how_many_are_scored_beside_them(target: TargetModel) -> None:
+    """Trees of several sequences, more rows together than one forward takes, against each alone."""
+    slots, builder = [target.new_slot() for _ in range(4)], TreeBuilder()
+    for node, token in enumerate(tokens(MOST_ROWS - 8, seed=3)):
+        builder.add_point(ROOT if node < 3 else node - 3, token, "test")
+    tree = builder.build()
+    for number, slot in enumerate(slots):
+        target.prefill(slot, tokens(30 + number, seed=number))
+    together = target.score([(slot, tree) for slot in slots])
+    for slot, rows in zip(slots, together, strict=True):
+        target.discard(slot)
+        assert torch.equal(target.score([(slot, tree)])[0], rows)
+        target.discard(slot)
+
+
+class FlatCost(CostCurve):
+    """Every width costs the same, so that drafts are made however busy the machine is."""
+
+    def observe(self, width: int, milliseconds: float) -> None:
+        """Learn nothing."""
+
+
+@pytest.fixture
+def cache() -> Iterator[SpeculationCache]:
+    with SpeculationCache.open(embedder=HashEmbedder()) as opened:
+        yield opened
+
+
+def engine_on(cache: SpeculationCache, **settings: Any) -> Engine:
+    draft = tiny_causal_lm("llama", dtype=torch.bfloat16, seed=9, num_hidden_layers=1)
+    tokenizer = byte_tokenizer()
+    running = Engine.load(model(), tokenizer=tokenizer, cache=cache, draft_model=draft, bitwise=True, **settings)
+    running.planner.cost = FlatCost()
+    return running
+
+
+@pytest.mark.usefixtures("searches_at_once")
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_texts_are_the_same_off_cold_warm_adversarial_continued_and_together(
+    cache: SpeculationCache, sampling: SamplingParams
+) -> None:
+    """Real drafts, a draft model, prefixes that were decoded instead of read, and neighbours in the same forward."""
+    prompts = [tokens(50 + 40 * number, seed=number) for number in range(4)]
+    with closing(engine_on(cache)) as alone:
+        plain = [alone.submit(prompt, sampling, speculation=PLAIN).result() for prompt in prompts]
+    expected = [one.token_ids for one in plain]
+    longer = [prompt + list(ids) + [17, 18] for prompt, ids in zip(prompts, expected, strict=True)]
+    with closing(engine_on(cache)) as alone:
+        then = [alone.submit(prompt, sampling, speculation=PLAIN).result().token_ids for prompt in longer]
+    with closing(engine_on(cache, limits=EngineLimits(prefill_tokens_per_round=37))) as engine:
+        for ids in expected:  # answers that begin like the right one and go wrong
+            wrong = tuple(token if place % 7 else 3 for place, token in enumerate(ids))
+            cache.insert(NewCompletion(wrong, engine.tokenizer_fingerprint, "another", query="order"))
+        for _ in range(2):
+            cold = [engine.submit(prompt, sampling, query="order").result() for prompt in prompts]
+            assert [one.token_ids for one in cold] == expected
+        assert any(one.stats.num_accepted_tokens > 20 for one in cold), "the second time they are remembered"
+        assert all(one.stats.as_dict()["bitwise"] for one in cold)
+        continued = [engine.submit(prompt, sampling, query="order") for prompt in longer]
+        beside = [engine.submit(prompt, sampling, speculation=PLAIN) for prompt in prompts]
+        assert [one.result().token_ids for one in continued] == then
+        assert continued[0].result().cached_prompt_tokens > len(prompts[0]), "what was decoded is reused"
+        assert [one.result().token_ids for one in beside] == expected
+
+
+@pytest.mark.parametrize(
+    ("unfit", "reason"),
+    [
+        (lambda: model(torch.float64), "have no arithmetic by rows on cpu in float64"),
+        (lambda: model(torch.float16), "have no arithmetic by rows on cpu in float16"),
+        (lambda: model(num_key_value_heads=2, head_dim=24), "have no arithmetic by rows"),
+        (lambda: model(family="gpt2"), "have no arithmetic by rows"),
+        (lambda: model(family="mistral", sliding_window=8), "sliding_attention"),
+    ],
+)
+def test_models_that_round_otherwise_are_refused_by_name(unfit: Any, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"bitwise=True is not to be had with this .*{reason}"):
+        TargetModel(unfit(), bitwise=True)
+
+
+def test_a_layer_that_was_hooked_is_refused_while_running() -> None:
+    """It would go through the model's own code, unnoticed, and round otherwise."""
+    target = TargetModel(model(), bitwise=True)
+    slot = target.new_slot()
+    target.prefill(slot, [1, 2, 3])
+    hook = target.model.model.layers[1].mlp.register_forward_hook(lambda *arguments: None)
+    with pytest.raises(UnsupportedError, match="layer 1 was changed"):
+        target.plain_step(slot)
+    hook.remove()
+    target.discard(slot)
+    target.plain_step(slot)
+
+
+def test_a_machine_that_rounds_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the proof at load is for."""
+    score = TargetModel.score
+
+    def wrong(self: TargetModel, batch: Any) -> list[torch.Tensor]:
+        rows = score(self, batch)
+        return [row + 1e-2 * (len(row) > 1) for row in rows]
+
+    monkeypatch.setattr(TargetModel, "score", wrong)
+    with pytest.raises(UnsupportedError, match="round otherwise on this machine"):
+        TargetModel(model(), bitwise=True)
+
+
+def test_settings_that_would_break_the_promise_are_refused(cache: SpeculationCache) -> None:
+    with closing(engine_on(cache)) as engine:
+        with pytest.raises(ConfigError, match="sum is at most 63"):
+            engine.submit([1], GREEDY, speculation=SpeculationConfig(max_nodes=60))
+        with pytest.raises(ConfigError, match="changes answers on purpose"):
+            engine.submit([1], SEEDED, speculation=SpeculationConfig(mode="lossy_typical"))
+        free = engine.submit([1], SamplingParams(max_tokens=3, temperature=1.0)).result()
+        assert not free.stats.bitwise, "without a seed there is no text to be the same"
+
+
+def test_a_chat_model_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chat models that differ in it have engines of their own."""
+    asked: list[bool] = []
+
+    class Loaded(Exception):
+        """Far enough."""
+
+    def load(target: str, **settings: Any) -> Engine:
+        asked.append(settings["bitwise"])
+        raise Loaded
+
+    monkeypatch.setattr(Engine, "load", load)
+    for chosen in (True, None):
+        with pytest.raises(Loaded):
+            ChatPrecedent(model="m", bitwise=chosen).invoke("hi")
+    assert asked == [True, False]
