@@ -207,6 +207,11 @@ def test_settings_that_would_break_the_promise_are_refused(cache: SpeculationCac
         assert not free.stats.bitwise, "without a seed there is no text to be the same"
 
 
+def test_a_target_made_without_it_is_not_taken_for_one_with_it() -> None:
+    with pytest.raises(ConfigError, match="made without bitwise=True"):
+        Engine(TargetModel(model()), byte_tokenizer(), name="m", bitwise=True)
+
+
 def test_a_chat_model_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chat models that differ in it have engines of their own."""
     asked: list[bool] = []

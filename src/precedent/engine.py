@@ -77,7 +77,7 @@ class Engine:
         self._on_result = on_result
         self.tokenizer, self.model_name, self.cache = tokenizer, name, cache
         self.speculation = speculation or SpeculationConfig()
-        self.target = model if isinstance(model, TargetModel) else TargetModel(model, bitwise=bitwise)
+        self.target = TargetModel.of(model, bitwise=bitwise)
         weights = self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.model_fingerprint = model_fingerprint(weights.config.to_dict(), weights.state_dict())

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent.errors import ContextOverflowError, PromptError
+from precedent.errors import ConfigError, ContextOverflowError, PromptError
 from precedent.target import bitwise as by_rows
 from precedent.target.cpu_layer import fuse_layers
 from precedent.target.cpu_linear import pack_linears
@@ -67,6 +67,15 @@ class TargetModel:
             by_rows.check_fit(self.model)
             self._runner.most_rows = by_rows.MOST_ROWS
             by_rows.prove(self)
+
+    @classmethod
+    def of(cls, model: PreTrainedModel | TargetModel, *, bitwise: bool) -> TargetModel:
+        """A target of a model, or the target itself. Raises ConfigError for one that was made without `bitwise`."""
+        if not isinstance(model, TargetModel):
+            return cls(model, bitwise=bitwise)
+        if bitwise and not model.bitwise:
+            raise ConfigError("this TargetModel was made without bitwise=True: make it with it, or give its model")
+        return model
 
     @property
     def most_rows(self) -> int | None:
