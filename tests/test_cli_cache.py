@@ -10,7 +10,8 @@ import logging
 import sqlite3
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -184,7 +185,7 @@ def test_the_keys_for_machines_are_these(folder, tmp_path):
     assert set(run_json(tmp_path, "compact", folder)) == {"bytes_before", "bytes_after"}
     assert set(run_json(tmp_path, "export", folder, tmp_path / "out")) == {"exported", "folder"}
     imported = run_json(tmp_path, "import", tmp_path / "other", tmp_path / "out")
-    assert set(imported) == {"read", "stored", "known", "refused", "rewritten", "skipped"}
+    assert set(imported) == {"read", "stored", "known", "refused", "withheld", "rewritten", "skipped"}
     assert set(run_json(tmp_path, "forget", folder, "--all")) == {"forgotten"}
 
 
@@ -256,6 +257,40 @@ def test_an_import_for_another_model_writes_the_texts_anew(folder, tmp_path, mod
     assert (found["read"], found["rewritten"], found["stored"], found["skipped"]) == (2, 2, 2, [])
     (shop,) = run_json(tmp_path, "list", tmp_path / "new", "--tenant", "shop")["completions"]
     assert byte_tokenizer().decode(shop["token_ids"][:-1]) == shop["text"] == "Your refund is on its way"
+
+
+def cleaned(completion: NewCompletion) -> NewCompletion | None:
+    """A program's own redaction: no balances, no names."""
+    if "balance" in completion.query:
+        return None
+    return replace(completion, text="[cut]", query="[cut]", token_ids=(7,))
+
+
+def test_what_fills_a_cache_takes_a_redaction(folder, tmp_path, model, monkeypatch):
+    """By pattern, and by the function that a program gives its cache: nothing of what it cuts comes in."""
+    run("export", folder, tmp_path / "out")
+    found = run_json(tmp_path, "import", tmp_path / "by-pattern", tmp_path / "out", "--never-store", "(?i)EUROS")
+    assert (found["stored"], found["withheld"]) == (1, 1)
+    monkeypatch.setitem(sys.modules, "shop_redaction", SimpleNamespace(cleaned=cleaned, words=("a",)))
+    found = run_json(tmp_path, "import", tmp_path / "new", tmp_path / "out", "--redact", "shop_redaction:cleaned")
+    (only,) = run_json(tmp_path, "list", tmp_path / "new")["completions"]
+    assert (only["text"], only["query"], only["token_ids"]) == ("[cut]", "[cut]", [7])
+    assert "refund" not in "".join(path.read_bytes().decode("latin-1") for path in (tmp_path / "new").glob("*"))
+    chat = {"messages": [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Your card 4111."}]}
+    (tmp_path / "log.jsonl").write_text(json.dumps(chat), encoding="utf-8")
+    shown = run("warm", tmp_path / "warmed", tmp_path / "log.jsonl", "--never-store", r"\b\d{4}\b").stdout
+    assert "0 completions stored" in shown
+    assert "1 were withheld by redaction" in shown
+
+
+@pytest.mark.parametrize("name", ["no_such_module:x", "shop_redaction:none", "shop_redaction", "shop_redaction:words"])
+def test_a_redaction_that_is_none_is_refused_before_anything_is_stored(folder, tmp_path, name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shop_redaction", SimpleNamespace(words=("a",)))
+    run("export", folder, tmp_path / "out")
+    result = run("import", tmp_path / "new", tmp_path / "out", "--redact", name)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"--redact {name}" in result.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_url_that_nobody_opens_is_refused_by_name(monkeypatch):

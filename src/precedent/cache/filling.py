@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from itertools import islice
 
 from precedent.cache.completion_store import CompletionStore
 from precedent.cache.embedder import Embedder, embed_all, identity_of, resolve
-from precedent.cache.records import EmbedderIdentity
+from precedent.cache.records import EmbedderIdentity, NewCompletion
+from precedent.cache.redaction import Redact, apply
 from precedent.cache.same_embedder import require_same
 from precedent.cache.transfer import Record
 
@@ -22,14 +23,19 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What became of the records: newly `stored`, `known` before, or `refused` (read-only, or larger than a bound)."""
+    """What became of the records: newly `stored`, `known` before, `refused` (read-only or too large), or `withheld`.
+
+    Refused is what the store did not take, withheld what redaction left nothing of.
+    """
 
     stored: int = 0
     known: int = 0
     refused: int = 0
+    withheld: int = 0
 
     def __add__(self, other: Filled) -> Filled:
-        return Filled(self.stored + other.stored, self.known + other.known, self.refused + other.refused)
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Filled(*(mine + theirs for mine, theirs in pairs))
 
 
 class Vectors:
@@ -76,15 +82,34 @@ def _fits(given: EmbedderIdentity, recorded: EmbedderIdentity | None, chosen: st
 
 
 def fill(
-    store: CompletionStore, records: Iterable[Record], vectors: Vectors, progress: Progress | None = None
+    store: CompletionStore,
+    records: Iterable[Record],
+    vectors: Vectors,
+    progress: Progress | None = None,
+    *,
+    redact: Redact | None = None,
 ) -> Filled:
-    """Store records with their times and counters; the same ones once more change nothing. Raises CacheError."""
+    """Store what `redact` leaves of records, with their times and counters; the same ones once more change nothing.
+
+    Raises CacheError.
+    """
     filled, remaining = Filled(), iter(records)
     while batch := list(islice(remaining, BATCH)):
-        filled += _fill(store, batch, vectors)
+        left = batch if redact is None else [one for record in batch if (one := _redacted(record, redact)) is not None]
+        filled += _fill(store, left, vectors) + Filled(withheld=len(batch) - len(left))
         if progress is not None:
             progress(len(batch))
     return filled
+
+
+def _redacted(record: Record, redact: Redact) -> Record | None:
+    """What may be stored of a record; a query that was changed gets a vector of its own."""
+    completion = record.completion
+    left = apply(redact, completion)
+    if left is None:
+        return None
+    kept = replace(completion, **{one.name: getattr(left, one.name) for one in fields(NewCompletion)})
+    return Record(kept, record.vector if kept.query == completion.query else None)
 
 
 def _fill(store: CompletionStore, batch: Sequence[Record], vectors: Vectors) -> Filled:

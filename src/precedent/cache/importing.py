@@ -18,6 +18,7 @@ from precedent.cache.embedder import Embedder
 from precedent.cache.exporting import FORMAT, KINDS, MANIFEST, VERSION, checksum_of
 from precedent.cache.filling import Filled, Vectors, fill
 from precedent.cache.records import EmbedderIdentity, StoredCompletion, check_tenant
+from precedent.cache.redaction import Redact
 from precedent.cache.transfer import Record
 from precedent.errors import CacheError, CacheMismatchError
 
@@ -84,18 +85,20 @@ def import_cache(
     embedder: str | Embedder | None = None,
     tenant: str | None = None,
     progress: Callable[[int], None] | None = None,
+    redact: Redact | None = None,
 ) -> Imported:
     """Store the records of an export; importing again changes nothing.
 
     Records of another tokenizer than `tokenizer` are written anew from their texts, vectors of another embedder than
-    the store's (or, in an empty one, than `embedder`) are made anew. `tenant` takes the place of the recorded one.
+    the store's (or, in an empty one, than `embedder`) are made anew. `tenant` takes the place of the recorded one;
+    `redact` sees each record as it would be stored.
     Raises CacheError for an export that is not whole, naming the file; what was read before stays stored.
     """
     if tenant is not None:
         check_tenant(tenant)
     manifest = read_manifest(folder)
     adapted, vectors = _Adapted(tenant, tokenizer), Vectors(store, embedder, _embedder_of(manifest))
-    filled = fill(store, adapted.of(_records(folder, manifest)), vectors, progress)
+    filled = fill(store, adapted.of(_records(folder, manifest)), vectors, progress, redact=redact)
     return Imported(adapted.read, adapted.rewritten, filled, dict(adapted.skipped))
 
 

@@ -32,6 +32,18 @@ def never_store(*patterns: str) -> Redact:
     return redact
 
 
+def in_turn(*steps: Redact) -> Redact:
+    """Each step sees what the one before has left."""
+
+    def redact(completion: NewCompletion) -> NewCompletion | None:
+        left: NewCompletion | None = completion
+        for step in steps:
+            left = None if left is None else step(left)
+        return left
+
+    return redact
+
+
 def apply(redact: Redact, completion: NewCompletion) -> NewCompletion | None:
     """What `redact` leaves. Raises CacheError when it fails or changes whose completion it is."""
     try:

@@ -16,9 +16,12 @@ from precedent.cli.cache_store import (
     CacheArgument,
     ContainingOption,
     EmbedderOption,
+    NeverStoreOption,
+    RedactOption,
     TenantOption,
     opened,
     progress_bar,
+    redaction,
     timestamp,
 )
 from precedent.cli.options import JsonOption, write_json
@@ -51,15 +54,18 @@ def import_export(
     ] = None,
     embedder: EmbedderOption = None,
     tenant: Annotated[str | None, typer.Option(help="Store everything as this tenant's.")] = None,
+    never_store: NeverStoreOption = None,
+    redact: RedactOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Store the completions of an export, with their times and counters; importing again changes nothing."""
+    hook = redaction(never_store, redact)
     number, tokenizer = read_manifest(folder)["records"], None if target is None else _writer(target)
     with opened(cache, create=True, bounds=UNBOUNDED) as store, progress_bar() as progress:
         task = progress.add_task("importing", total=number)
         found = import_cache(
             folder, store, tokenizer=tokenizer, embedder=embedder, tenant=tenant,
-            progress=lambda number: progress.advance(task, number),
+            progress=lambda number: progress.advance(task, number), redact=hook,
         )  # fmt: skip
     if json_file is not None:
         write_json(json_file, _as_dict(found))
@@ -79,6 +85,7 @@ def _as_dict(found: Imported) -> dict[str, Any]:
         "stored": found.filled.stored,
         "known": found.filled.known,
         "refused": found.filled.refused,
+        "withheld": found.filled.withheld,
         "rewritten": found.rewritten,
         "skipped": [{"reason": reason, "count": count} for reason, count in found.skipped.items()],
     }
@@ -90,5 +97,7 @@ def _print(found: Imported) -> None:
         print(f"{found.rewritten} were written anew with the model's tokenizer")
     if found.filled.refused:
         print(f"{found.filled.refused} were refused: the cache is read-only")
+    if found.filled.withheld:
+        print(f"{found.filled.withheld} were withheld by redaction")
     for reason, count in found.skipped.items():
         print(f"{count} skipped: {reason}")

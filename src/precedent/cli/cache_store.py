@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated
@@ -11,8 +12,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from precedent.cache import Bounds, CompletionStore
+from precedent.cache import Bounds, CompletionStore, Redact, never_store
 from precedent.cache.opening import open_store
+from precedent.cache.redaction import in_turn
 from precedent.errors import CacheError
 
 CacheArgument = Annotated[
@@ -29,6 +31,15 @@ ContainingOption = Annotated[
 ]
 EmbedderOption = Annotated[
     str | None, typer.Option("--embedder", help="sentence-transformers id or folder; by default all-MiniLM-L6-v2.")
+]
+
+NeverStoreOption = Annotated[
+    list[str] | None,
+    typer.Option("--never-store", metavar="REGEX", help="Leave out what matches in query or text; may be given again."),
+]
+RedactOption = Annotated[
+    str | None,
+    typer.Option("--redact", metavar="MODULE:NAME", help="The function that SpeculationCache.open(redact=…) is given."),
 ]
 
 UNBOUNDED = Bounds(max_bytes=2**62)
@@ -58,6 +69,25 @@ def progress_bar() -> Iterator[Progress]:
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield progress
+
+
+def redaction(never_store_these: Sequence[str] | None, named: str | None) -> Redact | None:
+    """What the options say of redaction, both together. Raises CacheError for a pattern or a name that is none."""
+    steps = [never_store(*never_store_these)] if never_store_these else []
+    steps += [_named(named)] if named else []
+    return in_turn(*steps) if steps else None
+
+
+def _named(name: str) -> Redact:
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise CacheError(f"--redact {name}: {error}; write MODULE:NAME of what can be imported here") from error
+    if not callable(found):
+        raise CacheError(f"--redact {name} is no function")
+    redact: Redact = found
+    return redact
 
 
 def timestamp(given: str | None) -> float | None:

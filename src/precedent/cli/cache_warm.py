@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from precedent.cache.filling import Filled, Vectors
-from precedent.cli.cache_store import UNBOUNDED, CacheArgument, EmbedderOption, opened, progress_bar
+from precedent.cli.cache_store import (
+    UNBOUNDED,
+    CacheArgument,
+    EmbedderOption,
+    NeverStoreOption,
+    RedactOption,
+    opened,
+    progress_bar,
+    redaction,
+)
 from precedent.cli.options import DEFAULT_TARGET, JsonOption, TargetOption, write_json
 
 SourcesArgument = Annotated[
@@ -31,17 +41,20 @@ def warm(
     target: TargetOption = DEFAULT_TARGET,
     embedder: EmbedderOption = None,
     tenant: Annotated[str, typer.Option(help="Whose completions they become.")] = "default",
+    never_store: NeverStoreOption = None,
+    redact: RedactOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Store recorded answers as if the model had given them. Run it again after an interruption: it goes on."""
     from precedent.langchain.recorded_answers import AnswerReader, store_answers
     from precedent.target.loading import load_tokenizer
 
+    hook = redaction(never_store, redact)
     reader = AnswerReader(load_tokenizer(target), tenant=tenant)
     with opened(cache, create=True, bounds=UNBOUNDED) as store, progress_bar() as progress:
         task = progress.add_task("warming", total=sum(map(_num_calls, sources)))
         calls = _each(_calls(sources, reader.skipped), lambda: progress.advance(task))
-        filled = store_answers(store, calls, reader, Vectors(store, embedder))
+        filled = store_answers(store, calls, reader, Vectors(store, embedder), redact=hook)
     results = {"read": reader.num_read, **_counts(filled), "skipped": reader.skipped.as_list()}
     if json_file is not None:
         write_json(json_file, results)
@@ -76,12 +89,14 @@ def _each(calls: Iterable[Any], done: Any) -> Iterator[Any]:
 
 
 def _counts(filled: Filled) -> dict[str, int]:
-    return {"stored": filled.stored, "known": filled.known, "refused": filled.refused}
+    return asdict(filled)
 
 
 def _print(results: dict[str, Any]) -> None:
     print(f"{results['stored']} completions stored, {results['known']} were there already")
     if results["refused"]:
         print(f"{results['refused']} were refused: the cache is read-only")
+    if results["withheld"]:
+        print(f"{results['withheld']} were withheld by redaction")
     for skipped in results["skipped"]:
         print(f"{skipped['count']} skipped: {skipped['reason']} (first: {skipped['first']})")

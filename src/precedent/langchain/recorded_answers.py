@@ -14,6 +14,7 @@ from precedent.cache.completion_store import CompletionStore
 from precedent.cache.filling import Filled, Progress, Vectors, fill
 from precedent.cache.fingerprint import prompt_fingerprint
 from precedent.cache.records import StoredCompletion, check_tenant
+from precedent.cache.redaction import Redact
 from precedent.cache.transfer import Record
 from precedent.errors import PrecedentError, PromptError
 from precedent.langchain.messages import to_template_messages
@@ -128,10 +129,13 @@ def store_answers(
     reader: AnswerReader,
     vectors: Vectors,
     progress: Progress | None = None,
+    *,
+    redact: Redact | None = None,
 ) -> Filled:
     """Store the answers of recorded runs; those that are there already change nothing, so that it can be resumed.
 
-    `progress` is called with the number of answers of every batch that is stored. Raises CacheError.
+    `progress` is called with the number of answers of every batch that is stored; `redact` sees each answer before
+    that. Raises CacheError.
     """
     found = (Record(one) for trajectory in trajectories for one in reader.completions(trajectory))
-    return fill(store, found, vectors, progress)
+    return fill(store, found, vectors, progress, redact=redact)
