@@ -113,3 +113,27 @@ def test_exclusion_gives_way_when_nothing_else_could_be_drawn() -> None:
     tree.check()
     assert tree.token_ids == (top,)
     assert isinstance(tree.draws[0].law, Drawn)
+
+
+def turn(drafter: DraftModelDrafter, prompt: list[int], tenant: str) -> tuple[int, list[int]]:
+    """How much of a prompt is not known at the beginning, and what is drawn then; the request ends afterwards."""
+    drafting, builder = drafter.begin(DraftRequest("r", tuple(prompt), SamplingParams(), tenant)), TreeBuilder()
+    behind = drafting.behind
+    drafting.draw(builder, 4, CounterCoins(0, 0))
+    drafting.end()
+    drafting.end()
+    return behind, list(builder.build().token_ids)
+
+
+def test_the_next_turn_of_a_conversation_goes_on_where_the_last_one_ended() -> None:
+    """What was drafted and never said is forgotten; another tenant's turn computes everything itself."""
+    model, choose = TargetModel(tiny_causal_lm("llama", **TINY)), random.Random(2)
+    first = [choose.randrange(1, 16) for _ in range(60)]
+    later, resembling = [*first, 3, 1, 4], [*first[:40], 9, 9, 9]
+    drafter, alone = DraftModelDrafter(model), [turn(DraftModelDrafter(model), p, "a")[1] for p in (later, resembling)]
+    assert turn(drafter, first, "shop")[0] == len(first)
+    assert turn(drafter, later, "bank") == (len(later), alone[0])
+    assert turn(drafter, later, "shop") == (len(later) - len(first), alone[0])
+    assert turn(drafter, resembling, "shop") == (3, alone[1])
+    drafter.close()
+    assert turn(drafter, later, "shop") == (len(later), alone[0])

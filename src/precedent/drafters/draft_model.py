@@ -16,6 +16,7 @@ from precedent.drafters.base import Candidates, Drafting, DraftRequest
 from precedent.errors import GenerationError
 from precedent.sampling import Coins, coupled_choice, largest_id, probs_of
 from precedent.target import Slot, TargetModel, common_prefix
+from precedent.target.prefix_pool import PrefixPool
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder, chain
 
 CHOSEN = ("greedy", "coupled")
@@ -25,11 +26,16 @@ CATCH_UP_LIMIT = 32
 """Up to this many missed tokens ride along with the first draw; more are prefilled in chunks."""
 
 
+MAX_IDLE_BYTES = 128 * 2**20
+"""What KV caches of finished requests may take; the next turn of a conversation goes on with them."""
+
+
 class DraftModelDrafter:
     """Shares one draft model between all requests; each keeps its own KV cache, caught up only when asked.
 
-    With `early_exit` the model is the target's own first layers: it reads what the target stored of the committed text,
-    and what it writes behind that is overwritten when the target scores the tree.
+    A conversation's next turn, or another one under the same system prompt, finds what its tenant's requests have
+    computed before. With `early_exit` the model is the target's own first layers: it reads what the target stored of
+    the committed text, and what it writes behind that is overwritten when the target scores the tree.
     """
 
     name = "draft-model"
@@ -37,23 +43,28 @@ class DraftModelDrafter:
 
     def __init__(self, model: TargetModel, *, early_exit: bool = False) -> None:
         self._model, self._early_exit = model, early_exit
+        self._pool = PrefixPool(model, MAX_IDLE_BYTES)
 
     def begin(self, request: DraftRequest) -> Drafting:
-        """Start with an empty KV cache: nothing is computed until the first draw."""
+        """Start with what is known of the prompt: nothing is computed until the first draw."""
         context = list(request.prompt_ids)
-        borrowed = request.target_slot if self._early_exit else None
-        place = _OwnPlace(self._model, context) if borrowed is None else _TargetsPlace(self._model, borrowed)
+        if self._early_exit and request.target_slot is not None:
+            place: _OwnPlace | _TargetsPlace = _TargetsPlace(self._model, request.target_slot)
+        else:
+            place = _OwnPlace(self._model, self._pool, request.tenant, context)
         return _DraftModelDrafting(self.name, self._model, request, context, place)
 
     def close(self) -> None:
-        """Nothing is held besides the model."""
+        """Let go of the KV caches of finished requests."""
+        self._pool.shrink(0)
 
 
 class _OwnPlace:
     """A KV cache of the draft model's own, which follows the committed text when it is asked to."""
 
-    def __init__(self, model: TargetModel, context: list[int]) -> None:
-        self._model, self._context, self._slot = model, context, model.new_slot()
+    def __init__(self, model: TargetModel, pool: PrefixPool, tenant: str, context: list[int]) -> None:
+        self._model, self._pool, self._tenant, self._context = model, pool, tenant, context
+        self._slot = pool.acquire(tenant, context)
 
     @property
     def behind(self) -> int:
@@ -70,8 +81,9 @@ class _OwnPlace:
         return self._slot, chain(missed)
 
     def leave(self) -> None:
-        """Drop the KV cache."""
-        self._slot = self._model.new_slot()
+        """Keep the KV cache for the conversation's next turn."""
+        slot, self._slot = self._slot, self._model.new_slot()
+        self._pool.release(self._tenant, slot)
 
 
 class _TargetsPlace:
