@@ -15,7 +15,7 @@ from precedent.testing.tiny_draft import PLAN, PROMPTS, RECIPE, tiny_target, tra
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.training import distil
 from precedent.training.distil import Distillation, most_frequent
-from precedent.training.head import OutputHead, check_head, final_hidden
+from precedent.training.head import OutputHead, Reader, check_head, final_hidden
 from precedent.training.measure import Measurement
 from precedent.training.plan import Begun, Plan, Recipe
 from precedent.training.student import Student
@@ -113,6 +113,18 @@ def test_the_head_is_the_models_own(architecture: str) -> None:
         expected = model(tokens[None]).logits[0]
         torch.testing.assert_close(OutputHead(model, torch.float64)(final_hidden(model, tokens)), expected)
     check_head(model)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2"])
+def test_a_text_is_read_the_same_behind_a_beginning_that_was_read_before(architecture: str) -> None:
+    """Longer, shorter, equal and other texts one after the other; the last also learns from what is shared."""
+    model = tiny_causal_lm(architecture, **settings_of(architecture))
+    reader = Reader(model)
+    head = [3, 1, 4, 1, 5, 9, 2, 6]
+    for tail, count in (([5, 3], 2), ([5, 3, 8, 9], 3), ([5, 3, 8, 9], 3), ([], 1), ([7], 9), ([5, 3, 8], 1)):
+        text = [*head, *tail]
+        expected = final_hidden(model, torch.tensor(text))[-count:]
+        torch.testing.assert_close(reader.last(text, count), expected)
 
 
 def test_a_model_that_does_more_to_its_logits_is_refused(tmp_path: Path) -> None:

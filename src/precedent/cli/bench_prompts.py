@@ -214,6 +214,6 @@ def _order_desk() -> tuple[dict[str, Any], list[Any], Any]:
     tools = [convert_to_openai_tool(tool) for tool in make_tools(make_database(seed=0))]
 
     def texts(name: str) -> list[tuple[str, ...]]:
-        return [tuple(request.script[0].messages) for request in make_requests(name, full=False, seed=0)]
+        return [(request.opening,) for request in make_requests(name, full=False, seed=0)]
 
     return {"role": "system", "content": SYSTEM_PROMPT}, tools, texts

@@ -11,14 +11,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from precedent.cli.options import DEFAULT_TARGET, DeviceOption, DtypeOption, JsonOption, TargetOption, write_json
+from precedent.cli.options import DeviceOption, DtypeOption, JsonOption, write_json
 from precedent.errors import PrecedentError
 
 if TYPE_CHECKING:
     from precedent.cli.demo_runs import Bench, Difference
     from precedent.cli.demo_state import DemoState
 
-DEFAULT_DRAFT = "first-layers:4"
+ORDER_DESK = "smollm2-135m-order-desk"
+"""The packaged model with the order desk's own adapter, and in place of a draft model's name the order desk's own."""
+
+OTHER_DRAFT = "first-layers:4"
+"""Drafts for any other target: none was trained for it."""
 
 MEASURING_SECONDS = 120
 """About how long warming and measuring may take by default; a slow machine serves fewer requests."""
@@ -30,10 +34,17 @@ FEWEST_REQUESTS, WARMING_PER_MEASURED = 3, 2
 
 
 def demo(
-    target: TargetOption = DEFAULT_TARGET,
+    target: Annotated[
+        str, typer.Option(help="The model trained for the order desk, a Hugging Face id, or a folder.")
+    ] = ORDER_DESK,
     draft_model: Annotated[
-        str, typer.Option(help="Hugging Face id, folder, or first-layers:N (the target's own first N layers).")
-    ] = DEFAULT_DRAFT,
+        str | None,
+        typer.Option(
+            help="Hugging Face id, folder, or first-layers:N; by default what was trained for the target, "
+            f"or {OTHER_DRAFT}.",
+            show_default=False,
+        ),
+    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy; above, traversal is compared with topdown.")] = 0.0,
@@ -75,7 +86,7 @@ def _need_order_desk() -> None:
 def _measured(
     console: Console,
     target: str,
-    draft_model: str,
+    draft_model: str | None,
     device: str | None,
     dtype: str | None,
     temperature: float,
@@ -91,9 +102,10 @@ def _measured(
     from precedent_demo import MAX_TOKENS_PER_TURN
 
     with console.status(f"loading {target} (converted once on a fresh machine, about half a minute)"):
-        model, tokenizer = load_target(target, device=device, dtype=dtype)
-        draft = load_draft(draft_model, model, tokenizer)
-    state = DemoState(target, draft_model, model.dtype, temperature, full)
+        source, draft_source = _sources(target, draft_model)
+        model, tokenizer = load_target(source, device=device, dtype=dtype)
+        draft = load_draft(draft_source, model, tokenizer)
+    state = DemoState(source, draft_source, model.dtype, temperature, full)
     if fresh:
         shutil.rmtree(state.folder, ignore_errors=True)
     ways = (*WAYS, TOPDOWN) if temperature > 0 else WAYS
@@ -109,6 +121,15 @@ def _measured(
         bench.copy_warm_cache()
         _measure(bench, progress, full, count)
     return bench, _differences(bench) if temperature == 0 else []
+
+
+def _sources(target: str, draft_model: str | None) -> tuple[str, str]:
+    """What is loaded as target and as draft model."""
+    from precedent_demo import adapted_target, draft_folder
+
+    if target != ORDER_DESK:
+        return target, draft_model or OTHER_DRAFT
+    return str(adapted_target()), draft_model or str(draft_folder())
 
 
 def _progress(console: Console) -> Progress:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import platformdirs
 
-LAYOUT = "2"
+LAYOUT = "3"
 """Raise when requests, prompts or templates change: completions warmed before would no longer match."""
 
 

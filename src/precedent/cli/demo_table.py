@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -24,9 +25,13 @@ def show(console: Console, results: Mapping[str, Any]) -> None:
 def _table(results: Mapping[str, Any], plain: Mapping[str, Any]) -> Table:
     machine = results["machine"]
     setting = f"{machine['target']}, {machine['dtype']}, {machine['device']}, temperature {results['temperature']}"
-    table = Table(title=f"{plain['requests']} requests, {plain['tokens']} tokens\n{setting}")
+    table = Table(
+        title=f"{plain['requests']} requests, {plain['tokens']} tokens\n{setting}",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     table.add_column("run", no_wrap=True)
-    for heading in ("tok/s", "speed", "tok/\nstep", "prefill\ns", "decode\ns", "request s\np50/p95", "equal"):
+    for heading in ("tok/s", "speed", "tok/\nstep", "prefill\ns", "decode\ns", "request s\np50/p95", "equal", "solved"):
         table.add_column(heading, justify="right", no_wrap=True)
     for run in results["runs"]:
         table.add_row(*_row(run, plain, results["identical_outputs"]))
@@ -44,6 +49,7 @@ def _row(run: Mapping[str, Any], plain: Mapping[str, Any], identical: Mapping[st
         f"{run['decode_seconds']:.1f}",
         f"{run['request_seconds_p50']:.1f}/{run['request_seconds_p95']:.1f}",
         f"{same[0]}/{same[1]}" if same else "-",
+        f"{run['solved']}/{run['requests']}",
     ]
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from precedent.errors import UnsupportedError
+from precedent.target import common_prefix
 from precedent.target.first_layers import base_of
+from precedent.target.support import FULL_ATTENTION, attention_kinds
 
 PROBE = (0, 1, 1, 0, 1)
 """Token ids on which the head is compared with the model's own; fit for any vocabulary."""
@@ -39,6 +42,32 @@ class OutputHead:
         """Hidden states `[rows, hidden_size]` to logits `[rows, tokens]`."""
         logits = linear(hidden.to(self.weight.dtype), self.weight, self.bias) * self._scale
         return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
+
+
+class Reader:
+    """Reads texts one after the other; what a text begins with as the one before did is not computed again.
+
+    An agent's texts share the system turn with all its tools, most of what they are.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model, self._cache = model, DynamicCache()
+        self._token_ids: Sequence[int] = ()
+        self._rewinds = attention_kinds(model.config.get_text_config()) == {FULL_ATTENTION}
+
+    @torch.no_grad()
+    def last(self, token_ids: Sequence[int], count: int) -> Tensor:
+        """The final hidden states of the last `count` tokens of a text, `[count, hidden_size]`."""
+        shared = min(common_prefix(self._token_ids, token_ids), len(token_ids) - count) if self._rewinds else 0
+        if not shared:
+            self._cache = DynamicCache()
+        elif shared < len(self._token_ids):
+            self._cache.crop(shared - len(self._token_ids))  # a negative number is how many to take away
+        self._token_ids = ()  # whatever happens now, the cache does not hold it whole
+        ids = torch.tensor([token_ids[shared:]], device=self._model.device)
+        hidden: Tensor = base_of(self._model)(input_ids=ids, past_key_values=self._cache, use_cache=True)[0]
+        self._token_ids = tuple(token_ids)
+        return hidden[0, -count:]
 
 
 @torch.no_grad()

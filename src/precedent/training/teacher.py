@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
 from precedent.engine import Engine
-from precedent.training.head import OutputHead, final_hidden
+from precedent.training.head import OutputHead, Reader
 from precedent.training.prompts import Prompt
 from precedent.training.texts import Lesson, Shard, Text
 
@@ -53,7 +53,7 @@ class Teacher:
     """Runs the target over texts and keeps what a draft has to learn of them."""
 
     def __init__(self, target: PreTrainedModel) -> None:
-        self._target = target
+        self._target, self._reader = target, Reader(target)
         self._head = OutputHead(target, torch.float64 if target.dtype == torch.float64 else torch.float32)
 
     @torch.no_grad()
@@ -64,8 +64,7 @@ class Teacher:
         return Shard(lessons, frequencies.cpu())
 
     def _lesson(self, text: Text, frequencies: Tensor) -> Lesson:
-        token_ids = torch.tensor(text.token_ids[:-1], device=self._target.device)
-        hidden = final_hidden(self._target, token_ids)[-text.num_answer_tokens :]
+        hidden = self._reader.last(text.token_ids[:-1], text.num_answer_tokens)
         totals = []
         for rows in hidden.split(ROWS_AT_ONCE):
             logits = self._head(rows)

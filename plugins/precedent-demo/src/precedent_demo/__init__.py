@@ -7,21 +7,25 @@ for request in make_requests("B", full=False, seed=0):
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from precedent_demo import workflows
 from precedent_demo.conversation import MAX_TOKENS_PER_TURN, SYSTEM_PROMPT, Transcript, run_request
 from precedent_demo.desk import OrderDesk, PolicyError
+from precedent_demo.requests import Call, Goal, Request
 from precedent_demo.tools import make_tools
-from precedent_demo.workflows import Call, Line, Request
 
 __all__ = [
     "MAX_TOKENS_PER_TURN",
     "SYSTEM_PROMPT",
     "Call",
-    "Line",
+    "Goal",
     "OrderDesk",
     "PolicyError",
     "Request",
     "Transcript",
+    "adapted_target",
+    "draft_folder",
     "make_database",
     "make_requests",
     "make_tools",
@@ -29,9 +33,12 @@ __all__ = [
 ]
 
 
-def make_database(seed: int) -> OrderDesk:
-    """An order desk with about 500 orders of 200 customers in memory; the seed fixes every row."""
-    return OrderDesk.from_seed(seed)
+def make_database(seed: int, split: str = "held-out") -> OrderDesk:
+    """An order desk with about 400 orders of 200 customers in memory; seed and split fix every row.
+
+    The split "train" is what the adapter is trained on. Raises ConfigError for another split.
+    """
+    return OrderDesk.from_seed(seed, split)
 
 
 def make_requests(set_name: str, full: bool = False, seed: int = 0) -> list[Request]:
@@ -44,3 +51,18 @@ def make_requests(set_name: str, full: bool = False, seed: int = 0) -> list[Requ
         return workflows.make_requests(set_name, full, seed, desk)
     finally:
         desk.close()
+
+
+def adapted_target(adapter: Path | None = None) -> Path:
+    """Folder of the packaged target with the order desk's adapter (None: the package's own) merged in, made once.
+
+    Raises ModelLoadError when the target, the adapter or the space for it is missing.
+    """
+    from precedent_demo import adapted  # loads torch
+
+    return adapted.adapted_target(adapter)
+
+
+def draft_folder() -> Path:
+    """Folder of the order desk's draft model, which was distilled from `adapted_target()`."""
+    return Path(__file__).parent / "models" / "draft"

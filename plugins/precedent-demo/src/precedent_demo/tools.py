@@ -12,61 +12,59 @@ from pydantic import BaseModel, ValidationError
 from precedent_demo.desk import OrderDesk, PolicyError
 
 
-class CustomerEmail(BaseModel):
+class Email(BaseModel):
     """Arguments that name a customer by e-mail."""
 
     email: str
 
 
-class CustomerId(BaseModel):
-    """Arguments that name a customer by id."""
+class Customer(BaseModel):
+    """Arguments that name a customer by number."""
 
-    customer_id: str
-
-
-class OrderId(BaseModel):
-    """Arguments that name an order."""
-
-    order_id: str
+    customer: str
 
 
-class NewAddress(OrderId):
+class Order(BaseModel):
+    """Arguments that name an order by number."""
+
+    order: str
+
+
+class NewAddress(Order):
     """Arguments of a change of address."""
 
-    street: str
-    city: str
-    zip: str
+    address: str
 
 
-class Cancellation(OrderId):
+class Cancellation(Order):
     """Arguments of a cancellation; the reasons are desk.CANCEL_REASONS."""
 
     reason: Literal["ordered by mistake", "no longer needed"]
 
 
-class OrderItem(OrderId):
+class OrderItem(Order):
     """Arguments that name one item of an order."""
 
-    item_id: str
+    item: str
 
 
 class Exchange(OrderItem):
     """Arguments of an exchange."""
 
-    new_item_id: str
+    option: str
 
 
-# Descriptions are short on purpose: system prompt and schemas stand in front of every prompt.
+# Names and descriptions are short on purpose: system prompt and schemas stand in front of every prompt.
 _TOOLS: tuple[tuple[str, type[BaseModel], str], ...] = (
-    ("find_customer", CustomerEmail, "Find a customer's id, name and address."),
-    ("list_orders", CustomerId, "List the orders of a customer."),
-    ("get_order", OrderId, "Show status, items, total and address of an order."),
-    ("track_shipment", OrderId, "Show where a shipped order is."),
-    ("get_refund_status", OrderId, "Show the refund of an order."),
-    ("change_address", NewAddress, "Send a pending order to a new address."),
+    ("find_customer", Email, "Find a customer."),
+    ("list_orders", Customer, "List a customer's orders."),
+    ("get_order", Order, "Show an order."),
+    ("track_shipment", Order, "Show where an order is."),
+    ("get_refund_status", Order, "Show a refund."),
+    ("change_address", NewAddress, "Send a pending order elsewhere."),
     ("cancel_order", Cancellation, "Cancel a pending order."),
-    ("request_return", OrderItem, "Return an item of a delivered order."),
-    ("exchange_item", Exchange, "Swap an item of a delivered order for another option."),
+    ("request_return", OrderItem, "Return a delivered item."),
+    ("exchange_item", Exchange, "Swap a delivered item."),
 )
 
 

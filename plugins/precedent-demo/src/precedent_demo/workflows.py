@@ -1,86 +1,70 @@
-"""Repeated workflows of an order desk: which requests there are, and the script that leads each conversation.
+"""Which requests there are: workflows over the orders of one database, put into words by one set of sentences.
 
-Set A and set B never share a customer, an order, a name or a sentence, only the workflows, the lead (`LEAD` and the
-call) and `BRIEFLY`, which are the desk's protocol and not a customer's wording.
+The sets "A" and "B" are for databases of the split "held-out" and never share a customer, an order, a name or a
+sentence; "train" is for databases of the split "train".
 """
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count, islice
 from typing import Any
 
 from precedent.errors import ConfigError
-from precedent_demo.catalogue import CITIES, STREETS
-from precedent_demo.database import day
-from precedent_demo.desk import CANCEL_REASONS, RETURN_WINDOW_DAYS, OrderDesk
+from precedent_demo.catalogue import CATALOGUES
+from precedent_demo.database import RETURN_WINDOW_DAYS, day, new_address
+from precedent_demo.desk import CANCEL_REASONS, OrderDesk
+from precedent_demo.expert import gold
+from precedent_demo.requests import Goal, Request
 from precedent_demo.wording import WORDINGS
+from precedent_demo.wording_parts import Wording
 
-SIZES = {"A": (30, 60), "B": (15, 40)}  # requests: usual, full
-# Chosen by trial on SmolLM2-135M-Instruct: with the lead in a message of its own it made 8 of 8 calls, behind the
-# customer's words in the same message at best 6; without the plea to be brief it echoes tool results more often.
-LEAD = "Repeat this tool call:\n"
-BRIEFLY = " Answer in one short sentence."
+SIZES = {"A": (30, 60), "B": (15, 40)}  # requests of the demo: usual, full
+SPLITS = {"train": "train", "A": "held-out", "B": "held-out"}
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A tool call that the desk needs."""
+class Workflow:
+    """A concern, the orders that it fits, and what may be asked afterwards."""
 
-    name: str
-    arguments: dict[str, str] = field(hash=False)
-
-    def text(self) -> str:
-        """The call as a model writes it (Hermes format)."""
-        shown = json.dumps({"name": self.name, "arguments": self.arguments})
-        return f"<tool_call>\n{shown}\n</tool_call>"
+    concern: str
+    condition: str
+    questions: tuple[str, ...] = ()
+    second_concern: str = ""
+    needs_stock: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """What is said before one turn of the assistant: the customer's words, then the lead if a `call` is to be made."""
+_OPEN = f"status = 'delivered' AND delivered_on >= '{day(-RETURN_WINDOW_DAYS)}'"
+_CLOSED = f"(status = 'shipped' OR (status = 'delivered' AND delivered_on < '{day(-RETURN_WINDOW_DAYS)}'))"
+_GONE = "status IN ('shipped', 'delivered')"
+_ANY = "status != 'cancelled'"
 
-    text: str
-    call: Call | None = None
-
-    @property
-    def messages(self) -> tuple[str, ...]:
-        """The user messages of this line, in order (one or two)."""
-        return (self.text,) if self.call is None else (self.text, LEAD + self.call.text())
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One customer's request: its workflow and the script, one line for each turn of the assistant."""
-
-    request_id: str
-    workflow: str
-    customer_id: str
-    script: tuple[Line, ...]
-
-    @property
-    def first_message(self) -> str:
-        """What the customer says first."""
-        return self.script[0].text
-
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        """The calls that lead to the gold state of the database, in order."""
-        return tuple(line.call for line in self.script if line.call is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """A customer's concern before it is put into words: blanks of the wording beside the facts, and the call."""
-
-    blanks: dict[str, str]
-    call: Call
-
-
-_Facts = dict[str, Any]
-_MakeCase = Callable[[OrderDesk, random.Random, _Facts], _Case]
+WORKFLOWS: dict[str, Workflow] = {
+    "status": Workflow("status", "1", ("total", "address")),
+    "total": Workflow("total", "1", ("status", "address")),
+    "order address": Workflow("address", _ANY, ("status", "total")),
+    "track": Workflow("track", _GONE, ("carrier",)),
+    "track too early": Workflow("track", "status = 'pending'"),
+    "refund": Workflow("refund", "status = 'cancelled'", ("method",)),
+    "change address": Workflow("change address", "status = 'pending'"),
+    "late change": Workflow("change address", _GONE),
+    "cancel": Workflow("cancel", "status = 'pending'", ("method", "due")),
+    "late cancel": Workflow("cancel", _GONE),
+    "return": Workflow("return", _OPEN, ("send_by", "number")),
+    "late return": Workflow("return", _CLOSED),
+    "exchange": Workflow("exchange", _OPEN, ("send_by", "number"), needs_stock=True),
+    "out of stock": Workflow("exchange", _OPEN, needs_stock=False),
+    "list orders": Workflow("list orders", "1", ("my number",)),
+    "my address": Workflow("my address", "1", ("my number",)),
+    "my number": Workflow("my number", "1", ("my address",)),
+    "look up, cancel": Workflow("status", "status = 'pending'", ("due",), "cancel"),
+    "look up, change": Workflow("total", "status = 'pending'", (), "change address"),
+    "look up, return": Workflow("status", _OPEN, ("send_by",), "return"),
+}
+ABOUT_CUSTOMER = ("list orders", "my address", "my number")
+CHANGING = ("change address", "cancel", "return", "exchange")
 
 
 def make_requests(set_name: str, full: bool, seed: int, desk: OrderDesk) -> list[Request]:
@@ -90,88 +74,142 @@ def make_requests(set_name: str, full: bool, seed: int, desk: OrderDesk) -> list
     """
     if set_name not in SIZES:
         raise ConfigError(f"there is no request set {set_name!r}; the sets are A and B")
-    rng = random.Random(f"requests {set_name} {seed}")
-    served: set[str] = set()
-    names = list(_WORKFLOWS)
-    requests = [_request(desk, rng, set_name, names[i % len(names)], i, served) for i in range(SIZES[set_name][1])]
-    return requests if full else requests[: SIZES[set_name][0]]
+    return list(islice(generate_requests(set_name, seed, desk), SIZES[set_name][full]))
 
 
-def _request(
-    desk: OrderDesk, rng: random.Random, set_name: str, workflow: str, number: int, served: set[str]
-) -> Request:
-    condition, make_case = _WORKFLOWS[workflow]
-    facts = _pick(desk, rng, set_name, condition, served)
-    served.add(facts["customer_id"])
-    case = make_case(desk, rng, facts)
-    script = _script(rng, set_name, workflow, facts | case.blanks, case.call)
-    return Request(f"{set_name}{number + 1:02d}", workflow, facts["customer_id"], script)
+def generate_requests(set_name: str, seed: int, desk: OrderDesk) -> Iterator[Request]:
+    """Requests without end, every workflow in turn; a customer comes again only after all others.
+
+    `desk` must hold a database of the split of the set (`SPLITS`). Raises ConfigError for an unknown set name.
+    """
+    if set_name not in WORDINGS:
+        raise ConfigError(f"there is no set {set_name!r} of wordings; the sets are {', '.join(WORDINGS)}")
+    writer = _Writer(set_name, random.Random(f"requests {set_name} {seed}"), desk)
+    names = list(WORKFLOWS)
+    return (writer.request(f"{set_name}{i + 1:02d}", names[i % len(names)]) for i in count())
 
 
-def _script(rng: random.Random, set_name: str, workflow: str, blanks: _Facts, call: Call) -> tuple[Line, ...]:
-    wording = WORDINGS[workflow][set_name]
-    opening = Line(rng.choice(wording.openings).format(**blanks), call)
-    chosen = [rng.choice(choices).format(**blanks) for choices in (wording.questions, wording.last_questions)]
-    return opening, *(Line(question + BRIEFLY) for question in chosen)
+class _Writer:
+    """Makes the requests of one set on one database."""
+
+    def __init__(self, set_name: str, rng: random.Random, desk: OrderDesk) -> None:
+        self._set, self._rng, self._desk = set_name, rng, desk
+        self._wording: Wording = WORDINGS[set_name]
+        self._served: set[str] = set()
+
+    def request(self, request_id: str, name: str) -> Request:
+        workflow = WORKFLOWS[name]
+        row = self._pick(workflow)
+        self._served.add(row["customer_id"])
+        goal = self._goal(workflow, row)
+        blanks = {
+            "name": row["name"].split()[0],
+            "email": goal.email,
+            "order": goal.order,
+            "item": goal.product,
+            "option": goal.option,
+            "address": goal.address,
+        }
+        calls, facts = gold(goal, self._desk)
+        return Request(
+            request_id=request_id,
+            workflow=name,
+            customer_id=row["customer_id"],
+            opening=self._opening(goal, blanks),
+            replies=self._replies(goal, blanks),
+            remarks=self._remarks(goal, blanks),
+            calls=calls,
+            facts=facts,
+            goal=goal,
+        )
+
+    def _pick(self, workflow: Workflow) -> Any:
+        """An order with one of its items, of a customer of this set who was not served yet, if there is one left."""
+        stock = "1"
+        if workflow.needs_stock is not None:
+            compared = ">" if workflow.needs_stock else "="
+            stock = f"""EXISTS (SELECT 1 FROM products other WHERE other.product = products.product
+                        AND other.item_id != products.item_id AND other.in_stock {compared} 0)"""
+        mine = f"customers.number % 2 = {'AB'.index(self._set)}" if self._set in SIZES else "1"
+        query = f"""SELECT customers.*, orders.order_id, items.item_id, product FROM orders
+                    JOIN customers USING (customer_id) JOIN items USING (order_id) JOIN products USING (item_id)
+                    LEFT JOIN tracking USING (order_id)
+                    WHERE {mine} AND {workflow.condition} AND {stock} ORDER BY order_id, item_id"""
+        rows = self._desk.rows(query)
+        fresh = [row for row in rows if row["customer_id"] not in self._served]
+        return self._rng.choice(fresh or rows)
+
+    def _goal(self, workflow: Workflow, row: Any) -> Goal:
+        rng, email = self._rng, row["email"]
+        about_customer = workflow.concern in ABOUT_CUSTOMER
+        ways = ("email", "asked email", "wrong email") if about_customer else tuple(_WEIGHTS)
+        found_by = rng.choices(ways, [_WEIGHTS[way] for way in ways])[0]
+        concerns = {workflow.concern, workflow.second_concern}
+        goal = Goal(
+            concern=workflow.concern,
+            found_by=found_by,
+            email=email,
+            order=row["order_id"],
+            product=row["product"],
+            wrong_email=self._misspelt(email) if found_by == "wrong email" else "",
+            item=row["item_id"] if concerns & {"return", "exchange"} else "",
+            option=self._option(row, workflow) if "exchange" in concerns else "",
+            address=new_address(rng, CATALOGUES[SPLITS[self._set]]) if "change address" in concerns else "",
+            reason=rng.choice(CANCEL_REASONS) if "cancel" in concerns else "",
+            second_concern=workflow.second_concern,
+            agrees=rng.random() > 0.15 or not concerns & set(CHANGING),
+        )
+        asks = goal.agrees and workflow.questions and rng.random() < 0.6
+        return replace(goal, questions=(rng.choice(workflow.questions),)) if asks else goal
+
+    def _option(self, row: Any, workflow: Workflow) -> str:
+        compared = ">" if workflow.needs_stock else "="
+        query = f"SELECT option FROM products WHERE product = ? AND item_id != ? AND in_stock {compared} 0"
+        return str(self._rng.choice(self._desk.rows(query, row["product"], row["item_id"]))["option"])
+
+    def _misspelt(self, email: str) -> str:
+        mailbox, host = email.split("@")
+        position = self._rng.randrange(1, len(mailbox) - 1)
+        return f"{mailbox[:position]}{mailbox[position + 1 :]}@{host}"
+
+    def _opening(self, goal: Goal, blanks: dict[str, str]) -> str:
+        say, words = self._say, self._wording
+        parts = [say(words.concerns[goal.concern], blanks | {"it": self._reference(goal, blanks)})]
+        if goal.concern == "cancel":
+            parts.append(say(words.reasons[goal.reason], blanks))
+        if goal.found_by in ("email", "wrong email"):
+            said = say(words.emails, blanks | {"email": goal.wrong_email or goal.email})
+            parts.insert(self._rng.choice((0, len(parts), len(parts))), said)
+        greeting = self._rng.choice(words.greetings).format(**blanks)
+        return " ".join([greeting, *parts] if greeting else parts)
+
+    def _reference(self, goal: Goal, blanks: dict[str, str]) -> str:
+        words, by_number = self._wording, goal.found_by == "number"
+        if goal.concern in ("return", "exchange"):
+            return self._rng.choice(words.item_by_number if by_number else words.item_by_product).format(**blanks)
+        return self._rng.choice(words.order_by_number if by_number else words.order_by_product).format(**blanks)
+
+    def _replies(self, goal: Goal, blanks: dict[str, str]) -> dict[str, str]:
+        words, replies = self._wording, {}
+        identify = {"asked number": words.numbers, "asked email": words.emails, "wrong email": words.corrections}
+        if goal.found_by in identify:
+            replies["identify"] = self._say(identify[goal.found_by], blanks)
+        if {goal.concern, goal.second_concern} & set(CHANGING):
+            replies["confirm"] = self._say(words.agreements if goal.agrees else words.refusals, blanks)
+        return replies
+
+    def _remarks(self, goal: Goal, blanks: dict[str, str]) -> tuple[str, ...]:
+        words, remarks = self._wording, []
+        if goal.second_concern:
+            reason = self._say(words.reasons[goal.reason], blanks) if goal.reason else ""
+            remarks.append(self._say(words.second_concerns[goal.second_concern], blanks | {"reason": reason}))
+        remarks += [self._say(words.questions[question], blanks) for question in goal.questions]
+        return tuple(remarks)
+
+    def _say(self, sentences: tuple[str, ...], blanks: dict[str, str]) -> str:
+        said = self._rng.choice(sentences).format(**blanks)
+        return said[:1].upper() + said[1:] if "@" not in said.split()[0] else said
 
 
-def _pick(desk: OrderDesk, rng: random.Random, set_name: str, condition: str, served: set[str]) -> _Facts:
-    """An order that meets the condition, of a customer of this set who was not served yet."""
-    query = f"""SELECT customers.*, orders.order_id FROM orders JOIN customers USING (customer_id)
-                LEFT JOIN tracking USING (order_id)
-                WHERE customers.number % 2 = {"AB".index(set_name)} AND {condition} ORDER BY orders.order_id"""
-    return dict(rng.choice([row for row in desk.rows(query) if row["customer_id"] not in served]))
-
-
-def _about_order(tool: str) -> _MakeCase:
-    return lambda desk, rng, facts: _Case({}, Call(tool, {"order_id": facts["order_id"]}))
-
-
-def _about_customer(tool: str, key: str) -> _MakeCase:
-    return lambda desk, rng, facts: _Case({}, Call(tool, {key: facts[key]}))
-
-
-def _change_address(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
-    place = {"street": f"{rng.randint(1, 99)} {rng.choice(STREETS)}", "city": rng.choice(CITIES)}
-    place["zip"] = str(rng.randint(10_000, 99_999))
-    blanks = {"address": f"{place['street']}, {place['city']} {place['zip']}"}
-    return _Case(blanks, Call("change_address", {"order_id": facts["order_id"], **place}))
-
-
-def _cancel(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
-    reason = rng.choice(CANCEL_REASONS)
-    return _Case({"reason": reason}, Call("cancel_order", {"order_id": facts["order_id"], "reason": reason}))
-
-
-def _return(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
-    item = rng.choice(_items(desk, facts["order_id"]))
-    arguments = {"order_id": facts["order_id"], "item_id": item["item_id"]}
-    return _Case({"item": item["product"]}, Call("request_return", arguments))
-
-
-def _exchange(desk: OrderDesk, rng: random.Random, facts: _Facts) -> _Case:
-    item = rng.choice(_items(desk, facts["order_id"]))
-    query = "SELECT * FROM products WHERE product = ? AND item_id != ? ORDER BY in_stock = 0, item_id"
-    new = desk.rows(query, item["product"], item["item_id"])[0]
-    arguments = {"order_id": facts["order_id"], "item_id": item["item_id"], "new_item_id": new["item_id"]}
-    return _Case({"item": item["product"], "option": new["option"]}, Call("exchange_item", arguments))
-
-
-def _items(desk: OrderDesk, order_id: str) -> list[Any]:
-    query = "SELECT item_id, product FROM items JOIN products USING (item_id) WHERE order_id = ? ORDER BY item_id"
-    return desk.rows(query, order_id)
-
-
-_RETURNABLE = f"status = 'delivered' AND delivered_on >= '{day(-RETURN_WINDOW_DAYS)}'"
-_WORKFLOWS: dict[str, tuple[str, _MakeCase]] = {
-    "look up": ("status != 'cancelled'", _about_order("get_order")),
-    "track": ("status = 'shipped'", _about_order("track_shipment")),
-    "refund status": ("status = 'cancelled'", _about_order("get_refund_status")),
-    "change address": ("status = 'pending'", _change_address),
-    "cancel": ("status = 'pending'", _cancel),
-    "late cancel": ("status = 'shipped'", _cancel),
-    "return": (_RETURNABLE, _return),
-    "exchange": (_RETURNABLE, _exchange),
-    "list orders": ("status != 'cancelled'", _about_customer("list_orders", "customer_id")),
-    "my account": ("status != 'cancelled'", _about_customer("find_customer", "email")),
-}
+_WEIGHTS = {"number": 45, "email": 30, "asked number": 8, "asked email": 9, "wrong email": 8}
+"""How often an order is found in which way, of 100."""

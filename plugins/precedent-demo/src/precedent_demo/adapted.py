@@ -1,0 +1,90 @@
+"""The order desk's target model: SmolLM2-135M-Instruct with the shipped adapter merged into its weights."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from platformdirs import user_cache_path
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from precedent.errors import ModelLoadError
+from precedent.target.packaged import demo_folder
+
+NAME = "smollm2-135m-order-desk"
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+MERGING = 1
+"""Raised whenever the merged model would differ, so that an older one in the user's cache folder is not used."""
+
+_PREFIX = "base_model.model."
+
+log = logging.getLogger(__name__)
+
+
+def adapted_target(adapter: Path | None = None) -> Path:
+    """Folder of the packaged target with an adapter merged in (None: the package's own); merged there once.
+
+    The folder is in the user's cache folder and named by the adapter's content, so that the engine and the caches
+    never take it for the plain model. Raises ModelLoadError when the target, the adapter or the space is missing.
+    """
+    source = adapter or Path(str(files("precedent_demo"))) / "models" / "adapter"
+    if not (source / WEIGHTS).is_file():
+        raise ModelLoadError(f"there is no adapter in {source}: it needs {WEIGHTS} and {CONFIG}")
+    plain = demo_folder()
+    folder = user_cache_path("precedent") / f"{NAME}-{_identity(source, plain)}"
+    if not folder.is_dir():
+        try:
+            with FileLock(f"{folder}.lock"):  # a second process waits here for the first one's merging
+                if not folder.is_dir():
+                    _merge(plain, source, folder)
+        except OSError as error:
+            raise ModelLoadError(
+                f"cannot keep the merged {NAME} in {folder.parent} ({error.strerror or error}); "
+                "free 300 MB there, or set XDG_CACHE_HOME to a folder that you may write"
+            ) from error
+    return folder
+
+
+def _identity(adapter: Path, plain: Path) -> str:
+    content = sha256(f"{MERGING} {plain.name}".encode())
+    for name in (CONFIG, WEIGHTS):
+        content.update((adapter / name).read_bytes())
+    return content.hexdigest()[:12]
+
+
+def _merge(plain: Path, adapter: Path, folder: Path) -> None:
+    log.warning("merging the order desk's adapter into %s once, a few seconds ...", folder)
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # what a killed merging left behind; the lock is ours
+    shutil.copytree(plain, partial)
+    file = partial / "model.safetensors"
+    save_file(merged(load_file(file), adapter), f"{file}.new", metadata={"format": "pt"})
+    Path(f"{file}.new").replace(file)
+    partial.replace(folder)  # whole or not there at all
+
+
+def merged(weights: dict[str, Tensor], adapter: Path) -> dict[str, Tensor]:
+    """`weights` with `scaling * B @ A` of a LoRA adapter in peft's format added, in the weights' own dtype.
+
+    Raises ModelLoadError when the adapter does not belong to these weights.
+    """
+    config: dict[str, Any] = json.loads((adapter / CONFIG).read_text(encoding="utf-8"))
+    scaling = config["lora_alpha"] / config["r"]
+    changes = load_file(adapter / WEIGHTS)
+    for name in sorted(changes):
+        if not name.endswith(".lora_A.weight"):
+            continue
+        target = f"{name.removeprefix(_PREFIX).removesuffix('.lora_A.weight')}.weight"
+        if target not in weights:
+            raise ModelLoadError(f"the adapter in {adapter} changes {target}, which the target model does not have")
+        change = changes[name.replace(".lora_A.", ".lora_B.")].float() @ changes[name].float()
+        weights[target] = (weights[target].float() + scaling * change).to(torch.bfloat16)
+    return weights

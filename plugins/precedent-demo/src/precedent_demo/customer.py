@@ -1,0 +1,28 @@
+"""The scripted customer: answers what he is asked, says what is left to say, and then goes."""
+
+from __future__ import annotations
+
+from precedent_demo.requests import Request
+
+
+class Customer:
+    """Leads one conversation; what he says depends on the request and on the assistant's words alone."""
+
+    def __init__(self, request: Request) -> None:
+        self.opening = request.opening
+        self._replies = dict(request.replies)
+        self._remarks = list(request.remarks)
+
+    def reply(self, text: str) -> str | None:
+        """What he says to these words of the assistant; None when he has nothing more to say."""
+        topic = _asked(text)
+        if topic in self._replies:
+            return self._replies.pop(topic)
+        return self._remarks.pop(0) if self._remarks else None
+
+
+def _asked(text: str) -> str | None:
+    """Whether the assistant asks who the customer is ("identify"), or for his consent ("confirm")."""
+    if "?" not in text:
+        return None
+    return "identify" if "email" in text.lower() or "order number" in text.lower() else "confirm"

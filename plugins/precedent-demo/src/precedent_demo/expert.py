@@ -1,0 +1,185 @@
+"""The environment's own expert: it knows what a customer wants and serves him as an assistant should.
+
+Its conversations are what the adapter is trained on, and what it does is what has to come of a request. It goes by what
+a real assistant could know at that point; only which order and item are meant, it knows from the goal.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from precedent_demo.answers import ANSWERS, CONFIRM, IDENTIFY_CUSTOMER, IDENTIFY_ORDER, NO_CUSTOMER
+from precedent_demo.desk import OrderDesk, PolicyError
+from precedent_demo.requests import Call, Goal
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A turn of words, and the facts in it that the customer has to be told."""
+
+    text: str
+    facts: tuple[str, ...] = ()
+
+
+Turn = Call | Said
+Talk = Generator[Turn, Any, dict[str, Any]]
+"""Yields turns; a call is sent the tool's result, words are sent nothing. Returns the last result that matters."""
+
+_REFUSED = {"cancel": "too late to cancel", "change address": "too late to change"}
+_DONE = {"cancel": "cancelled", "change address": "address changed", "return": "returned", "exchange": "exchanged"}
+_COUNTS = ("no", "one", "two", "three", "four", "five")
+_ACTIONS = {
+    "change address": ("change_address", ("order", "address")),
+    "cancel": ("cancel_order", ("order", "reason")),
+    "return": ("request_return", ("order", "item")),
+    "exchange": ("exchange_item", ("order", "item", "option")),
+}
+_FOLLOW_UPS = {"number": "return number", "due": "refund due"}
+
+
+class Expert:
+    """Serves one goal; `rng` chooses between sentences of equal meaning."""
+
+    def __init__(self, goal: Goal, rng: random.Random) -> None:
+        self._goal, self._rng = goal, rng
+        self._known: dict[str, Any] = {"order": goal.order, "product": goal.product, "option": goal.option}
+
+    def turns(self) -> Generator[Turn, Any, None]:
+        """All turns of the assistant, in order; send each call's result and nothing to words."""
+        goal = self._goal
+        if goal.concern in ("list orders", "my address", "my number"):
+            yield from self._about_customer()
+        else:
+            yield from self._find_order()
+            for concern in filter(None, (goal.concern, goal.second_concern)):
+                yield from self._serve(concern)
+        for question in goal.questions:
+            yield self._answer(_FOLLOW_UPS.get(question, question))
+
+    def _call(self, name: str, **arguments: str) -> Talk:
+        """Make a call and remember what the result says."""
+        result: dict[str, Any] = yield Call(name, arguments)
+        self._known |= result
+        return result
+
+    def _find_order(self) -> Generator[Turn, Any, None]:
+        if self._goal.found_by.startswith("asked"):
+            yield self._said(IDENTIFY_ORDER)
+        if self._goal.found_by not in ("number", "asked number"):
+            yield from self._find_customer()
+            yield from self._call("list_orders", customer=self._known["customer"])
+
+    def _find_customer(self) -> Generator[Turn, Any, None]:
+        if self._goal.wrong_email:
+            yield from self._call("find_customer", email=self._goal.wrong_email)
+            yield self._said(NO_CUSTOMER)
+        yield from self._call("find_customer", email=self._goal.email)
+
+    def _about_customer(self) -> Generator[Turn, Any, None]:
+        if self._goal.found_by.startswith("asked"):
+            yield self._said(IDENTIFY_CUSTOMER)
+        yield from self._find_customer()
+        if self._goal.concern != "list orders":
+            yield self._answer(self._goal.concern)
+            return
+        orders = (yield from self._call("list_orders", customer=self._known["customer"]))["orders"]
+        self._known["orders"] = _joined([f"{order['order']} ({order['status']})" for order in orders])
+        self._known["count"] = _COUNTS[len(orders)]
+        yield self._answer("one order" if len(orders) == 1 else "orders")
+
+    def _serve(self, concern: str) -> Generator[Turn, Any, None]:
+        if concern in _ACTIONS:
+            yield from self._act(concern)
+        elif concern == "track":
+            yield from self._track()
+        elif concern == "refund":
+            refund = yield from self._call("get_refund_status", order=self._goal.order)
+            yield self._answer(refund["status"])
+        else:
+            yield from self._call("get_order", order=self._goal.order)
+            yield self._answer(concern)
+
+    def _track(self) -> Generator[Turn, Any, None]:
+        result = yield from self._call("track_shipment", order=self._goal.order)
+        if "error" in result:
+            self._known["status"] = "pending"
+            yield self._answer("no shipment")
+        else:
+            yield self._answer("arrived" if "delivered" in result else "on its way")
+
+    def _act(self, concern: str) -> Generator[Turn, Any, None]:
+        """Look at the order unless that was done; refuse, or ask for a yes and do it."""
+        if "items" not in self._known:
+            yield from self._call("get_order", order=self._goal.order)
+        refusal = self._refusal(concern)
+        if refusal:
+            yield self._answer(refusal)
+            return
+        yield self._said(CONFIRM[concern], self._asked_about())
+        if not self._goal.agrees:
+            yield self._answer("stays")
+            return
+        name, keys = _ACTIONS[concern]
+        result = yield from self._call(name, **{key: getattr(self._goal, key) for key in keys})
+        self._known["number"] = result.get("return") or result.get("exchange")
+        yield self._answer("out of stock" if "error" in result else _DONE[concern])
+
+    def _refusal(self, concern: str) -> str | None:
+        status = self._known["status"]
+        if concern in _REFUSED:
+            return None if status == "pending" else _REFUSED[concern]
+        if status != "delivered":
+            return "too early to return"
+        return "returns closed" if self._known["returns"].startswith("closed") else None
+
+    def _asked_about(self) -> dict[str, str]:
+        item = next((item for item in self._known["items"] if item["item"] == self._goal.item), {})
+        self._known |= {"name": item.get("name"), "price": item.get("price")}
+        return {"address": self._goal.address} if self._goal.address else {}
+
+    def _said(self, sentences: tuple[str, ...], blanks: dict[str, str] | None = None) -> Said:
+        return Said(self._rng.choice(sentences).format(**(self._known | (blanks or {}))))
+
+    def _answer(self, kind: str) -> Said:
+        sentences, told = ANSWERS[kind]
+        return Said(self._rng.choice(sentences).format(**self._known), tuple(self._known[key] for key in told))
+
+
+def gold(goal: Goal, desk: OrderDesk) -> tuple[tuple[Call, ...], tuple[str, ...]]:
+    """The calls that change the database, and the facts to be told; `desk` itself is left as it is."""
+    own = desk.copy()
+    calls: list[Call] = []
+    facts: list[str] = []
+    talk = Expert(goal, random.Random(0)).turns()
+    result: Any = None
+    try:
+        while True:
+            turn = talk.send(result)
+            if isinstance(turn, Said):
+                facts += turn.facts
+                result = None
+                continue
+            changes = own.num_changes
+            result = outcome(turn, own)
+            if own.num_changes != changes:
+                calls.append(turn)
+    except StopIteration:
+        return tuple(calls), tuple(facts)
+    finally:
+        own.close()
+
+
+def outcome(call: Call, desk: OrderDesk) -> dict[str, Any]:
+    """What a tool call answers."""
+    try:
+        result: dict[str, Any] = getattr(desk, call.name)(**call.arguments)
+    except PolicyError as refusal:
+        return {"error": str(refusal)}
+    return result
+
+
+def _joined(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

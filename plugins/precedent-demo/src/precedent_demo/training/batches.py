@@ -1,0 +1,62 @@
+"""Batches of conversations of similar length, the same ones after every restart."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, islice
+
+import torch
+from torch import Tensor
+
+from precedent_demo.training.trajectories import Conversation, Encoder, conversations
+
+POOL = 240
+"""Conversations sorted by length together: enough that a batch wastes few positions on padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Conversations `[batch, length]` padded on the right, which tokens the assistant wrote, and its place in order."""
+
+    token_ids: Tensor
+    written: Tensor
+    pool: int = 0
+    number: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions of the batch, padding included."""
+        return self.token_ids.numel()
+
+
+def batches(encoder: Encoder, set_name: str, tokens: int, pool: int = 0, number: int = 0) -> Iterator[Batch]:
+    """Batches of at most `tokens` positions without end, from the batch of this pool and number on."""
+    for current in count(pool):
+        found = sorted(islice(conversations(encoder, set_name, current), POOL), key=lambda one: len(one.token_ids))
+        groups = list(_groups(found, tokens))
+        random.Random(current).shuffle(groups)
+        for position in range(number if current == pool else 0, len(groups)):
+            yield replace(padded(groups[position]), pool=current, number=position)
+
+
+def _groups(ordered: Sequence[Conversation], tokens: int) -> Iterator[list[Conversation]]:
+    group: list[Conversation] = []
+    for one in ordered:
+        if group and (len(group) + 1) * len(one.token_ids) > tokens:
+            yield group
+            group = []
+        group.append(one)
+    yield group
+
+
+def padded(group: Sequence[Conversation]) -> Batch:
+    """Several conversations as one batch; padding repeats token 0 and is never looked at by what stands before it."""
+    length = max(len(one.token_ids) for one in group)
+    token_ids = torch.zeros((len(group), length), dtype=torch.long)
+    written = torch.zeros((len(group), length), dtype=torch.bool)
+    for row, one in enumerate(group):
+        token_ids[row, : len(one.token_ids)] = torch.tensor(one.token_ids)
+        written[row, : len(one.written)] = torch.tensor(one.written)
+    return Batch(token_ids, written)

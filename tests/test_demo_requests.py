@@ -1,0 +1,270 @@
+"""The order desk's requests, its scripted customer, its expert, and an agent's conversations on it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from itertools import islice
+from typing import Any
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import RunnableBinding
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import Field
+
+pytest.importorskip("precedent_demo")
+
+from precedent.errors import ConfigError
+from precedent_demo import SYSTEM_PROMPT, OrderDesk, Request, make_database, make_requests, make_tools, run_request
+from precedent_demo.conversation import MAX_TURNS
+from precedent_demo.customer import Customer
+from precedent_demo.evaluation import Report, wilson
+from precedent_demo.training.trajectories import expert_messages
+from precedent_demo.wording import WORDINGS
+from precedent_demo.wording_parts import Wording
+from precedent_demo.workflows import WORKFLOWS, generate_requests
+
+HERMES_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+
+
+class ScriptedModel(BaseChatModel):
+    """Answers by `behaviour(messages)`; calls in Hermes format become tool calls, as in a real chat model."""
+
+    behaviour: Any
+    seen: list[list[str]] = Field(default_factory=list)
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def bind_tools(self, tools: Any, **options: Any) -> RunnableBinding[Any, AIMessage]:
+        return RunnableBinding(bound=self, kwargs={"tools": [convert_to_openai_tool(tool) for tool in tools]})
+
+    def _generate(self, messages: list[BaseMessage], *args: Any, **options: Any) -> ChatResult:
+        self.seen.append([message.text for message in messages])
+        text = self.behaviour(messages)
+        calls = [json.loads(body) for body in HERMES_CALL.findall(text)]
+        made = [{"name": c["name"], "args": c["arguments"], "id": f"{len(messages)}-{i}"} for i, c in enumerate(calls)]
+        usage = {"input_tokens": 1, "output_tokens": len(text), "total_tokens": 1 + len(text)}
+        message = AIMessage(HERMES_CALL.sub("", text).strip(), tool_calls=made, usage_metadata=usage)
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def expert_model(request: Request, desk: OrderDesk) -> ScriptedModel:
+    """A chat model that says, turn by turn, what the expert says."""
+    turns = [message for message in expert_messages(request, desk, random.Random(0)) if message["role"] == "assistant"]
+    left = iter(turns)
+
+    def behaviour(messages: list[BaseMessage]) -> str:
+        turn = next(left)
+        calls = [json.dumps(call["function"]) for call in turn.get("tool_calls", [])]
+        return str(turn["content"]) + "".join(f"<tool_call>{call}</tool_call>" for call in calls)
+
+    return ScriptedModel(behaviour=behaviour)
+
+
+def saying(text: str) -> ScriptedModel:
+    return ScriptedModel(behaviour=lambda messages: text)
+
+
+@pytest.fixture(scope="module")
+def template() -> OrderDesk:
+    return make_database(seed=0)
+
+
+@pytest.fixture(scope="module")
+def requests(template: OrderDesk) -> list[Request]:
+    return list(islice(generate_requests("B", 0, template), 3 * len(WORKFLOWS)))
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+def test_requests_are_deterministic_and_the_usual_set_begins_the_full_one() -> None:
+    for set_name, usual, full in (("A", 30, 60), ("B", 15, 40)):
+        found = make_requests(set_name, full=True, seed=3)
+        assert len(found) == full
+        assert make_requests(set_name, full=False, seed=3) == found[:usual]
+
+
+def test_every_workflow_occurs_in_the_full_sets() -> None:
+    for name in "AB":
+        assert {request.workflow for request in make_requests(name, full=True, seed=0)} == set(WORKFLOWS)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sets_share_no_customer_no_name_and_no_order(seed: int) -> None:
+    desk = make_database(seed)
+    customers, orders, names = [], [], []
+    for set_name in "AB":
+        found = make_requests(set_name, full=True, seed=seed)
+        customers.append([request.customer_id for request in found])
+        orders.append({request.goal.order for request in found})
+        rows = [desk.rows("SELECT name FROM customers WHERE customer_id = ?", one)[0] for one in customers[-1]]
+        names.append({part for row in rows for part in row["name"].split()})
+    assert not set(customers[0]) & set(customers[1])
+    assert not orders[0] & orders[1]
+    assert not names[0] & names[1]
+
+
+def sentences(wording: Wording) -> set[str]:
+    """Whole sentences: the short words of a greeting or a yes are nobody's own."""
+    lists = [wording.concerns, wording.questions, wording.second_concerns, wording.reasons]
+    told = {text for group in lists for one in group.values() for text in one}
+    return told | {*wording.emails, *wording.numbers, *wording.corrections, *wording.agreements, *wording.refusals}
+
+
+def test_the_three_sets_share_no_sentence() -> None:
+    said = {name: sentences(wording) for name, wording in WORDINGS.items()}
+    assert min(map(len, said.values())) >= 50
+    for one, other in (("A", "B"), ("A", "train"), ("B", "train")):
+        assert not said[one] & said[other]
+
+
+def test_every_set_has_sentences_for_every_workflow() -> None:
+    for wording in WORDINGS.values():
+        for workflow in WORKFLOWS.values():
+            assert wording.concerns[workflow.concern]
+            assert all(wording.questions[question] for question in workflow.questions)
+            assert not workflow.second_concern or wording.second_concerns[workflow.second_concern]
+
+
+def test_nothing_that_is_said_spells_out_a_call_or_leaves_a_blank(requests: list[Request]) -> None:
+    tools = [tool.name for tool in make_tools(make_database(0))]
+    for request in requests:
+        for text in (request.opening, *request.replies.values(), *request.remarks):
+            assert not any(name in text for name in tools)
+            assert "{" not in text
+
+
+def test_every_tool_is_needed_by_some_request(requests: list[Request], template: OrderDesk) -> None:
+    needed = set()
+    for request in requests:
+        for message in expert_messages(request, template, random.Random(0)):
+            needed |= {call["function"]["name"] for call in message.get("tool_calls", [])}
+    assert needed == {tool.name for tool in make_tools(template)}
+
+
+def test_refused_and_declined_requests_change_nothing(requests: list[Request]) -> None:
+    late = [request for request in requests if request.workflow.startswith(("late", "out of", "track", "my "))]
+    declined = [request for request in requests if not request.goal.agrees]
+    assert late
+    assert declined
+    assert not any(request.calls for request in [*late, *declined])
+
+
+def test_unknown_sets_are_refused_by_name(template: OrderDesk) -> None:
+    with pytest.raises(ConfigError, match=r"'C'.*A and B"):
+        make_requests("C", full=False, seed=0)
+    with pytest.raises(ConfigError, match=r"'C'.*train, A, B"):
+        generate_requests("C", 0, template)
+
+
+# --- customer -------------------------------------------------------------------------------------------------------
+
+
+def one_request(requests: list[Request], **wanted: str) -> Request:
+    return next(r for r in requests if all(getattr(r.goal, key) == value for key, value in wanted.items()))
+
+
+def test_the_customer_answers_what_he_is_asked_once_and_then_goes(requests: list[Request]) -> None:
+    request = one_request(requests, found_by="asked email")
+    customer = Customer(request)
+    assert request.goal.email in str(customer.reply("What is your email?"))
+    told = [customer.reply("What is your email?") for _ in range(len(request.remarks) + 1)]
+    assert told == [*request.remarks, None]
+
+
+def test_the_customer_agrees_when_asked_to(requests: list[Request]) -> None:
+    request = one_request(requests, concern="cancel", found_by="number")
+    assert Customer(request).reply("Shall I cancel it?") == request.replies["confirm"]
+
+
+# --- conversations --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(2 * len(WORKFLOWS)))
+def test_the_expert_solves_every_request_through_the_agent(
+    template: OrderDesk, requests: list[Request], number: int
+) -> None:
+    before, request = template.state(), requests[number]
+    transcript = run_request(expert_model(request, template), request, template)
+    assert transcript.solved_by_model
+    assert transcript.num_calls > 0
+    assert transcript.num_invalid_calls == 0
+    assert len(transcript.answers) < MAX_TURNS
+    assert template.state() == before
+
+
+def test_the_agent_and_the_training_data_see_the_same_conversation(
+    template: OrderDesk, requests: list[Request]
+) -> None:
+    for request in requests[:10]:
+        own = expert_messages(request, template, random.Random(0))
+        transcript = run_request(expert_model(request, template), request, template)
+        roles = {"human": "user", "ai": "assistant", "tool": "tool"}
+        assert [(roles[m.type], m.text) for m in transcript.messages] == [(m["role"], m["content"]) for m in own]
+
+
+def test_a_request_is_not_solved_by_doing_nothing(template: OrderDesk, requests: list[Request]) -> None:
+    for request in requests:
+        transcript = run_request(saying("I am happy to help you."), request, template)
+        assert not transcript.solved_by_model or not (request.calls or request.facts)
+        assert transcript.gold_reached == (not request.calls)
+
+
+def test_a_model_that_calls_for_ever_is_stopped(template: OrderDesk, requests: list[Request]) -> None:
+    endless = saying('<tool_call>{"name": "list_orders", "arguments": {"customer": "C1"}}</tool_call>')
+    transcript = run_request(endless, requests[0], template)
+    assert len(transcript.answers) == MAX_TURNS
+    assert not transcript.facts_told
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<tool_call>{}</tool_call>", '<tool_call>{"name": "teleport", "arguments": {}}</tool_call>']
+)
+def test_nonsense_ends_in_an_unsolved_request_and_never_in_an_error(
+    template: OrderDesk, requests: list[Request], text: str
+) -> None:
+    answer = text.replace("{}</", '{"name": "get_order", "arguments": {"id": 7}}</') if "{}<" in text else text
+    assert not run_request(saying(answer), requests[0], template).solved_by_model
+
+
+def test_a_harmful_extra_call_has_a_real_effect_and_misses_the_gold_state(
+    template: OrderDesk, requests: list[Request]
+) -> None:
+    victim = template.rows("SELECT order_id FROM orders WHERE status = 'pending' ORDER BY order_id")[-1]["order_id"]
+    harm = {"name": "cancel_order", "arguments": {"order": victim, "reason": "no longer needed"}}
+    request = one_request(requests, concern="track")
+    assert not run_request(saying(f"<tool_call>{json.dumps(harm)}</tool_call>"), request, template).gold_reached
+
+
+def test_same_outputs_give_the_same_prompts(template: OrderDesk, requests: list[Request]) -> None:
+    """Prompts may not depend on what earlier runs did: two runs of one request see equal messages in every turn."""
+    first, second = expert_model(requests[0], template), expert_model(requests[0], template)
+    run_request(first, requests[0], template)
+    run_request(second, requests[0], template)
+    assert first.seen == second.seen
+    assert first.seen[0][0] == SYSTEM_PROMPT
+
+
+# --- evaluation -----------------------------------------------------------------------------------------------------
+
+
+def test_a_report_counts_solved_requests_and_calls(template: OrderDesk, requests: list[Request]) -> None:
+    report = Report()
+    report.add(run_request(expert_model(requests[0], template), requests[0], template))
+    report.add(run_request(saying("No."), requests[1], template))
+    counted = report.as_dict()
+    assert (counted["solved"]["hits"], counted["solved"]["of"]) == (1, 2)
+    assert counted["calls_parsed"]["rate"] == 1.0
+    assert counted["solved_by_workflow"][requests[0].workflow] == [1, 1]
+
+
+def test_the_interval_of_a_rate_is_wilsons() -> None:
+    assert wilson(90, 100) == (0.8256, 0.9448)  # Wilson 1927, computed with statsmodels' proportion_confint
+    assert wilson(0, 0) == (0.0, 1.0)
