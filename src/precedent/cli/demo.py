@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from precedent.cli.demo_state import DemoState
 
 ORDER_DESK = "smollm2-135m-order-desk"
-"""The packaged model with the order desk's own adapter, and in place of a draft model's name the order desk's own."""
+"""The packaged model with the order desk's adapter merged in; beside it stands a draft model of its own."""
 
 OTHER_DRAFT = "first-layers:4"
-"""Drafts for any other target: none was trained for it."""
+"""The draft model of any other target, for which none was trained."""
 
 MEASURING_SECONDS = 120
 """About how long warming and measuring may take by default; a slow machine serves fewer requests."""
@@ -105,7 +105,7 @@ def _measured(
         source, draft_source = _sources(target, draft_model)
         model, tokenizer = load_target(source, device=device, dtype=dtype)
         draft = load_draft(draft_source, model, tokenizer)
-    state = DemoState(source, draft_source, model.dtype, temperature, full)
+    state = DemoState(source, draft_model or "", model.dtype, temperature, full)
     if fresh:
         shutil.rmtree(state.folder, ignore_errors=True)
     ways = (*WAYS, TOPDOWN) if temperature > 0 else WAYS

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 from precedent.errors import PrecedentError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from precedent.engine import Engine
     from precedent.generation import GenerationResult
     from precedent.training.distil import Trained
@@ -30,7 +32,6 @@ TEMPERATURE = 0.7
 
 HEAD_TOKENS, ANSWER_TOKENS, LONGEST_CONTEXT, LONGEST_PROMPT = 8192, 96, 256, 160
 REQUESTS_PER_DATABASE = 40
-SETTINGS_FILE = "draft.json"
 
 
 def conversations(engine: Engine, turns: list[tuple[tuple[int, ...], GenerationResult]], number: int) -> list[Text]:
@@ -64,8 +65,6 @@ def conversations(engine: Engine, turns: list[tuple[tuple[int, ...], GenerationR
 
 def train(options: argparse.Namespace) -> Trained:
     """Serve, answer, distil; the draft stands in the folder afterwards."""
-    from precedent.cache import SpeculationCache
-    from precedent.engine import Engine
     from precedent.target.loading import load_target
     from precedent.training.distil import Distillation
     from precedent.training.plan import Recipe
@@ -73,22 +72,8 @@ def train(options: argparse.Namespace) -> Trained:
     from precedent_demo.adapted import adapted_target
 
     model, tokenizer = load_target(str(adapted_target(options.adapter)))
-    turns: list[tuple[tuple[int, ...], GenerationResult]] = []
-    kept = options.out.with_name(f"{options.out.name}.conversations.json")
-    if options.resume and kept.is_file():
-        texts = _read(kept)
-    else:
-        serving = Engine(
-            model,
-            tokenizer,
-            name="order-desk",
-            cache=SpeculationCache.open(None),
-            on_result=lambda prompt_ids, result: turns.append((prompt_ids, result)),
-        )
-        with closing(serving):
-            texts = conversations(serving, turns, options.requests)
-        kept.write_text(json.dumps([[text.token_ids, text.num_answer_tokens] for text in texts]), encoding="utf-8")
     learned, _ = split(read_prompts(options.prompts, tokenizer, LONGEST_PROMPT)[0], seed=0)
+    texts = _served(options, model, tokenizer)
     recipe = Recipe(
         head_tokens=HEAD_TOKENS, answer_tokens=ANSWER_TOKENS, longest_context=LONGEST_CONTEXT, rounds=options.rounds
     )
@@ -96,6 +81,28 @@ def train(options: argparse.Namespace) -> Trained:
         model, tokenizer, learned, recipe, options.out, completions=texts, progress=_reporter(every=20)
     )
     return distillation.run(options.minutes)
+
+
+def _served(options: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[Text]:
+    """Conversations with customers, kept beside the draft's folder until somebody deletes them."""
+    from precedent.cache import SpeculationCache
+    from precedent.engine import Engine
+
+    kept = options.out.with_name(f"{options.out.name}.conversations.json")
+    if options.resume and kept.is_file():
+        return _read(kept)
+    turns: list[tuple[tuple[int, ...], GenerationResult]] = []
+    serving = Engine(
+        model,
+        tokenizer,
+        name="order-desk",
+        cache=SpeculationCache.open(None),
+        on_result=lambda prompt_ids, result: turns.append((prompt_ids, result)),
+    )
+    with closing(serving):
+        texts = conversations(serving, turns, options.requests)
+    kept.write_text(json.dumps([[text.token_ids, text.num_answer_tokens] for text in texts]), encoding="utf-8")
+    return texts
 
 
 def _read(path: Path) -> list[Text]:
