@@ -26,7 +26,7 @@ CATCH_UP_LIMIT = 32
 """Up to this many missed tokens ride along with the first draw; more are prefilled in chunks."""
 
 
-MAX_IDLE_BYTES = 128 * 2**20
+MAX_IDLE_BYTES = 64 * 2**20
 """What KV caches of finished requests may take; the next turn of a conversation goes on with them."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,10 +14,17 @@ from precedent.target import common_prefix
 from precedent.tree import ROOT, CandidateTree
 
 
-@dataclass(slots=True)
+class NothingStored:
+    """Keys and values of a table: there are none, and no pool keeps them."""
+
+    nbytes = sys.maxsize
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class TabledSlot:
     """One sequence: committed tokens and the pending one, nothing computed."""
 
+    kv: ClassVar = NothingStored()
     token_ids: list[int] = field(default_factory=list)
     pending: int = -1
 
@@ -30,6 +39,10 @@ class TabledModel:
     def new_slot(self) -> TabledSlot:
         """An empty slot."""
         return TabledSlot()
+
+    def fork(self, slot: TabledSlot, length: int, room: int = 0) -> TabledSlot:
+        """A new slot with the first `length` tokens."""
+        return TabledSlot(slot.token_ids[:length])
 
     def prefill(self, slot: TabledSlot, prompt_ids: Sequence[int]) -> int:
         """Bring `slot` to `prompt_ids`, the last one pending; returns how many tokens it held already."""
