@@ -55,6 +55,12 @@ def same_bits(one: Slot, other: Slot) -> bool:
     return all(torch.equal(left, right) for left, right in zip(kept(one), kept(other), strict=True))
 
 
+def with_eager_attention(chosen: Any) -> Any:
+    """The same, asked for transformers' own attention, in which no layer runs in one piece."""
+    chosen.set_attn_implementation("eager")
+    return chosen
+
+
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bfloat16", "float32"], scope="module")
 def target(request: pytest.FixtureRequest) -> TargetModel:
     return TargetModel(model(request.param), bitwise=True)
@@ -164,6 +170,7 @@ def test_texts_are_the_same_off_cold_warm_adversarial_continued_and_together(
         (lambda: model(num_key_value_heads=2, head_dim=24), "have no arithmetic by rows"),
         (lambda: model(family="gpt2"), "have no arithmetic by rows"),
         (lambda: model(family="mistral", sliding_window=8), "sliding_attention"),
+        (lambda: with_eager_attention(model()), r"its attention is not ours \(eager\)"),
     ],
 )
 def test_models_that_round_otherwise_are_refused_by_name(unfit: Any, reason: str) -> None:

@@ -35,7 +35,17 @@ FORMS = (
     "Write a poem about {}.",
     "Give three reasons to care about {}.",
     "Write a conversation about {}.",
+    "What do people get wrong about {}?",
+    "Write a headline about {}.",
+    "Describe {} in three sentences.",
+    "Who cares about {}, and why?",
+    "Write a diary entry about {}.",
+    "Make a plan that has to do with {}.",
+    "Ask me five questions about {}.",
+    "Sum up what is known of {}.",
 )
+"""With `SUBJECTS` they make 204 different questions."""
+
 PLAIN = SpeculationConfig(enabled=False, write_back=False)
 AT_ONCE = 8
 Texts = list[tuple[int, ...]]
@@ -45,8 +55,7 @@ class Prompts:
     """Prompts of two turns: what is asked, and what is asked once it was answered."""
 
     def __init__(self, engine: Engine, number: int) -> None:
-        asked = [form.format(subject) for form in FORMS for subject in SUBJECTS] * 2
-        self.queries = asked[:number]
+        self.queries = [form.format(subject) for form in FORMS for subject in SUBJECTS][:number]
         self._engine = engine
         self.first = [self._rendered(query) for query in self.queries]
 
@@ -69,7 +78,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--target", default="smollm2-135m-instruct")
     options.add_argument("--dtype", default=None)
-    options.add_argument("--texts", type=int, default=200)
+    options.add_argument("--texts", type=int, default=200, help=f"at most {len(FORMS) * len(SUBJECTS)}")
     options.add_argument("--tokens", type=int, default=48)
     options.add_argument("--without", action="store_true")
     chosen = options.parse_args()
@@ -105,7 +114,7 @@ def compare(engine: Engine, number: int, tokens: int) -> None:
         "adversarial": lambda: answered(prompts.first, tenant="wrong"),
         f"{AT_ONCE} at once": lambda: answered(prompts.first, AT_ONCE, tenant="right"),
     }
-    print(f"{number} texts of at most {tokens} tokens, half of them seeded; bitwise={engine.target.bitwise}")
+    print(f"{len(plain)} texts of at most {tokens} tokens, half of them seeded; bitwise={engine.target.bitwise}")
     for name, run in ways.items():
         _print(name, run(), plain)
     _print("continued", answered(second, tenant="right"), then)

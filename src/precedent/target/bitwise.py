@@ -45,14 +45,19 @@ def widen(model: PreTrainedModel) -> None:
             layer.fused = fused._replace(few_rows=max(fused.few_rows, MOST_ROWS))
 
 
-def check_fit(model: PreTrainedModel) -> None:
-    """Raise UnsupportedError for a model that goes through other arithmetic than that of few rows, and say where."""
+def check_fit(model: PreTrainedModel, *, packed: bool) -> None:
+    """Raise UnsupportedError for a model that goes through other arithmetic than that of few rows, and say where.
+
+    `packed` says that its attention is ours; with attention of its own no layer runs in one piece.
+    """
     config = model.config.get_text_config()
     layers = config.num_hidden_layers
     fused = sum(is_swapped(module) and hasattr(module, "fused") for module in model.modules())
     others = sorted(attention_kinds(config) - {FULL_ATTENTION})
     if others:
         raise _refusal(model, f"it has {', '.join(others)} layers, and a window changes how a row is summed")
+    if not packed:
+        raise _refusal(model, f"its attention is not ours ({config._attn_implementation})")
     if fused < layers:
         where = f"on {model.device.type} in {str(model.dtype).removeprefix('torch.')}"
         raise _refusal(model, f"{layers - fused} of its {layers} layers have no arithmetic by rows {where}")

@@ -64,7 +64,7 @@ class TargetModel:
         self.context_length = context_length(model.config.get_text_config())
         if bitwise:
             by_rows.widen(self.model)
-            by_rows.check_fit(self.model)
+            by_rows.check_fit(self.model, packed=self._runner.packed)
             self._runner.most_rows = by_rows.MOST_ROWS
             by_rows.prove(self)
 
