@@ -87,14 +87,14 @@ def test_a_draft_is_trained_reported_and_measured_beside_an_early_exit(
     target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The whole recipe from the command line, with the least of everything."""
-    monkeypatch.setattr(Recipe, "planned", lambda *_: Plan(1, 1, 2, 1))
+    monkeypatch.setattr(Recipe, "planned", lambda *_: Plan(1, 1, 1, 2, 1))
     given = ["--target", str(target_folder), "--prompts", str(target_folder / "prompts.txt"), "--answer-tokens", "6"]
     out, results = str(tmp_path / "draft"), tmp_path / "results.json"
     train = ["train-draft", *given, "--out", out, "--layers", "1", "--head-tokens", "64", "--rounds", "2"]
     assert precedent(*train, monkeypatch=monkeypatch) == 0
     report = json.loads((tmp_path / "draft" / "report.json").read_text())
     assert report["drafts"][0]["positions"] == 6
-    assert report["plan"] == {"chunks": 1, "rollouts": 1, "rounds": 2, "steps_per_round": 1}
+    assert report["plan"] == {"chunks": 1, "completions": 1, "rollouts": 1, "rounds": 2, "steps_per_round": 1}
     assert report["recipe"]["head_tokens"] == 64
     compared = ["--draft-model", out, "--draft-model", "first-layers:1", "--json", str(results)]
     assert precedent("measure-draft", *given, *compared, monkeypatch=monkeypatch) == 0

@@ -159,7 +159,7 @@ def test_minutes_become_a_plan() -> None:
     """Collecting and training together take the time that was given."""
     plan = Recipe(rounds=3).planned(minutes=10, chunk_seconds=5, step_seconds=0.5)
     assert plan.chunks * 5 + 2 * plan.rollouts * 5 + plan.steps * 0.5 == pytest.approx(600, abs=5)
-    assert Recipe().planned(minutes=0.01, chunk_seconds=60, step_seconds=9) == Plan(1, 1, 3, 1)
+    assert Recipe().planned(minutes=0.01, chunk_seconds=60, step_seconds=9) == Plan(1, 1, 1, 3, 1)
     assert Recipe().planned(minutes=1, chunk_seconds=90, step_seconds=1).steps == 33  # of 33 seconds that are its share
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from precedent.cache import NewCompletion
 from precedent.cache.fingerprint import tokenizer_fingerprint
@@ -18,7 +19,8 @@ from precedent.training.completions import read_completions
 from precedent.training.distil import Distillation
 from precedent.training.plan import Plan
 from precedent.training.prompts import read_prompts, split
-from precedent.training.texts import Text
+from precedent.training.teacher import Teacher
+from precedent.training.texts import Shard, Text
 
 TOKENIZER = byte_tokenizer()
 
@@ -97,5 +99,17 @@ def test_stored_completions_are_learned_from(tmp_path: Path) -> None:
     completions = [Text((5, 6, 7, 8, 9), 3)]
     run = Distillation(
         tiny_target(), TOKENIZER, PROMPTS, RECIPE, tmp_path / "draft", completions=completions
-    ).run(Plan(1, 1, 1, 1))  # fmt: skip
+    ).run(Plan(1, 1, 1, 1, 1))  # fmt: skip
     assert run.num_tokens == 8 * 12 + 3
+
+
+def test_only_what_is_learned_of_a_text_is_kept_and_learned(tmp_path: Path) -> None:
+    """A conversation of two turns gives the lessons of its own words alone, saved and read back the same."""
+    target, marks = tiny_target(), (False, True, True, False, True)
+    whole, part = Text((5, 6, 7, 8, 9, 3), 5), Text((5, 6, 7, 8, 9, 3), 5, marks)
+    everything, some = Teacher(target).shard([whole]).lessons[0], Teacher(target).shard([part])
+    some.save(tmp_path / "shard.safetensors")
+    (read,) = Shard.load(tmp_path / "shard.safetensors").lessons
+    assert read.text == part
+    assert torch.equal(read.hidden, everything.hidden[list(marks)])
+    assert read.num_learned == 3

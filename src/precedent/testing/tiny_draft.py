@@ -15,7 +15,7 @@ PROMPTS = [tuple(range(first, first + 6)) for first in range(40, 48)]
 RECIPE = Recipe(
     num_layers=1, head_tokens=96, answer_tokens=12, chunk_prompts=8, rounds=2, batch_tokens=32, learning_rate=3e-3
 )
-PLAN = Plan(chunks=2, rollouts=1, rounds=2, steps_per_round=6)
+PLAN = Plan(chunks=2, completions=2, rollouts=1, rounds=2, steps_per_round=6)
 
 
 def tiny_target(seed: int = 0) -> PreTrainedModel:

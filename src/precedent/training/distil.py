@@ -97,7 +97,7 @@ class Distillation:
     def _begun(self, work: float | Plan) -> Begun:
         """What stands in the folder, checked, or a new plan."""
         found = Begun.read(self._work)
-        asked = self._asked(found.plan if found else Plan(1, 0, 1, 0))
+        asked = self._asked(found.plan if found else Plan(1, 0, 0, 1, 0))
         if found:
             found.check_same(asked)
             return found
@@ -135,9 +135,9 @@ class Distillation:
         return self._shards("answers", range(chunks), lambda: self._target, texts)
 
     def _read_completions(self, plan: Plan) -> list[Shard]:
-        """What the target thinks of completions that it gave before, as many as prompts are answered."""
+        """What the target thinks of completions that it gave before, as many as were planned."""
         size = self._recipe.chunk_prompts
-        kept = self._completions[: plan.chunks * size]
+        kept = self._completions[: plan.completions * size]
         shards = []
         for index in range(-(-len(kept) // size)):
             path = self._work / f"completions-{index:04}.safetensors"
@@ -222,8 +222,8 @@ def most_frequent(frequencies: Tensor, count: int, always: frozenset[int]) -> Te
 
 
 def _cut(text: Text, place: float) -> Prompt:
-    """The context of a text and the first part of its answer."""
-    return text.token_ids[: text.num_context_tokens + int(place * text.num_answer_tokens)]
+    """A text up to somewhere in what is learned of it."""
+    return text.token_ids[: text.num_context_tokens + text.places[int(place * len(text.places))]]
 
 
 def _check_trainable(target: PreTrainedModel) -> None:

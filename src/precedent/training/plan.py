@@ -32,9 +32,13 @@ PLAN_FILE, CHECKPOINT_FILE = "plan.json", "checkpoint.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Work that was decided: pieces of the target's texts, pieces of rollouts in each later round, rounds, steps."""
+    """Work that was decided: pieces of the target's texts, pieces of rollouts in each later round, rounds, steps.
+
+    `completions` is how many pieces of those given are read at most.
+    """
 
     chunks: int
+    completions: int
     rollouts: int
     rounds: int
     steps_per_round: int
@@ -100,7 +104,7 @@ class Recipe:
         chunks = max(1, int(COLLECTING_SHARE * seconds / chunk_seconds / (1 + later / ROLLOUT_SHARE)))
         rollouts = max(1, chunks // ROLLOUT_SHARE)
         left = max(seconds - (chunks + later * rollouts) * chunk_seconds, (1 - COLLECTING_SHARE) * seconds)
-        return Plan(chunks, rollouts, self.rounds, max(1, int(left / step_seconds / self.rounds)))
+        return Plan(chunks, chunks, rollouts, self.rounds, max(1, int(left / step_seconds / self.rounds)))
 
     def batches(self, lessons: Sequence[Lesson], round_index: int) -> Iterator[list[Lesson]]:
         """Batches without end, every lesson once before any comes again: the same for the same lessons and round."""
@@ -110,7 +114,7 @@ class Recipe:
             batch: list[Lesson] = []
             for place in order:
                 batch.append(lessons[place])
-                if sum(lesson.text.num_answer_tokens for lesson in batch) >= self.batch_tokens:
+                if sum(lesson.num_learned for lesson in batch) >= self.batch_tokens:
                     yield batch
                     batch = []
             if batch:

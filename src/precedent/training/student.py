@@ -44,7 +44,7 @@ class Student:
 
     def step(self, lessons: Sequence[Lesson], done: float, longest_context: int) -> float:
         """Learn from some lessons at once, `done` of all steps being done; the mean cross-entropy to the target."""
-        count = sum(lesson.text.num_answer_tokens for lesson in lessons)
+        count = sum(lesson.num_learned for lesson in lessons)
         self._optimizer.zero_grad(set_to_none=True)
         loss = sum(self._learn(lesson, count, longest_context) for lesson in lessons)
         torch.nn.utils.clip_grad_norm_(self._layers.parameters(), LARGEST_NORM)
@@ -57,7 +57,7 @@ class Student:
         """Add a lesson's gradient; returns its part of the mean loss."""
         text = lesson.text
         start = max(0, text.num_context_tokens - longest_context)
-        hidden = self._hidden(text.token_ids[start:-1])[-text.num_answer_tokens :]
+        hidden = self._hidden(text.token_ids[start:-1])[-text.num_answer_tokens :][text.places]
         rows = hidden.detach().requires_grad_(True)
         loss = 0.0
         for piece, thought, total in zip(

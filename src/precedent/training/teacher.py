@@ -64,7 +64,7 @@ class Teacher:
         return Shard(lessons, frequencies.cpu())
 
     def _lesson(self, text: Text, frequencies: Tensor) -> Lesson:
-        hidden = self._reader.last(text.token_ids[:-1], text.num_answer_tokens)
+        hidden = self._reader.last(text.token_ids[:-1], text.num_answer_tokens)[text.places]
         totals = []
         for rows in hidden.split(ROWS_AT_ONCE):
             logits = self._head(rows)

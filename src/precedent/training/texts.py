@@ -21,28 +21,44 @@ from precedent.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Token ids whose last `num_answer_tokens` are learned; what stands before them is context."""
+    """Token ids whose last `num_answer_tokens` are learned; what stands before them is context.
+
+    `learned` `[num_answer_tokens]` says which of them, empty for all: of a conversation with several turns only what
+    the target wrote has to be drafted, and its law for a customer's words would fill a small draft in vain.
+    """
 
     token_ids: tuple[int, ...]
     num_answer_tokens: int
+    learned: tuple[bool, ...] = ()
 
     @property
     def num_context_tokens(self) -> int:
         """Tokens before the answer."""
         return len(self.token_ids) - self.num_answer_tokens
 
+    @property
+    def places(self) -> list[int]:
+        """Which tokens of the answer are learned, rising."""
+        every = range(self.num_answer_tokens)
+        return [place for place in every if self.learned[place]] if self.learned else list(every)
+
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A text and what the target thinks before each token of its answer.
+    """A text and what the target thinks before each token that is learned of its answer.
 
-    `hidden` `[num_answer_tokens, hidden_size]` are final hidden states, `log_total` `[num_answer_tokens]` the
-    logarithms of the sums of the exponentials of all logits.
+    `hidden` `[num_learned, hidden_size]` are final hidden states, `log_total` `[num_learned]` the logarithms of the
+    sums of the exponentials of all logits.
     """
 
     text: Text
     hidden: Tensor
     log_total: Tensor
+
+    @property
+    def num_learned(self) -> int:
+        """Tokens to learn."""
+        return self.log_total.numel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +71,7 @@ class Shard:
     @property
     def num_tokens(self) -> int:
         """Tokens to learn."""
-        return sum(lesson.text.num_answer_tokens for lesson in self.lessons)
+        return sum(lesson.num_learned for lesson in self.lessons)
 
     def save(self, path: Path) -> None:
         """Write the shard, whole or not at all."""
@@ -66,6 +82,7 @@ class Shard:
             "hidden": torch.cat([lesson.hidden for lesson in self.lessons]),
             "log_total": torch.cat([lesson.log_total for lesson in self.lessons]),
             "frequencies": self.frequencies,
+            "learned": torch.cat([_marks(lesson.text) for lesson in self.lessons]),
         }
         lengths = [[len(lesson.text.token_ids), lesson.text.num_answer_tokens] for lesson in self.lessons]
         save_file(tensors, partial, metadata={"lengths": json.dumps(lengths)})
@@ -78,16 +95,22 @@ class Shard:
             with safe_open(path, framework="pt") as opened:
                 lengths: list[list[int]] = json.loads(opened.metadata()["lengths"])
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
-        except (OSError, SafetensorError, ValueError) as error:
+            return cls(tuple(_lessons(lengths, tensors)), tensors["frequencies"])
+        except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
             raise ModelLoadError(f"{path} is damaged ({error}); delete it, and --resume makes it again") from error
-        return cls(tuple(_lessons(lengths, tensors)), tensors["frequencies"])
+
+
+def _marks(text: Text) -> Tensor:
+    """Of each token of the answer whether it is learned."""
+    return torch.tensor(text.learned or (True,) * text.num_answer_tokens, dtype=torch.bool)
 
 
 def _lessons(lengths: Sequence[Sequence[int]], tensors: dict[str, Tensor]) -> list[Lesson]:
-    answers = [answer for _, answer in lengths]
-    texts = zip(tensors["token_ids"].split([total for total, _ in lengths]), answers, strict=True)
-    laws = zip(tensors["hidden"].split(answers), tensors["log_total"].split(answers), strict=True)
+    token_ids = tensors["token_ids"].split([total for total, _ in lengths])
+    marks = tensors["learned"].split([answer for _, answer in lengths])
+    learned = [int(mark.sum()) for mark in marks]
+    laws = zip(tensors["hidden"].split(learned), tensors["log_total"].split(learned), strict=True)
     return [
-        Lesson(Text(tuple(token_ids.tolist()), answer), hidden, log_total)
-        for (token_ids, answer), (hidden, log_total) in zip(texts, laws, strict=True)
+        Lesson(Text(tuple(ids.tolist()), mark.numel(), () if mark.all() else tuple(mark.tolist())), hidden, log_total)
+        for ids, mark, (hidden, log_total) in zip(token_ids, marks, laws, strict=True)
     ]

@@ -1,17 +1,19 @@
-"""Trains the order desk's draft model: two layers beside the adapted target, distilled from its own conversations.
+"""Trains the order desk's draft model: two layers beside the adapted target, distilled from its own laws.
 
-python -m precedent_demo.training.draft --prompts questions.jsonl --out DIR --minutes 30
+python -m precedent_demo.training.draft --prompts questions.jsonl --out DIR
 
-First the target serves customers of the split "train"; then `precedent train-draft`'s distillation learns from these
-conversations and from the target's answers to the prompts of a file. A run that was killed goes on with --resume.
+The target serves customers of the split "train"; to these conversations come others of the environment's expert, whose
+words the target was taught, and the target's answers to the prompts of a file. `precedent train-draft`'s distillation
+learns what the target thinks of them. A run that was killed goes on with --resume.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -26,28 +28,30 @@ if TYPE_CHECKING:
     from precedent.generation import GenerationResult
     from precedent.training.distil import Trained
     from precedent.training.texts import Text
+    from precedent_demo.training.trajectories import Encoder
 
 TEMPERATURE = 0.7
 """At which the target serves customers: the demo is run greedily and at this temperature."""
 
 HEAD_TOKENS, ANSWER_TOKENS, LONGEST_CONTEXT, LONGEST_PROMPT = 8192, 96, 256, 160
+BATCH_TOKENS = 256
 REQUESTS_PER_DATABASE = 40
+EXPERT_SEED = 900
+"""The adapter's training counts its databases up from another one."""
 
 
 def conversations(engine: Engine, turns: list[tuple[tuple[int, ...], GenerationResult]], number: int) -> list[Text]:
     """Whole conversations of the target with customers of the training split, all behind the head as context.
 
-    `turns` is where the engine's `on_result` puts each finished turn. Not only the assistant's words are learned, but
-    all that follows the tool schemas: the target has a law there too, and a text is read only once.
+    `turns` is where the engine's `on_result` puts each finished turn.
     """
     from precedent.langchain import ChatPrecedent
-    from precedent.training.texts import Text
     from precedent_demo.conversation import MAX_TOKENS_PER_TURN, run_request
     from precedent_demo.desk import OrderDesk
     from precedent_demo.training.trajectories import Encoder
     from precedent_demo.workflows import generate_requests
 
-    head, texts = len(Encoder(engine.tokenizer).head), []
+    encoder, texts = Encoder(engine.tokenizer), []
     model = ChatPrecedent.from_engine(engine, temperature=TEMPERATURE, max_tokens=MAX_TOKENS_PER_TURN)
     for first in range(0, number, REQUESTS_PER_DATABASE):
         seed = 1_000_000 + first
@@ -56,31 +60,54 @@ def conversations(engine: Engine, turns: list[tuple[tuple[int, ...], GenerationR
             turns.clear()
             run_request(model, request, desk)
             prompt, result = turns[-1]
-            whole = (*prompt, *result.token_ids)
-            texts.append(Text(whole, len(whole) - head))
+            texts.append(_text(encoder, (*prompt, *result.token_ids)[len(encoder.head) :]))
             _say(f"served {len(texts)} of {number}")
         desk.close()
     return texts
+
+
+def of_the_expert(tokenizer: PreTrainedTokenizerBase, number: int) -> list[Text]:
+    """Conversations of the expert with customers that neither the adapter nor the served conversations have seen."""
+    from precedent_demo.training.trajectories import Encoder
+    from precedent_demo.training.trajectories import conversations as generated
+
+    encoder = Encoder(tokenizer)
+    return [_text(encoder, each.token_ids) for each in islice(generated(encoder, "train", EXPERT_SEED), number)]
+
+
+def _text(encoder: Encoder, token_ids: Sequence[int]) -> Text:
+    """What follows the head; of it only the assistant's words are learned."""
+    from precedent.training.texts import Text
+
+    return Text((*encoder.head, *token_ids), len(token_ids), encoder.written(token_ids))
 
 
 def train(options: argparse.Namespace) -> Trained:
     """Serve, answer, distil; the draft stands in the folder afterwards."""
     from precedent.target.loading import load_target
     from precedent.training.distil import Distillation
-    from precedent.training.plan import Recipe
+    from precedent.training.plan import Plan, Recipe
     from precedent.training.prompts import read_prompts, split
     from precedent_demo.adapted import adapted_target
 
     model, tokenizer = load_target(str(adapted_target(options.adapter)))
     learned, _ = split(read_prompts(options.prompts, tokenizer, LONGEST_PROMPT)[0], seed=0)
-    texts = _served(options, model, tokenizer)
+    texts = [*_served(options, model, tokenizer), *of_the_expert(tokenizer, options.experts)]
     recipe = Recipe(
-        head_tokens=HEAD_TOKENS, answer_tokens=ANSWER_TOKENS, longest_context=LONGEST_CONTEXT, rounds=options.rounds
+        head_tokens=HEAD_TOKENS, answer_tokens=ANSWER_TOKENS, longest_context=LONGEST_CONTEXT, rounds=options.rounds,
+        batch_tokens=BATCH_TOKENS,
+    )  # fmt: skip
+    plan = Plan(
+        chunks=-(-options.answers // recipe.chunk_prompts),
+        completions=-(-len(texts) // recipe.chunk_prompts),
+        rollouts=-(-options.rollouts // recipe.chunk_prompts),
+        rounds=options.rounds,
+        steps_per_round=-(-options.steps // options.rounds),
     )
     distillation = Distillation(
         model, tokenizer, learned, recipe, options.out, completions=texts, progress=_reporter(every=20)
     )
-    return distillation.run(options.minutes)
+    return distillation.run(plan)
 
 
 def _served(options: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[Text]:
@@ -101,15 +128,15 @@ def _served(options: argparse.Namespace, model: PreTrainedModel, tokenizer: PreT
     )
     with closing(serving):
         texts = conversations(serving, turns, options.requests)
-    kept.write_text(json.dumps([[text.token_ids, text.num_answer_tokens] for text in texts]), encoding="utf-8")
+    kept.write_text(json.dumps([dataclasses.astuple(text) for text in texts]), encoding="utf-8")
     return texts
 
 
 def _read(path: Path) -> list[Text]:
     from precedent.training.texts import Text
 
-    found: list[tuple[list[int], int]] = json.loads(path.read_text(encoding="utf-8"))
-    return [Text(tuple(token_ids), count) for token_ids, count in found]
+    found: list[tuple[list[int], int, list[bool]]] = json.loads(path.read_text(encoding="utf-8"))
+    return [Text(tuple(token_ids), count, tuple(learned)) for token_ids, count, learned in found]
 
 
 def _reporter(every: int) -> Callable[[str, int, int, float | None], None]:
@@ -131,8 +158,11 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, required=True, help="general questions, as train-draft takes them")
     parser.add_argument("--out", type=Path, required=True, help="folder of the draft model")
     parser.add_argument("--requests", type=int, default=160, help="customers to serve first")
-    parser.add_argument("--minutes", type=float, default=30, help="of distillation, without serving")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--experts", type=int, default=800, help="conversations of the expert to read")
+    parser.add_argument("--answers", type=int, default=160, help="of the target to the prompts")
+    parser.add_argument("--rollouts", type=int, default=160, help="of the draft in each round but the first")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4500, help="of all rounds")
     parser.add_argument("--resume", action="store_true")
     return parser.parse_args()
 

@@ -99,7 +99,11 @@ class Encoder:
         prompt = self._prompt(messages, tool_schemas())
         last = max(i for i, token in enumerate(prompt[: -len(self._generation)]) if token == self._end)
         token_ids = prompt[len(self.head) : last + 1]
-        return Conversation(tuple(token_ids), tuple(self._written(token_ids)))
+        return Conversation(tuple(token_ids), self.written(token_ids))
+
+    def written(self, token_ids: Sequence[int]) -> tuple[bool, ...]:
+        """Which tokens behind the head the assistant wrote, the ends of its turns included."""
+        return tuple(self._written(token_ids))
 
     def _written(self, token_ids: Sequence[int]) -> Iterator[bool]:
         inside = False
