@@ -51,5 +51,6 @@ def _draft(sequence: DecodingSequence, planner: Planner, limits: Limits) -> tupl
         sequence.draftings[source].draw(plan.builder, number, sequence.coins())
         seconds = perf_counter() - started
         sequence.stats.draft_model_seconds += seconds
-        planner.observe_draws(source, number, behind[source], seconds * 1e3)
+        if source not in limits.at_hand:  # else they were made before, and only shown now
+            planner.observe_draws(source, number, behind[source], seconds * 1e3)
     return plan, plan.builder.build()

@@ -7,7 +7,7 @@ is a legal answer: plain decoding. A draft model costs sequential steps, so its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,7 +37,8 @@ class Limits:
     """What one sequence allows in this step: nodes, draws, tokens until its end, and the tokens that end it.
 
     `rows_beside` and `tokens_beside` are the rows of the other sequences of the step and the tokens expected of them:
-    a node pays when it raises the rate of all of them together, for all of them wait for it.
+    a node pays when it raises the rate of all of them together, for all of them wait for it. `at_hand` are the draws
+    that each source which drafts beside the target (`precedent.pearl`) has made already.
     """
 
     max_nodes: int
@@ -46,6 +47,7 @@ class Limits:
     end_token_ids: frozenset[int]
     rows_beside: int = 0
     tokens_beside: float = 0.0
+    at_hand: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -126,32 +128,69 @@ class Planner:
         self, behind: Mapping[str, int], points: int, expected: float, at_root: float, limits: Limits
     ) -> dict[str, int]:
         """How many draws of each source beside so many points; `expected` counts the other sequences' tokens too."""
-        draws = {}
+        draws, open_mass, most = {}, 1.0 - min(at_root, 1.0), min(limits.max_draws, limits.max_depth)
+        width = limits.rows_beside + points + 1
         for source, missed in behind.items():
+            if source in limits.at_hand:  # it draws beside the forwards, and what is at hand costs its place alone
+                ready = min(most, limits.at_hand[source])
+                draws[source] = self._best_number(source, ready, width, expected, open_mass, _no_milliseconds)
+                continue
             gate = self._gates.setdefault(source, DrawGate())
             gate.behind = missed
-            number = self._num_draws(source, gate, points, expected, 1.0 - min(at_root, 1.0), limits)
+            best = self._best_number(source, most, width, expected, open_mass, gate.milliseconds)
+            number = min(gate.decide(best), most)
             if number:
                 draws[source] = number
         return draws
 
-    def _num_draws(
-        self, source: str, gate: DrawGate, points: int, expected: float, open_mass: float, limits: Limits
+    def _best_number(
+        self,
+        source: str,
+        most: int,
+        width: int,
+        expected: float,
+        open_mass: float,
+        milliseconds: Callable[[int], float],
     ) -> int:
-        """Draws that pay for their sequential steps and for catching up, or those of a trial."""
-        most, width = min(limits.max_draws, limits.max_depth), limits.rows_beside + points + 1
+        """How many of at most `most` draws pay for the time that they take before the forward, and for their rows."""
         best, best_rate, reach = 0, MARGIN * expected / self.cost.milliseconds(width), open_mass
         for number in range(1, most + 1):
             reach *= self.calibration.probability(source, min(number, DEEPEST_DRAW), DRAFT_PRIOR)
             expected += reach
-            rate = expected / (self.cost.milliseconds(width + number) + gate.milliseconds(number))
+            rate = expected / (self.cost.milliseconds(width + number) + milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
-        return min(gate.decide(best), most)
+        return best
+
+    def num_draws_ahead(self, source: str, behind: int, limits: Limits) -> int:
+        """How many draws a source may have at hand that draws beside the forwards: one to judge at once, then a tree's.
+
+        0 where what the last steps waited for it costs more than its draws bring; now and then it is tried again.
+        """
+        if not limits.max_draws:
+            return 0
+        gate = self._gates.setdefault(source, DrawGate())
+        gate.behind, most = behind, limits.max_draws + 1
+        first = self.calibration.probability(source, 1, DRAFT_PRIOR)
+        alone, waited = self.cost.milliseconds(limits.rows_beside + 1), gate.milliseconds(1)
+        pays = first * self._tokens_of(source, limits) * alone > (MARGIN - 1.0) * alone + waited
+        return most if gate.decide(most if pays else 0) else 0
+
+    def _tokens_of(self, source: str, limits: Limits) -> float:
+        """Tokens expected of a tree of `max_draws` draws, the target's own not counted."""
+        reach, tokens = 1.0, 0.0
+        for number in range(1, limits.max_draws + 1):
+            reach *= self.calibration.probability(source, min(number, DEEPEST_DRAW), DRAFT_PRIOR)
+            tokens += reach
+        return tokens
 
     def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float) -> None:
         """Learn what draws of `source` cost, `behind` tokens of catching up included."""
         self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds)
+
+    def observe_draws_ahead(self, source: str, behind: int, milliseconds: float) -> None:
+        """Learn how long a step waited for a source that drew beside its forward, and had so much to catch up on."""
+        self._gates.setdefault(source, DrawGate()).observe(1, behind, milliseconds)
 
     def observe_forward(self, width: int, milliseconds: float) -> None:
         """Learn from one forward over `width` tokens, all sequences of the step together."""
@@ -174,3 +213,8 @@ class Planner:
             if source in tree.sources[node] and verdict[parent]:
                 depth = min(int(tree.depths[node]), DEEPEST_DRAW)
                 self.calibration.observe(source, depth, bool(verdict[node]))
+
+
+def _no_milliseconds(num_draws: int) -> float:
+    """What draws take that were made before."""
+    return 0.0

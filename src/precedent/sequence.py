@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.drafters.base import Candidates, Drafting
+from precedent.drafters.base import Candidates, Drafting, DraftsAhead
 from precedent.errors import PrecedentError
 from precedent.logprobs import TokenLogprob
 from precedent.planner import Limits
@@ -35,8 +35,9 @@ class DecodingSequence:
     """A request in the target model: its slot, its drafters at work, its output so far.
 
     `coins_of(step)` gives the coins of a step (`entropy_coins`, or a test's); `draftings` maps drafter names to their
-    work on this request, `draw_sources` names those that cost model steps. `num_tokens` is how many token ids the
-    tokenizer has (None: nobody counted): a damaged cache may propose any.
+    work on this request, `draw_sources` names those that cost model steps, `drafting_ahead` holds those of them that
+    work while the target scores (`precedent.pearl`). `num_tokens` is how many token ids the tokenizer has (None: nobody
+    counted): a damaged cache may propose any.
     """
 
     slot: Slot
@@ -49,6 +50,7 @@ class DecodingSequence:
     shape: RowShaper | None = None
     draftings: dict[str, Drafting] = field(default_factory=dict)
     draw_sources: tuple[str, ...] = ()
+    drafting_ahead: dict[str, DraftsAhead] = field(default_factory=dict)
     num_tokens: int | None = None
     output_ids: list[int] = field(default_factory=list)
     last_num_points: int | None = None
@@ -69,6 +71,7 @@ class DecodingSequence:
             max_draws=self.speculation.max_draws if self.speculation.enabled else 0,
             max_depth=self.max_tokens - len(self.output_ids) - 1,
             end_token_ids=self.end_token_ids,
+            at_hand={name: drafting.at_hand for name, drafting in self.drafting_ahead.items()},
         )
 
     @property
@@ -76,6 +79,16 @@ class DecodingSequence:
         """Candidates worth asking of each drafter: twice what the last tree could use, all that is allowed at first."""
         allowed = self.limits.max_nodes
         return allowed if self.last_num_points is None else min(allowed, max(FEW, 2 * self.last_num_points))
+
+    @property
+    def draws_at_hand(self) -> int:
+        """Draws behind the committed text that were made while the target scored, and that no tree has held yet."""
+        return sum(drafting.at_hand for drafting in self.drafting_ahead.values())
+
+    def draft_ahead(self) -> None:
+        """From now on let every drafting that can do it work while the target scores."""
+        drawing = {name: self.draftings[name] for name in self.draw_sources}
+        self.drafting_ahead = {name: one for name, one in drawing.items() if isinstance(one, DraftsAhead)}
 
     def match(self) -> list[Candidates]:
         """What every drafter proposes for the next step; nothing of one that names a token which does not exist."""

@@ -202,6 +202,14 @@ class TreeBuilder:
     _drawn: list[Draw] = field(default_factory=list)
     _points: dict[int, Draw] = field(default_factory=dict)
 
+    @classmethod
+    def reopened(cls, tree: CandidateTree) -> TreeBuilder:
+        """A builder that holds a finished tree; its nodes keep their numbers, and its draws their order."""
+        node_of = {edge: node for node, edge in enumerate(zip(tree.parents, tree.token_ids, strict=True))}
+        drawn = [draw for draw in tree.draws if isinstance(draw.law, Drawn)]
+        points = {draw.child: draw for draw in tree.draws if isinstance(draw.law, Point)}
+        return cls(list(tree.token_ids), list(tree.parents), list(tree.sources), node_of, drawn, points)
+
     def __len__(self) -> int:
         return len(self.token_ids)
 

@@ -18,6 +18,8 @@ from precedent.drafters.codec import TextCodec
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
     from precedent.cache import SpeculationCache
     from precedent.target import TargetModel
 
@@ -39,7 +41,8 @@ __all__ = [
 class DrafterParts:
     """What an engine has to offer to a drafter; `codec` is its tokenizer.
 
-    `early_exit` says that the draft model is the target's own first layers and stores nothing that the target does not.
+    `early_exit` says that the draft model is the target's own first layers and stores nothing that the target does not,
+    `pearl` that it is to draw while the target scores; `device` is where the target verifies.
     """
 
     tokenizer_fingerprint: str
@@ -48,6 +51,8 @@ class DrafterParts:
     draft_model: TargetModel | None = None
     codec: TextCodec | None = None
     early_exit: bool = False
+    pearl: bool = False
+    device: torch.device | None = None
 
 
 def known_drafters() -> list[str]:
