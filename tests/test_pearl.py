@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from precedent.drafters import draft_model
 from precedent.drafters.base import Candidates, Drafter, DraftRequest
 from precedent.drafters.draft_model import DraftModelDrafter
 from precedent.drafters.lookahead import DraftedToken, Lookahead
+from precedent.draw_gate import TRIAL_STEPS
 from precedent.engine import Engine
 from precedent.errors import ConfigError, GenerationError, RequestCancelled, UnsupportedError
 from precedent.pearl import Pearl, pearl_for
@@ -46,6 +48,13 @@ PROMPT = (11, 7, 200, 31, 5, 7)
 ENTROPY = entropy_coins(1)
 END = 0
 EXACT = 1e-12
+
+
+class FlatCost(CostCurve):
+    """Every width costs the same, whatever the clock says."""
+
+    def observe(self, width: int, milliseconds: float) -> None:
+        """Nothing is learned."""
 
 
 class PlannerOfAllPoints(Planner):
@@ -248,9 +257,14 @@ class CoinsOfAStep:
         return self.coins.categorical(weights, node, f"{self.step} {purpose}")
 
 
-def toy(name: str, size: int) -> TabledModel:
-    law = toy_model(name, size, plain=True)
+def toy(name: str) -> TabledModel:
+    """A random model of two tokens, behind a prompt of one."""
+    law = toy_model(name, 2, plain=True)
     return TabledModel(lambda token_ids: law(token_ids[1:]).log())
+
+
+def toy_draft(name: str = "draft") -> Drafter:
+    return DraftModelDrafter(toy(name))  # type: ignore[arg-type]  # shaped like a TargetModel
 
 
 def answer_law(
@@ -258,18 +272,20 @@ def answer_law(
     mode: str,
     *,
     length: int,
-    size: int,
     most_ahead: int,
+    target_name: str = "target",
+    ends: frozenset[int] = frozenset(),
+    planner: type[PlannerOfAllPoints] = PlannerOfAllPoints,
 ) -> dict[tuple[int, ...], float]:
     """The exact law of whole answers through the real loop: every branch of the coins of drafting and verifying."""
-    target, law = toy("target", size), defaultdict(float)
+    target, law = toy(target_name), defaultdict(float)
 
     def answer(coins: Coins) -> tuple[int, ...]:
         sequence = start(
             target, drafters(), SamplingParams(temperature=1.0, max_tokens=length), prompt=(0,), mode=mode,
-            coins_of=lambda number: CoinsOfAStep(coins, number), ends=frozenset(),
+            coins_of=lambda number: CoinsOfAStep(coins, number), ends=ends,
         )  # fmt: skip
-        return run(target, sequence, Pearl(AtOnce()), PlannerOfAllPoints(most_ahead))
+        return run(target, sequence, Pearl(AtOnce()), planner(most_ahead))
 
     with torch.inference_mode():
         for probability, output in enumerate_outcomes(answer):
@@ -277,13 +293,21 @@ def answer_law(
     return law
 
 
-def target_law(length: int, size: int) -> dict[tuple[int, ...], float]:
-    law, expected = toy_model("target", size, plain=True), {}
-    for string in itertools.product(range(size), repeat=length):
+def target_law(length: int, name: str = "target") -> dict[tuple[int, ...], float]:
+    law, expected = toy_model(name, 2, plain=True), {}
+    for string in itertools.product(range(2), repeat=length):
         expected[string] = 1.0
         for place, token in enumerate(string):
             expected[string] *= float(law(string[:place])[token])
     return expected
+
+
+def until_the_end(law: Mapping[tuple[int, ...], float], end: int) -> dict[tuple[int, ...], float]:
+    """The same law of answers that stop at their first end token."""
+    cut: dict[tuple[int, ...], float] = defaultdict(float)
+    for string, mass in law.items():
+        cut[string[: string.index(end) + 1] if end in string else string] += mass
+    return cut
 
 
 def distance(law: Mapping[tuple[int, ...], float], expected: Mapping[tuple[int, ...], float]) -> float:
@@ -299,17 +323,37 @@ def test_whole_answers_have_the_targets_law_exactly(mode: str, memory: tuple[int
     """All answers of three tokens, over every branch: lookaheads used, dropped and met by memory's points."""
 
     def drafters() -> list[Drafter]:
-        return [OracleDrafter(memory), DraftModelDrafter(toy("draft", 2))]  # type: ignore[arg-type]
+        return [OracleDrafter(memory), toy_draft()]
 
-    law = answer_law(drafters, mode, length=3, size=2, most_ahead=2)
+    law = answer_law(drafters, mode, length=3, most_ahead=2)
     assert sum(law.values()) == pytest.approx(1.0, abs=EXACT)
-    assert distance(law, target_law(3, 2)) < EXACT
+    assert distance(law, target_law(3)) < EXACT
 
 
 def test_four_tokens_and_a_longer_lookahead_keep_the_law() -> None:
     """Draws that stand for more than one step, and lazy coins that reject a subtree whose token comes back."""
-    law = answer_law(lambda: [DraftModelDrafter(toy("draft", 2))], "traversal", length=4, size=2, most_ahead=3)  # type: ignore[arg-type, list-item]
-    assert distance(law, target_law(4, 2)) < EXACT
+    law = answer_law(lambda: [toy_draft()], "traversal", length=4, most_ahead=3)
+    assert distance(law, target_law(4)) < EXACT
+
+
+class PlannerThatPeeks(PlannerOfAllPoints):
+    """The tempting mistake: a lookahead is shown whole where it has come to an end, and kept back where it has not."""
+
+    def plan(self, candidates: Sequence, behind: Mapping[str, int], limits: Limits) -> Plan:
+        plan = super().plan(candidates, behind, limits)
+        plan.draws = {source: number * (number < self._most_ahead - 1) for source, number in plan.draws.items()}
+        return plan
+
+
+@pytest.mark.parametrize(("planner", "exact"), [(PlannerOfAllPoints, True), (PlannerThatPeeks, False)])
+def test_answers_that_end_have_the_law_if_nobody_peeks(planner: type[PlannerOfAllPoints], exact: bool) -> None:
+    """How many draws are at hand tells whether an end token is among them: what is shown must not hang on that."""
+    law = answer_law(
+        lambda: [toy_draft("draft 4")], "traversal", length=5, most_ahead=4,
+        target_name="target 4", ends=frozenset({1}), planner=planner,
+    )  # fmt: skip
+    found = distance(law, until_the_end(target_law(5, "target 4"), 1))
+    assert (found < EXACT) if exact else (found > 1e-2)
 
 
 class KeepsOnlyTheLikely(Lookahead):
@@ -326,8 +370,8 @@ class KeepsOnlyTheLikely(Lookahead):
 def test_a_lookahead_that_is_dropped_for_what_it_holds_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same enumeration finds the bias of showing likely draws only."""
     monkeypatch.setattr(draft_model, "Lookahead", KeepsOnlyTheLikely)
-    law = answer_law(lambda: [DraftModelDrafter(toy("draft", 2))], "traversal", length=3, size=2, most_ahead=2)  # type: ignore[arg-type, list-item]
-    assert distance(law, target_law(3, 2)) > 1e-3
+    law = answer_law(lambda: [toy_draft()], "traversal", length=3, most_ahead=2)
+    assert distance(law, target_law(3)) > 1e-3
 
 
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
@@ -336,10 +380,77 @@ def test_the_verifier_for_gpus_judges_unscored_leaves_alike(mode: str, monkeypat
     monkeypatch.setattr(pearl_module, "verify", lambda *given, batched: verify(*given, batched=True))
 
     def drafters() -> list[Drafter]:
-        return [OracleDrafter((1, 0, 1, 1)), DraftModelDrafter(toy("draft", 2))]  # type: ignore[arg-type]
+        return [OracleDrafter((1, 0, 1, 1)), toy_draft()]
 
-    law = answer_law(drafters, mode, length=3, size=2, most_ahead=2)
-    assert distance(law, target_law(3, 2)) < EXACT
+    law = answer_law(drafters, mode, length=3, most_ahead=2)
+    assert distance(law, target_law(3)) < EXACT
+
+
+# How many
+
+
+def limits_with(at_hand: int) -> Limits:
+    return Limits(0, 6, 40, frozenset(), at_hand={"draft-model": at_hand})
+
+
+@pytest.mark.parametrize(("acceptance", "milliseconds"), [(0.9, 0.0), (0.5, 0.2), (0.7, 4.0)])
+def test_what_is_shown_is_the_best_number_as_far_as_it_is_there(acceptance: float, milliseconds: float) -> None:
+    """Never another number because fewer are at hand; and what draws cost when they were made does not count."""
+    planner = planner_that_knows(acceptance, milliseconds)
+    shown = [planner.plan([], {"draft-model": 1}, limits_with(ready)).draws["draft-model"] for ready in range(1, 9)]
+    assert shown == [min(shown[-1], ready) for ready in range(1, 9)]
+    assert shown[-1] > 0
+
+
+def planner_that_knows(acceptance: float, milliseconds: float) -> Planner:
+    """Forwards take 10 milliseconds and a twentieth more per row; a draw is known to take so long."""
+    planner = Planner(FlatCost())
+    planner.cost.table[:] = 10.0 + 0.5 * torch.arange(len(planner.cost.table)).numpy()
+    for depth in range(1, 7):
+        for number in range(1000):
+            planner.calibration.observe("draft-model", depth, number * 0.618034 % 1.0 < acceptance)
+    planner.observe_draws("draft-model", 1, 1, milliseconds)
+    return planner
+
+
+def test_a_cheap_draft_is_waited_for_and_a_dear_one_is_not() -> None:
+    """With nothing at hand; a draft model that has its prompt to read yet is never waited for."""
+    for milliseconds, waits in ((0.1, True), (4.0, False)):
+        planner = planner_that_knows(0.8, milliseconds)
+        assert bool(planner.plan([], {"draft-model": 1}, limits_with(0)).draws["draft-model"]) == waits
+        assert planner.plan([], {"draft-model": 400}, limits_with(0)).draws["draft-model"] == 0
+
+
+def simulated_rate(acceptance: float, number: int, milliseconds: float, *, waits: bool) -> float:
+    """Tokens per millisecond of one way to go on when nothing is at hand, by throwing coins."""
+    choose, tokens, time, ready = random.Random(0), 0, 0.0, False
+    for _ in range(60_000):
+        shown = number if ready or waits else 0
+        time += 10.0 + 0.5 * shown + (0.0 if ready else milliseconds * shown)
+        accepted = next((i for i in range(shown + 1) if choose.random() >= acceptance), shown + 1)
+        tokens, ready = tokens + min(accepted, shown) + 1, accepted == shown + 1
+    return tokens / time
+
+
+@pytest.mark.parametrize("acceptance", [0.5, 0.8])
+@pytest.mark.parametrize("milliseconds", [0.2, 0.8, 1.6, 3.0])
+def test_waiting_or_not_is_decided_as_a_simulation_decides(acceptance: float, milliseconds: float) -> None:
+    """The closed form against coins, where the two ways differ by more than the coins' noise."""
+    planner = planner_that_knows(acceptance, milliseconds)
+    waiting, beside = (simulated_rate(acceptance, 4, milliseconds, waits=waits) for waits in (True, False))
+    if abs(waiting / beside - 1.0) > 0.02:
+        assert planner._beats_pre_verify("draft-model", 4, 1, 4 * milliseconds) == (waiting > beside)
+
+
+def test_a_draft_model_that_is_waited_for_in_vain_is_left_alone() -> None:
+    """After its trial; one whose draws stand is not, if the waits are short."""
+    for acceptance, waited, goes_on in ((0.01, 5.0, False), (0.8, 0.5, True)):
+        planner = planner_that_knows(acceptance, 1.0)
+        for _ in range(TRIAL_STEPS):
+            assert planner.num_draws_ahead("draft-model", 1, limits_with(0)) == 7
+            planner.observe_draws_ahead("draft-model", 1, waited)
+        assert bool(planner.num_draws_ahead("draft-model", 1, limits_with(0))) == goes_on
+    assert planner.num_draws_ahead("draft-model", 1, Limits(8, 0, 40, frozenset())) == 0
 
 
 # What is left behind
@@ -429,13 +540,6 @@ def test_a_draft_model_that_fails_ahead_fails_its_own_request_alone(target: Targ
 
 
 # The engine
-
-
-class FlatCost(CostCurve):
-    """Every width costs the same, whatever the clock says."""
-
-    def observe(self, width: int, milliseconds: float) -> None:
-        """Nothing is learned."""
 
 
 PROMPT_OF_ENGINE = tuple(range(40, 70))

@@ -47,10 +47,12 @@ def _draft(sequence: DecodingSequence, planner: Planner, limits: Limits) -> tupl
     sequence.last_num_points = len(plan.builder)
     sequence.stats.draft_seconds += perf_counter() - started
     for source, number in plan.draws.items():
+        if not number:
+            continue
         started = perf_counter()
         sequence.draftings[source].draw(plan.builder, number, sequence.coins())
         seconds = perf_counter() - started
         sequence.stats.draft_model_seconds += seconds
-        if source not in limits.at_hand:  # else they were made before, and only shown now
+        if not limits.at_hand.get(source):  # else they were made before, and only shown now
             planner.observe_draws(source, number, behind[source], seconds * 1e3)
     return plan, plan.builder.build()

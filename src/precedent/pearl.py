@@ -6,9 +6,9 @@ While the target scores a tree, the draft model goes on behind its own part of i
   that its verdict needs. So it is judged in this step already, as a leaf whose own row nobody has computed;
 * *post-verify*: if the text goes that way, the next tree begins with the draws behind it, at no time of its own.
 
-A step with nothing at hand (the first one, and after a rejection) does not wait for a draft either: the target scores
-what memory proposes, or its pending token alone, while the draft model draws. Why the output law stays the target's is
-in docs/decisions/0017.
+A step with nothing at hand (the first one, and after a rejection) need not wait for a draft either: the target scores
+what memory proposes, or its pending token alone, while the draft model draws; unless drawing is so cheap that waiting
+for it brings more (`Planner`). Why the output law stays the target's is in docs/decisions/0017.
 """
 
 from __future__ import annotations
@@ -47,13 +47,19 @@ class _Drawing:
     coins: Coins
     behind: int
     left: int
+    made: int = 0
+    seconds: float = 0.0
 
     def draw_one(self) -> None:
         """Draw one token; a failure is the sequence's, and ends the drawing."""
+        started = perf_counter()
         try:
-            self.left = self.left - 1 if self.drafting.draw_ahead(self.coins) else 0
+            drawn = self.drafting.draw_ahead(self.coins)
         except Exception as error:
-            self.sequence.error, self.left = as_ours(error, "drafting ahead"), 0
+            self.sequence.error, drawn = as_ours(error, "drafting ahead"), False
+        self.left = self.left - 1 if drawn else 0
+        self.made += drawn
+        self.seconds += perf_counter() - started
 
 
 class Pearl:
@@ -85,12 +91,9 @@ class Pearl:
             yield
         finally:
             enough.set()
-            started = perf_counter()
+            ended = perf_counter()
             work.result()
-            waited = (perf_counter() - started) * 1e3
-            for source in {drawing.source for drawing in drawings}:
-                behind = max(drawing.behind for drawing in drawings if drawing.source == source)
-                planner.observe_draws_ahead(source, behind, waited)
+            _learn(drawings, (perf_counter() - ended) * 1e3, planner)
 
 
 def pearl_for(draft: TargetModel | None, target: TargetModel, wanted: bool | None, *, early_exit: bool) -> Pearl | None:
@@ -119,6 +122,17 @@ def _drawings(draft: Draft, planner: Planner) -> Iterator[_Drawing]:
         room = sequence.limits.max_depth + 1 - draft.plan.draws.get(source, 0) - drafting.at_hand
         if min(most, room) > 0:
             yield _Drawing(sequence, source, drafting, sequence.coins(), behind, min(most, room))
+
+
+def _learn(drawings: Sequence[_Drawing], waited: float, planner: Planner) -> None:
+    """Tell the planner what the draws took, and for how many milliseconds the step waited for the last of them."""
+    for drawing in drawings:
+        drawing.sequence.stats.draft_model_seconds += drawing.seconds
+        if drawing.made:
+            planner.observe_draws(drawing.source, drawing.made, drawing.behind, drawing.seconds * 1e3)
+    for source in {drawing.source for drawing in drawings}:
+        behind = max(drawing.behind for drawing in drawings if drawing.source == source)
+        planner.observe_draws_ahead(source, behind, waited)
 
 
 def _draw_in_turns(drawings: Sequence[_Drawing], enough: threading.Event) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from precedent.calibration import BINS_PER_SOURCE, Calibration, learn_from_verdi
 from precedent.compiled import Floats, Int32s, Int64s
 from precedent.cost_curve import CostCurve
 from precedent.drafters.base import Candidates
-from precedent.draw_gate import DrawGate
+from precedent.draw_gate import FAR_BEHIND, DrawGate
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent.tree_plan import Choice, choose_points
 
@@ -131,9 +133,8 @@ class Planner:
         draws, open_mass, most = {}, 1.0 - min(at_root, 1.0), min(limits.max_draws, limits.max_depth)
         width = limits.rows_beside + points + 1
         for source, missed in behind.items():
-            if source in limits.at_hand:  # it draws beside the forwards, and what is at hand costs its place alone
-                ready = min(most, limits.at_hand[source])
-                draws[source] = self._best_number(source, ready, width, expected, open_mass, _no_milliseconds)
+            if source in limits.at_hand:
+                draws[source] = self._draws_of_one_ahead(source, most, width, expected, open_mass, missed, limits)
                 continue
             gate = self._gates.setdefault(source, DrawGate())
             gate.behind = missed
@@ -162,6 +163,35 @@ class Planner:
                 best, best_rate = number, rate
         return best
 
+    def _draws_of_one_ahead(
+        self, source: str, most: int, width: int, expected: float, open_mass: float, missed: int, limits: Limits
+    ) -> int:
+        """Draws of a source that works beside the forwards: those at hand, or some made now if that is worth the wait.
+
+        How many of those at hand are shown may not depend on how many there are: an end token among them tells.
+        """
+        ready, gate = limits.at_hand[source], self._gates.setdefault(source, DrawGate())
+        if ready:
+            return min(ready, self._best_number(source, most, width, expected, open_mass, _no_milliseconds))
+        if missed > FAR_BEHIND or not gate.measured:
+            return 0
+        gate.behind = missed
+        number = self._best_number(source, most, width, expected, open_mass, gate.milliseconds)
+        return number if number and self._beats_pre_verify(source, number, width, gate.milliseconds(number)) else 0
+
+    def _beats_pre_verify(self, source: str, number: int, width: int, milliseconds: float) -> bool:
+        """Whether to draw before the forward that has nothing at hand, which takes so long (docs/decisions/0017).
+
+        Both ways bring the same steps with a tree, `runs` of them until the text leaves it; before the first of them
+        one waits for the draws, the other makes steps over its pending token until a draw made beside one stands.
+        """
+        reaches = self._reaches(source, number + 1)
+        tokens, runs = 1.0 + sum(reaches[:-1]), 1.0 / (1.0 - reaches[-1])
+        alone, wide = self.cost.milliseconds(width), self.cost.milliseconds(width + number)
+        steps_before = 1.0 / reaches[0]
+        waiting = runs * tokens / (runs * wide + milliseconds)
+        return waiting > (steps_before + runs * tokens) / (steps_before * alone + runs * wide)
+
     def num_draws_ahead(self, source: str, behind: int, limits: Limits) -> int:
         """How many draws a source may have at hand that draws beside the forwards: one to judge at once, then a tree's.
 
@@ -169,20 +199,20 @@ class Planner:
         """
         if not limits.max_draws:
             return 0
-        gate = self._gates.setdefault(source, DrawGate())
+        gate = self._gates.setdefault(_waiting_for(source), DrawGate())
         gate.behind, most = behind, limits.max_draws + 1
-        first = self.calibration.probability(source, 1, DRAFT_PRIOR)
+        reaches = self._reaches(source, limits.max_draws)
         alone, waited = self.cost.milliseconds(limits.rows_beside + 1), gate.milliseconds(1)
-        pays = first * self._tokens_of(source, limits) * alone > (MARGIN - 1.0) * alone + waited
+        pays = reaches[0] * sum(reaches) * alone > (MARGIN - 1.0) * alone + waited
         return most if gate.decide(most if pays else 0) else 0
 
-    def _tokens_of(self, source: str, limits: Limits) -> float:
-        """Tokens expected of a tree of `max_draws` draws, the target's own not counted."""
-        reach, tokens = 1.0, 0.0
-        for number in range(1, limits.max_draws + 1):
-            reach *= self.calibration.probability(source, min(number, DEEPEST_DRAW), DRAFT_PRIOR)
-            tokens += reach
-        return tokens
+    def _reaches(self, source: str, number: int) -> list[float]:
+        """Probability that a chain of `number` draws is accepted as far as each of them."""
+        chances = (
+            self.calibration.probability(source, min(depth, DEEPEST_DRAW), DRAFT_PRIOR)
+            for depth in range(1, number + 1)
+        )
+        return list(accumulate(chances, mul))
 
     def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float) -> None:
         """Learn what draws of `source` cost, `behind` tokens of catching up included."""
@@ -190,7 +220,7 @@ class Planner:
 
     def observe_draws_ahead(self, source: str, behind: int, milliseconds: float) -> None:
         """Learn how long a step waited for a source that drew beside its forward, and had so much to catch up on."""
-        self._gates.setdefault(source, DrawGate()).observe(1, behind, milliseconds)
+        self._gates.setdefault(_waiting_for(source), DrawGate()).observe(1, behind, milliseconds)
 
     def observe_forward(self, width: int, milliseconds: float) -> None:
         """Learn from one forward over `width` tokens, all sequences of the step together."""
@@ -218,3 +248,8 @@ class Planner:
 def _no_milliseconds(num_draws: int) -> float:
     """What draws take that were made before."""
     return 0.0
+
+
+def _waiting_for(source: str) -> str:
+    """Under which name a source's waits are kept, apart from its draws."""
+    return f"waiting for {source}"
