@@ -7,7 +7,7 @@ is a legal answer: plain decoding. A draft model costs sequential steps, so its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -28,6 +28,9 @@ MARGIN = 1.02
 DRAFT_PRIOR = 0.6
 """Acceptance assumed of a draft model that has never been asked."""
 
+RUNNER_UP_PRIOR = 0.15
+"""Acceptance assumed of what a draft model names second, before it was ever asked."""
+
 DEEPEST_DRAW = 6
 """Draws deeper than this are calibrated together."""
 
@@ -40,7 +43,8 @@ class Limits:
 
     `rows_beside` and `tokens_beside` are the rows of the other sequences of the step and the tokens expected of them:
     a node pays when it raises the rate of all of them together, for all of them wait for it. `at_hand` are the draws
-    that each source which drafts beside the target (`precedent.pearl`) has made already.
+    that each source which drafts beside the target (`precedent.pearl`) has made already, `widening` the sources that
+    can name a second token beside each draw.
     """
 
     max_nodes: int
@@ -50,11 +54,12 @@ class Limits:
     rows_beside: int = 0
     tokens_beside: float = 0.0
     at_hand: Mapping[str, int] = field(default_factory=dict)
+    widening: Collection[str] = ()
 
 
 @dataclass(slots=True)
 class Plan:
-    """Points already in the builder, draws still to be made, and what the points were chosen for.
+    """Points already in the builder, draws and runners-up still to be made, and what the points were chosen for.
 
     Candidate i of calibration bin `bins[i]` became point `node_of[i]` (-1: none); both `[num_candidates]`. `estimates`
     `[num_points]` are the probabilities of being accepted once the parent is; `expected_tokens` counts the points and
@@ -63,6 +68,7 @@ class Plan:
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
     draws: dict[str, int] = field(default_factory=dict)
+    runners_up: dict[str, int] = field(default_factory=dict)
     bins: Int64s = field(default_factory=lambda: _NONE)
     node_of: Int32s = field(default_factory=lambda: _NONE.astype(np.int32))
     estimates: Floats = field(default_factory=lambda: _NONE.astype(np.float64))
@@ -98,8 +104,7 @@ class Planner:
         proposals = [proposal for proposal in candidates if len(proposal)]
         plan = Plan()
         if not proposals or limits.max_nodes < 1:
-            plan.draws = self._draws(behind, 0, 1.0 + limits.tokens_beside, 0.0, limits)
-            return plan
+            return self._with_draws(plan, behind, 1.0 + limits.tokens_beside, 0.0, limits)
         choice = self._choose(proposals, limits)
         plan.bins, plan.node_of, plan.estimates = choice.bins, choice.node_of, choice.estimates
         plan.expected_tokens = choice.expected - limits.tokens_beside
@@ -107,8 +112,7 @@ class Planner:
         named = self._sources.get(names) or self._sources.setdefault(names, SourceNames(names))
         sources = [named[key] for key in choice.sources.tolist()]
         plan.builder.add_points(choice.token_ids.tolist(), choice.parents.tolist(), sources)
-        plan.draws = self._draws(behind, len(plan.builder), choice.expected, choice.at_root, limits)
-        return plan
+        return self._with_draws(plan, behind, choice.expected, choice.at_root, limits)
 
     def _choose(self, proposals: Sequence[Candidates], limits: Limits) -> Choice:
         end_ids = self._end_ids.get(limits.end_token_ids)
@@ -121,23 +125,49 @@ class Planner:
             limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids,
         )  # fmt: skip
 
-    def _draws(
-        self, behind: Mapping[str, int], points: int, expected: float, at_root: float, limits: Limits
-    ) -> dict[str, int]:
-        """How many draws of each source beside so many points; `expected` counts the other sequences' tokens too."""
-        draws, open_mass, most = {}, 1.0 - min(at_root, 1.0), min(limits.max_draws, limits.max_depth)
-        width = limits.rows_beside + points + 1
+    def _with_draws(
+        self, plan: Plan, behind: Mapping[str, int], expected: float, at_root: float, limits: Limits
+    ) -> Plan:
+        """How many draws of each source beside the points; `expected` counts the other sequences' tokens too."""
+        open_mass, most = 1.0 - min(at_root, 1.0), min(limits.max_draws, limits.max_depth)
+        width = limits.rows_beside + len(plan.builder) + 1
         for source, missed in behind.items():
             if source in limits.at_hand:
-                draws[source] = self._draws_of_one_ahead(source, most, width, expected, open_mass, missed, limits)
+                number = self._draws_of_one_ahead(source, most, width, expected, open_mass, missed, limits)
+                plan.draws[source] = number
                 continue
             gate = self._gates.setdefault(source, DrawGate())
             gate.behind = missed
             best = self._best_number(source, most, width, expected, open_mass, gate.milliseconds)
             number = min(gate.decide(best), most)
             if number:
-                draws[source] = number
-        return draws
+                plan.draws[source] = number
+                taken = gate.milliseconds(number)
+                plan.runners_up[source] = self._runners_up(source, number, width, expected, open_mass, taken, limits)
+        return plan
+
+    def _runners_up(
+        self,
+        source: str,
+        number: int,
+        width: int,
+        expected: float,
+        open_mass: float,
+        milliseconds: float,
+        limits: Limits,
+    ) -> int:
+        """Beside how many of its first draws a second token pays for its row; together no more than may be drawn."""
+        most = min(number, limits.max_draws - number) if source in limits.widening else 0
+        reaches = [open_mass, *(open_mass * reach for reach in self._reaches(source, number))]
+        expected += sum(reaches[1:])
+        best, best_rate = 0, expected / (self.cost.milliseconds(width + number) + milliseconds)
+        for count in range(1, most + 1):
+            bin_ = DEEPEST_DRAW + min(count, DEEPEST_DRAW)
+            expected += reaches[count - 1] * self.calibration.probability(source, bin_, RUNNER_UP_PRIOR)
+            rate = expected / (self.cost.milliseconds(width + number + count) + milliseconds)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best
 
     def _best_number(
         self,
@@ -230,14 +260,15 @@ class Planner:
         learned, parents = self.calibration, np.array(tree.parents, dtype=np.int32)
         learn_from_verdict(learned.accepted, learned.seen, plan.bins, plan.node_of, parents, verdict)
         for source in plan.draws:
-            self._learn_from_draws(source, tree, verdict)
+            self._learn_from_draws(source, tree, verdict, plan.builder.runners_up)
 
-    def _learn_from_draws(self, source: str, tree: CandidateTree, verdict: Floats) -> None:
+    def _learn_from_draws(self, source: str, tree: CandidateTree, verdict: Floats, runners_up: Collection[int]) -> None:
         """What a draft model chose counts whether it was drawn by its law or, in a greedy text, is a point."""
         for node, parent in enumerate(tree.parents):
             if source in tree.sources[node] and verdict[parent]:
                 depth = min(int(tree.depths[node]), DEEPEST_DRAW)
-                self.calibration.observe(source, depth, bool(verdict[node]))
+                bin_ = depth + DEEPEST_DRAW if node in runners_up else depth
+                self.calibration.observe(source, bin_, bool(verdict[node]))
 
 
 def _no_milliseconds(num_draws: int) -> float:

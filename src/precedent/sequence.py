@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.drafters.base import Candidates, Drafting, DraftsAhead
+from precedent.drafters.base import Candidates, Drafting, DraftsAhead, DrawsRunnersUp
 from precedent.errors import PrecedentError
 from precedent.logprobs import TokenLogprob
 from precedent.planner import Limits
@@ -16,6 +16,11 @@ from precedent.target import Slot
 
 FEW = 8
 """Candidates that every drafter is always asked for, in nodes."""
+
+WIDENED = ("greedy", "traversal", "topdown")
+"""Modes that verify a second draw below one parent by its own law; a plan for siblings wants them all of one kind."""
+
+RUNNERS_UP = DrawsRunnersUp.draw_runners_up.__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,14 @@ class DecodingSequence:
             max_depth=self.max_tokens - len(self.output_ids) - 1,
             end_token_ids=self.end_token_ids,
             at_hand={name: drafting.at_hand for name, drafting in self.drafting_ahead.items()},
+            widening=self._widening(),
         )
+
+    def _widening(self) -> tuple[str, ...]:
+        """Sources that can name a second token beside a draw."""
+        if self.mode not in WIDENED:
+            return ()
+        return tuple([name for name in self.draw_sources if hasattr(self.draftings[name], RUNNERS_UP)])
 
     @property
     def match_budget(self) -> int:

@@ -192,7 +192,8 @@ class TreeBuilder:
     """Grows one candidate tree: points first (they may be matched, merged and pruned freely), then draws.
 
     Adding a point that is there already adds its source to the node. A drawn token that is also a cached sibling is one
-    node, listed once, as drawn (its point would carry no weight after the draw was rejected).
+    node, listed once, as drawn (its point would carry no weight after the draw was rejected). `runners_up` are the
+    nodes that a draft model proposed beside its chain.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -201,6 +202,7 @@ class TreeBuilder:
     _node_of: dict[tuple[int, int], int] = field(default_factory=dict)
     _drawn: list[Draw] = field(default_factory=list)
     _points: dict[int, Draw] = field(default_factory=dict)
+    runners_up: set[int] = field(default_factory=set)
 
     @classmethod
     def reopened(cls, tree: CandidateTree) -> TreeBuilder:

@@ -119,6 +119,14 @@ class Drafting(Protocol):
 
 
 @runtime_checkable
+class DrawsRunnersUp(Drafting, Protocol):
+    """A drafting that can name a second token beside each of its last draws, from rows that it has computed anyway."""
+
+    def draw_runners_up(self, builder: TreeBuilder, number: int, coins: Coins) -> None:
+        """Beside each of the first `number` tokens of the last `draw` one more, noted in `builder.runners_up`."""
+
+
+@runtime_checkable
 class DraftsAhead(Drafting, Protocol):
     """A drafting that can go on drawing behind its part of the tree while the target scores it (`precedent.pearl`).
 

@@ -156,6 +156,8 @@ class _DraftModelDrafting:
         self._drafter, self._model, self._request = drafter, model, request
         self._context, self._place, self._ahead = context, place, Lookahead()
         self._next: tuple[Slot, CandidateTree] | None = None
+        self._row: Tensor | None = None
+        self._rows: list[tuple[int, Tensor]] = []
 
     @property
     def behind(self) -> int:
@@ -175,13 +177,35 @@ class _DraftModelDrafting:
         """Show a chain of up to `num_draws` tokens below the root, drawn ahead or now; it ends at an end token."""
         if self._ahead.shown:  # for a step that came to no verdict
             self._ahead, self._next = Lookahead(), None
-        parent, purpose = ROOT, f"draft {self._drafter.name}"
+        parent, purpose, self._rows = ROOT, f"draft {self._drafter.name}", []
         while self._ahead.shown < num_draws:
-            if not self._ahead.unseen and not self._extend(coins, parent, purpose, builder.children(parent)):
-                return
+            if not self._ahead.unseen:
+                if not self._extend(coins, parent, purpose, builder.children(parent)):
+                    return
+                assert self._row is not None
+                self._rows.append((parent, self._row))
             drafted = self._ahead.chain[self._ahead.shown]
             parent = self._handed_on(drafted).add_to(builder, parent, self._drafter.name)
             self._ahead.shown += 1
+
+    @torch.inference_mode()
+    def draw_runners_up(self, builder: TreeBuilder, number: int, coins: Coins) -> None:
+        """Beside each of the first `number` tokens drawn now: the next best, or a draw without replacement."""
+        with self._drafter.at_work():
+            for parent, row in self._rows[:number]:
+                node = self._runner_up(builder, parent, row, coins)
+                builder.runners_up |= set() if node is None else {node}
+
+    def _runner_up(self, builder: TreeBuilder, parent: int, row: Tensor, coins: Coins) -> int | None:
+        taken, source = builder.children(parent), self._drafter.name
+        if self._request.mode in CHOSEN:
+            left = row.index_fill(0, torch.tensor(taken, device=row.device), -torch.inf)
+            return builder.add_point(parent, largest_id(left), source) if bool(left.max() > -torch.inf) else None
+        law = _law(row, taken)
+        if law.excluded != taken:
+            return None  # nothing is left to draw
+        token = coins.categorical(law.probs(), parent, f"runner-up {source}")
+        return builder.add_draw(parent, token, self._drafter.handed_on(law), source)
 
     def draw_ahead(self, coins: Coins) -> bool:
         """Draw one token more behind everything drawn so far; its coin belongs to its place in the answer."""
@@ -202,6 +226,7 @@ class _DraftModelDrafting:
             slot, tail = self._next or self._place.caught_up(drafted)
             row = self._shaped(self._model.score([(slot, tail)])[0][-1], drafted)
             new = self._drafted(row, drafted, coins, node, purpose, siblings)
+            self._row = new.law.row if isinstance(new.law, Drawn) else row
             self._model.commit(slot, tail, range(len(tail)), new.token_id)
         self._ahead.chain.append(new)
         self._next = slot, EMPTY_TREE
