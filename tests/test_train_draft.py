@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.target.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
@@ -77,6 +78,21 @@ def test_the_most_frequent_tokens_are_kept_and_the_end_always() -> None:
     frequencies = torch.tensor([0.5, 3.0, 0.0, 3.0, 2.0])
     assert most_frequent(frequencies, 2, frozenset({2})).tolist() == [1, 2, 3]
     assert most_frequent(torch.zeros(4), 2, frozenset()).tolist() == [0, 1]
+
+
+def test_a_draft_is_trained_on_from_another_one(folder: Path, tmp_path: Path) -> None:
+    """It begins with that draft's layers, as many, beside a target of the same embeddings."""
+    recipe = replace(RECIPE, start=str(folder))
+    further = Distillation(tiny_target(), TOKENIZER, PROMPTS, recipe, tmp_path / "second")
+    begun = further._student(further._collect(1)).weights()
+    before = load_file(folder / "draft.safetensors")
+    layers = [name for name in before if name.startswith("layers.")]
+    assert layers
+    assert all(torch.equal(begun[name].float(), before[name].float()) for name in layers)
+    with pytest.raises(ConfigError, match="has 1 layers, not 2"):
+        replace(recipe, num_layers=2).initial_layers(4)
+    with pytest.raises(ModelLoadError, match="uses its embeddings"):
+        Distillation(tiny_target(seed=9), TOKENIZER, PROMPTS, recipe, tmp_path / "third")
 
 
 # Learning

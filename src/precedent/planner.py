@@ -14,13 +14,13 @@ from operator import mul
 
 import numpy as np
 
-from precedent.calibration import BINS_PER_SOURCE, Calibration, learn_from_verdict
+from precedent.calibration import Calibration, learn_from_verdict
 from precedent.compiled import Floats, Int32s, Int64s
 from precedent.cost_curve import CostCurve
-from precedent.drafters.base import Candidates
+from precedent.drafters.base import NODE, Candidates, Nodes
 from precedent.draw_gate import FAR_BEHIND, DrawGate
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
-from precedent.tree_plan import Choice, choose_points
+from precedent.tree_plan import BEST, BEST_BITS, Choice, choose_points
 
 MARGIN = 1.02
 """By how much draws must seem to pay before they are made: estimates err, and the steps they cost do not."""
@@ -69,6 +69,20 @@ class Plan:
     expected_tokens: float = 1.0
 
 
+class SourceNames(dict[int, tuple[str, ...]]):
+    """The names behind a number as `tree_plan.Choice.sources` holds it: of all sources, the best one first."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self._names = names
+
+    def __missing__(self, key: int) -> tuple[str, ...]:
+        best, bits = key & BEST, key >> BEST_BITS
+        others = [name for i, name in enumerate(self._names) if bits >> i & 1 and i != best]
+        found = self[key] = (self._names[best], *others)
+        return found
+
+
 class Planner:
     """Engine-wide: what was learned from one request serves the next."""
 
@@ -76,7 +90,7 @@ class Planner:
         self.cost = cost
         self.calibration = Calibration()
         self._gates: dict[str, DrawGate] = {}
-        self._sources: dict[tuple[tuple[str, ...], int, int], tuple[str, ...]] = {}
+        self._sources: dict[tuple[str, ...], SourceNames] = {}
         self._end_ids: dict[frozenset[int], Int32s] = {}
 
     def plan(self, candidates: Sequence[Candidates], behind: Mapping[str, int], limits: Limits) -> Plan:
@@ -86,45 +100,26 @@ class Planner:
         if not proposals or limits.max_nodes < 1:
             plan.draws = self._draws(behind, 0, 1.0 + limits.tokens_beside, 0.0, limits)
             return plan
-        plan.bins = self._bins(proposals)
-        choice = self._choose(proposals, plan.bins, limits)
-        plan.node_of, plan.estimates = choice.node_of, choice.estimates
+        choice = self._choose(proposals, limits)
+        plan.bins, plan.node_of, plan.estimates = choice.bins, choice.node_of, choice.estimates
         plan.expected_tokens = choice.expected - limits.tokens_beside
-        names = tuple(proposal.source for proposal in proposals)
-        pairs = zip(choice.source.tolist(), choice.sources.tolist(), strict=True)
-        plan.builder.add_points(
-            choice.token_ids.tolist(), choice.parents.tolist(), [self._names(names, *pair) for pair in pairs]
-        )
+        names = tuple([proposal.source for proposal in proposals])
+        named = self._sources.get(names) or self._sources.setdefault(names, SourceNames(names))
+        sources = [named[key] for key in choice.sources.tolist()]
+        plan.builder.add_points(choice.token_ids.tolist(), choice.parents.tolist(), sources)
         plan.draws = self._draws(behind, len(plan.builder), choice.expected, choice.at_root, limits)
         return plan
 
-    def _bins(self, proposals: Sequence[Candidates]) -> Int64s:
-        """The calibration bin of every candidate, `[num_candidates]`."""
-        firsts = [self.calibration.first_bin(proposal.source) for proposal in proposals]
-        return np.concatenate(
-            [first + proposal.nodes["bin"] % BINS_PER_SOURCE for first, proposal in zip(firsts, proposals, strict=True)]
-        )
-
-    def _choose(self, proposals: Sequence[Candidates], bins: Int64s, limits: Limits) -> Choice:
+    def _choose(self, proposals: Sequence[Candidates], limits: Limits) -> Choice:
         end_ids = self._end_ids.get(limits.end_token_ids)
         if end_ids is None:
             end_ids = self._end_ids[limits.end_token_ids] = np.array(sorted(limits.end_token_ids), dtype=np.int32)
-        nodes = np.concatenate([proposal.nodes for proposal in proposals])
-        ends = np.cumsum([len(proposal) for proposal in proposals])
         learned = self.calibration
+        parts = [(learned.first_bin(proposal.source), len(proposal)) for proposal in proposals]
         return choose_points(
-            nodes, ends, bins, learned.accepted, learned.seen, self.cost.beside(limits.rows_beside),
+            _joined(proposals), np.array(parts), learned.accepted, learned.seen, self.cost.beside(limits.rows_beside),
             limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids,
         )  # fmt: skip
-
-    def _names(self, names: tuple[str, ...], best: int, sources: int) -> tuple[str, ...]:
-        """The sources of a node, the one with the best estimate first."""
-        key = (names, best, sources)
-        found = self._sources.get(key)
-        if found is None:
-            others = [name for i, name in enumerate(names) if sources >> i & 1 and i != best]
-            found = self._sources[key] = (names[best], *others)
-        return found
 
     def _draws(
         self, behind: Mapping[str, int], points: int, expected: float, at_root: float, limits: Limits
@@ -243,6 +238,17 @@ class Planner:
             if source in tree.sources[node] and verdict[parent]:
                 depth = min(int(tree.depths[node]), DEEPEST_DRAW)
                 self.calibration.observe(source, depth, bool(verdict[node]))
+
+
+def _joined(proposals: Sequence[Candidates]) -> Nodes:
+    """All nodes behind each other. numpy's own concatenation looks up the record type anew, for longer than copying."""
+    if len(proposals) == 1:
+        return proposals[0].nodes
+    nodes, end = np.empty(sum(map(len, proposals)), NODE), 0
+    for proposal in proposals:
+        begin, end = end, end + len(proposal)
+        nodes[begin:end] = proposal.nodes
+    return nodes
 
 
 def _no_milliseconds(num_draws: int) -> float:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.calibration import calibrated
+from precedent.calibration import BINS_PER_SOURCE, calibrated
 from precedent.compiled import Floats, Int32s, Int64s, compiled, contains
 from precedent.tree import ROOT
 
@@ -31,6 +31,10 @@ _POOLED = np.dtype(
 """A merged candidate. `source` has the best estimate, `sources` is the set of all as bits; `path` is the probability
 of the whole path, `claimed` the sum of its children's estimates."""
 
+BEST_BITS = 8
+BEST = (1 << BEST_BITS) - 1
+"""Of the numbers in `Choice.sources`, the bits that name the best source."""
+
 _NONE = -1
 
 Pool = NDArray[np.void]
@@ -39,17 +43,17 @@ Pool = NDArray[np.void]
 class Choice(NamedTuple):
     """The points of a tree and what was expected of them.
 
-    `token_ids`, `parents`, best `source`, bits of all `sources` and calibrated `estimates` (of being accepted once the
-    parent is) are `[num_points]`; `node_of` `[num_candidates]` is the point that a candidate became, -1 for none;
-    `expected` tokens per step with these points and of the sequences beside, `at_root` the probability that one of
-    them follows first.
+    `token_ids`, `parents`, `sources` (the best one in the bits of `BEST`, above them a bit for each) and calibrated
+    `estimates` (of being accepted once the parent is) are `[num_points]`; `bins` `[num_candidates]` are the candidates'
+    bins of calibration, `node_of` `[num_candidates]` the point that a candidate became, -1 for none; `expected` tokens
+    per step with these points and of the sequences beside, `at_root` the probability that one of them follows first.
     """
 
     token_ids: Int32s
     parents: Int32s
-    source: Int32s
     sources: Int64s
     estimates: Floats
+    bins: Int64s
     node_of: Int32s
     expected: float
     at_root: float
@@ -58,8 +62,7 @@ class Choice(NamedTuple):
 @compiled
 def choose_points(
     candidates: NDArray[np.void],
-    ends: Int64s,
-    numbers: Int64s,
+    parts: Int64s,
     accepted: Floats,
     seen: Floats,
     costs: Floats,
@@ -70,11 +73,12 @@ def choose_points(
 ) -> Choice:
     """The points that give the most tokens per millisecond.
 
-    `candidates` `[n]` are the `NODE` records of all drafters, those of drafter s before `ends[s]`; `numbers` `[n]`
-    their bins in `accepted` and `seen`; `costs[w]` the milliseconds of a step of w + 1 tokens, with the rows of the
-    sequences beside, of which `tokens_beside` are expected.
+    `candidates` `[n]` are the `NODE` records of all drafters, one behind the other; `parts` `[num_drafters, 2]` says
+    of each where its bins begin in `accepted` and `seen`, and how many records are its own; `costs[w]` are the
+    milliseconds of a step of w + 1 tokens beside other sequences, of which `tokens_beside` tokens are expected.
     """
-    pool, place = _merged(candidates, ends, numbers, accepted, seen, max_depth, end_ids)
+    bins = _bins(candidates, parts)
+    pool, place = _merged(candidates, parts[:, 1], bins, accepted, seen, max_depth, end_ids)
     _set_paths(pool)
     ranked = np.argsort(-pool["path"], kind="mergesort")[:max_nodes]
     expected, at_root = 1.0 + tokens_beside, 0.0
@@ -86,14 +90,25 @@ def choose_points(
         rate = expected / costs[min(i + 1, costs.size - 1)]
         if rate > best_rate:
             count, best_rate, best_expected, best_root = i + 1, rate, expected, at_root
-    return _chosen(pool, np.sort(ranked[:count]), place, best_expected, best_root)
+    return _chosen(pool, np.sort(ranked[:count]), bins, place, best_expected, best_root)
+
+
+@compiled
+def _bins(candidates: NDArray[np.void], parts: Int64s) -> Int64s:
+    """The bin of every candidate in the arrays that all sources share."""
+    bins, begin = np.empty(candidates.size, np.int64), 0
+    for first, count in parts:
+        for i in range(begin, begin + count):
+            bins[i] = first + candidates[i].bin % BINS_PER_SOURCE
+        begin += count
+    return bins
 
 
 @compiled
 def _merged(
     candidates: NDArray[np.void],
-    ends: Int64s,
-    numbers: Int64s,
+    counts: Int64s,
+    bins: Int64s,
     accepted: Floats,
     seen: Floats,
     max_depth: int,
@@ -104,8 +119,8 @@ def _merged(
     root = pool[candidates.size]  # reached as pool[ROOT] too
     root.first_child, root.depth, root.token_id = _NONE, 0, _NONE
     place, begin = np.empty(candidates.size, np.int32), 0
-    for source in range(ends.size):
-        for i in range(begin, ends[source]):
+    for source in range(counts.size):
+        for i in range(begin, begin + counts[source]):
             candidate = candidates[i]
             above = ROOT if candidate.parent == ROOT else place[begin + candidate.parent]
             at = _NONE
@@ -113,9 +128,9 @@ def _merged(
                 at = _find_or_add(pool, size, above, candidate.token_id, max_depth, end_ids)
                 size = max(size, at + 1)
             if at != _NONE:
-                _support(pool[at], source, calibrated(accepted, seen, numbers[i], candidate.estimate))
+                _support(pool[at], source, calibrated(accepted, seen, bins[i], candidate.estimate))
             place[i] = at
-        begin = ends[source]
+        begin += counts[source]
     return pool[:size], place
 
 
@@ -167,19 +182,18 @@ def _set_paths(pool: Pool) -> None:
 
 
 @compiled
-def _chosen(pool: Pool, kept: Int64s, place: Int32s, expected: float, at_root: float) -> Choice:
+def _chosen(pool: Pool, kept: Int64s, bins: Int64s, place: Int32s, expected: float, at_root: float) -> Choice:
     """The kept part of the pool (ascending indices, closed under parents), renumbered."""
     number = np.full(pool.size + 1, _NONE, np.int32)
     token_ids, parents = np.empty(kept.size, np.int32), np.empty(kept.size, np.int32)
-    source, sources = np.empty(kept.size, np.int32), np.empty(kept.size, np.int64)
-    estimates = np.empty(kept.size)
+    sources, estimates = np.empty(kept.size, np.int64), np.empty(kept.size)
     for i in range(kept.size):
         node = pool[kept[i]]
         number[kept[i]] = i
         token_ids[i], parents[i] = node.token_id, ROOT if node.parent == ROOT else number[node.parent]
-        source[i], sources[i], estimates[i] = node.source, node.sources, node.estimate
+        sources[i], estimates[i] = node.sources << BEST_BITS | node.source, node.estimate
     node_of = np.full(place.size, _NONE, np.int32)
     for i in range(place.size):
         if place[i] != _NONE:
             node_of[i] = number[place[i]]
-    return Choice(token_ids, parents, source, sources, estimates, node_of, expected, at_root)
+    return Choice(token_ids, parents, sources, estimates, bins, node_of, expected, at_root)

@@ -50,7 +50,9 @@ def train_draft(
     ] = None,
     tenant: Annotated[str, typer.Option(help="Whose completions of --from-cache.")] = "default",
     layers: Annotated[int, typer.Option(min=1, max=3, help="Layers of the draft.")] = 2,
-    start: Annotated[str, typer.Option(help="Target layers it begins as: ends, first or last.")] = "ends",
+    start: Annotated[
+        str, typer.Option(help="Begins as: ends, first or last layers of the target, or a draft's folder.")
+    ] = "ends",
     head_tokens: Annotated[
         int, typer.Option(min=0, help="Most frequent tokens that its head knows; 0 is the whole vocabulary.")
     ] = 8192,

@@ -88,7 +88,7 @@ def _join(
     while at < size and places[at].position != position:
         at += 1
     if at == size:
-        fill(places[at], text, position, matched(text.tokens, position, recent), weights)
+        fill(places[at], text, position, text.owners[position], matched(text.tokens, position, recent), weights)
         size += 1
     place = places[at]
     place.score = min(float(MAX_MATCH), max(place.score, place.length + carried, at_least))

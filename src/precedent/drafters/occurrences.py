@@ -64,9 +64,8 @@ def _hit_of(hits: Hits, slot: int) -> int:
 
 
 @compiled
-def fill(place: Any, text: Text, position: int, length: int, weights: Weights) -> None:
-    """Set the fields of an occurrence at `position` whose context agrees in `length` tokens."""
-    slot = text.owners[position]
+def fill(place: Any, text: Text, position: int, slot: int, length: int, weights: Weights) -> None:
+    """Set the fields of an occurrence at `position` in sequence `slot`, whose context agrees in `length` tokens."""
     hit = weights.hits[_hit_of(weights.hits, slot)]
     place.position, place.slot, place.length = position, slot, length
     place.score, place.bin = place.length, hit.bin
@@ -102,19 +101,40 @@ def find(
     count = longest_matches(text.tokens, order, ends, recent, found, lengths, count, ROOM)
     for i in range(num_near):  # sorted when the request began: some of it may be forgotten since
         lengths[i] = matched(text.tokens, found[i], recent) if text.tokens[found[i] + 1] >= 0 else 0
+    slots = _gathered(text.owners, found[:count])
     longest = lengths[:count].max() if count else 0
     table, places, size = np.full(4 * ROOM, -1, np.int32), np.empty(count, OCCURRENCE), 0
     for i in range(count):
         wanted = lengths[i] > 0 and (i < num_near or lengths[i] >= longest - LENGTHS_BELOW_BEST)
         if wanted and not _seen(table, found[i]):
-            fill(places[size], text, found[i], lengths[i], weights)
+            fill(places[size], text, found[i], slots[i], lengths[i], weights)
             size += 1
     return places[:size] if size <= limit else _best(places[:size], limit)
 
 
 @compiled
+def _gathered(values: Int32s, places: Int32s) -> Int32s:
+    """`values[places]`. In a loop of nothing else the processor waits for many of these far-apart reads at once."""
+    gathered = np.empty(places.size, np.int32)
+    for i in range(places.size):
+        gathered[i] = values[places[i]]
+    return gathered
+
+
+@compiled
 def _best(places: Occurrences, limit: int) -> Occurrences:
+    """The `limit` heaviest places as they stood; of equal ones at the border the first."""
     worth = np.empty(places.size)
     for i in range(places.size):
-        worth[i] = -(LENGTH_WEIGHT * min(places[i].length, SHORT_MATCH) + places[i].weight)
-    return places[np.sort(np.argsort(worth)[:limit])]
+        worth[i] = LENGTH_WEIGHT * min(places[i].length, SHORT_MATCH) + places[i].weight
+    border = np.partition(worth, places.size - limit)[places.size - limit]
+    equal = limit
+    for i in range(places.size):
+        equal -= worth[i] > border
+    best, size = np.empty(limit, OCCURRENCE), 0
+    for i in range(places.size):
+        if worth[i] > border or (worth[i] == border and equal > 0):
+            equal -= worth[i] == border
+            best[size] = places[i]
+            size += 1
+    return best

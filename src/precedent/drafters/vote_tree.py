@@ -35,6 +35,12 @@ MIN_PATH = 0.02
 LIGHTEST = -30.0
 """Log weight, relative to the heaviest vote, below which votes would cancel in sums."""
 
+INSERTED_UP_TO = 24
+"""So many rows are sorted by insertion, more of them by numbers that hold token and place."""
+
+PLACES = 1 << 32
+"""Above every place: tokens are multiplied by it."""
+
 
 _RANGE = np.dtype(
     [
@@ -158,6 +164,9 @@ def _weights(votes: Occurrences) -> Floats:
 def _sort_by_next_token(tokens: Int32s, above: Any, ballot: Ballot) -> None:
     """Bring the range's rows with the same next token side by side (stable); `following` gets those tokens."""
     rows, following = ballot.rows, ballot.following
+    if above.end - above.begin > INSERTED_UP_TO:
+        _sort_many(tokens, above, ballot)
+        return
     for i in range(above.begin, above.end):
         row = rows[i]
         token = tokens[ballot.votes[row].position + 1 + above.depth]
@@ -166,6 +175,19 @@ def _sort_by_next_token(tokens: Int32s, above: Any, ballot: Ballot) -> None:
             following[j], rows[j] = following[j - 1], rows[j - 1]
             j -= 1
         following[j], rows[j] = token, row
+
+
+@compiled
+def _sort_many(tokens: Int32s, above: Any, ballot: Ballot) -> None:
+    """The same for many rows: tokens in the high bits of what is sorted, places in the low ones."""
+    rows, size = ballot.rows[above.begin : above.end].copy(), above.end - above.begin
+    keys = np.empty(size, np.int64)
+    for i in range(size):
+        keys[i] = np.int64(tokens[ballot.votes[rows[i]].position + 1 + above.depth]) * PLACES + i
+    keys.sort()
+    for i in range(size):
+        ballot.rows[above.begin + i] = rows[keys[i] % PLACES]
+        ballot.following[above.begin + i] = keys[i] // PLACES
 
 
 @compiled

@@ -127,7 +127,7 @@ def _packable(module: nn.Linear) -> bool:
 
 
 def _packed_dtype(module: nn.Linear) -> torch.dtype:
-    return torch.bfloat16 if module.weight.dtype == torch.bfloat16 and _native_bfloat16() else torch.float32
+    return torch.bfloat16 if module.weight.dtype == torch.bfloat16 and native_bfloat16() else torch.float32
 
 
 def _state(weight: Tensor) -> tuple[int, int]:
@@ -135,7 +135,7 @@ def _state(weight: Tensor) -> tuple[int, int]:
     return weight.data_ptr(), weight._version
 
 
-def _native_bfloat16() -> bool:
+def native_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 itself."""
     checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return any(check is not None and check() for check in checks)

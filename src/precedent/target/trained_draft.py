@@ -138,20 +138,30 @@ def read_settings(folder: Path) -> DraftSettings:
 
 def load_trained(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
     """Load a draft beside its target. Raises ModelLoadError, naming both, when it belongs to another target."""
-    settings = read_settings(folder)
-    name = name_of(target)
+    settings, weights = load_weights(folder, target)
+    if settings.layers != layers_fingerprint(target):
+        log.warning(
+            "the draft model %s was trained for %s; the layers of %s are others: fewer of its tokens will be accepted",
+            folder, settings.target, name_of(target),
+        )  # fmt: skip
+    draft = draft_beside(target, settings.initial_layers, weights)
+    return draft.requires_grad_(False)  # the target's own modules among them need none either
+
+
+def load_weights(folder: Path, target: PreTrainedModel) -> tuple[DraftSettings, dict[str, Tensor]]:
+    """What a draft's folder holds. Raises ModelLoadError, naming both, when it uses another target's embeddings."""
+    settings, name = read_settings(folder), name_of(target)
     if settings.embeddings != embeddings_fingerprint(target):
         raise ModelLoadError(
             f"the draft model {folder} was trained for {settings.target} and uses its embeddings, and those of {name} "
             f"are others; give {settings.target} as the target, or train a draft for {name} with precedent train-draft"
         )
-    if settings.layers != layers_fingerprint(target):
-        log.warning(
-            "the draft model %s was trained for %s; the layers of %s are others: fewer of its tokens will be accepted",
-            folder, settings.target, name,
-        )  # fmt: skip
-    draft = draft_beside(target, settings.initial_layers, load_file(folder / WEIGHTS_FILE))
-    return draft.requires_grad_(False)  # the target's own modules among them need none either
+    return settings, load_file(folder / WEIGHTS_FILE)
+
+
+def layer_weights(weights: Weights) -> dict[str, Tensor]:
+    """Those of the layers alone, without the choice of a head."""
+    return {name: tensor for name, tensor in weights.items() if name != HEAD_TOKENS}
 
 
 def name_of(model: PreTrainedModel) -> str:

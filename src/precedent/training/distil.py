@@ -27,11 +27,12 @@ from precedent.target.trained_draft import (
     DraftSettings,
     embeddings_fingerprint,
     layers_fingerprint,
+    load_weights,
     name_of,
     save_draft,
 )
 from precedent.training.head import check_head
-from precedent.training.plan import CHECKPOINT_STEPS, Begun, Plan, Recipe, restore_checkpoint, save_checkpoint
+from precedent.training.plan import CHECKPOINT_STEPS, STARTS, Begun, Plan, Recipe, restore_checkpoint, save_checkpoint
 from precedent.training.prompts import Prompt, fingerprint_of
 from precedent.training.student import Student
 from precedent.training.teacher import Author, Teacher
@@ -83,6 +84,8 @@ class Distillation:
         self._out, self._work = out, out / WORK_FOLDER
         self._teacher = Teacher(target)
         self._initial_layers = recipe.initial_layers(len(layers_of(target)))
+        begun = recipe.start not in STARTS
+        self._initial_weights = load_weights(Path(recipe.start), target)[1] if begun else None
 
     def run(self, work: float | Plan) -> Trained:
         """Train for about so many minutes, or as planned, or go on with what was begun; saves and returns the draft."""
@@ -186,7 +189,7 @@ class Distillation:
         ids = None
         if 0 < kept < frequencies.numel():
             ids = most_frequent(frequencies, kept, end_token_ids(self._target, self._tokenizer))
-        return Student(self._target, self._initial_layers, ids, self._recipe.learning_rate)
+        return Student(self._target, self._initial_layers, ids, self._recipe.learning_rate, self._initial_weights)
 
     def _train(self, student: Student, own: Sequence[Shard], plan: Plan) -> None:
         lessons = [lesson for shard in own for lesson in shard.lessons]

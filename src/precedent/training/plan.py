@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from precedent.config import check_fields
 from precedent.errors import ConfigError, ModelLoadError
+from precedent.target.trained_draft import holds_draft, read_settings
 from precedent.training.student import Student
 from precedent.training.texts import Lesson
 
@@ -26,6 +27,8 @@ COLLECTING_SHARE = 0.45
 
 ROLLOUT_SHARE = 3
 """For so many pieces of the target's own texts a later round gets one of what the draft wrote."""
+
+STARTS = ("ends", "first", "last")
 
 PLAN_FILE, CHECKPOINT_FILE = "plan.json", "checkpoint.safetensors"
 
@@ -54,9 +57,10 @@ class Recipe:
     """How a draft is trained.
 
     `num_layers` layers begin as some of the target's: its first and last ones (`start` "ends"), its "first" or its
-    "last". The head knows the `head_tokens` most frequent tokens, 0: all. The target answers `chunk_prompts` prompts at
-    a time, by at most `answer_tokens`, at `temperature`. A step learns about `batch_tokens` tokens, each seen with
-    at most `longest_context` before its answer. Raises ConfigError when a value is out of its range.
+    "last"; or as those of a trained draft, whose folder `start` then is. The head knows the `head_tokens` most frequent
+    tokens, 0: all. The target answers `chunk_prompts` prompts at a time, by at most `answer_tokens`, at `temperature`.
+    A step learns about `batch_tokens` tokens, each seen with at most `longest_context` before its answer. Raises
+    ConfigError when a value is out of its range.
     """
 
     num_layers: int = 2
@@ -74,7 +78,11 @@ class Recipe:
     def __post_init__(self) -> None:
         checks = (
             ("num_layers", 1 <= self.num_layers <= 3, "must be 1, 2 or 3"),
-            ("start", self.start in ("ends", "first", "last"), "must be ends, first or last"),
+            (
+                "start",
+                self.start in STARTS or holds_draft(self.start),
+                f"must be {', '.join(STARTS)} or a draft's folder",
+            ),
             ("head_tokens", self.head_tokens >= 0, "must be 0 (all) or a number of tokens"),
             ("temperature", self.temperature > 0, "must be greater than 0"),
             ("answer_tokens", self.answer_tokens >= 1, "must be at least 1"),
@@ -84,7 +92,9 @@ class Recipe:
         check_fields(self, checks)
 
     def initial_layers(self, num_target_layers: int) -> tuple[int, ...]:
-        """The target's layers with which the draft begins. Raises ConfigError when it has no more than the draft."""
+        """The target's layers with which the draft began. Raises ConfigError when it has no more than the draft."""
+        if self.start not in STARTS:
+            return self._layers_of_draft()
         count, last = self.num_layers, num_target_layers - 1
         if num_target_layers <= count:
             raise ConfigError(f"a draft of {count} layers is not smaller than its target of {num_target_layers}")
@@ -94,6 +104,12 @@ class Recipe:
             "ends": [round(place * last / max(count - 1, 1)) for place in range(count)],
         }
         return tuple(chosen[self.start])
+
+    def _layers_of_draft(self) -> tuple[int, ...]:
+        found = read_settings(Path(self.start)).initial_layers
+        if len(found) != self.num_layers:
+            raise ConfigError(f"the draft {self.start} has {len(found)} layers, not {self.num_layers}; ask for as many")
+        return found
 
     def planned(self, minutes: float, chunk_seconds: float, step_seconds: float) -> Plan:
         """The work that takes about so many minutes, when a piece of collecting and a step take so many seconds.

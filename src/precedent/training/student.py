@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.target.first_layers import base_of
-from precedent.target.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
+from precedent.target.trained_draft import HEAD_TOKENS, Weights, draft_beside, initial_weights, layer_weights
 from precedent.training.head import OutputHead
 from precedent.training.texts import Lesson
 
@@ -27,16 +27,24 @@ LARGEST_NORM = 1.0
 
 
 class Student:
-    """Layers beside a frozen target. `head_tokens` `[tokens]` are the ids that its head knows, None for all."""
+    """Layers beside a frozen target. `head_tokens` `[tokens]` are the ids that its head knows, None for all.
+
+    They have the shapes of the target's `initial_layers`, and begin with `weights`, None for those of these layers.
+    """
 
     def __init__(
-        self, target: PreTrainedModel, initial_layers: Sequence[int], head_tokens: Tensor | None, learning_rate: float
+        self,
+        target: PreTrainedModel,
+        initial_layers: Sequence[int],
+        head_tokens: Tensor | None,
+        learning_rate: float,
+        weights: Weights | None = None,
     ) -> None:
         self.initial_layers, self.head_tokens = tuple(initial_layers), head_tokens
         self._target, self._learning_rate = target, learning_rate
         self._dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
-        weights = initial_weights(target, initial_layers)
-        self._model = draft_beside(target, initial_layers, weights, self._dtype)
+        begun = initial_weights(target, initial_layers) if weights is None else layer_weights(weights)
+        self._model = draft_beside(target, initial_layers, begun, self._dtype)
         self._model.requires_grad_(False)
         self._layers = base_of(self._model).layers.requires_grad_(True)
         self._head = OutputHead(target, self._dtype, head_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
 from precedent.engine import Engine
+from precedent.target.cpu_linear import native_bfloat16
 from precedent.training.head import OutputHead, Reader
 from precedent.training.prompts import Prompt
 from precedent.training.texts import Lesson, Shard, Text
@@ -53,7 +55,7 @@ class Teacher:
     """Runs the target over texts and keeps what a draft has to learn of them."""
 
     def __init__(self, target: PreTrainedModel) -> None:
-        self._target, self._reader = target, Reader(target)
+        self._dtype, self._reader = target.dtype, Reader(_fast_reading(target))
         self._head = OutputHead(target, torch.float64 if target.dtype == torch.float64 else torch.float32)
 
     @torch.no_grad()
@@ -70,4 +72,13 @@ class Teacher:
             logits = self._head(rows)
             totals.append(logits.logsumexp(-1))
             frequencies += (logits - totals[-1][:, None]).exp_().sum(0)
-        return Lesson(text, hidden.cpu(), torch.cat(totals).cpu())
+        return Lesson(text, hidden.to("cpu", self._dtype), torch.cat(totals).cpu())
+
+
+def _fast_reading(target: PreTrainedModel) -> PreTrainedModel:
+    """The target, or a copy in float32 where the processor has no bfloat16 arithmetic: rounding apart the same law.
+
+    Such a processor reads nearly three times as fast in float32.
+    """
+    slow = target.device.type == "cpu" and target.dtype == torch.bfloat16 and not native_bfloat16()
+    return copy.deepcopy(target).float() if slow else target

@@ -95,7 +95,7 @@ def train(options: argparse.Namespace) -> Trained:
     texts = [*_served(options, model, tokenizer), *of_the_expert(tokenizer, options.experts)]
     recipe = Recipe(
         head_tokens=HEAD_TOKENS, answer_tokens=ANSWER_TOKENS, longest_context=LONGEST_CONTEXT, rounds=options.rounds,
-        batch_tokens=BATCH_TOKENS,
+        batch_tokens=BATCH_TOKENS, start=options.start,
     )  # fmt: skip
     plan = Plan(
         chunks=-(-options.answers // recipe.chunk_prompts),
@@ -157,6 +157,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--adapter", type=Path, help="folder of another adapter than the package's own")
     parser.add_argument("--prompts", type=Path, required=True, help="general questions, as train-draft takes them")
     parser.add_argument("--out", type=Path, required=True, help="folder of the draft model")
+    parser.add_argument("--start", default="ends", help="what it begins as: ends, first, last or a draft's folder")
     parser.add_argument("--requests", type=int, default=160, help="customers to serve first")
     parser.add_argument("--experts", type=int, default=800, help="conversations of the expert to read")
     parser.add_argument("--answers", type=int, default=160, help="of the target to the prompts")
