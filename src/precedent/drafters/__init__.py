@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from precedent.drafters.base import Candidates, Drafter, Drafting, DraftRequest
+from precedent.drafters.base import Candidates, Drafter, Drafting, DraftRequest, DraftsAhead
 from precedent.drafters.codec import TextCodec
 from precedent.errors import ConfigError
 
@@ -31,6 +31,7 @@ __all__ = [
     "Drafter",
     "DrafterParts",
     "Drafting",
+    "DraftsAhead",
     "TextCodec",
     "known_drafters",
     "load_drafters",
