@@ -151,6 +151,8 @@ def test_a_conversation_reuses_its_prefix_only_with_reuse(
     [
         (["--modes", "plain,faster"], "there is no mode 'faster'"),
         (["--modes", "assisted"], "mode 'assisted' needs --draft-model"),
+        (["--pearl"], "give --draft-model as well"),
+        (["--draft-device", "cpu"], "give --draft-model as well"),
         (["--topics", "--traces", "{traces}"], "give one of them"),
         (["--concurrency", "9"], "at least as many --prompts (8)"),
         (["--concurrency", "1"], "needs 2 or more"),

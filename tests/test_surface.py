@@ -48,6 +48,7 @@ LAYERS = (
     "failures",
     "sequence",
     "drafting",
+    "pearl",
     "decode",
     "grammar",
     "text",

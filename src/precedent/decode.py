@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from time import perf_counter
 
 from torch import Tensor
@@ -12,47 +13,64 @@ from precedent.drafting import Draft, draft_all
 from precedent.errors import PrecedentError
 from precedent.failures import as_ours
 from precedent.logprobs import TokenLogprob, logprobs_of
+from precedent.pearl import Pearl, judge, wait_for
 from precedent.planner import Planner
 from precedent.sampling import TargetRows
 from precedent.sequence import DecodingSequence, StepResult
 from precedent.stats import TARGET
 from precedent.target import TargetModel
 from precedent.tree import ROOT, CandidateTree
-from precedent.verify import Verdict, verify
 
 log = logging.getLogger(__name__)
 
 
-def step(sequences: Sequence[DecodingSequence], target: TargetModel, planner: Planner) -> list[StepResult]:
-    """Advance every sequence by one target forward. A sequence that fails carries its error; the others go on."""
+def step(
+    sequences: Sequence[DecodingSequence], target: TargetModel, planner: Planner, pearl: Pearl | None = None
+) -> list[StepResult]:
+    """Advance every sequence by one target forward. A sequence that fails carries its error; the others go on.
+
+    With `pearl` draft models draw beside the forward, for the sequences that `draft_ahead`.
+    """
     drafts = draft_all(sequences, planner)
     try:
-        _advance([draft for draft in drafts if draft.sequence.error is None], target, planner)
+        _advance([draft for draft in drafts if draft.sequence.error is None], target, planner, pearl)
     finally:
         for sequence in sequences:
             target.discard(sequence.slot)
     return [draft.result for draft in drafts]
 
 
-def _advance(drafts: Sequence[Draft], target: TargetModel, planner: Planner) -> None:
+def _advance(drafts: Sequence[Draft], target: TargetModel, planner: Planner, pearl: Pearl | None) -> None:
     """One forward for all drafts, then verdicts and commits; one by one if it fails, so that only the guilty fails."""
-    started = perf_counter()
     try:
-        scored = target.score([(draft.sequence.slot, draft.tree) for draft in drafts]) if drafts else []
+        scored, seconds = _score(drafts, target, planner, pearl)
     except Exception as error:
         log.debug("a forward of %d sequences failed", len(drafts), exc_info=True)
         failure = as_ours(error, f"scoring at output position {len(drafts[0].sequence.output_ids)}")
         _advance_one_by_one(drafts, failure, target, planner)
         return
-    seconds = perf_counter() - started
     if drafts:
         planner.observe_forward(sum(len(draft.tree) + 1 for draft in drafts), seconds * 1e3)
     for draft, logits in zip(drafts, scored, strict=True):
         draft.sequence.stats.forward_seconds += seconds
+        if draft.sequence.error is not None:  # drafting ahead failed meanwhile
+            continue
         try:
             draft.result = _verify_and_commit(draft, logits, target, planner)
         except Exception as error:
             draft.sequence.error = as_ours(error, "verifying")
+
+
+def _score(
+    drafts: Sequence[Draft], target: TargetModel, planner: Planner, pearl: Pearl | None
+) -> tuple[list[Tensor], float]:
+    """The rows of every tree, and the seconds that the target took; draft models draw meanwhile."""
+    with nullcontext() if pearl is None else pearl.beside(drafts, planner):
+        started = perf_counter()
+        scored = target.score([(draft.sequence.slot, draft.tree) for draft in drafts]) if drafts else []
+        if pearl is not None:
+            wait_for(scored)
+        return scored, perf_counter() - started
 
 
 def _advance_one_by_one(drafts: Sequence[Draft], error: PrecedentError, target: TargetModel, planner: Planner) -> None:
@@ -63,38 +81,41 @@ def _advance_one_by_one(drafts: Sequence[Draft], error: PrecedentError, target: 
     for draft in drafts:
         target.discard(draft.sequence.slot)
     for draft in drafts:
-        _advance([draft], target, planner)
+        if draft.sequence.error is None:
+            _advance([draft], target, planner, None)
 
 
 def _verify_and_commit(draft: Draft, logits: Tensor, target: TargetModel, planner: Planner) -> StepResult:
-    started, sequence, tree = perf_counter(), draft.sequence, draft.tree
-    rows = TargetRows(logits, tree, sequence.sampling, sequence.output_ids, sequence.shape)
+    started, sequence = perf_counter(), draft.sequence
+    rows = TargetRows(logits, draft.tree, sequence.sampling, sequence.output_ids, sequence.shape)
     batched = logits.is_cuda and sequence.mode in ("traversal", "topdown")
-    verdict = verify(tree, rows, sequence.mode, sequence.coins(), batched=batched)
+    tree, accepted, verdict = judge(sequence, draft.tree, rows, batched=batched)
     target.commit(sequence.slot, tree, verdict.path, verdict.next_token)
     sequence.stats.verify_seconds += perf_counter() - started
-    planner.observe(draft.plan, tree, verdict.path)
+    sequence.stats.spent_tv += verdict.spent_tv
+    planner.observe(draft.plan, tree, accepted)
     chosen = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
     logprobs = logprobs_of(rows, (ROOT, *verdict.path), chosen, sequence.sampling.logprobs)
-    return _account(sequence, tree, verdict, chosen, logprobs)
+    return _account(sequence, tree, accepted, chosen, logprobs)
 
 
 def _account(
     sequence: DecodingSequence,
     tree: CandidateTree,
-    verdict: Verdict,
+    accepted: Sequence[int],
     chosen: Sequence[int],
     logprobs: Sequence[TokenLogprob],
 ) -> StepResult:
     """Append what was committed, tell the drafters, and count."""
     token_ids = sequence.append(chosen)
-    sources = (*(tree.sources[node][0] for node in verdict.path), TARGET)[: len(token_ids)]
+    sources = (*(tree.sources[node][0] for node in accepted), TARGET)[: len(token_ids)]
+    stats = sequence.stats
+    stats.num_lookaheads += sequence.draws_at_hand > 0
     for drafting in sequence.draftings.values():
         drafting.committed(token_ids)
-    stats = sequence.stats
+    stats.num_lookaheads_used += sequence.draws_at_hand > 0
     stats.num_steps += 1
     stats.num_drafts += bool(tree)
-    stats.spent_tv += verdict.spent_tv
     stats.num_output_tokens += len(token_ids)
     stats.num_draft_tokens += len(tree)
     stats.num_accepted_tokens += len(token_ids) - sources.count(TARGET)

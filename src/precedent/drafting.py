@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
+from precedent.drafters.base import DrawsRunnersUp
 from precedent.failures import as_ours
 from precedent.planner import Limits, Plan, Planner
 from precedent.sequence import DecodingSequence, StepResult
@@ -47,9 +48,15 @@ def _draft(sequence: DecodingSequence, planner: Planner, limits: Limits) -> tupl
     sequence.last_num_points = len(plan.builder)
     sequence.stats.draft_seconds += perf_counter() - started
     for source, number in plan.draws.items():
+        if not number:
+            continue
         started = perf_counter()
-        sequence.draftings[source].draw(plan.builder, number, sequence.coins())
+        drafting = sequence.draftings[source]
+        drafting.draw(plan.builder, number, sequence.coins())
+        if plan.runners_up.get(source) and isinstance(drafting, DrawsRunnersUp):
+            drafting.draw_runners_up(plan.builder, plan.runners_up[source], sequence.coins())
         seconds = perf_counter() - started
         sequence.stats.draft_model_seconds += seconds
-        planner.observe_draws(source, number, behind[source], seconds * 1e3)
+        if not limits.at_hand.get(source):  # else they were made before, and only shown now
+            planner.observe_draws(source, number, behind[source], seconds * 1e3)
     return plan, plan.builder.build()

@@ -41,6 +41,11 @@ class DrawGate:
     milliseconds_per_missed_token: float = 0.0
     _each: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
+    @property
+    def measured(self) -> bool:
+        """Whether it is known what a draw costs."""
+        return bool(self._each)
+
     def milliseconds(self, num_draws: int) -> float:
         """What that many draws cost now, with a step's share of catching up."""
         return num_draws * min(self._each, default=0.0) + self.behind * self.milliseconds_per_missed_token / SPREAD_OVER

@@ -8,7 +8,6 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from precedent.admission import Admission
@@ -23,6 +22,7 @@ from precedent.errors import ConfigError
 from precedent.generation import Emission, Generation, GenerationResult
 from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.metrics import EngineMetrics
+from precedent.pearl import pearl_for
 from precedent.planner import Planner
 from precedent.request import Request
 from precedent.scheduler import Scheduler
@@ -33,9 +33,8 @@ from precedent.target.loading import load_draft, load_target
 from precedent.templates import Template, Templates
 from precedent.text.assembly import TextAssembler
 from precedent.text.codec import TokenizerCodec
-from precedent.tree import chain
-from precedent.warm_up import compile_inner_loops
-from precedent.worker import Worker
+from precedent.warm_up import compile_inner_loops, milliseconds_of_width
+from precedent.worker import Worker, release
 from precedent.write_back import CompletionKeeper, ResultObserver, at_normal_end
 
 if TYPE_CHECKING:
@@ -56,7 +55,8 @@ class Engine:
     measured before (engines of one model may share it); `on_result` sees each finished one (prompt ids and result)
     before its caller does; `executor` embeds, searches and stores beside decoding (two threads of the engine's own by
     default, shut down with it either way). With `bitwise` greedy and seeded texts do not hang on rounding: the same
-    whatever is drafted, reused or answered beside them, or UnsupportedError. Any thread and event loop may use it.
+    whatever is drafted, reused or answered beside them, or UnsupportedError. With `pearl` the draft model draws while
+    the target scores (None: where it sits on another device). Any thread and event loop may use it.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Engine:
         on_result: ResultObserver | None = None,
         executor: Executor | None = None,
         bitwise: bool = False,
+        pearl: bool | None = None,
     ) -> None:
         self._on_result = on_result
         self.tokenizer, self.model_name, self.cache = tokenizer, name, cache
@@ -86,14 +87,18 @@ class Engine:
         draft = None if draft_model is None else TargetModel(draft_model)
         self._codec = TokenizerCodec(tokenizer)
         early = draft is not None and exits_early(draft, self.target)
-        self._parts = DrafterParts(self.tokenizer_fingerprint, self._executor, cache, draft, self._codec, early)
+        self._pearl = pearl_for(draft, self.target, pearl, early_exit=early)
+        self._parts = DrafterParts(
+            self.tokenizer_fingerprint, self._executor, cache, draft, self._codec, early,
+            pearl=self._pearl is not None, device=self.target.device,
+        )  # fmt: skip
         self._drafters: dict[str, Drafter] = {}
         self._loading = threading.Lock()
         self._drafters_named(self.speculation.drafters)
         compile_inner_loops()
         self.planner = Planner(cost or CostCurve())
         if cost is None:
-            self.planner.cost.measure(self._milliseconds_of_width)
+            self.planner.cost.measure(partial(milliseconds_of_width, self.target))
         if cache is not None:
             self._executor.submit(cache.warm_up)  # after measuring: loading the embedder would disturb it
         self._end_ids = end_token_ids(weights, tokenizer)
@@ -112,8 +117,9 @@ class Engine:
             num_tokens=len(self.tokenizer),
             prefill_tokens=limits.prefill_tokens_per_round,
             finish=partial(finish_on, self._executor),
+            pearl=self._pearl,
         )
-        return Worker(scheduler, partial(_release, self._drafters, self._executor))
+        return Worker(scheduler, partial(release, self._drafters, self._executor, self._pearl))
 
     @classmethod
     def load(
@@ -123,16 +129,19 @@ class Engine:
         tokenizer: PreTrainedTokenizerBase | None = None,
         draft_model: str | Path | PreTrainedModel | None = None,
         device: str | None = None,
+        draft_device: str | None = None,
         dtype: str | None = None,
         model_kwargs: Mapping[str, Any] | None = None,
         cache: SpeculationCache | None = None,
         speculation: SpeculationConfig | None = None,
         limits: EngineLimits | None = None,
         bitwise: bool = False,
+        pearl: bool | None = None,
     ) -> Engine:
         """Load a target (Hugging Face id, folder, or a model with its `tokenizer`) and start an engine on it.
 
-        `model_kwargs` go to transformers' `from_pretrained` (`quantization_config`, `device_map`, `revision`, ...).
+        `model_kwargs` go to transformers' `from_pretrained` (`quantization_config`, `device_map`, `revision`, ...); the
+        draft model goes to `draft_device`, by default the target's.
         Raises ModelLoadError, UnsupportedError or ConfigError, each saying what to do.
         """
         if isinstance(target, str | Path):
@@ -144,9 +153,11 @@ class Engine:
             if model_kwargs:
                 raise ConfigError("model_kwargs are for loading by name: a model object is loaded already")
             model, name = target, target.config._name_or_path or type(target).__name__
-        draft = None if draft_model is None else load_draft(draft_model, model, tokenizer)
+        draft = load_draft(draft_model, model, tokenizer, device=draft_device) if draft_model is not None else None
+        if draft is None and draft_device is not None:
+            raise ConfigError(f"draft_device={draft_device!r} is for a draft model: give draft_model= as well")
         parts: dict[str, Any] = {"cache": cache, "speculation": speculation, "limits": limits, "bitwise": bitwise}
-        return cls(model, tokenizer, name=name, draft_model=draft, **parts)
+        return cls(model, tokenizer, name=name, draft_model=draft, pearl=pearl, **parts)
 
     def add_drafter(self, drafter: Drafter) -> None:
         """Let requests name a drafter that is not installed, as in `SpeculationConfig(drafters=(drafter.name,))`."""
@@ -233,7 +244,8 @@ class Engine:
         num_tokens = min(prompt_tokens + max_tokens, self.context_length) + tree + 1
         num_bytes = self.target.kv_bytes(num_tokens)
         if self._parts.draft_model is not None and not self._parts.early_exit and DRAWING in drafters:
-            num_bytes += self._parts.draft_model.kv_bytes(num_tokens)
+            ahead = speculation.max_draws + 1 if self._pearl is not None else 0
+            num_bytes += self._parts.draft_model.kv_bytes(num_tokens + ahead)
         self.admission.check(num_bytes, prompt_tokens, max_tokens)
         return num_bytes
 
@@ -260,14 +272,6 @@ class Engine:
             workflow_step=workflow_step,
         )
 
-    def _milliseconds_of_width(self, width: int) -> float:
-        """Time one forward of `width` tokens behind a short prefix."""
-        slot = self.target.new_slot()
-        self.target.prefill(slot, [0] * 33)
-        started = perf_counter()
-        self.target.score([(slot, chain([0] * (width - 1)))])
-        return (perf_counter() - started) * 1e3
-
 
 _LOADING = threading.Lock()
 _SHARED: weakref.WeakValueDictionary[Hashable, Engine] = weakref.WeakValueDictionary()
@@ -287,13 +291,6 @@ def shared_engine(
         if engine is None:
             engine = _SHARED[key] = Engine.load(target, cache=cache, **loading)
         return engine
-
-
-def _release(drafters: dict[str, Drafter], executor: Executor) -> None:
-    """Let go of what the requests shared, once they are all over."""
-    for drafter in list(drafters.values()):
-        drafter.close()  # before the executor: recall still writes its credit there
-    executor.shutdown(wait=False)
 
 
 def _two_threads(own_threads: set[threading.Thread]) -> Executor:

@@ -7,8 +7,10 @@ is a legal answer: plain decoding. A draft model costs sequential steps, so its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from precedent.calibration import Calibration, learn_from_verdict
 from precedent.compiled import Floats, Int32s, Int64s
 from precedent.cost_curve import CostCurve
 from precedent.drafters.base import NODE, Candidates, Nodes
-from precedent.draw_gate import DrawGate
+from precedent.draw_gate import FAR_BEHIND, DrawGate
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent.tree_plan import BEST, BEST_BITS, Choice, choose_points
 
@@ -25,6 +27,9 @@ MARGIN = 1.02
 
 DRAFT_PRIOR = 0.6
 """Acceptance assumed of a draft model that has never been asked."""
+
+RUNNER_UP_PRIOR = 0.15
+"""Acceptance assumed of what a draft model names second, before it was ever asked."""
 
 DEEPEST_DRAW = 6
 """Draws deeper than this are calibrated together."""
@@ -37,7 +42,9 @@ class Limits:
     """What one sequence allows in this step: nodes, draws, tokens until its end, and the tokens that end it.
 
     `rows_beside` and `tokens_beside` are the rows of the other sequences of the step and the tokens expected of them:
-    a node pays when it raises the rate of all of them together, for all of them wait for it.
+    a node pays when it raises the rate of all of them together, for all of them wait for it. `at_hand` are the draws
+    that each source which drafts beside the target (`precedent.pearl`) has made already, `widening` the sources that
+    can name a second token beside each draw.
     """
 
     max_nodes: int
@@ -46,11 +53,13 @@ class Limits:
     end_token_ids: frozenset[int]
     rows_beside: int = 0
     tokens_beside: float = 0.0
+    at_hand: Mapping[str, int] = field(default_factory=dict)
+    widening: Collection[str] = ()
 
 
 @dataclass(slots=True)
 class Plan:
-    """Points already in the builder, draws still to be made, and what the points were chosen for.
+    """Points already in the builder, draws and runners-up still to be made, and what the points were chosen for.
 
     Candidate i of calibration bin `bins[i]` became point `node_of[i]` (-1: none); both `[num_candidates]`. `estimates`
     `[num_points]` are the probabilities of being accepted once the parent is; `expected_tokens` counts the points and
@@ -59,6 +68,7 @@ class Plan:
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
     draws: dict[str, int] = field(default_factory=dict)
+    runners_up: dict[str, int] = field(default_factory=dict)
     bins: Int64s = field(default_factory=lambda: _NONE)
     node_of: Int32s = field(default_factory=lambda: _NONE.astype(np.int32))
     estimates: Floats = field(default_factory=lambda: _NONE.astype(np.float64))
@@ -94,8 +104,7 @@ class Planner:
         proposals = [proposal for proposal in candidates if len(proposal)]
         plan = Plan()
         if not proposals or limits.max_nodes < 1:
-            plan.draws = self._draws(behind, 0, 1.0 + limits.tokens_beside, 0.0, limits)
-            return plan
+            return self._with_draws(plan, behind, 1.0 + limits.tokens_beside, 0.0, limits)
         choice = self._choose(proposals, limits)
         plan.bins, plan.node_of, plan.estimates = choice.bins, choice.node_of, choice.estimates
         plan.expected_tokens = choice.expected - limits.tokens_beside
@@ -103,8 +112,7 @@ class Planner:
         named = self._sources.get(names) or self._sources.setdefault(names, SourceNames(names))
         sources = [named[key] for key in choice.sources.tolist()]
         plan.builder.add_points(choice.token_ids.tolist(), choice.parents.tolist(), sources)
-        plan.draws = self._draws(behind, len(plan.builder), choice.expected, choice.at_root, limits)
-        return plan
+        return self._with_draws(plan, behind, choice.expected, choice.at_root, limits)
 
     def _choose(self, proposals: Sequence[Candidates], limits: Limits) -> Choice:
         end_ids = self._end_ids.get(limits.end_token_ids)
@@ -117,36 +125,127 @@ class Planner:
             limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids,
         )  # fmt: skip
 
-    def _draws(
-        self, behind: Mapping[str, int], points: int, expected: float, at_root: float, limits: Limits
-    ) -> dict[str, int]:
-        """How many draws of each source beside so many points; `expected` counts the other sequences' tokens too."""
-        draws = {}
+    def _with_draws(
+        self, plan: Plan, behind: Mapping[str, int], expected: float, at_root: float, limits: Limits
+    ) -> Plan:
+        """How many draws of each source beside the points; `expected` counts the other sequences' tokens too."""
+        open_mass, most = 1.0 - min(at_root, 1.0), min(limits.max_draws, limits.max_depth)
+        width = limits.rows_beside + len(plan.builder) + 1
         for source, missed in behind.items():
+            if source in limits.at_hand:
+                number = self._draws_of_one_ahead(source, most, width, expected, open_mass, missed, limits)
+                plan.draws[source] = number
+                continue
             gate = self._gates.setdefault(source, DrawGate())
             gate.behind = missed
-            number = self._num_draws(source, gate, points, expected, 1.0 - min(at_root, 1.0), limits)
+            best = self._best_number(source, most, width, expected, open_mass, gate.milliseconds)
+            number = min(gate.decide(best), most)
             if number:
-                draws[source] = number
-        return draws
+                plan.draws[source] = number
+                taken = gate.milliseconds(number)
+                plan.runners_up[source] = self._runners_up(source, number, width, expected, open_mass, taken, limits)
+        return plan
 
-    def _num_draws(
-        self, source: str, gate: DrawGate, points: int, expected: float, open_mass: float, limits: Limits
+    def _runners_up(
+        self,
+        source: str,
+        number: int,
+        width: int,
+        expected: float,
+        open_mass: float,
+        milliseconds: float,
+        limits: Limits,
     ) -> int:
-        """Draws that pay for their sequential steps and for catching up, or those of a trial."""
-        most, width = min(limits.max_draws, limits.max_depth), limits.rows_beside + points + 1
+        """Beside how many of its first draws a second token pays for its row; together no more than may be drawn."""
+        most = min(number, limits.max_draws - number) if source in limits.widening else 0
+        reaches = [open_mass, *(open_mass * reach for reach in self._reaches(source, number))]
+        expected += sum(reaches[1:])
+        best, best_rate = 0, expected / (self.cost.milliseconds(width + number) + milliseconds)
+        for count in range(1, most + 1):
+            bin_ = DEEPEST_DRAW + min(count, DEEPEST_DRAW)
+            expected += reaches[count - 1] * self.calibration.probability(source, bin_, RUNNER_UP_PRIOR)
+            rate = expected / (self.cost.milliseconds(width + number + count) + milliseconds)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best
+
+    def _best_number(
+        self,
+        source: str,
+        most: int,
+        width: int,
+        expected: float,
+        open_mass: float,
+        milliseconds: Callable[[int], float],
+    ) -> int:
+        """How many of at most `most` draws pay for the time that they take before the forward, and for their rows."""
         best, best_rate, reach = 0, MARGIN * expected / self.cost.milliseconds(width), open_mass
         for number in range(1, most + 1):
             reach *= self.calibration.probability(source, min(number, DEEPEST_DRAW), DRAFT_PRIOR)
             expected += reach
-            rate = expected / (self.cost.milliseconds(width + number) + gate.milliseconds(number))
+            rate = expected / (self.cost.milliseconds(width + number) + milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
-        return min(gate.decide(best), most)
+        return best
+
+    def _draws_of_one_ahead(
+        self, source: str, most: int, width: int, expected: float, open_mass: float, missed: int, limits: Limits
+    ) -> int:
+        """Draws of a source that works beside the forwards: those at hand, or some made now if that is worth the wait.
+
+        How many of those at hand are shown may not depend on how many there are: an end token among them tells.
+        """
+        ready, gate = limits.at_hand[source], self._gates.setdefault(source, DrawGate())
+        if ready:
+            return min(ready, self._best_number(source, most, width, expected, open_mass, _no_milliseconds))
+        if missed > FAR_BEHIND or not gate.measured:
+            return 0
+        gate.behind = missed
+        number = self._best_number(source, most, width, expected, open_mass, gate.milliseconds)
+        return number if number and self._beats_pre_verify(source, number, width, gate.milliseconds(number)) else 0
+
+    def _beats_pre_verify(self, source: str, number: int, width: int, milliseconds: float) -> bool:
+        """Whether to draw before the forward that has nothing at hand, which takes so long (docs/decisions/0017).
+
+        Both ways bring the same steps with a tree, `runs` of them until the text leaves it; before the first of them
+        one waits for the draws, the other makes steps over its pending token until a draw made beside one stands.
+        """
+        reaches = self._reaches(source, number + 1)
+        tokens, runs = 1.0 + sum(reaches[:-1]), 1.0 / (1.0 - reaches[-1])
+        alone, wide = self.cost.milliseconds(width), self.cost.milliseconds(width + number)
+        steps_before = 1.0 / reaches[0]
+        waiting = runs * tokens / (runs * wide + milliseconds)
+        return waiting > (steps_before + runs * tokens) / (steps_before * alone + runs * wide)
+
+    def num_draws_ahead(self, source: str, behind: int, limits: Limits) -> int:
+        """How many draws a source may have at hand that draws beside the forwards: one to judge at once, then a tree's.
+
+        0 where what the last steps waited for it costs more than its draws bring; now and then it is tried again.
+        """
+        if not limits.max_draws:
+            return 0
+        gate = self._gates.setdefault(_waiting_for(source), DrawGate())
+        gate.behind, most = behind, limits.max_draws + 1
+        reaches = self._reaches(source, limits.max_draws)
+        alone, waited = self.cost.milliseconds(limits.rows_beside + 1), gate.milliseconds(1)
+        pays = reaches[0] * sum(reaches) * alone > (MARGIN - 1.0) * alone + waited
+        return most if gate.decide(most if pays else 0) else 0
+
+    def _reaches(self, source: str, number: int) -> list[float]:
+        """Probability that a chain of `number` draws is accepted as far as each of them."""
+        chances = (
+            self.calibration.probability(source, min(depth, DEEPEST_DRAW), DRAFT_PRIOR)
+            for depth in range(1, number + 1)
+        )
+        return list(accumulate(chances, mul))
 
     def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float) -> None:
         """Learn what draws of `source` cost, `behind` tokens of catching up included."""
         self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds)
+
+    def observe_draws_ahead(self, source: str, behind: int, milliseconds: float) -> None:
+        """Learn how long a step waited for a source that drew beside its forward, and had so much to catch up on."""
+        self._gates.setdefault(_waiting_for(source), DrawGate()).observe(1, behind, milliseconds)
 
     def observe_forward(self, width: int, milliseconds: float) -> None:
         """Learn from one forward over `width` tokens, all sequences of the step together."""
@@ -161,14 +260,25 @@ class Planner:
         learned, parents = self.calibration, np.array(tree.parents, dtype=np.int32)
         learn_from_verdict(learned.accepted, learned.seen, plan.bins, plan.node_of, parents, verdict)
         for source in plan.draws:
-            self._learn_from_draws(source, tree, verdict)
+            self._learn_from_draws(source, tree, verdict, plan.builder.runners_up)
 
-    def _learn_from_draws(self, source: str, tree: CandidateTree, verdict: Floats) -> None:
+    def _learn_from_draws(self, source: str, tree: CandidateTree, verdict: Floats, runners_up: Collection[int]) -> None:
         """What a draft model chose counts whether it was drawn by its law or, in a greedy text, is a point."""
         for node, parent in enumerate(tree.parents):
             if source in tree.sources[node] and verdict[parent]:
                 depth = min(int(tree.depths[node]), DEEPEST_DRAW)
-                self.calibration.observe(source, depth, bool(verdict[node]))
+                bin_ = depth + DEEPEST_DRAW if node in runners_up else depth
+                self.calibration.observe(source, bin_, bool(verdict[node]))
+
+
+def _no_milliseconds(num_draws: int) -> float:
+    """What draws take that were made before."""
+    return 0.0
+
+
+def _waiting_for(source: str) -> str:
+    """Under which name a source's waits are kept, apart from its draws."""
+    return f"waiting for {source}"
 
 
 def _joined(proposals: Sequence[Candidates]) -> Nodes:

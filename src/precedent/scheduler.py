@@ -20,6 +20,7 @@ from precedent.errors import PrecedentError, RequestCancelled
 from precedent.failures import OutOfMemory, as_ours
 from precedent.generation import GenerationResult, cancelled_error
 from precedent.metrics import EngineMetrics, MetricsRecorder
+from precedent.pearl import Pearl
 from precedent.planner import Planner
 from precedent.request import Request, begin
 from precedent.sequence import DecodingSequence, StepResult
@@ -41,7 +42,7 @@ class Scheduler:
     """All requests of one engine: `waiting` for memory, `prefilling` in turns, `running` together in every step.
 
     `end_token_ids` end an answer; `num_tokens` is how many the tokenizer has; `prefill_tokens` bounds the prompt tokens
-    that are computed between two steps.
+    that are computed between two steps. With `pearl` draft models draw while the target scores.
     """
 
     target: TargetModel
@@ -51,6 +52,7 @@ class Scheduler:
     num_tokens: int
     prefill_tokens: int
     finish: Finish
+    pearl: Pearl | None = None
     waiting: deque[Request] = field(default_factory=deque)
     prefilling: deque[Request] = field(default_factory=deque)
     running: list[Request] = field(default_factory=list)
@@ -108,6 +110,8 @@ class Scheduler:
         request.stats.queue_seconds = perf_counter() - request.submitted
         self.admission.enter(request)
         begin(request, self.target, self.end_token_ids, self.num_tokens)
+        if self.pearl is not None:
+            _sequence(request).draft_ahead()
 
     def _prefill(self) -> None:
         """Give the prompts their turns, a round's tokens in all: few beside running requests, a whole chunk else."""
@@ -152,7 +156,7 @@ class Scheduler:
         running, started = list(self.running), perf_counter()
         sequences = [_sequence(request) for request in running]
         try:
-            results = step(sequences, self.target, self.planner)
+            results = step(sequences, self.target, self.planner, self.pearl)
         except Exception as error:  # of the loop itself: nobody knows whose
             self._fail_running(as_ours(error, "stepping"))
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.drafters.base import Candidates, Drafting
+from precedent.drafters.base import Candidates, Drafting, DraftsAhead, DrawsRunnersUp
 from precedent.errors import PrecedentError
 from precedent.logprobs import TokenLogprob
 from precedent.planner import Limits
@@ -16,6 +16,11 @@ from precedent.target import Slot
 
 FEW = 8
 """Candidates that every drafter is always asked for, in nodes."""
+
+WIDENED = ("greedy", "traversal", "topdown")
+"""Modes that verify a second draw below one parent by its own law; a plan for siblings wants them all of one kind."""
+
+RUNNERS_UP = DrawsRunnersUp.draw_runners_up.__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,9 @@ class DecodingSequence:
     """A request in the target model: its slot, its drafters at work, its output so far.
 
     `coins_of(step)` gives the coins of a step (`entropy_coins`, or a test's); `draftings` maps drafter names to their
-    work on this request, `draw_sources` names those that cost model steps. `num_tokens` is how many token ids the
-    tokenizer has (None: nobody counted): a damaged cache may propose any.
+    work on this request, `draw_sources` names those that cost model steps, `drafting_ahead` holds those of them that
+    work while the target scores (`precedent.pearl`). `num_tokens` is how many token ids the tokenizer has (None: nobody
+    counted): a damaged cache may propose any.
     """
 
     slot: Slot
@@ -49,6 +55,7 @@ class DecodingSequence:
     shape: RowShaper | None = None
     draftings: dict[str, Drafting] = field(default_factory=dict)
     draw_sources: tuple[str, ...] = ()
+    drafting_ahead: dict[str, DraftsAhead] = field(default_factory=dict)
     num_tokens: int | None = None
     output_ids: list[int] = field(default_factory=list)
     last_num_points: int | None = None
@@ -69,13 +76,31 @@ class DecodingSequence:
             max_draws=self.speculation.max_draws if self.speculation.enabled else 0,
             max_depth=self.max_tokens - len(self.output_ids) - 1,
             end_token_ids=self.end_token_ids,
+            at_hand={name: drafting.at_hand for name, drafting in self.drafting_ahead.items()},
+            widening=self._widening(),
         )
+
+    def _widening(self) -> tuple[str, ...]:
+        """Sources that can name a second token beside a draw."""
+        if self.mode not in WIDENED:
+            return ()
+        return tuple([name for name in self.draw_sources if hasattr(self.draftings[name], RUNNERS_UP)])
 
     @property
     def match_budget(self) -> int:
         """Candidates worth asking of each drafter: twice what the last tree could use, all that is allowed at first."""
         allowed = self.limits.max_nodes
         return allowed if self.last_num_points is None else min(allowed, max(FEW, 2 * self.last_num_points))
+
+    @property
+    def draws_at_hand(self) -> int:
+        """Draws behind the committed text that were made while the target scored, and that no tree has held yet."""
+        return sum(drafting.at_hand for drafting in self.drafting_ahead.values())
+
+    def draft_ahead(self) -> None:
+        """From now on let every drafting that can do it work while the target scores."""
+        drawing = {name: self.draftings[name] for name in self.draw_sources}
+        self.drafting_ahead = {name: one for name, one in drawing.items() if isinstance(one, DraftsAhead)}
 
     def match(self) -> list[Candidates]:
         """What every drafter proposes for the next step; nothing of one that names a token which does not exist."""

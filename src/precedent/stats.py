@@ -17,6 +17,10 @@ TARGET = "target"
 class GenerationStats:
     """Counts (tokens, steps) and wall-clock seconds of one request; `num_drafts` are steps in which any was proposed.
 
+    `num_lookaheads` are steps after whose forward draws stood ready that a draft model had made beside forwards
+    (`precedent.pearl`), `num_lookaheads_used` those of them that left some of these to the next tree: the text went
+    their way.
+
     Seconds are those that the request was there: a step that several requests share counts in full for each of them.
     `queue_seconds` run from submission to admission, `first_token_seconds` and `total_seconds` from submission too.
     """
@@ -28,6 +32,8 @@ class GenerationStats:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_lookaheads: int = 0
+    num_lookaheads_used: int = 0
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     queue_seconds: float = 0.0
@@ -64,6 +70,8 @@ class GenerationStats:
             "num_accepted_tokens": self.num_accepted_tokens,
             "drafted_by_source": dict(self.drafted_by_source),
             "accepted_by_source": dict(self.accepted_by_source),
+            **({"num_lookaheads": self.num_lookaheads} if self.num_lookaheads else {}),
+            **({"num_lookaheads_used": self.num_lookaheads_used} if self.num_lookaheads else {}),
             "latency_microseconds": self.latency_microseconds(),
             **({"spent_total_variation": f"{self.spent_tv:.6f}"} if is_lossy(self.mode) else {}),
         }

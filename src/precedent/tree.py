@@ -192,7 +192,8 @@ class TreeBuilder:
     """Grows one candidate tree: points first (they may be matched, merged and pruned freely), then draws.
 
     Adding a point that is there already adds its source to the node. A drawn token that is also a cached sibling is one
-    node, listed once, as drawn (its point would carry no weight after the draw was rejected).
+    node, listed once, as drawn (its point would carry no weight after the draw was rejected). `runners_up` are the
+    nodes that a draft model proposed beside its chain.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -201,6 +202,15 @@ class TreeBuilder:
     _node_of: dict[tuple[int, int], int] = field(default_factory=dict)
     _drawn: list[Draw] = field(default_factory=list)
     _points: dict[int, Draw] = field(default_factory=dict)
+    runners_up: set[int] = field(default_factory=set)
+
+    @classmethod
+    def reopened(cls, tree: CandidateTree) -> TreeBuilder:
+        """A builder that holds a finished tree; its nodes keep their numbers, and its draws their order."""
+        node_of = {edge: node for node, edge in enumerate(zip(tree.parents, tree.token_ids, strict=True))}
+        drawn = [draw for draw in tree.draws if isinstance(draw.law, Drawn)]
+        points = {draw.child: draw for draw in tree.draws if isinstance(draw.law, Point)}
+        return cls(list(tree.token_ids), list(tree.parents), list(tree.sources), node_of, drawn, points)
 
     def __len__(self) -> int:
         return len(self.token_ids)

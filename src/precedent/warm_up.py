@@ -1,8 +1,9 @@
-"""Translates the inner loops of drafting before the first request, so that no answer waits for it."""
+"""What is done before the first request, so that no answer waits for it: inner loops translated, forwards timed."""
 
 from __future__ import annotations
 
 from functools import cache
+from time import perf_counter
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall import outcomes
 from precedent.drafters.token_index import SORT_ABOVE, TokenIndex, reversed_context, sorted_segment
 from precedent.planner import Limits, Planner
-from precedent.tree import ROOT
+from precedent.target import TargetModel
+from precedent.tree import ROOT, chain
 
 
 @cache
@@ -30,6 +32,15 @@ def compile_inner_loops() -> None:
     outcomes(candidates.nodes, np.array([5], dtype=np.int32))
     _follow_a_trail()
     follow_known_text(np.array([5], dtype=np.int32))
+
+
+def milliseconds_of_width(target: TargetModel, width: int) -> float:
+    """Time one forward of `width` tokens behind a short prefix."""
+    slot = target.new_slot()
+    target.prefill(slot, [0] * 33)
+    started = perf_counter()
+    target.score([(slot, chain([0] * (width - 1)))])
+    return (perf_counter() - started) * 1e3
 
 
 def _follow_a_trail() -> None:

@@ -7,12 +7,15 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor
 
 import torch
 
+from precedent.drafters import Drafter
 from precedent.errors import EngineClosedError, PrecedentError, RequestCancelled
 from precedent.failures import as_ours
 from precedent.metrics import EngineMetrics
+from precedent.pearl import Pearl
 from precedent.request import Request
 from precedent.scheduler import Scheduler
 
@@ -90,3 +93,12 @@ class Worker:
                 self._scheduler.add(request)
         self._scheduler.fail_all(failure)
         self._ended()
+
+
+def release(drafters: dict[str, Drafter], executor: Executor, pearl: Pearl | None) -> None:
+    """Let go of what the requests shared, once they are all over."""
+    if pearl is not None:
+        pearl.close()
+    for drafter in list(drafters.values()):
+        drafter.close()  # before the executor: recall still writes its credit there
+    executor.shutdown(wait=False)

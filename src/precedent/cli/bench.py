@@ -16,9 +16,11 @@ from precedent.cli.bench_report import machine, summary, tables
 from precedent.cli.options import (
     DEFAULT_TARGET,
     DeviceOption,
+    DraftDeviceOption,
     DraftModelOption,
     DtypeOption,
     JsonOption,
+    PearlOption,
     TargetOption,
     write_json,
 )
@@ -45,6 +47,8 @@ def bench(
     topics: Annotated[bool, typer.Option("--topics", help="Measure questions on unrelated topics instead.")] = False,
     target: TargetOption = DEFAULT_TARGET,
     draft_model: DraftModelOption = None,
+    draft_device: DraftDeviceOption = None,
+    pearl: PearlOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     modes: Annotated[
@@ -72,6 +76,8 @@ def bench(
     and oracle (its ceiling). With --concurrency or --conversation, modes are measured only where --modes names them.
     """
     chosen = _chosen_modes(modes, draft_model, only_named=bool(concurrency) or conversation)
+    if not draft_model and (draft_device is not None or pearl is not None):
+        raise ConfigError("--draft-device and --pearl say how a draft model works: give --draft-model as well")
     if traces is not None and topics:
         raise ConfigError("--traces and --topics both say what is asked: give one of them")
     if concurrency == 1 or concurrency > prompts:
@@ -80,7 +86,7 @@ def bench(
 
     console = Console(stderr=True)
     with console.status(f"loading {target}"):
-        lineup = Lineup(target, draft_model, device, dtype, max_tokens)
+        lineup = Lineup(target, draft_model, device, dtype, max_tokens, draft_device=draft_device, pearl=pearl)
         asked = _prompts(lineup, traces, topics, prompts, warm, max_prompt_tokens, truncate)
     _fill(lineup, asked, console)
     results: dict[str, Any] = {"machine": machine(lineup.model, target), "prompts": asked.as_dict()}

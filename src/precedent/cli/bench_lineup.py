@@ -38,14 +38,24 @@ class Lineup:
     """Loads the target once for our engines, and once more, untouched, for transformers."""
 
     def __init__(
-        self, target: str, draft_model: str | None, device: str | None, dtype: str | None, max_tokens: int
+        self,
+        target: str,
+        draft_model: str | None,
+        device: str | None,
+        dtype: str | None,
+        max_tokens: int,
+        *,
+        draft_device: str | None = None,
+        pearl: bool | None = None,
     ) -> None:
         self._target, self._where = target, {"device": device, "dtype": dtype}
         self._draft_name, self._max_tokens = draft_model, max_tokens
         self.model: PreTrainedModel
         self.tokenizer: PreTrainedTokenizerBase
         self.model, self.tokenizer = load_target(target, device=device, dtype=dtype)
-        self._draft = load_draft(draft_model, self.model, self.tokenizer) if draft_model else None
+        self._pearl, self._draft = pearl, None
+        if draft_model:
+            self._draft = load_draft(draft_model, self.model, self.tokenizer, device=draft_device)
         self._embedder = resolve(None)
         self._cost: CostCurve | None = None
         self.cache = self._new_cache()
@@ -60,6 +70,7 @@ class Lineup:
             draft_model=self._draft,
             cache=cache,
             cost=cost,
+            pearl=self._pearl,
             speculation=SpeculationConfig(**{"write_back": False, **settings}),
         )
         if self._cost is None:

@@ -31,6 +31,16 @@ DraftModelOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:0 ...; by default a GPU if any.")]
+DraftDeviceOption = Annotated[
+    str | None, typer.Option("--draft-device", help="Where the draft model sits; by default beside the target.")
+]
+PearlOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--pearl/--no-pearl",
+        help="Let the draft model draw while the target scores; by default where it sits on another device.",
+    ),
+]
 DtypeOption = Annotated[
     str | None, typer.Option("--dtype", help="float32, bfloat16, float16 or float64; by default as stored.")
 ]

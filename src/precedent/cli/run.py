@@ -17,9 +17,11 @@ from rich.text import Text
 from precedent.cli.options import (
     DEFAULT_TARGET,
     DeviceOption,
+    DraftDeviceOption,
     DraftModelOption,
     DtypeOption,
     JsonOption,
+    PearlOption,
     TargetOption,
     write_json,
 )
@@ -40,6 +42,8 @@ def run(
     prompt: Annotated[str, typer.Argument(help="What to ask the model.", show_default=False)],
     target: TargetOption = DEFAULT_TARGET,
     draft_model: DraftModelOption = None,
+    draft_device: DraftDeviceOption = None,
+    pearl: PearlOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     bitwise: Annotated[
@@ -73,6 +77,7 @@ def run(
     with ExitStack() as stack:
         opened = stack.enter_context(_open_cache(cache)) if cache else None
         settings = {"device": device, "dtype": dtype, "bitwise": bitwise, "cache": opened}
+        settings |= {"draft_device": draft_device, "pearl": pearl}
         engine = stack.enter_context(closing(_load(target, draft_model, settings)))
         generation = _ask(engine, messages, sampling, tenant)
         if show_sources:

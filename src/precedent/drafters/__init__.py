@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from precedent.drafters.base import Candidates, Drafter, Drafting, DraftRequest
+from precedent.drafters.base import Candidates, Drafter, Drafting, DraftRequest, DraftsAhead
 from precedent.drafters.codec import TextCodec
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
     from precedent.cache import SpeculationCache
     from precedent.target import TargetModel
 
@@ -29,6 +31,7 @@ __all__ = [
     "Drafter",
     "DrafterParts",
     "Drafting",
+    "DraftsAhead",
     "TextCodec",
     "known_drafters",
     "load_drafters",
@@ -39,7 +42,8 @@ __all__ = [
 class DrafterParts:
     """What an engine has to offer to a drafter; `codec` is its tokenizer.
 
-    `early_exit` says that the draft model is the target's own first layers and stores nothing that the target does not.
+    `early_exit` says that the draft model is the target's own first layers and stores nothing that the target does not,
+    `pearl` that it is to draw while the target scores; `device` is where the target verifies.
     """
 
     tokenizer_fingerprint: str
@@ -48,6 +52,8 @@ class DrafterParts:
     draft_model: TargetModel | None = None
     codec: TextCodec | None = None
     early_exit: bool = False
+    pearl: bool = False
+    device: torch.device | None = None
 
 
 def known_drafters() -> list[str]:

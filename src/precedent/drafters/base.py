@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from precedent.config import SamplingParams
 from precedent.sampling import Coins, RowShaper
 from precedent.templates import Template
-from precedent.tree import TreeBuilder
+from precedent.tree import CandidateTree, TreeBuilder
 
 if TYPE_CHECKING:
     from precedent.target import Slot
@@ -116,6 +116,32 @@ class Drafting(Protocol):
 
     def end(self) -> None:
         """The request is over, normally or not; release everything."""
+
+
+@runtime_checkable
+class DrawsRunnersUp(Drafting, Protocol):
+    """A drafting that can name a second token beside each of its last draws, from rows that it has computed anyway."""
+
+    def draw_runners_up(self, builder: TreeBuilder, number: int, coins: Coins) -> None:
+        """Beside each of the first `number` tokens of the last `draw` one more, noted in `builder.runners_up`."""
+
+
+@runtime_checkable
+class DraftsAhead(Drafting, Protocol):
+    """A drafting that can go on drawing behind its part of the tree while the target scores it (`precedent.pearl`).
+
+    It may then run on another thread than the target, and never at once with anything else that the drafter does.
+    """
+
+    @property
+    def at_hand(self) -> int:
+        """Draws behind the committed text that no tree has held yet; `draw` takes these before it makes others."""
+
+    def draw_ahead(self, coins: Coins) -> bool:
+        """Draw one token more behind everything drawn so far; False when nothing may follow."""
+
+    def hung_below(self, tree: CandidateTree) -> CandidateTree:
+        """The tree that was scored, with those of the draws at hand that its rows can judge; at most one new node."""
 
 
 class Drafter(Protocol):

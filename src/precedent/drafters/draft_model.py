@@ -2,22 +2,26 @@
 
 When sampling, every token is a draw that carries the very row it was drawn from (same constraints, temperature and
 truncation as the target's), with the cached siblings excluded. When decoding greedily it proposes its argmax as a
-point, and with a seed the token that the seed's noise makes it choose (Daliri et al. 2408.07978).
+point, and with a seed the token that the seed's noise makes it choose (Daliri et al. 2408.07978). What it draws while
+the target scores (`precedent.pearl`) it shows in the next tree, if the text goes that way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from precedent.drafters.base import Candidates, Drafting, DraftRequest
+from precedent.drafters.lookahead import DraftedToken, Lookahead
 from precedent.errors import GenerationError
 from precedent.sampling import Coins, coupled_choice, largest_id, probs_of
 from precedent.target import Slot, TargetModel, common_prefix
 from precedent.target.prefix_pool import PrefixPool
-from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder, chain
+from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, Point, TreeBuilder, chain
 
 CHOSEN = ("greedy", "coupled")
 """Modes in which the next token is a function of its row: whatever proposes it is a point."""
@@ -35,28 +39,60 @@ class DraftModelDrafter:
 
     A conversation's next turn, or another one under the same system prompt, finds what its tenant's requests have
     computed before. With `early_exit` the model is the target's own first layers: it reads what the target stored of
-    the committed text, and what it writes behind that is overwritten when the target scores the tree.
+    the committed text, and what it writes behind that is overwritten when the target scores the tree. Laws are handed
+    on to the device `laws_on` (None: where they were made). With `own_stream` a model on a GPU works on a stream of its
+    own, so that it can draw while the target scores.
     """
 
     name = "draft-model"
     draws = True
 
-    def __init__(self, model: TargetModel, *, early_exit: bool = False) -> None:
-        self._model, self._early_exit = model, early_exit
+    def __init__(
+        self,
+        model: TargetModel,
+        *,
+        early_exit: bool = False,
+        laws_on: torch.device | None = None,
+        own_stream: bool = False,
+    ) -> None:
+        self._model, self._early_exit, self._laws_on = model, early_exit, laws_on
+        self._stream = _stream_on(model.device) if own_stream else None
         self._pool = PrefixPool(model, MAX_IDLE_BYTES)
 
     def begin(self, request: DraftRequest) -> Drafting:
         """Start with what is known of the prompt: nothing is computed until the first draw."""
         context = list(request.prompt_ids)
-        if self._early_exit and request.target_slot is not None:
-            place: _OwnPlace | _TargetsPlace = _TargetsPlace(self._model, request.target_slot)
-        else:
-            place = _OwnPlace(self._model, self._pool, request.tenant, context)
-        return _DraftModelDrafting(self.name, self._model, request, context, place)
+        with self.at_work():
+            if self._early_exit and request.target_slot is not None:
+                place: _OwnPlace | _TargetsPlace = _TargetsPlace(self._model, request.target_slot)
+            else:
+                place = _OwnPlace(self._model, self._pool, request.tenant, context)
+        return _DraftModelDrafting(self, self._model, request, context, place)
 
     def close(self) -> None:
         """Let go of the KV caches of finished requests."""
         self._pool.shrink(0)
+
+    def at_work(self) -> AbstractContextManager[object]:
+        """Everything that touches the model's numbers happens in here: in order, on whichever thread."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def handed_on(self, law: Drawn) -> Drawn:
+        """The law as the target's thread may read it: on the target's device, and safe from being overwritten."""
+        if self._stream is not None:  # else the stream takes the memory back before the target's stream has read it
+            law.row.record_stream(torch.cuda.current_stream(law.row.device))
+        if self._laws_on is None or law.row.device == self._laws_on:
+            return law
+        return replace(law, row=law.row.to(self._laws_on))
+
+
+def _stream_on(device: torch.device) -> torch.cuda.Stream | None:
+    """A new stream that begins when everything asked of this GPU so far is done; None for other devices."""
+    if device.type != "cuda":
+        return None
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
 
 
 class _OwnPlace:
@@ -71,13 +107,17 @@ class _OwnPlace:
         """Committed tokens that its KV cache lacks."""
         return len(self._context) - common_prefix(self._slot.token_ids, self._context)
 
-    def caught_up(self) -> tuple[Slot, CandidateTree]:
-        """Rewind to the committed text; the first missed token becomes pending, the others are returned as a chain."""
-        reused = common_prefix(self._slot.token_ids, self._context[:-1])
+    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
+        """Rewind to the committed text and what was drafted behind it.
+
+        The first missed token becomes pending, the others are returned as a chain.
+        """
+        text = [*self._context, *drafted]
+        reused = common_prefix(self._slot.token_ids, text[:-1])
         self._model.rewind(self._slot, reused)
-        if len(self._context) - reused > CATCH_UP_LIMIT:
-            self._model.prefill(self._slot, self._context)
-        self._slot.pending, *missed = self._context[len(self._slot.token_ids) :]
+        if len(text) - reused > CATCH_UP_LIMIT:
+            self._model.prefill(self._slot, text)
+        self._slot.pending, *missed = text[len(self._slot.token_ids) :]
         return self._slot, chain(missed)
 
     def leave(self) -> None:
@@ -94,8 +134,9 @@ class _TargetsPlace:
     def __init__(self, model: TargetModel, target_slot: Callable[[], Slot]) -> None:
         self._num_layers, self._target_slot = len(model.kv_shape.layers), target_slot
 
-    def caught_up(self) -> tuple[Slot, CandidateTree]:
-        """The committed text as the target holds it, with its pending token."""
+    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
+        """The committed text as the target holds it, with its pending token; what was drafted is not stored there."""
+        assert not drafted, "an early exit drafts between two forwards of its target, never ahead"
         slot = self._target_slot()
         return Slot(slot.kv.first_layers(self._num_layers), pending=slot.pending), EMPTY_TREE
 
@@ -106,68 +147,133 @@ class _TargetsPlace:
 class _DraftModelDrafting:
     def __init__(
         self,
-        name: str,
+        drafter: DraftModelDrafter,
         model: TargetModel,
         request: DraftRequest,
         context: list[int],
         place: _OwnPlace | _TargetsPlace,
     ) -> None:
-        self._name, self._model, self._request = name, model, request
-        self._context, self._place = context, place
+        self._drafter, self._model, self._request = drafter, model, request
+        self._context, self._place, self._ahead = context, place, Lookahead()
+        self._next: tuple[Slot, CandidateTree] | None = None
+        self._row: Tensor | None = None
+        self._rows: list[tuple[int, Tensor]] = []
 
     @property
     def behind(self) -> int:
         """Committed tokens that have not been through the draft model yet."""
         return self._place.behind
 
+    @property
+    def at_hand(self) -> int:
+        """Draws behind the committed text that no tree has held yet."""
+        return self._ahead.unseen
+
     def match(self, budget: int) -> Candidates:
         """A draft model has no points to offer before the shape of the tree is fixed."""
-        return Candidates(self._name)
+        return Candidates(self._drafter.name)
+
+    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
+        """Show a chain of up to `num_draws` tokens below the root, drawn ahead or now; it ends at an end token."""
+        if self._ahead.shown:  # for a step that came to no verdict
+            self._ahead, self._next = Lookahead(), None
+        parent, purpose, self._rows = ROOT, f"draft {self._drafter.name}", []
+        while self._ahead.shown < num_draws:
+            if not self._ahead.unseen:
+                if not self._extend(coins, parent, purpose, builder.children(parent)):
+                    return
+                assert self._row is not None
+                self._rows.append((parent, self._row))
+            drafted = self._ahead.chain[self._ahead.shown]
+            parent = self._handed_on(drafted).add_to(builder, parent, self._drafter.name)
+            self._ahead.shown += 1
 
     @torch.inference_mode()
-    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
-        """Draw a chain of up to `num_draws` tokens below the root; it ends at an end token."""
-        path: list[int] = []
-        parent, (slot, tail) = ROOT, self._place.caught_up()
-        while len(path) < num_draws:
-            row = self._model.score([(slot, tail)])[0][-1]
-            token, parent = self._draw_below(builder, parent, path, row, coins)
-            path.append(token)
-            if token in self._request.end_token_ids:
-                return
-            self._model.commit(slot, tail, range(len(tail)), token)
-            tail = EMPTY_TREE
+    def draw_runners_up(self, builder: TreeBuilder, number: int, coins: Coins) -> None:
+        """Beside each of the first `number` tokens drawn now: the next best, or a draw without replacement."""
+        with self._drafter.at_work():
+            for parent, row in self._rows[:number]:
+                node = self._runner_up(builder, parent, row, coins)
+                builder.runners_up |= set() if node is None else {node}
 
-    def _draw_below(
-        self, builder: TreeBuilder, parent: int, path: Sequence[int], row: Tensor, coins: Coins
-    ) -> tuple[int, int]:
-        """Draw one child of `parent`; returns its token and its node."""
-        shape = self._request.shape
-        if shape is not None:
-            output_ids = self._context[len(self._request.prompt_ids) :]
-            row = shape((*output_ids, *path), row)
+    def _runner_up(self, builder: TreeBuilder, parent: int, row: Tensor, coins: Coins) -> int | None:
+        taken, source = builder.children(parent), self._drafter.name
         if self._request.mode in CHOSEN:
-            token = self._choose(row, path)
-            return token, builder.add_point(parent, token, self._name)
-        law = _law(_checked(probs_of(row, self._request.sampling)), builder.children(parent))
-        token = coins.categorical(law.probs(), parent, f"draft {self._name}")
-        return token, builder.add_draw(parent, token, law, self._name)
+            left = row.index_fill(0, torch.tensor(taken, device=row.device), -torch.inf)
+            return builder.add_point(parent, largest_id(left), source) if bool(left.max() > -torch.inf) else None
+        law = _law(row, taken)
+        if law.excluded != taken:
+            return None  # nothing is left to draw
+        token = coins.categorical(law.probs(), parent, f"runner-up {source}")
+        return builder.add_draw(parent, token, self._drafter.handed_on(law), source)
 
-    def _choose(self, row: Tensor, path: Sequence[int]) -> int:
+    def draw_ahead(self, coins: Coins) -> bool:
+        """Draw one token more behind everything drawn so far; its coin belongs to its place in the answer."""
+        place = self._output_length + len(self._ahead.chain)
+        return self._extend(coins, place, f"draft {self._drafter.name} ahead", ())
+
+    def hung_below(self, tree: CandidateTree) -> CandidateTree:
+        """The tree that was scored, with the draws at hand that its rows can judge."""
+        return self._ahead.hung_below(tree, self._drafter.name, self._handed_on)
+
+    @torch.inference_mode()
+    def _extend(self, coins: Coins, node: int, purpose: str, siblings: tuple[int, ...]) -> bool:
+        """Make the chain one token longer; False when it has come to an end token."""
+        drafted = self._ahead.token_ids
+        if drafted and drafted[-1] in self._request.end_token_ids:
+            return False
+        with self._drafter.at_work():
+            slot, tail = self._next or self._place.caught_up(drafted)
+            row = self._shaped(self._model.score([(slot, tail)])[0][-1], drafted)
+            new = self._drafted(row, drafted, coins, node, purpose, siblings)
+            self._row = new.law.row if isinstance(new.law, Drawn) else row
+            self._model.commit(slot, tail, range(len(tail)), new.token_id)
+        self._ahead.chain.append(new)
+        self._next = slot, EMPTY_TREE
+        return True
+
+    def _shaped(self, row: Tensor, drafted: Sequence[int]) -> Tensor:
+        shape = self._request.shape
+        if shape is None:
+            return row
+        return shape((*self._context[len(self._request.prompt_ids) :], *drafted), row)
+
+    def _drafted(
+        self, row: Tensor, drafted: Sequence[int], coins: Coins, node: int, purpose: str, siblings: tuple[int, ...]
+    ) -> DraftedToken:
+        """The next token: a choice where the mode makes it one, else a draw."""
+        if self._request.mode in CHOSEN:
+            return DraftedToken(self._choose(row, self._output_length + len(drafted)), Point())
+        law = _law(_checked(probs_of(row, self._request.sampling)), siblings)
+        return DraftedToken(coins.categorical(law.probs(), node, purpose), law)
+
+    def _choose(self, row: Tensor, position: int) -> int:
         """What the target would choose if it thought alike: the argmax, or the choice of the seed's noise."""
         sampling = self._request.sampling
         if sampling.greedy or sampling.seed is None:
             return largest_id(row)
-        position = len(self._context) - len(self._request.prompt_ids) + len(path)
         return coupled_choice(probs_of(row, sampling), sampling.seed, position)
 
+    def _handed_on(self, drafted: DraftedToken) -> DraftedToken:
+        law = drafted.law
+        return drafted._replace(law=self._drafter.handed_on(law)) if isinstance(law, Drawn) else drafted
+
+    @property
+    def _output_length(self) -> int:
+        """Committed tokens of the answer."""
+        return len(self._context) - len(self._request.prompt_ids)
+
     def committed(self, token_ids: Sequence[int]) -> None:
-        """Remember the committed tokens; the KV cache is rewound to them at the next draw."""
+        """Remember the committed tokens; the KV cache is rewound to them, and what still stands, at the next draw."""
         self._context.extend(token_ids)
+        self._ahead.settle(token_ids)
+        self._next = None
 
     def end(self) -> None:
         """Drop what is held of the request."""
-        self._place.leave()
+        with self._drafter.at_work():
+            self._place.leave()
+        self._ahead, self._next = Lookahead(), None
 
 
 def _checked(probs: Tensor) -> Tensor:

@@ -34,7 +34,9 @@ def draft_model(parts: DrafterParts) -> Drafter | None:
     """A smaller causal LM; absent without one."""
     if parts.draft_model is None:
         return None
-    return DraftModelDrafter(parts.draft_model, early_exit=parts.early_exit)
+    return DraftModelDrafter(
+        parts.draft_model, early_exit=parts.early_exit, laws_on=parts.device, own_stream=parts.pearl
+    )
 
 
 def prediction(parts: DrafterParts) -> Drafter | None:

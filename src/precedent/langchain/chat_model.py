@@ -41,7 +41,8 @@ class ChatPrecedent(FollowsRunMetadata, Described):
     path, an open `SpeculationCache`, or None for no cache. `speculation` is True, False (plain decoding), or a
     `SpeculationConfig`. `templates` are premade responses with `{holes}` (texts, or a `Templates`), proposed beside the
     forms of the bound tools' calls; `prediction=` of a call is a guess of its answer. With `bitwise=True` greedy and
-    seeded answers do not hang on rounding either, or the model is refused. Sampling fields are those of
+    seeded answers do not hang on rounding either, or the model is refused. The draft model sits on `draft_device`, by
+    default where the target is; with `pearl` it draws while the target scores. Sampling fields are those of
     `SamplingParams`; temperature 0 is greedy. All but the fields of the engine can be given per call. Weights are
     loaded at the first call, once for all chat models of equal settings.
 

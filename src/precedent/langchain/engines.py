@@ -33,9 +33,11 @@ class EngineSettings:
     speculation_cache: Any = None
     embedder: Any = None
     device: str | None = None
+    draft_device: str | None = None
     dtype: str | None = None
     model_kwargs: dict[str, Any] | None = None
     bitwise: bool | None = None
+    pearl: bool | None = None
 
     def key(self) -> Hashable:
         """Names and paths by value, objects by identity."""
@@ -99,9 +101,11 @@ class EngineHolder:
             tokenizer=tokenizer,
             draft_model=settings.draft_model,
             device=settings.device,
+            draft_device=settings.draft_device,
             dtype=settings.dtype,
             model_kwargs=settings.model_kwargs,
             bitwise=bool(settings.bitwise),
+            pearl=settings.pearl,
             cache=_opened(settings.speculation_cache, settings.embedder),
         )
         _note(engine)

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 STANDARD_BUT_IDLE = ("api_key", "timeout", "max_retries")
 """Constructor arguments that LangChain gives every chat model and that mean nothing for weights in this process."""
 
-OF_THE_ENGINE = ("draft_model", "speculation_cache", "embedder", "device", "dtype", "model_kwargs", "bitwise")
+OF_THE_ENGINE = (
+    *("draft_model", "speculation_cache", "embedder"),
+    *("device", "draft_device", "dtype", "model_kwargs", "bitwise", "pearl"),
+)
 
 FROM_ENVIRONMENT = {
     "model": "PRECEDENT_MODEL",
@@ -54,9 +57,11 @@ class EngineFields(BaseModel):
     speculation_cache: Any = None
     embedder: Any = None
     device: str | None = None
+    draft_device: str | None = None
     dtype: str | None = None
     model_kwargs: dict[str, Any] | None = None
     bitwise: bool | None = None
+    pearl: bool | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0

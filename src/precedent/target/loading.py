@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -82,26 +83,43 @@ def load_config(name_or_path: str | Path) -> PreTrainedConfig:
 
 
 def load_draft(
-    spec: str | Path | PreTrainedModel, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    spec: str | Path | PreTrainedModel,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: str | None = None,
 ) -> PreTrainedModel:
     """Load a draft model that fits a target: a Hugging Face id, a folder, a loaded model, or "first-layers:N".
 
-    A folder may hold a whole model or what `precedent train-draft` writes. The draft gets the target's device and dtype
-    and logits `[..., vocab_size]` as wide as the target's. Raises ModelLoadError when its tokenizer is not the target's
-    or it was trained for another target, UnsupportedError when its layers cannot be rewound.
+    A folder may hold a whole model or what `precedent train-draft` writes. The draft gets the target's dtype, its
+    device or another one (what the two share is copied there), and logits `[..., vocab_size]` as wide as the target's.
+    Raises ConfigError for a device that is not there, ModelLoadError when its tokenizer is not the target's or it was
+    trained for another target, UnsupportedError when its layers cannot be rewound.
     """
     if isinstance(spec, PreTrainedModel):
+        if device is not None:
+            raise ConfigError(f"draft_device={device!r} cannot be set for a model object: move it there before")
         check_supported(spec.config)
         return _with_width(spec, _width(target))
+    place = target.device if device is None else _device(device, "draft_device")
     if str(spec).startswith(FIRST_LAYERS):
-        return first_layers(target, layer_count(str(spec), target))
+        return _copied_to(first_layers(target, layer_count(str(spec), target)), place)
     if holds_draft(spec):
         with _explained(spec, "the draft model"):
-            return load_trained(Path(spec).expanduser(), target)
+            return _copied_to(load_trained(Path(spec).expanduser(), target), place)
     source = _source(spec)
     draft_tokenizer = _load_tokenizer(source)
     check_same_vocabulary(str(spec), draft_tokenizer, tokenizer)
-    return _with_width(_load_model(source, target.device, target.dtype), _width(target))
+    return _with_width(_load_model(source, place, target.dtype), _width(target))
+
+
+def _copied_to(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """A draft made of its target's modules, or a copy of it on another device."""
+    if draft.device == device:
+        return draft
+    copied: Any = copy.deepcopy(draft)
+    moved: PreTrainedModel = copied.to(device)
+    return moved
 
 
 def _source(name_or_path: str | Path) -> str | Path:
@@ -214,14 +232,15 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _device(device: str | None) -> torch.device:
+def _device(device: str | None, name: str = "device") -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA fails an assertion
+        others = "or auto" if name == "device" else "or cuda:1"
         raise ConfigError(
-            f"device={device!r} cannot be used here ({_first_line(error)}); give cpu, cuda or auto"
+            f"{name}={device!r} cannot be used here ({_first_line(error)}); give cpu, cuda {others}"
         ) from error
 
 

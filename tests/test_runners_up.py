@@ -1,0 +1,231 @@
+"""A second token beside each draw: the law stays the target's, the text stays plain decoding's, and rows must pay."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.cost_curve import CostCurve
+from precedent.decode import step
+from precedent.drafters.base import DraftRequest
+from precedent.drafters.draft_model import DraftModelDrafter
+from precedent.planner import DEEPEST_DRAW, Limits, Plan, Planner
+from precedent.sampling import Coins, CounterCoins
+from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.target import TargetModel
+from precedent.testing.drafters import OracleDrafter
+from precedent.testing.enumeration import enumerate_outcomes
+from precedent.testing.random_trees import toy_model
+from precedent.testing.tabled_model import TabledModel
+from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.tree import ROOT, TreeBuilder
+
+EXACT = 1e-12
+VOCABULARY = 3
+PROMPT = (5, 6, 7)
+
+
+class TwoDraws(Planner):
+    """All points, two draws and a second token beside each, whatever pays."""
+
+    def plan(self, candidates: Sequence, behind: Mapping[str, int], limits: Limits) -> Plan:
+        self.cost.table[:] = 1.0
+        plan = super().plan(candidates, {}, limits)
+        plan.draws = {source: min(2, limits.max_depth) for source in behind}
+        plan.runners_up = dict.fromkeys(limits.widening, 2)
+        return plan
+
+
+@dataclass
+class CoinsOfAStep:
+    """Coins that tell the steps of an answer apart."""
+
+    coins: Coins
+    step: int
+
+    def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
+        return self.coins.bernoulli(probability, node, f"{self.step} {purpose}")
+
+    def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
+        return self.coins.categorical(weights, node, f"{self.step} {purpose}")
+
+
+def toy(name: str) -> TabledModel:
+    """A random model of three tokens, behind a prompt of one."""
+    law = toy_model(name, VOCABULARY, plain=True)
+    return TabledModel(lambda token_ids: law(token_ids[1:]).log())
+
+
+def decode(
+    target: TargetModel | TabledModel,
+    drafters: Sequence,
+    sampling: SamplingParams,
+    mode: str,
+    prompt: Sequence[int] = PROMPT,
+    coins_of=entropy_coins(3),  # noqa: B008  # a pure function
+    planner: Planner | None = None,
+) -> DecodingSequence:
+    """A whole answer through the real loop."""
+    slot = target.new_slot()
+    target.prefill(slot, prompt)
+    request = DraftRequest("test", tuple(prompt), sampling, mode=mode)
+    sequence = DecodingSequence(
+        slot=slot,  # type: ignore[arg-type]  # a table's slots are shaped like a model's
+        sampling=sampling,
+        speculation=SpeculationConfig(),
+        mode=mode,
+        coins_of=coins_of,
+        end_token_ids=frozenset(),
+        max_tokens=sampling.max_tokens,
+        draftings={drafter.name: drafter.begin(request) for drafter in drafters},
+        draw_sources=tuple(drafter.name for drafter in drafters if drafter.draws),
+    )
+    planner = planner or TwoDraws(CostCurve())
+    while not sequence.finished:
+        step([sequence], target, planner)  # type: ignore[arg-type]
+    assert sequence.error is None
+    return sequence
+
+
+@pytest.mark.parametrize("memory", [(), (1, 2), (0, 0)], ids=["alone", "beside a path", "beside another"])
+@pytest.mark.parametrize("mode", ["traversal", "topdown"])
+def test_whole_answers_have_the_targets_law_exactly(mode: str, memory: tuple[int, ...]) -> None:
+    """All answers of two tokens, down every branch of all coins."""
+    target, law = toy("target"), defaultdict(float)
+
+    def answer(coins: Coins) -> tuple[int, ...]:
+        drafters = [OracleDrafter(memory), DraftModelDrafter(toy("draft"))]  # type: ignore[arg-type]
+        sampling = SamplingParams(temperature=1.0, max_tokens=2)
+        done = decode(target, drafters, sampling, mode, (0,), lambda number: CoinsOfAStep(coins, number))
+        return tuple(done.output_ids)
+
+    with torch.inference_mode():
+        for probability, output in enumerate_outcomes(answer):
+            law[output] += probability
+    model = toy_model("target", VOCABULARY, plain=True)
+    expected = {(a, b): float(model(())[a] * model((a,))[b]) for a, b in itertools.product(range(VOCABULARY), repeat=2)}
+    assert sum(law.values()) == pytest.approx(1.0, abs=EXACT)
+    assert 0.5 * sum(abs(law[string] - mass) for string, mass in expected.items()) < EXACT
+
+
+def draw_tree(mode: str, number: int, cached: int | None = None) -> TreeBuilder:
+    """Two draws and `number` runners-up of a tiny model, beside a cached token."""
+    draft = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=6)))
+    sampling = SamplingParams() if mode == "greedy" else SamplingParams(temperature=1.0)
+    drafting, builder = draft.begin(DraftRequest("test", PROMPT, sampling, mode=mode)), TreeBuilder()
+    if cached is not None:
+        builder.add_point(ROOT, cached, "memory")
+    drafting.draw(builder, 2, CounterCoins(1, 0))
+    drafting.draw_runners_up(builder, number, CounterCoins(1, 0))  # type: ignore[attr-defined]
+    builder.build().check()
+    return builder
+
+
+def test_a_greedy_runner_up_is_the_next_best_token_that_nobody_named() -> None:
+    model = tiny_causal_lm("llama", seed=6)
+    with torch.inference_mode():
+        best, second, third = model(torch.tensor([PROMPT])).logits[0, -1].topk(3).indices.tolist()
+    assert set(draw_tree("greedy", 0).children(ROOT)) == {best}
+    assert set(draw_tree("greedy", 1).children(ROOT)) == {best, second}
+    assert set(draw_tree("greedy", 1, cached=second).children(ROOT)) == {best, second, third}
+    builder = draw_tree("greedy", 2)
+    assert len(builder) == 4
+    assert builder.runners_up == {2, 3}
+
+
+def test_a_sampled_runner_up_is_drawn_without_what_is_there() -> None:
+    builder = draw_tree("traversal", 2, cached=9)
+    tree = builder.build()
+    for node in builder.runners_up:
+        (draw,) = [draw for draw in tree.draws if draw.child == node]
+        siblings = [i for i, parent in enumerate(tree.parents) if parent == draw.parent and i != node]
+        assert set(draw.law.excluded) == {tree.token_ids[i] for i in siblings}  # type: ignore[union-attr]
+        assert tree.token_ids[node] not in draw.law.excluded  # type: ignore[union-attr]
+
+
+class SecondIsRight(DraftModelDrafter):
+    """A draft model whose first choice the target never makes, and whose second one it always does."""
+
+    def begin(self, request: DraftRequest):
+        drafting = super().begin(request)
+        shaped = drafting._shaped  # type: ignore[attr-defined]
+
+        def wrong(row: Tensor, drafted: Sequence[int]) -> Tensor:
+            row = shaped(row, drafted).clone()
+            row[row.argmin()] = row.max() + 1
+            return row
+
+        drafting._shaped = wrong  # type: ignore[attr-defined]
+        return drafting
+
+
+def test_a_text_whose_second_guesses_are_right_needs_half_the_steps() -> None:
+    """And it is plain decoding's, to the token."""
+    target, sampling = TargetModel(tiny_causal_lm("llama", seed=6)), SamplingParams(max_tokens=20)
+    plain = decode(target, [], sampling, "greedy")
+    drafted = decode(target, [SecondIsRight(TargetModel(tiny_causal_lm("llama", seed=6)))], sampling, "greedy")
+    assert drafted.output_ids == plain.output_ids
+    assert drafted.stats.num_steps == 10
+
+
+@pytest.mark.parametrize("mode", ["coupled", "topdown:plan=k-seq", "traversal:plan=transport", "lossy_typical"])
+def test_other_modes_get_none(mode: str) -> None:
+    """Those choose by the seed's noise, or weigh siblings together."""
+    draft = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=6)))
+    sampling = SamplingParams(temperature=1.0, seed=1 if mode == "coupled" else None, max_tokens=4)
+    drafting = draft.begin(DraftRequest("test", PROMPT, sampling, mode=mode))
+    sequence = DecodingSequence(
+        slot=None, sampling=sampling, speculation=SpeculationConfig(), mode=mode, coins_of=entropy_coins(1),  # type: ignore[arg-type]
+        end_token_ids=frozenset(), max_tokens=4, draftings={draft.name: drafting}, draw_sources=(draft.name,),
+    )  # fmt: skip
+    assert sequence.limits.widening == ()
+    sequence.mode = "traversal"
+    assert sequence.limits.widening == (draft.name,)
+
+
+def planner_of(first: float, second: float, dear_from: int) -> Planner:
+    """One that has seen what is accepted of the first and the second choice; rows above a width cost a lot."""
+    planner = Planner(CostCurve())
+    for width, milliseconds in ((1, 30.0), (dear_from, 30.0), (dear_from + 1, 60.0), (257, 4000.0)):
+        planner.cost.observe(width, milliseconds)
+    planner.observe_draws("draft", 1, 0, 1.0)
+    gate = planner._gates["draft"]
+    gate.trial_steps_left = 0
+    for depth in range(1, DEEPEST_DRAW + 1):
+        for number in range(400):
+            planner.calibration.observe("draft", depth, number % 100 < 100 * first)
+            planner.calibration.observe("draft", DEEPEST_DRAW + depth, number % 100 < 100 * second)
+    return planner
+
+
+def plan_of(planner: Planner, max_draws: int = 8, widening: tuple[str, ...] = ("draft",)) -> Plan:
+    limits = Limits(8, max_draws, 100, frozenset(), widening=widening)
+    return planner.plan([], {"draft": 0}, limits)
+
+
+def test_rows_must_pay_and_all_together_are_no_more_than_may_be_drawn() -> None:
+    free = plan_of(planner_of(0.7, 0.2, dear_from=16))
+    assert free.draws["draft"] + free.runners_up["draft"] == 8
+    assert free.runners_up["draft"] > 0
+    assert plan_of(planner_of(0.7, 0.2, dear_from=16), max_draws=4).runners_up["draft"] <= 2
+    narrow = plan_of(planner_of(0.7, 0.01, dear_from=2))
+    assert narrow.runners_up.get("draft", 0) == 0
+    assert plan_of(planner_of(0.7, 0.2, dear_from=16), widening=()).runners_up["draft"] == 0
+
+
+def test_what_came_of_second_choices_is_learned_apart() -> None:
+    planner, builder = Planner(CostCurve()), TreeBuilder()
+    first = builder.add_point(ROOT, 1, "draft")
+    builder.runners_up.add(builder.add_point(ROOT, 2, "draft"))
+    before = [planner.calibration.probability("draft", bin_, 0.5) for bin_ in (1, DEEPEST_DRAW + 1)]
+    planner.observe(Plan(builder, draws={"draft": 1}), builder.build(), (first,))
+    after = [planner.calibration.probability("draft", bin_, 0.5) for bin_ in (1, DEEPEST_DRAW + 1)]
+    assert after[0] > before[0]
+    assert after[1] < before[1]
