@@ -30,6 +30,7 @@ from precedent.sharing import key_of
 from precedent.target import TargetModel
 from precedent.target.first_layers import exits_early
 from precedent.target.loading import load_draft, load_target
+from precedent.target.tensor_parallel import check_beside, load_divided
 from precedent.templates import Template, Templates
 from precedent.text.assembly import TextAssembler
 from precedent.text.codec import TokenizerCodec
@@ -80,7 +81,7 @@ class Engine:
         self.target = TargetModel.of(model, bitwise=bitwise)
         weights = self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
-        self.model_fingerprint = model_fingerprint(weights.config.to_dict(), weights.state_dict())
+        self.model_fingerprint = model_fingerprint(weights.config.to_dict(), self.target.weights())
         self._own_threads: set[threading.Thread] = set()
         self._executor = executor or _two_threads(self._own_threads)
         draft = None if draft_model is None else TargetModel(draft_model)
@@ -113,7 +114,7 @@ class Engine:
             prefill_tokens=limits.prefill_tokens_per_round,
             finish=partial(finish_on, self._executor),
         )
-        return Worker(scheduler, partial(_release, self._drafters, self._executor))
+        return Worker(scheduler, partial(_release, self.target, self._drafters, self._executor))
 
     @classmethod
     def load(
@@ -129,14 +130,21 @@ class Engine:
         speculation: SpeculationConfig | None = None,
         limits: EngineLimits | None = None,
         bitwise: bool = False,
+        tensor_parallel: bool = False,
     ) -> Engine:
         """Load a target (Hugging Face id, folder, or a model with its `tokenizer`) and start an engine on it.
 
         `model_kwargs` go to transformers' `from_pretrained` (`quantization_config`, `device_map`, `revision`, ...).
-        Raises ModelLoadError, UnsupportedError or ConfigError, each saying what to do.
+        With `tensor_parallel` the processes that torchrun started hold the target together; only the first one returns,
+        the others follow it until the engine is closed, and end. Raises ModelLoadError, UnsupportedError or
+        ConfigError, each saying what to do.
         """
+        parts: dict[str, Any] = {"cache": cache, "speculation": speculation, "limits": limits, "bitwise": bitwise}
+        where: dict[str, Any] = {"device": device, "dtype": dtype, "model_kwargs": model_kwargs}
+        if tensor_parallel:
+            return cls._load_divided(target, where, draft_model, parts)
         if isinstance(target, str | Path):
-            model, tokenizer = load_target(str(target), device=device, dtype=dtype, model_kwargs=model_kwargs)
+            model, tokenizer = load_target(str(target), **where)
             name = str(target)
         else:
             if tokenizer is None:
@@ -145,8 +153,15 @@ class Engine:
                 raise ConfigError("model_kwargs are for loading by name: a model object is loaded already")
             model, name = target, target.config._name_or_path or type(target).__name__
         draft = None if draft_model is None else load_draft(draft_model, model, tokenizer)
-        parts: dict[str, Any] = {"cache": cache, "speculation": speculation, "limits": limits, "bitwise": bitwise}
         return cls(model, tokenizer, name=name, draft_model=draft, **parts)
+
+    @classmethod
+    def _load_divided(cls, target: Any, where: dict[str, Any], draft_model: Any, parts: dict[str, Any]) -> Engine:
+        """An engine in the first process, draft model included; the others follow."""
+        check_beside(target, draft_model, bitwise=parts["bitwise"])
+        with load_divided(str(target), **where) as (divided, tokenizer):
+            draft = None if draft_model is None else load_draft(draft_model, divided.model, tokenizer)
+            return cls(divided, tokenizer, name=str(target), draft_model=draft, **parts)
 
     def add_drafter(self, drafter: Drafter) -> None:
         """Let requests name a drafter that is not installed, as in `SpeculationConfig(drafters=(drafter.name,))`."""
@@ -289,8 +304,9 @@ def shared_engine(
         return engine
 
 
-def _release(drafters: dict[str, Drafter], executor: Executor) -> None:
+def _release(target: TargetModel, drafters: dict[str, Drafter], executor: Executor) -> None:
     """Let go of what the requests shared, once they are all over."""
+    target.close()
     for drafter in list(drafters.values()):
         drafter.close()  # before the executor: recall still writes its credit there
     executor.shutdown(wait=False)

@@ -36,6 +36,7 @@ class EngineSettings:
     dtype: str | None = None
     model_kwargs: dict[str, Any] | None = None
     bitwise: bool | None = None
+    tensor_parallel: bool | None = None
 
     def key(self) -> Hashable:
         """Names and paths by value, objects by identity."""
@@ -102,6 +103,7 @@ class EngineHolder:
             dtype=settings.dtype,
             model_kwargs=settings.model_kwargs,
             bitwise=bool(settings.bitwise),
+            tensor_parallel=bool(settings.tensor_parallel),
             cache=_opened(settings.speculation_cache, settings.embedder),
         )
         _note(engine)

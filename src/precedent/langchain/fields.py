@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 STANDARD_BUT_IDLE = ("api_key", "timeout", "max_retries")
 """Constructor arguments that LangChain gives every chat model and that mean nothing for weights in this process."""
 
-OF_THE_ENGINE = ("draft_model", "speculation_cache", "embedder", "device", "dtype", "model_kwargs", "bitwise")
+OF_THE_ENGINE = (
+    *("draft_model", "speculation_cache", "embedder", "device", "dtype", "model_kwargs", "bitwise", "tensor_parallel"),
+)
 
 FROM_ENVIRONMENT = {
     "model": "PRECEDENT_MODEL",
@@ -57,6 +59,7 @@ class EngineFields(BaseModel):
     dtype: str | None = None
     model_kwargs: dict[str, Any] | None = None
     bitwise: bool | None = None
+    tensor_parallel: bool | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -84,11 +87,13 @@ class EngineFields(BaseModel):
             super().__init__(**_with_environment(kwargs))
         check_fields(self)
         templates_of(self, {}, ())
+        if self.tensor_parallel:
+            self.engine  # noqa: B018 -- loaded now: all processes but the first go no further than this line
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any, **kwargs: Any) -> Self:
         """A chat model on a transformers model and tokenizer that you hold already."""
-        for name in ("device", "dtype", "model_kwargs"):
+        for name in ("device", "dtype", "model_kwargs", "tensor_parallel"):
             if kwargs.get(name) is not None:
                 raise ConfigError(f"{name} cannot be set for a model object: move or convert the model before")
         if not hasattr(model, "config"):
