@@ -21,7 +21,7 @@ import torch.distributed as dist
 from precedent.errors import ConfigError, GenerationError, ModelLoadError, UnsupportedError
 
 TIMEOUT = timedelta(minutes=5)
-"""How long a forward waits for the part of another process before it fails; loading is not bound by it."""
+"""How long a forward waits for another process before it fails; loading is not bound by it."""
 
 WHILE_IDLE = timedelta(days=365)
 """How long a process waits to be told something: nobody may have a question for days. A closed connection ends it."""
@@ -34,11 +34,15 @@ _JOINED = threading.Lock()
 
 @dataclass(slots=True)
 class Processes:
-    """All processes of a launch, seen from the one of this `rank`; `here` of the `count` share this machine."""
+    """All processes of a launch, seen from the one of this `rank`; `here` of the `count` share this machine.
+
+    Messages go over the group `control`, loading ends in the group `patient`; `owned` process groups end with them.
+    """
 
     rank: int
     count: int
     here: int
+    patient: Any
     control: Any
     owned: bool
     _lost: bool = field(default=False)
@@ -59,12 +63,12 @@ class Processes:
             yield
             failed.zero_()
         finally:
-            dist.all_reduce(failed, group=self.control)
+            dist.all_reduce(failed, group=self.patient)
         if failed:
             raise ModelLoadError("another process could not load its part of the model; see what it says")
 
     def say(self, message: dict[str, Any]) -> None:
-        """Tell all followers; a small message is on its way when this returns. Raises RuntimeError if one is gone."""
+        """Tell all followers. Raises RuntimeError if one is gone, or is not listening for the time of `TIMEOUT`."""
         payload = bytearray(json.dumps(message, separators=(",", ":")).encode())
         dist.broadcast(torch.tensor([len(payload)]), src=0, group=self.control)
         dist.broadcast(torch.frombuffer(payload, dtype=torch.uint8), src=0, group=self.control)
@@ -125,11 +129,12 @@ def join(device: str | None) -> Processes:
         if owned:
             _initialise(place)
         count, rank = dist.get_world_size(), dist.get_rank()
-        control = dist.new_group(backend="gloo", timeout=WHILE_IDLE)
+        patient = dist.new_group(backend="gloo", timeout=WHILE_IDLE)
+        control = dist.new_group(backend="gloo", timeout=WHILE_IDLE if rank else TIMEOUT)
     except (RuntimeError, ValueError) as error:
         _JOINED.release()
         raise ModelLoadError(f"the processes of this launch did not find together: {first_line(error)}") from error
-    return Processes(rank, count, int(os.environ.get("LOCAL_WORLD_SIZE") or count), control, owned)
+    return Processes(rank, count, int(os.environ.get("LOCAL_WORLD_SIZE") or count), patient, control, owned)
 
 
 def first_line(error: BaseException) -> str:
