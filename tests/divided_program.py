@@ -37,8 +37,8 @@ PROMPTS = [PROMPT, PROMPT[:30], list(b"a refund, please")]
 GREEDY = SamplingParams(max_tokens=24)
 SEEDED = SamplingParams(max_tokens=24, temperature=0.9, seed=7)
 
-PATIENCE = 120
-"""Seconds after which processes that should have ended are killed."""
+PATIENCE = 600
+"""Seconds after which processes that should have ended are killed; the first may have inner loops to compile."""
 
 
 class FlatCost(CostCurve):

@@ -541,7 +541,7 @@ def test_weights_are_loaded_once_and_only_when_needed(loads: list[dict[str, Any]
     assert loads == [
         {
             **{"target": "m", "tokenizer": None, "draft_model": "d", "device": "cpu", "dtype": "float32"},
-            **{"model_kwargs": None, "cache": None, "bitwise": False},
+            **{"model_kwargs": None, "cache": None, "bitwise": False, "tensor_parallel": False},
         }
     ]
 

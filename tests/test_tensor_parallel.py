@@ -63,7 +63,7 @@ class Launched:
         return found
 
     def wait_for(self, name: str) -> None:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 300
         while not (self.folder / name).exists():
             assert time.monotonic() < deadline, self.printed(0)
             time.sleep(0.01)
