@@ -81,12 +81,13 @@ def environment(rank: int, count: int, port: int) -> dict[str, str]:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of models, which transformers reads in parts."""
     folder = tmp_path_factory.mktemp("models")
+    settings = {"vocab_size": 260}  # divisible by two, which transformers 5.17 still insists on
     made = {
-        "llama": tiny_causal_lm("llama", seed=21),
-        "qwen2": tiny_causal_lm("qwen2", seed=21, dtype=torch.float32, scale=3.0),
-        "qwen3": tiny_causal_lm("qwen3", seed=22, head_dim=16, tie_word_embeddings=True),
-        "gpt2": tiny_causal_lm("gpt2", seed=23),
-        "draft": tiny_causal_lm("llama", seed=24, num_hidden_layers=1),
+        "llama": tiny_causal_lm("llama", seed=21, **settings),
+        "qwen2": tiny_causal_lm("qwen2", seed=21, dtype=torch.float32, scale=3.0, **settings),
+        "qwen3": tiny_causal_lm("qwen3", seed=22, head_dim=16, tie_word_embeddings=True, scale=0.25, **settings),
+        "gpt2": tiny_causal_lm("gpt2", seed=23, **settings),
+        "draft": tiny_causal_lm("llama", seed=24, num_hidden_layers=1, **settings),
     }
     for name, model in made.items():
         model.save_pretrained(folder / name)
@@ -115,9 +116,9 @@ def launch(nursery: subprocess.Popen[str], tmp_path: Path) -> Any:
 # The same answers
 
 
-@pytest.mark.parametrize(("model", "draft"), [("llama", "draft"), ("qwen2", None), ("qwen3", None)])
+@pytest.mark.parametrize(("model", "draft"), [("llama", "draft"), ("qwen3", None)])
 def test_two_processes_answer_as_one_does(launch: Any, models: Path, model: str, draft: str | None) -> None:
-    """Whatever is proposed, reused or answered at once; float64, and float32 for Qwen 2."""
+    """Whatever is proposed, reused or answered at once; in float64."""
     settings = {"target": str(models / model), "draft_model": draft and str(models / draft)}
     alone, divided = launch("answers", 1, **settings), None
     assert alone.exit_codes() == [0], alone.printed(0)
@@ -135,9 +136,10 @@ def test_two_processes_answer_as_one_does(launch: Any, models: Path, model: str,
 
 
 def test_only_the_first_process_goes_on_behind_a_chat_model(launch: Any, models: Path) -> None:
-    alone = launch("chat", 1, target=str(models / "qwen3"))
+    """In float32: the kernels of few rows sit out, attention by rows does not."""
+    alone = launch("chat", 1, target=str(models / "qwen2"))
     assert alone.exit_codes() == [0], alone.printed(0)
-    divided = launch("chat", 2, target=str(models / "qwen3"), tensor_parallel=True)
+    divided = launch("chat", 2, target=str(models / "qwen2"), tensor_parallel=True)
     assert divided.exit_codes() == [0, 0], divided.printed(0)
     assert divided.found() == alone.found()
     assert not (divided.folder / "1.json").exists()
