@@ -19,7 +19,7 @@ from precedent import config, verify
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
-from precedent.engine import Engine, shared_engine
+from precedent.engine import Engine
 from precedent.errors import (
     CacheError,
     CapacityError,
@@ -31,6 +31,7 @@ from precedent.errors import (
     RequestCancelled,
 )
 from precedent.generation import Generation
+from precedent.shared_engines import shared_engine
 from precedent.target import Slot
 from precedent.testing.drafters import OracleDrafter
 from precedent.testing.embedders import HashEmbedder

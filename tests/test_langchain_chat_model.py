@@ -19,7 +19,7 @@ from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.tools import tool
 from pydantic import BaseModel, create_model
 
-import precedent.engine
+import precedent.shared_engines
 from precedent.config import SpeculationConfig
 from precedent.errors import ConfigError, ContextOverflowError, GenerationError, PromptError, UnsupportedError
 from precedent.langchain import ChatPrecedent
@@ -530,7 +530,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         time.sleep(0.02)
         return ScriptedEngine(TOKENIZER, lambda prompt: "a")
 
-    monkeypatch.setattr(precedent.engine, "shared_engine", load)
+    monkeypatch.setattr(precedent.shared_engines, "shared_engine", load)
     return calls
 
 
@@ -542,6 +542,7 @@ def test_weights_are_loaded_once_and_only_when_needed(loads: list[dict[str, Any]
         {
             **{"target": "m", "tokenizer": None, "draft_model": "d", "device": "cpu", "dtype": "float32"},
             **{"model_kwargs": None, "cache": None, "bitwise": False, "draft_device": None, "pearl": None},
+            **{"tensor_parallel": False},
         }
     ]
 

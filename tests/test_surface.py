@@ -65,6 +65,7 @@ LAYERS = (
     "worker",
     "write_back",
     "engine",
+    "shared_engines",
     "replay",
     "training",
     "custom_generate",

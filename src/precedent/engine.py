@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,10 @@ from precedent.pearl import pearl_for
 from precedent.planner import Planner
 from precedent.request import Request
 from precedent.scheduler import Scheduler
-from precedent.sharing import key_of
 from precedent.target import TargetModel
 from precedent.target.first_layers import exits_early
 from precedent.target.loading import load_draft, load_target
+from precedent.target.tensor_parallel import check_beside, load_divided
 from precedent.templates import Template, Templates
 from precedent.text.assembly import TextAssembler
 from precedent.text.codec import TokenizerCodec
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 DRAWING = "draft-model"
 """The drafter whose model keeps keys and values of its own."""
 
-__all__ = ["Emission", "Engine", "Generation", "GenerationResult", "ResultObserver", "shared_engine"]
+__all__ = ["Emission", "Engine", "Generation", "GenerationResult", "ResultObserver"]
 
 
 class Engine:
@@ -81,7 +81,7 @@ class Engine:
         self.target = TargetModel.of(model, bitwise=bitwise)
         weights = self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
-        self.model_fingerprint = model_fingerprint(weights.config.to_dict(), weights.state_dict())
+        self.model_fingerprint = model_fingerprint(weights.config.to_dict(), self.target.weights())
         self._own_threads: set[threading.Thread] = set()
         self._executor = executor or _two_threads(self._own_threads)
         draft = None if draft_model is None else TargetModel(draft_model)
@@ -119,7 +119,7 @@ class Engine:
             finish=partial(finish_on, self._executor),
             pearl=self._pearl,
         )
-        return Worker(scheduler, partial(release, self._drafters, self._executor, self._pearl))
+        return Worker(scheduler, partial(release, self.target, self._drafters, self._executor, self._pearl))
 
     @classmethod
     def load(
@@ -137,15 +137,24 @@ class Engine:
         limits: EngineLimits | None = None,
         bitwise: bool = False,
         pearl: bool | None = None,
+        tensor_parallel: bool = False,
     ) -> Engine:
         """Load a target (Hugging Face id, folder, or a model with its `tokenizer`) and start an engine on it.
 
         `model_kwargs` go to transformers' `from_pretrained` (`quantization_config`, `device_map`, `revision`, ...); the
-        draft model goes to `draft_device`, by default the target's.
-        Raises ModelLoadError, UnsupportedError or ConfigError, each saying what to do.
+        draft model goes to `draft_device`, by default the target's. With `tensor_parallel` the processes that torchrun
+        started hold the target together; only the first one returns, the others follow it until the engine is closed,
+        and end. Raises ModelLoadError, UnsupportedError or ConfigError, each saying what to do.
         """
+        parts: dict[str, Any] = {"cache": cache, "speculation": speculation, "limits": limits}
+        parts |= {"bitwise": bitwise, "pearl": pearl}
+        where: dict[str, Any] = {"device": device, "dtype": dtype, "model_kwargs": model_kwargs}
+        if draft_model is None and draft_device is not None:
+            raise ConfigError(f"draft_device={draft_device!r} is for a draft model: give draft_model= as well")
+        if tensor_parallel:
+            return cls._load_divided(target, where, draft_model, draft_device, parts)
         if isinstance(target, str | Path):
-            model, tokenizer = load_target(str(target), device=device, dtype=dtype, model_kwargs=model_kwargs)
+            model, tokenizer = load_target(str(target), **where)
             name = str(target)
         else:
             if tokenizer is None:
@@ -154,10 +163,18 @@ class Engine:
                 raise ConfigError("model_kwargs are for loading by name: a model object is loaded already")
             model, name = target, target.config._name_or_path or type(target).__name__
         draft = load_draft(draft_model, model, tokenizer, device=draft_device) if draft_model is not None else None
-        if draft is None and draft_device is not None:
-            raise ConfigError(f"draft_device={draft_device!r} is for a draft model: give draft_model= as well")
-        parts: dict[str, Any] = {"cache": cache, "speculation": speculation, "limits": limits, "bitwise": bitwise}
-        return cls(model, tokenizer, name=name, draft_model=draft, pearl=pearl, **parts)
+        return cls(model, tokenizer, name=name, draft_model=draft, **parts)
+
+    @classmethod
+    def _load_divided(
+        cls, target: Any, where: dict[str, Any], draft_model: Any, draft_device: str | None, parts: dict[str, Any]
+    ) -> Engine:
+        """An engine in the first process, draft model included; the others follow."""
+        check_beside(target, draft_model, bitwise=parts["bitwise"])
+        with load_divided(str(target), **where) as (divided, tokenizer):
+            model, where_draft = divided.model, {"device": draft_device}
+            draft = None if draft_model is None else load_draft(draft_model, model, tokenizer, **where_draft)
+            return cls(divided, tokenizer, name=str(target), draft_model=draft, **parts)
 
     def add_drafter(self, drafter: Drafter) -> None:
         """Let requests name a drafter that is not installed, as in `SpeculationConfig(drafters=(drafter.name,))`."""
@@ -271,26 +288,6 @@ class Engine:
             tools=tools,
             workflow_step=workflow_step,
         )
-
-
-_LOADING = threading.Lock()
-_SHARED: weakref.WeakValueDictionary[Hashable, Engine] = weakref.WeakValueDictionary()
-
-
-def shared_engine(
-    target: str | Path | PreTrainedModel, *, cache: SpeculationCache | None = None, **loading: Any
-) -> Engine:
-    """The engine of these settings, loaded once per process and kept while somebody holds it.
-
-    LangChain re-creates chat models behind one's back (`configurable_fields`, `init_chat_model`); the weights must not
-    be loaded again each time. `loading` are further arguments of `Engine.load`, which raises what it raises.
-    """
-    key = key_of({"target": target, "cache": cache, **loading})
-    with _LOADING:
-        engine = _SHARED.get(key)
-        if engine is None:
-            engine = _SHARED[key] = Engine.load(target, cache=cache, **loading)
-        return engine
 
 
 def _two_threads(own_threads: set[threading.Thread]) -> Executor:

@@ -18,6 +18,7 @@ from precedent.metrics import EngineMetrics
 from precedent.pearl import Pearl
 from precedent.request import Request
 from precedent.scheduler import Scheduler
+from precedent.target import TargetModel
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +96,11 @@ class Worker:
         self._ended()
 
 
-def release(drafters: dict[str, Drafter], executor: Executor, pearl: Pearl | None) -> None:
+def release(target: TargetModel, drafters: dict[str, Drafter], executor: Executor, pearl: Pearl | None) -> None:
     """Let go of what the requests shared, once they are all over."""
     if pearl is not None:
         pearl.close()
+    target.close()
     for drafter in list(drafters.values()):
         drafter.close()  # before the executor: recall still writes its credit there
     executor.shutdown(wait=False)

@@ -42,9 +42,10 @@ class ChatPrecedent(FollowsRunMetadata, Described):
     `SpeculationConfig`. `templates` are premade responses with `{holes}` (texts, or a `Templates`), proposed beside the
     forms of the bound tools' calls; `prediction=` of a call is a guess of its answer. With `bitwise=True` greedy and
     seeded answers do not hang on rounding either, or the model is refused. The draft model sits on `draft_device`, by
-    default where the target is; with `pearl` it draws while the target scores. Sampling fields are those of
-    `SamplingParams`; temperature 0 is greedy. All but the fields of the engine can be given per call. Weights are
-    loaded at the first call, once for all chat models of equal settings.
+    default where the target is; with `pearl` it draws while the target scores. With `tensor_parallel=True` the
+    processes that torchrun started hold the model together, and all but the first stay in this constructor until they
+    end. Sampling fields are those of `SamplingParams`; temperature 0 is greedy. All but the fields of the engine can be
+    given per call. Weights are loaded at the first call, once for all chat models of equal settings.
 
         llm = ChatPrecedent(model="HuggingFaceTB/SmolLM2-1.7B-Instruct", speculation_cache="orders.db")
         agent = create_agent(llm, tools=[look_up_order])

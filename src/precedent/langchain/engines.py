@@ -38,6 +38,7 @@ class EngineSettings:
     model_kwargs: dict[str, Any] | None = None
     bitwise: bool | None = None
     pearl: bool | None = None
+    tensor_parallel: bool | None = None
 
     def key(self) -> Hashable:
         """Names and paths by value, objects by identity."""
@@ -93,7 +94,7 @@ class EngineHolder:
         )
 
     def _load(self, settings: EngineSettings) -> Engine:
-        from precedent.engine import shared_engine
+        from precedent.shared_engines import shared_engine
 
         target, tokenizer = self._weights or (settings.model, None)
         engine = shared_engine(
@@ -106,6 +107,7 @@ class EngineHolder:
             model_kwargs=settings.model_kwargs,
             bitwise=bool(settings.bitwise),
             pearl=settings.pearl,
+            tensor_parallel=bool(settings.tensor_parallel),
             cache=_opened(settings.speculation_cache, settings.embedder),
         )
         _note(engine)

@@ -36,7 +36,7 @@ STANDARD_BUT_IDLE = ("api_key", "timeout", "max_retries")
 
 OF_THE_ENGINE = (
     *("draft_model", "speculation_cache", "embedder"),
-    *("device", "draft_device", "dtype", "model_kwargs", "bitwise", "pearl"),
+    *("device", "draft_device", "dtype", "model_kwargs", "bitwise", "pearl", "tensor_parallel"),
 )
 
 FROM_ENVIRONMENT = {
@@ -62,6 +62,7 @@ class EngineFields(BaseModel):
     model_kwargs: dict[str, Any] | None = None
     bitwise: bool | None = None
     pearl: bool | None = None
+    tensor_parallel: bool | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -89,11 +90,13 @@ class EngineFields(BaseModel):
             super().__init__(**_with_environment(kwargs))
         check_fields(self)
         templates_of(self, {}, ())
+        if self.tensor_parallel:
+            self.engine  # noqa: B018 -- loaded now: all processes but the first go no further than this line
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any, **kwargs: Any) -> Self:
         """A chat model on a transformers model and tokenizer that you hold already."""
-        for name in ("device", "dtype", "model_kwargs"):
+        for name in ("device", "dtype", "model_kwargs", "tensor_parallel"):
             if kwargs.get(name) is not None:
                 raise ConfigError(f"{name} cannot be set for a model object: move or convert the model before")
         if not hasattr(model, "config"):

@@ -156,6 +156,11 @@ class KVCache(Cache):
         return self._layers[index]
 
     @property
+    def capacity(self) -> int:
+        """Rows that fit without growing."""
+        return min((block.capacity for block in self._blocks), default=0)
+
+    @property
     def nbytes(self) -> int:
         """Bytes held by all buffers."""
         return sum(block.nbytes for block in self._blocks)
@@ -167,12 +172,16 @@ class KVCache(Cache):
 
     def fork(self, length: int, room: int = 0) -> KVCache:
         """A cache of its own that starts with a copy of the first `length` rows and has room for `room`."""
-        fork = KVCache(self._shape)
+        fork = self._unfilled()
         fork.reserve(max(length, room))
         for mine, theirs in zip(self._blocks, fork._blocks, strict=True):
             theirs.copy_from(mine, length)
         fork._filled.length = length
         return fork
+
+    def _unfilled(self) -> KVCache:
+        """Another one of this shape and kind, without a token."""
+        return KVCache(self._shape)
 
     def first_layers(self, count: int) -> KVCache:
         """The first `count` layers over the same buffers: what it writes behind the committed rows nobody else reads.

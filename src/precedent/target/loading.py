@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 from precedent.errors import ConfigError, ModelLoadError, PrecedentError
 from precedent.target.first_layers import FIRST_LAYERS, first_layers, layer_count
 from precedent.target.packaged import DEMO_TARGET, demo_folder
+from precedent.target.sharding import SETTING, check_divisible, divided_by
 from precedent.target.support import check_supported
 from precedent.target.trained_draft import holds_draft, load_trained, read_settings
 
@@ -37,6 +38,7 @@ OURS = {
     "torch_dtype": "give dtype= itself",
     "trust_remote_code": "code from a model repository is never run; load the model yourself and pass it",
     "output_loading_info": "incomplete weights are always refused",
+    **dict.fromkeys(("tp_plan", "tp_size", "device_mesh", SETTING), "give tensor_parallel=True, under torchrun"),
 }
 """Arguments of `from_pretrained` that have a place of their own here, and what to do instead."""
 
@@ -52,15 +54,17 @@ def load_target(
     device: str | None = None,
     dtype: str | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
+    num_processes: int = 1,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model and its tokenizer from a Hugging Face id, a folder or `DEMO_TARGET`.
 
     `device` None is cuda where there is one, else cpu, "auto" spreads the layers over all devices; `dtype` None or
     "auto" keeps the weights as they are stored; `model_kwargs` go to transformers' `from_pretrained` as they are
-    (`device_map`, `max_memory`, `quantization_config`, ...). Raises ConfigError for a wrong setting, ModelLoadError
-    when nothing can be loaded, UnsupportedError for a model whose layers cannot be rewound.
+    (`device_map`, `max_memory`, `quantization_config`, ...). Of several processes each gets its part of the weights,
+    on a device of its own (`target.tensor_parallel`). Raises ConfigError for a wrong setting, ModelLoadError when
+    nothing can be loaded, UnsupportedError for a model whose layers cannot be rewound, or divided.
     """
-    settings = _settings(model_kwargs)
+    settings = _settings(model_kwargs) | (divided_by(num_processes) if num_processes > 1 else {})
     where = {name: settings[name] for name in WHERE_FROM if name in settings}
     if device == "auto":
         settings.setdefault("device_map", "auto")
@@ -160,6 +164,8 @@ def _load_model(
     with _explained(source, "the model"):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
         check_supported(config)
+        if SETTING in placed:
+            check_divisible(config, placed)
         if getattr(config, "quantization_config", None) or "quantization_config" in placed:
             placed.setdefault("device_map", {"": device})  # quantised weights are loaded in place, never moved
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -171,7 +177,7 @@ def _load_model(
             f"the weights in {source} are incomplete: {min(report['missing_keys'])} is missing; "
             "get all of its files again, or give another model"
         )
-    ready: PreTrainedModel = model if "device_map" in placed else model.to(device)
+    ready: PreTrainedModel = model if placed.keys() & {"device_map", SETTING} else model.to(device)
     ready.eval().requires_grad_(False)
     return ready
 

@@ -7,8 +7,9 @@ behind it in one forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from precedent.target.cpu_norm import fuse_norms
 from precedent.target.examine import examine
 from precedent.target.kv_cache import KVCache
 from precedent.target.packing import chain_rows, tree_rows
+from precedent.target.sharding import check_whole
 from precedent.target.support import check_supported, context_length
 from precedent.tree import EMPTY_TREE, CandidateTree
 
@@ -57,9 +59,7 @@ class TargetModel:
     def __init__(self, model: PreTrainedModel, *, bitwise: bool = False) -> None:
         check_supported(model.config)
         self.model, self.bitwise = model.eval(), bitwise
-        pack_linears(self.model, copies=not bitwise)
-        fuse_norms(self.model)
-        fuse_layers(self.model)
+        self._prepare()
         self._runner, self.kv_shape, self.vocab_size = examine(self.model)
         self.context_length = context_length(model.config.get_text_config())
         if bitwise:
@@ -67,6 +67,13 @@ class TargetModel:
             by_rows.check_fit(self.model, packed=self._runner.packed)
             self._runner.most_rows = by_rows.MOST_ROWS
             by_rows.prove(self)
+
+    def _prepare(self) -> None:
+        """Let a CPU's own kernels do the work of the layers that they fit."""
+        check_whole(self.model)
+        pack_linears(self.model, copies=not self.bitwise)
+        fuse_norms(self.model)
+        fuse_layers(self.model)
 
     @classmethod
     def of(cls, model: PreTrainedModel | TargetModel, *, bitwise: bool) -> TargetModel:
@@ -87,9 +94,25 @@ class TargetModel:
         """Where input ids go."""
         return self._runner.device
 
+    @property
+    def processes_here(self) -> int:
+        """How many processes of this machine hold keys and values of every token."""
+        return 1
+
+    def weights(self) -> Mapping[str, Any]:
+        """The state dict, to look a model's numbers up in."""
+        weights: Mapping[str, Any] = self.model.state_dict()
+        return weights
+
+    def close(self) -> None:
+        """Let go of what computes beside this process, once nothing runs any more; harmless at any time."""
+
     def new_slot(self) -> Slot:
         """An empty slot."""
-        return Slot(KVCache(self.kv_shape))
+        return Slot(self._empty_cache())
+
+    def _empty_cache(self) -> KVCache:
+        return KVCache(self.kv_shape)
 
     @torch.inference_mode()
     def fork(self, slot: Slot, length: int, room: int = 0) -> Slot:

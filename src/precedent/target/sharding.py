@@ -1,0 +1,82 @@
+"""Which models can be divided among processes, how transformers is asked to, and what a divided model still tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers.distributed.configuration_utils import DistributedConfig
+
+from precedent.errors import UnsupportedError
+
+SETTING = "distributed_config"
+"""The argument of `from_pretrained` by which each process loads its part only."""
+
+
+def divided_by(count: int) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for a model that `count` processes hold together, by its own `tp_plan`."""
+    return {SETTING: DistributedConfig(tp_size=count)}
+
+
+def check_divisible(config: Any, settings: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError for a model, or settings of `from_pretrained`, that cannot be divided so."""
+    text, count = config.get_text_config(), settings[SETTING].tp_size
+    reason = _obstacle(config, text, count, settings)
+    if reason:
+        raise UnsupportedError(f"tensor_parallel=True is not to be had with this {text.model_type}: {reason}")
+
+
+def _obstacle(config: Any, text: Any, count: int, settings: Mapping[str, Any]) -> str | None:
+    heads = int(text.num_attention_heads)
+    key_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    if not getattr(text, "base_model_tp_plan", None):
+        return "transformers has no tp_plan for its architecture"
+    if heads % count or key_heads % count:
+        return f"{count} processes cannot divide its {heads} query and {key_heads} key/value heads evenly"
+    if getattr(config, "quantization_config", None) or "quantization_config" in settings:
+        return "quantised weights are not divided"
+    if "device_map" in settings:
+        return "device_map places whole layers, and each process holds a part of every layer: leave it out"
+    return None
+
+
+def is_divided(model: nn.Module) -> bool:
+    """Whether other processes hold parts of a model's weights."""
+    if not dist.is_available():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def check_whole(model: nn.Module) -> None:
+    """Raise UnsupportedError for a model whose other parts nobody would run."""
+    if is_divided(model):
+        raise UnsupportedError(
+            f"this {type(model).__name__} is divided among processes: load it by name, with tensor_parallel=True, "
+            "so that the other processes follow"
+        )
+
+
+class Part(NamedTuple):
+    """A divided weight as a fingerprint looks at it: the shape of the whole, the numbers of the first part.
+
+    Divided by columns or by rows, the first process's part begins as the whole does.
+    """
+
+    shape: tuple[int, ...]
+    own: Tensor
+
+    def reshape(self, *shape: int) -> Tensor:
+        """The numbers of the own part."""
+        return self.own.reshape(*shape)
+
+
+def parts(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict that can be read without asking the other processes."""
+    return {
+        name: Part(tuple(weight.shape), weight.to_local()) if hasattr(weight, "to_local") else weight
+        for name, weight in weights.items()
+    }

@@ -1,0 +1,406 @@
+"""One target model in several processes: the same answers as in one, and an end to every process whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from precedent.config import EngineLimits
+from precedent.engine import Engine
+from precedent.errors import ConfigError, GenerationError, PrecedentError, UnsupportedError
+from precedent.langchain import ChatPrecedent
+from precedent.target import KVCache, Slot, TargetModel
+from precedent.target.loading import load_target
+from precedent.target.mirroring import Follower, LeadingRunner, MirroredKV
+from precedent.target.processes import Processes
+from precedent.target.runner import Runner
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent.tree import ROOT, CandidateTree, TreeBuilder
+
+PROGRAM = Path(__file__).with_name("divided_program.py")
+
+pytestmark = pytest.mark.skipif(not (dist.is_available() and hasattr(os, "fork")), reason="needs processes that fork")
+
+
+class Launched:
+    """The processes of one scenario: what they print and find out is in `folder`."""
+
+    def __init__(
+        self, nursery: subprocess.Popen[str], folder: Path, scenario: str, count: int, **settings: Any
+    ) -> None:
+        self._nursery, self.folder = nursery, folder
+        folder.mkdir()
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on a port that is free
+        environments = [environment(rank, count, self._store.port) for rank in range(count)]
+        command = {"scenario": scenario, "settings": settings, "folder": str(folder), "environments": environments}
+        nursery.stdin.write(json.dumps(command) + "\n")
+        nursery.stdin.flush()
+        self.pids: list[int] = json.loads(nursery.stdout.readline())
+
+    def exit_codes(self) -> list[int]:
+        """Of all processes, in the order of their ranks; waits for them."""
+        codes: list[int] = json.loads(self._nursery.stdout.readline())
+        return codes
+
+    def printed(self, rank: int) -> str:
+        return (self.folder / f"{rank}.txt").read_text(encoding="utf-8")
+
+    def found(self, rank: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / f"{rank}.json").read_text(encoding="utf-8"))
+        return found
+
+    def wait_for(self, name: str) -> None:
+        deadline = time.monotonic() + 300
+        while not (self.folder / name).exists():
+            assert time.monotonic() < deadline, self.printed(0)
+            time.sleep(0.01)
+
+
+def environment(rank: int, count: int, port: int) -> dict[str, str]:
+    """What torchrun tells a process."""
+    return {
+        **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"},
+    }
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of models, which transformers reads in parts."""
+    folder = tmp_path_factory.mktemp("models")
+    settings = {"vocab_size": 260}  # divisible by two, which transformers 5.17 still insists on
+    made = {
+        "llama": tiny_causal_lm("llama", seed=21, **settings),
+        "qwen2": tiny_causal_lm("qwen2", seed=21, dtype=torch.float32, scale=3.0, **settings),
+        "qwen3": tiny_causal_lm("qwen3", seed=22, head_dim=16, tie_word_embeddings=True, scale=0.25, **settings),
+        "gpt2": tiny_causal_lm("gpt2", seed=23, **settings),
+        "draft": tiny_causal_lm("llama", seed=24, num_hidden_layers=1, **settings),
+    }
+    for name, model in made.items():
+        model.save_pretrained(folder / name)
+        byte_tokenizer().save_pretrained(folder / name)
+    made["draft"].save_pretrained(folder / "other-tokens")
+    byte_tokenizer((("a", "b"),)).save_pretrained(folder / "other-tokens")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[subprocess.Popen[str]]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, str(PROGRAM)], **pipes) as running:
+        yield running
+        running.stdin.close()
+
+
+@pytest.fixture
+def launch(nursery: subprocess.Popen[str], tmp_path: Path) -> Any:
+    def started(scenario: str, count: int = 2, **settings: Any) -> Launched:
+        return Launched(nursery, tmp_path / f"{scenario}-{count}", scenario, count, **settings)
+
+    return started
+
+
+# The same answers
+
+
+@pytest.mark.parametrize(("model", "draft"), [("llama", "draft"), ("qwen3", None)])
+def test_two_processes_answer_as_one_does(launch: Any, models: Path, model: str, draft: str | None) -> None:
+    """Whatever is proposed, reused or answered at once; in float64."""
+    settings = {"target": str(models / model), "draft_model": draft and str(models / draft)}
+    alone, divided = launch("answers", 1, **settings), None
+    assert alone.exit_codes() == [0], alone.printed(0)
+    divided = launch("answers", 2, **settings, tensor_parallel=True)
+    assert divided.exit_codes() == [0, 0], divided.printed(0)
+    expected, found = alone.found(), divided.found()
+    for way in ("plain", "cold", "warm", "adversarial", "together"):
+        assert found[way] == expected["plain"], way
+    for way in ("seeded plain", "seeded"):
+        assert found[way] == expected["seeded plain"], way
+    assert found["turns"] == expected["turns"]
+    assert found["accepted"] > 50
+    assert found["reused"] > 50
+    assert found["fingerprint"] == expected["fingerprint"]
+
+
+def test_only_the_first_process_goes_on_behind_a_chat_model(launch: Any, models: Path) -> None:
+    """In float32: the kernels of few rows sit out, attention by rows does not."""
+    alone = launch("chat", 1, target=str(models / "qwen2"))
+    assert alone.exit_codes() == [0], alone.printed(0)
+    divided = launch("chat", 2, target=str(models / "qwen2"), tensor_parallel=True)
+    assert divided.exit_codes() == [0, 0], divided.printed(0)
+    assert divided.found() == alone.found()
+    assert not (divided.folder / "1.json").exists()
+    assert divided.printed(1) == ""
+
+
+# The end of it
+
+
+def test_the_others_end_when_the_first_process_raises(launch: Any, models: Path) -> None:
+    launched = launch("raising", target=str(models / "llama"))
+    assert launched.exit_codes() == [1, 0]
+    assert "ValueError" in launched.printed(0)
+    assert launched.printed(1) == ""
+
+
+def test_the_others_end_when_the_first_process_is_killed(launch: Any, models: Path) -> None:
+    launched = launch("killed", target=str(models / "llama"))
+    assert launched.exit_codes() == [-signal.SIGKILL, 1]
+    assert launched.printed(1).startswith("precedent: process 1 of 2 ends: RuntimeError")
+
+
+def test_requests_fail_when_another_process_is_gone(launch: Any, models: Path) -> None:
+    launched = launch("left_alone", target=str(models / "llama"))
+    launched.wait_for("ready")
+    os.kill(launched.pids[1], signal.SIGKILL)
+    (launched.folder / "go").touch()
+    assert launched.exit_codes() == [0, -signal.SIGKILL], launched.printed(0)
+    errors = launched.found()["errors"]
+    assert len(errors) == 6
+    assert all(error.startswith("GenerationError") and "start all processes again" in error for error in errors)
+
+
+def test_requests_fail_when_another_process_does_not_answer_in_time(launch: Any, models: Path) -> None:
+    launched = launch("left_alone", target=str(models / "llama"), timeout=5)
+    launched.wait_for("ready")
+    os.kill(launched.pids[1], signal.SIGSTOP)
+    (launched.folder / "go").touch()
+    launched.wait_for("0.json")
+    os.kill(launched.pids[1], signal.SIGKILL)
+    assert launched.exit_codes() == [0, -signal.SIGKILL]
+    assert "did not answer in time" in launched.found()["errors"][0]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("undivided", "draft", "said", "code"),
+    [
+        (
+            "gpt2",
+            None,
+            "UnsupportedError: tensor_parallel=True is not to be had with this gpt2: transformers has no",
+            1,
+        ),
+        ("llama", "other-tokens", "ModelLoadError: the draft model", 0),
+    ],
+)
+def test_what_cannot_be_loaded_keeps_no_process_waiting(
+    launch: Any, models: Path, undivided: str, draft: str | None, said: str, code: int
+) -> None:
+    settings = {"undivided": str(models / undivided), "draft_model": draft and str(models / draft)}
+    launched = launch("refused", target=str(models / "llama"), **settings)
+    assert launched.exit_codes() == [0, code], launched.printed(0)
+    assert launched.found()["first"].startswith(said)
+    assert "one launch serves one" in launched.found()["second"]
+    assert "divided among processes" in launched.found()["elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        ({}, ConfigError, "torchrun --nproc-per-node"),
+        ({"bitwise": True}, UnsupportedError, "bitwise=True is not to be had"),
+        ({"draft_model": "first-layers:1"}, UnsupportedError, "first-layers:1 computes with weights of the target"),
+        ({"device": "auto"}, ConfigError, "leave device='auto' out"),
+        ({"device": "meta"}, ConfigError, "leave device='meta' out"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused_before_anything_is_loaded(
+    settings: dict[str, Any], error: type[PrecedentError], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        Engine.load("/nowhere", tensor_parallel=True, **settings)
+
+
+def test_a_trained_draft_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "draft.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UnsupportedError, match="computes with weights of the target"):
+        Engine.load("/nowhere", draft_model=tmp_path, tensor_parallel=True)
+
+
+def test_a_model_object_is_refused() -> None:
+    model = tiny_causal_lm("llama")
+    with pytest.raises(ConfigError, match="loading by name"):
+        Engine.load(model, tokenizer=byte_tokenizer(), tensor_parallel=True)
+    with pytest.raises(ConfigError, match="tensor_parallel cannot be set for a model object"):
+        ChatPrecedent.from_model(model, byte_tokenizer(), tensor_parallel=True)
+
+
+def test_other_threads_than_the_main_one_are_refused() -> None:
+    errors: list[ConfigError] = []
+
+    def load() -> None:
+        with pytest.raises(ConfigError) as raised:
+            Engine.load("/nowhere", tensor_parallel=True)
+        errors.append(raised.value)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(errors[0])
+
+
+@pytest.mark.parametrize("name", ["tp_plan", "tp_size", "device_mesh", "distributed_config"])
+def test_transformers_own_settings_are_refused(models: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="give tensor_parallel=True"):
+        load_target(models / "llama", model_kwargs={name: "auto"})
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "model_kwargs", "said"),
+    [
+        ("gpt2", 2, {}, "transformers has no tp_plan"),
+        ("llama", 4, {}, "4 processes cannot divide its 4 query and 2 key/value heads"),
+        ("llama", 3, {}, "3 processes cannot divide"),
+        ("llama", 2, {"device_map": "auto"}, "device_map places whole layers"),
+        ("llama", 2, {"quantization_config": {}}, "quantised weights are not divided"),
+    ],
+)
+def test_models_that_the_processes_cannot_divide_are_refused(
+    models: Path, model: str, count: int, model_kwargs: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        load_target(models / model, num_processes=count, model_kwargs=model_kwargs)
+
+
+# What is told
+
+
+class Told(Processes):
+    """Followers in this very process; messages go the way of JSON."""
+
+    def __init__(self, follower: Follower) -> None:
+        super().__init__(rank=0, count=2, here=2, patient=None, control=None, owned=False)
+        self.follower = follower
+
+    def say(self, message: dict[str, Any]) -> None:
+        self.follower.do(json.loads(json.dumps(message)))
+
+
+class ToldTarget(TargetModel):
+    """A whole model whose every forward a follower repeats."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny_causal_lm("llama", num_hidden_layers=2))
+        self.told = Told(Follower(self._runner, self.kv_shape))
+        self._runner: Runner = LeadingRunner(self._runner, self.told)
+
+    def _empty_cache(self) -> MirroredKV:
+        return MirroredKV.new(self.kv_shape, self._runner.journal)
+
+    @torch.inference_mode()
+    def theirs(self) -> dict[int, KVCache]:
+        """The follower's caches, once it was told what the next forward would tell it."""
+        for entry in self._runner.journal.taken():
+            self.told.follower._change(*entry)
+        return self.told.follower._caches
+
+    def check(self, slots: list[Slot]) -> None:
+        """The follower holds the same keys and values, of the same caches."""
+        theirs = self.theirs()
+        for slot in slots:
+            kv, other = slot.kv, theirs[slot.kv.number]
+            assert other.length == kv.length
+            for index in range(2):
+                for ours, copied in zip(
+                    kv.layer(index).rows(0, kv.length), other.layer(index).rows(0, kv.length), strict=True
+                ):
+                    assert torch.equal(ours, copied)
+        assert theirs.keys() == {slot.kv.number for slot in slots}
+
+
+def random_tree(randomness: random.Random) -> CandidateTree:
+    builder, nodes = TreeBuilder(), [ROOT]
+    for token in randomness.sample(range(200), randomness.randrange(1, 9)):
+        nodes.append(builder.add_point(randomness.choice(nodes), token, "test"))
+    return builder.build()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_follower_holds_the_same_keys_and_values_after_any_course_of_things(seed: int) -> None:
+    randomness, target = random.Random(seed), ToldTarget()
+    slots: list[Slot] = []
+    for _ in range(40):
+        advance(target, slots, randomness)
+        target.check(slots)
+
+
+def advance(target: ToldTarget, slots: list[Slot], randomness: random.Random) -> None:
+    """One thing that a scheduler might do."""
+    chosen = randomness.choice(slots) if slots else None
+    match randomness.choice(["new", "step", "step", "step", "fork", "rewind", "drop"]):
+        case "fork" if chosen:
+            length = randomness.randrange(len(chosen.token_ids) + 1)
+            slots.append(target.fork(chosen, length, room=randomness.choice([0, 700])))
+            target.prefill(slots[-1], [*chosen.token_ids[:length], randomness.randrange(200)])
+        case "rewind" if chosen:
+            target.prefill(chosen, [*chosen.token_ids[: randomness.randrange(len(chosen.token_ids) + 1)], 5, 6])
+        case "drop" if chosen:
+            slots.remove(chosen)
+        case "step" if chosen:
+            step(target, randomness.sample(slots, randomness.randrange(1, len(slots) + 1)), randomness)
+        case _:
+            slots.append(target.new_slot())
+            target.prefill(slots[-1], [randomness.randrange(200) for _ in range(randomness.choice([1, 5, 300]))])
+
+
+def step(target: ToldTarget, batch: list[Slot], randomness: random.Random) -> None:
+    """Score a tree for each, and commit some path of it."""
+    trees = [random_tree(randomness) for _ in batch]
+    target.score(list(zip(batch, trees, strict=True)))
+    for slot, tree in zip(batch, trees, strict=True):
+        node, path = randomness.randrange(-1, len(tree)), []
+        while node != ROOT:
+            path.insert(0, node)
+            node = tree.parents[node]
+        if randomness.random() < 0.9:
+            target.commit(slot, tree, path, randomness.randrange(200))
+        target.discard(slot)
+
+
+def test_a_follower_that_is_out_of_step_says_so() -> None:
+    target = ToldTarget()
+    slot = target.new_slot()
+    target.prefill(slot, [1, 2, 3])
+    target.theirs()[slot.kv.number].rewind(1)
+    with pytest.raises(GenerationError, match="1 tokens here and 2 in the first process"):
+        target.plain_step(slot)
+    with pytest.raises(GenerationError, match="fell apart earlier"):
+        target.plain_step(slot)
+
+
+def test_running_out_of_memory_before_a_forward_leaves_the_processes_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = ToldTarget()
+    slot = target.new_slot()
+    target.prefill(slot, [1, 2, 3])
+    expected = target.plain_step(slot)
+    with monkeypatch.context() as patched:
+        patched.setattr(MirroredKV, "reserve", lambda cache, rows: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+        with pytest.raises(torch.OutOfMemoryError):
+            target.plain_step(slot)
+    assert torch.equal(target.plain_step(slot), expected)
+
+
+def test_processes_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precedent.admission.free_bytes", lambda device: 1000)
+    from precedent.admission import Admission
+
+    target = ToldTarget()
+    assert Admission(target, EngineLimits()).max_kv_bytes == 500
+    monkeypatch.setattr(TargetModel, "processes_here", 2)
+    assert Admission(target, EngineLimits()).max_kv_bytes == 250
