@@ -88,7 +88,7 @@ class Admission:
 
 def _default_bytes(target: TargetModel) -> int:
     share = SHARE_OF_FREE_MEMORY.get(target.device.type, SHARE_ON_ACCELERATORS)
-    return max(1, int(share * free_bytes(target.device)))
+    return max(1, int(share * (free_bytes(target.device) + target.arena_bytes)))
 
 
 def _mebibytes(num_bytes: int) -> str:

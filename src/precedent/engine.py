@@ -56,7 +56,8 @@ class Engine:
     measured before (engines of one model may share it); `on_result` sees each finished one (prompt ids and result)
     before its caller does; `executor` embeds, searches and stores beside decoding (two threads of the engine's own by
     default, shut down with it either way). With `bitwise` greedy and seeded texts do not hang on rounding: the same
-    whatever is drafted, reused or answered beside them, or UnsupportedError. Any thread and event loop may use it.
+    whatever is drafted, reused or answered beside them, or UnsupportedError; with `cuda_graphs` steps are replayed as
+    CUDA graphs (docs/gpu.md), or UnsupportedError. Any thread and event loop may use it.
     """
 
     def __init__(
@@ -73,11 +74,12 @@ class Engine:
         on_result: ResultObserver | None = None,
         executor: Executor | None = None,
         bitwise: bool = False,
+        cuda_graphs: bool = False,
     ) -> None:
         self._on_result = on_result
         self.tokenizer, self.model_name, self.cache = tokenizer, name, cache
         self.speculation = speculation or SpeculationConfig()
-        self.target = TargetModel.of(model, bitwise=bitwise)
+        self.target = TargetModel.of(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
         weights = self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.model_fingerprint = model_fingerprint(weights.config.to_dict(), weights.state_dict())
@@ -129,6 +131,7 @@ class Engine:
         speculation: SpeculationConfig | None = None,
         limits: EngineLimits | None = None,
         bitwise: bool = False,
+        cuda_graphs: bool = False,
     ) -> Engine:
         """Load a target (Hugging Face id, folder, or a model with its `tokenizer`) and start an engine on it.
 
@@ -145,7 +148,8 @@ class Engine:
                 raise ConfigError("model_kwargs are for loading by name: a model object is loaded already")
             model, name = target, target.config._name_or_path or type(target).__name__
         draft = None if draft_model is None else load_draft(draft_model, model, tokenizer)
-        parts: dict[str, Any] = {"cache": cache, "speculation": speculation, "limits": limits, "bitwise": bitwise}
+        parts: dict[str, Any] = {"cache": cache, "speculation": speculation, "limits": limits}
+        parts |= {"bitwise": bitwise, "cuda_graphs": cuda_graphs}
         return cls(model, tokenizer, name=name, draft_model=draft, **parts)
 
     def add_drafter(self, drafter: Drafter) -> None:
