@@ -6,19 +6,17 @@ import logging
 from collections.abc import Sequence
 from time import perf_counter
 
-from torch import Tensor
-
 from precedent.drafting import Draft, draft_all
 from precedent.errors import PrecedentError
 from precedent.failures import as_ours
+from precedent.judging import Judgement, judge_all
 from precedent.logprobs import TokenLogprob, logprobs_of
 from precedent.planner import Planner
-from precedent.sampling import TargetRows
 from precedent.sequence import DecodingSequence, StepResult
 from precedent.stats import TARGET
 from precedent.target import TargetModel
 from precedent.tree import ROOT, CandidateTree
-from precedent.verify import Verdict, verify
+from precedent.verify import Verdict
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +43,16 @@ def _advance(drafts: Sequence[Draft], target: TargetModel, planner: Planner) -> 
         _advance_one_by_one(drafts, failure, target, planner)
         return
     seconds = perf_counter() - started
+    judgements = judge_all(drafts, scored)
+    if any(judgement.unread is not None for judgement in judgements):
+        seconds = perf_counter() - started  # a GPU had not begun when `score` returned: now its numbers were read
     if drafts:
         planner.observe_forward(sum(len(draft.tree) + 1 for draft in drafts), seconds * 1e3)
-    for draft, logits in zip(drafts, scored, strict=True):
+    for judgement in judgements:
+        draft = judgement.draft
         draft.sequence.stats.forward_seconds += seconds
         try:
-            draft.result = _verify_and_commit(draft, logits, target, planner)
+            draft.result = _verify_and_commit(judgement, target, planner)
         except Exception as error:
             draft.sequence.error = as_ours(error, "verifying")
 
@@ -66,11 +68,10 @@ def _advance_one_by_one(drafts: Sequence[Draft], error: PrecedentError, target: 
         _advance([draft], target, planner)
 
 
-def _verify_and_commit(draft: Draft, logits: Tensor, target: TargetModel, planner: Planner) -> StepResult:
+def _verify_and_commit(judgement: Judgement, target: TargetModel, planner: Planner) -> StepResult:
+    draft, rows = judgement.draft, judgement.rows
     started, sequence, tree = perf_counter(), draft.sequence, draft.tree
-    rows = TargetRows(logits, tree, sequence.sampling, sequence.output_ids, sequence.shape)
-    batched = logits.is_cuda and sequence.mode in ("traversal", "topdown")
-    verdict = verify(tree, rows, sequence.mode, sequence.coins(), batched=batched)
+    verdict = judgement.decide()
     target.commit(sequence.slot, tree, verdict.path, verdict.next_token)
     sequence.stats.verify_seconds += perf_counter() - started
     planner.observe(draft.plan, tree, verdict.path)

@@ -27,7 +27,8 @@ MASK = "index"
 class HostWaits(TorchDispatchMode):
     """Notes, in `names`, every operation inside at which the host would wait for a GPU.
 
-    Reading a list (`tolist`, `numpy`) shows on a CPU as `resolve_neg`. Copies to the device are not noted.
+    Reading a list (`tolist`, `numpy`) shows on a CPU as `resolve_neg`, and that in inference mode alone. Copies to the
+    device are not noted.
     """
 
     def __init__(self) -> None:
