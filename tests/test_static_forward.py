@@ -6,6 +6,7 @@ Everything but the capture of a graph and its replay is the same code on a CPU; 
 from __future__ import annotations
 
 import gc
+import importlib.util
 import random
 from collections.abc import Sequence
 
@@ -57,7 +58,14 @@ def keys_and_values(slot: Slot) -> Tensor:
     return torch.stack([torch.cat(layer.rows(0, slot.kv.length)) for layer in slot.kv.layers])
 
 
-def alike(static: TargetModel, plain: TargetModel, prompts: Sequence[int], rounds: int, widths: Sequence[int]) -> None:
+def alike(
+    static: TargetModel,
+    plain: TargetModel,
+    prompts: Sequence[int],
+    rounds: int,
+    widths: Sequence[int],
+    tolerance: float = 1e-9,
+) -> None:
     """Play the same requests on both: prompts, then rounds of trees that are scored together and partly committed."""
     ours, theirs = ([target.new_slot() for _ in prompts] for target in (static, plain))
     for number, (length, *pair) in enumerate(zip(prompts, ours, theirs, strict=True)):
@@ -68,11 +76,11 @@ def alike(static: TargetModel, plain: TargetModel, prompts: Sequence[int], round
         found = static.score(list(zip(ours, trees, strict=True)))
         expected = plain.score(list(zip(theirs, trees, strict=True)))
         for tree, one, other, slot, twin in zip(trees, found, expected, ours, theirs, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+            torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
             path = tree.path_to(random.Random(round_number).randrange(len(tree))) if tree else ()
             for target, kept in ((static, slot), (plain, twin)):
                 target.commit(kept, tree, path, round_number)
-            torch.testing.assert_close(keys_and_values(slot), keys_and_values(twin), rtol=0, atol=1e-9)
+            torch.testing.assert_close(keys_and_values(slot), keys_and_values(twin), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "olmo2", "phi3"])
@@ -115,6 +123,16 @@ def test_every_attention_that_torch_has_serves(attention: str) -> None:
     settings = StaticSettings(arena_tokens=8192, capture=False, attention=attention)
     static = TargetModel(tiny_causal_lm(), static=settings)
     alike(static, plain_target(), prompts=(21, 8), rounds=2, widths=(7, 2))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.slow
+def test_the_kernels_serve_a_whole_model() -> None:
+    """In Triton's interpreter, in float32; on a GPU by themselves in the tests marked so."""
+    settings = {"dtype": torch.float32, "num_hidden_layers": 1}
+    kernels = StaticSettings(arena_tokens=1024, capture=False, attention="triton")
+    static = TargetModel(tiny_causal_lm(**settings), static=kernels)
+    alike(static, plain_target(**settings), prompts=(21, 8), rounds=2, widths=(7, 2), tolerance=1e-3)
 
 
 def test_forks_and_rewinds_in_an_arena() -> None:

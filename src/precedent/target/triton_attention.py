@@ -49,7 +49,7 @@ def attend_part(
 
     `scale` has log2(e) in it; `*_head` and `*_row` are strides; the last of the `PARTS` is the tree.
     """
-    sequence, kv_head = tl.program_id(0), tl.program_id(1)
+    sequence, kv_head = tl.program_id(0), tl.program_id(1).to(tl.int64)  # an arena may have 2**31 numbers and more
     part, tile = tl.program_id(2) % PARTS, tl.program_id(2) // PARTS
     count = tl.load(counts + sequence)
     if count == 0:
