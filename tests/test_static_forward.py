@@ -311,6 +311,23 @@ def test_a_size_is_captured_when_it_comes_again_and_the_least_used_makes_room() 
     assert len(graphs) == 2
 
 
+def test_forwards_go_through_the_graphs_that_there_are() -> None:
+    """One request, step after step: run, captured, then replayed over other numbers in the same buffers."""
+    static, capturer = static_target(), Pretended()
+    slot = static.new_slot()
+    static.prefill(slot, random_ids(1, 20))
+    static.static.graphs = GraphStore(static.static.run, capturer, max_graphs=4, max_bytes=1000)
+    expected, twin = plain_target(), plain_target().new_slot()
+    expected.prefill(twin, random_ids(1, 20))
+    for number in range(4):
+        tree = random_tree(number, 5)
+        found, rows = static.score([(slot, tree)])[0], expected.score([(twin, tree)])[0]
+        torch.testing.assert_close(found, rows, rtol=0, atol=1e-9)
+        static.commit(slot, tree, (), number)
+        expected.commit(twin, tree, (), number)
+    assert ([shape.rows for shape in capturer.captured], capturer.replayed) == ([8], [8, 8, 8])
+
+
 def test_what_cannot_be_captured_runs_without_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     capturer = Pretended()
     graphs = store(capturer)

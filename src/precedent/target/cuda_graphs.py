@@ -64,7 +64,7 @@ class GraphStore:
 
     def __call__(self, shape: StaticShape) -> Tensor:
         """The logits of this size over what stands in the buffers, `[rows, vocab_size]`."""
-        replay = self._graphs.get(shape) or self._captured(shape)
+        replay = self._graphs[shape] if shape in self._graphs else self._captured(shape)
         if replay is None:
             return self._run(shape)
         self._graphs.move_to_end(shape)
@@ -127,6 +127,7 @@ class CudaCapturer:
         """
         with torch.cuda.device(self._device):
             self._warm_up(run, shape)
+            torch.cuda.empty_cache()  # as a capture does when it begins: what was cached must not count against it
             before = torch.cuda.memory_reserved(self._device)
             graph: Any = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

@@ -81,7 +81,7 @@ class StaticRunner:
         if shape is None:
             return None
         self._send(shape, sequences, found)
-        logits = (self.graphs or self.run)(shape)
+        logits = self.run(shape) if self.graphs is None else self.graphs(shape)
         self.forwards += 1
         ends = pairwise(accumulate((len(rows) for rows in sequences), initial=0))
         return [logits[start:stop].clone() for start, stop in ends]  # the next replay overwrites what a graph wrote
