@@ -9,10 +9,13 @@ import gc
 import importlib.util
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine import Engine
@@ -292,6 +295,45 @@ class PretendedReplay:
         return self._run(self._shape)
 
 
+class Tape(TorchDispatchMode):
+    """What a graph is, on a CPU: the operations of a run with the very tensors they read and wrote, and no Python."""
+
+    nbytes = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._operations: list[tuple[Any, Any, Any, Any]] = []
+        self.logits = torch.empty(0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._operations.append((func, args, kwargs or {}, result))
+        return result
+
+    def __call__(self) -> Tensor:
+        for func, args, kwargs, written in self._operations:
+            for old, new in zip(tree_leaves(written), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+        return self.logits
+
+
+class Taping:
+    """Captures tapes."""
+
+    def __init__(self) -> None:
+        self.captured: list[StaticShape] = []
+
+    def capture(self, run: Run, shape: StaticShape) -> Replay:
+        self.captured.append(shape)
+        with Tape() as tape:
+            tape.logits = run(shape)
+        return tape
+
+    def forget(self) -> None:
+        """Nothing is held beside the tapes."""
+
+
 def store(capturer: Pretended, **bounds: int) -> GraphStore:
     bounds = {"max_graphs": 2, "max_bytes": 1000, **bounds}
     return GraphStore(lambda shape: torch.full((shape.rows, 3), float(shape.rows)), capturer, **bounds)
@@ -326,6 +368,18 @@ def test_forwards_go_through_the_graphs_that_there_are() -> None:
         static.commit(slot, tree, (), number)
         expected.commit(twin, tree, (), number)
     assert ([shape.rows for shape in capturer.captured], capturer.replayed) == ([8], [8, 8, 8])
+
+
+@pytest.mark.parametrize("attention", ["split", "sdpa"])
+def test_operations_that_were_captured_serve_every_later_step_of_their_size(attention: str) -> None:
+    """Lengths, places, trees and tokens change under a replay: none of them was baked into its operations."""
+    settings = StaticSettings(arena_tokens=8192, capture=False, attention=attention)
+    static, taping = TargetModel(tiny_causal_lm(), static=settings), Taping()
+    static.static.graphs = GraphStore(static.static.run, taping, max_graphs=99, max_bytes=1)
+    for prompts in ((40, 3, 17), (5, 61, 33)):  # other sequences, in other regions
+        alike(static, plain_target(), prompts=prompts, rounds=5, widths=(9, 0, 5))
+    assert taping.captured.count(StaticShape(24, 4, 16, LEAST_KEYS)) == 1
+    assert static.static.forwards > 2 * len(taping.captured)
 
 
 def test_what_cannot_be_captured_runs_without_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
