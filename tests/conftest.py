@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 from pytest_socket import disable_socket
 
@@ -25,6 +26,8 @@ __all__ = ["assert_lossless", "precedent_engine"]  # fixtures, whether or not th
 os.environ["HF_HUB_OFFLINE"] = "1"  # a hub that is asked by mistake answers at once instead of retrying
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["LANGSMITH_TRACING"] = "false"
+if not torch.cuda.is_available():  # where there is triton, its kernels run interpreted; it asks when it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # tiny models are slower on several threads, most of all on a busy machine

@@ -90,7 +90,7 @@ def _default_bytes(target: TargetModel) -> int:
     share = SHARE_OF_FREE_MEMORY.get(target.device.type, SHARE_ON_ACCELERATORS)
     if target.device.type == "cpu":
         share /= target.processes_here  # which take the same memory; accelerators are each process's own
-    return max(1, int(share * free_bytes(target.device)))
+    return max(1, int(share * (free_bytes(target.device) + target.arena_bytes)))
 
 
 def _mebibytes(num_bytes: int) -> str:

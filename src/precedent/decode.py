@@ -12,10 +12,10 @@ from torch import Tensor
 from precedent.drafting import Draft, draft_all
 from precedent.errors import PrecedentError
 from precedent.failures import as_ours
+from precedent.judging import Judgement, judge_all
 from precedent.logprobs import TokenLogprob, logprobs_of
-from precedent.pearl import Pearl, judge, wait_for
+from precedent.pearl import Pearl, wait_for
 from precedent.planner import Planner
-from precedent.sampling import TargetRows
 from precedent.sequence import DecodingSequence, StepResult
 from precedent.stats import TARGET
 from precedent.target import TargetModel
@@ -49,14 +49,19 @@ def _advance(drafts: Sequence[Draft], target: TargetModel, planner: Planner, pea
         failure = as_ours(error, f"scoring at output position {len(drafts[0].sequence.output_ids)}")
         _advance_one_by_one(drafts, failure, target, planner)
         return
+    judged_from = perf_counter()
+    judgements = judge_all(drafts, scored)
+    if any(judgement.unread is not None for judgement in judgements):
+        seconds += perf_counter() - judged_from  # a GPU had not begun when `score` returned: now its numbers were read
     if drafts:
         planner.observe_forward(sum(len(draft.tree) + 1 for draft in drafts), seconds * 1e3)
-    for draft, logits in zip(drafts, scored, strict=True):
+    for judgement in judgements:
+        draft = judgement.draft
         draft.sequence.stats.forward_seconds += seconds
         if draft.sequence.error is not None:  # drafting ahead failed meanwhile
             continue
         try:
-            draft.result = _verify_and_commit(draft, logits, target, planner)
+            draft.result = _verify_and_commit(judgement, target, planner)
         except Exception as error:
             draft.sequence.error = as_ours(error, "verifying")
 
@@ -85,11 +90,10 @@ def _advance_one_by_one(drafts: Sequence[Draft], error: PrecedentError, target: 
             _advance([draft], target, planner, None)
 
 
-def _verify_and_commit(draft: Draft, logits: Tensor, target: TargetModel, planner: Planner) -> StepResult:
+def _verify_and_commit(judgement: Judgement, target: TargetModel, planner: Planner) -> StepResult:
+    draft, rows = judgement.draft, judgement.rows
     started, sequence = perf_counter(), draft.sequence
-    rows = TargetRows(logits, draft.tree, sequence.sampling, sequence.output_ids, sequence.shape)
-    batched = logits.is_cuda and sequence.mode in ("traversal", "topdown")
-    tree, accepted, verdict = judge(sequence, draft.tree, rows, batched=batched)
+    tree, accepted, verdict = judgement.decide()
     target.commit(sequence.slot, tree, verdict.path, verdict.next_token)
     sequence.stats.verify_seconds += perf_counter() - started
     sequence.stats.spent_tv += verdict.spent_tv

@@ -55,8 +55,9 @@ class Engine:
     measured before (engines of one model may share it); `on_result` sees each finished one (prompt ids and result)
     before its caller does; `executor` embeds, searches and stores beside decoding (two threads of the engine's own by
     default, shut down with it either way). With `bitwise` greedy and seeded texts do not hang on rounding: the same
-    whatever is drafted, reused or answered beside them, or UnsupportedError. With `pearl` the draft model draws while
-    the target scores (None: where it sits on another device). Any thread and event loop may use it.
+    whatever is drafted, reused or answered beside them, or UnsupportedError; with `cuda_graphs` steps are replayed as
+    CUDA graphs (docs/gpu.md), or UnsupportedError. With `pearl` the draft model draws while the target scores (None:
+    where it sits on another device). Any thread and event loop may use it.
     """
 
     def __init__(
@@ -74,11 +75,12 @@ class Engine:
         executor: Executor | None = None,
         bitwise: bool = False,
         pearl: bool | None = None,
+        cuda_graphs: bool = False,
     ) -> None:
         self._on_result = on_result
         self.tokenizer, self.model_name, self.cache = tokenizer, name, cache
         self.speculation = speculation or SpeculationConfig()
-        self.target = TargetModel.of(model, bitwise=bitwise)
+        self.target = TargetModel.of(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
         weights = self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.model_fingerprint = model_fingerprint(weights.config.to_dict(), self.target.weights())
@@ -137,6 +139,7 @@ class Engine:
         limits: EngineLimits | None = None,
         bitwise: bool = False,
         pearl: bool | None = None,
+        cuda_graphs: bool = False,
         tensor_parallel: bool = False,
     ) -> Engine:
         """Load a target (Hugging Face id, folder, or a model with its `tokenizer`) and start an engine on it.
@@ -147,7 +150,7 @@ class Engine:
         and end. Raises ModelLoadError, UnsupportedError or ConfigError, each saying what to do.
         """
         parts: dict[str, Any] = {"cache": cache, "speculation": speculation, "limits": limits}
-        parts |= {"bitwise": bitwise, "pearl": pearl}
+        parts |= {"bitwise": bitwise, "pearl": pearl, "cuda_graphs": cuda_graphs}
         where: dict[str, Any] = {"device": device, "dtype": dtype, "model_kwargs": model_kwargs}
         if draft_model is None and draft_device is not None:
             raise ConfigError(f"draft_device={draft_device!r} is for a draft model: give draft_model= as well")
@@ -170,7 +173,7 @@ class Engine:
         cls, target: Any, where: dict[str, Any], draft_model: Any, draft_device: str | None, parts: dict[str, Any]
     ) -> Engine:
         """An engine in the first process, draft model included; the others follow."""
-        check_beside(target, draft_model, bitwise=parts["bitwise"])
+        check_beside(target, draft_model, bitwise=parts["bitwise"], cuda_graphs=parts["cuda_graphs"])
         with load_divided(str(target), **where) as (divided, tokenizer):
             model, where_draft = divided.model, {"device": draft_device}
             draft = None if draft_model is None else load_draft(draft_model, model, tokenizer, **where_draft)

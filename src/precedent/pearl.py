@@ -197,9 +197,11 @@ class RowsSoFar:
         return unknown
 
 
-def judge(
-    sequence: DecodingSequence, tree: CandidateTree, rows: TargetRows, *, batched: bool
-) -> tuple[CandidateTree, tuple[int, ...], Verdict]:
+Judged = tuple[CandidateTree, tuple[int, ...], Verdict]
+"""The tree that was verified, the nodes that were accepted of it, and the verdict."""
+
+
+def judge(sequence: DecodingSequence, tree: CandidateTree, rows: TargetRows, *, batched: bool) -> Judged:
     """Verify a scored tree together with what was drawn beside the forward: (tree, accepted nodes, verdict).
 
     The tree may have leaves more than was scored. Where the accepted nodes end at one, its token is the verdict's next

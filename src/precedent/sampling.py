@@ -66,6 +66,18 @@ class CounterCoins:
         return int(weights.nonzero()[-1])  # the product was rounded up to the whole mass: the last token that has some
 
 
+def categorical_rows(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """`CounterCoins.categorical` for every row of `weights` `[rows, vocab_size]` by its own number of `uniforms`.
+
+    Token ids `[rows]`, on the device; nothing is read back. A row without mass gives any id.
+    """
+    cumulative = weights.to(torch.float64).cumsum(-1)
+    whole = cumulative[:, -1:].contiguous()
+    index = torch.searchsorted(cumulative, uniforms[:, None] * whole, right=True)
+    last = torch.searchsorted(cumulative, whole).clamp_(max=weights.shape[-1] - 1)  # the last token that has some mass
+    return torch.minimum(index, last)[:, 0]
+
+
 def coupled_noise(seed: int, position: int, vocab_size: int) -> Tensor:
     """Standard exponential noise `[vocab_size]` (float64, CPU): a function of (seed, position in the output) alone."""
     key = hashlib.blake2b(f"{seed} {position}".encode(), digest_size=16).digest()
@@ -164,6 +176,7 @@ class TargetRows:
         self._output_ids, self._shape = output_ids, shape
         self._at_once = (logits.is_cuda if at_once is None else at_once) and shape is None
         self._probs: dict[int, Tensor] = {}
+        self._read: tuple[list[float], list[int]] | None = None
 
     def logits(self, node: int) -> Tensor:
         """The constrained logits after `node`, `[vocab_size]`."""
@@ -222,12 +235,23 @@ class TargetRows:
     def _all_probs(self) -> Tensor:
         return probs_of(self._all_logits, self._params)
 
-    @cached_property
-    def _largest(self) -> tuple[list[float], list[int]]:
-        """The largest logit of every row (NaN if one is) and the lowest id that has it, read back together."""
+    def unread(self) -> Tensor:
+        """The largest logit of every row (NaN if one is), then the lowest ids that have them, `[2 * rows]`, unread."""
         values, tokens = self._all_logits.max(-1)
-        table: list[list[float]] = torch.stack([values.double(), tokens.double()]).tolist()
-        return table[0], [int(token) for token in table[1]]
+        return torch.cat([values.double(), tokens.double()])
+
+    def take(self, numbers: Sequence[float]) -> None:
+        """What `unread` gave, on the host: nothing more is read for `check` and `argmax`."""
+        half = len(numbers) // 2
+        self._read = list(numbers[:half]), [int(token) for token in numbers[half:]]
+
+    @property
+    def _largest(self) -> tuple[list[float], list[int]]:
+        """Of every row the largest logit and its id; read now, unless that was done before."""
+        if self._read is None:
+            self.take(self.unread().tolist())
+        assert self._read is not None
+        return self._read
 
     def _check(self, largest: float, node: int) -> None:
         position = self._position(node)

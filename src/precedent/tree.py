@@ -51,10 +51,11 @@ class Drawn:
 
     def probs(self) -> Tensor:
         """The law that was sampled, `[vocab_size]`; sums to 1, or to less with a `keep_mask`."""
+        from precedent.placing import placed  # here: trees without draws need no torch
+
         law = self.row
         if self.excluded:
-            law = law.clone()
-            law[list(self.excluded)] = 0
+            law = law.index_fill(0, placed(np.array(self.excluded, dtype=np.int64), law.device), 0.0)
             law = law / law.sum().clamp(min=SMALLEST_MASS)  # where nothing could be drawn, the law is zero, not NaN
         return law if self.keep_mask is None else law * self.keep_mask
 

@@ -18,9 +18,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from precedent.errors import UnsupportedError
-from precedent.target.packing import running_forward
+from precedent.target.packing import Forward, running_forward
 from precedent.target.row_attention import fits, row_attention
 from precedent.target.row_masks import RowMasks, Rule, View
+from precedent.target.static_forward import StaticForward
 
 NAME = "precedent"
 
@@ -52,7 +53,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: RowMasks | Tensor | None,
+    attention_mask: RowMasks | StaticForward | Tensor | None,
     scaling: float | None = None,
     is_causal: bool | None = None,
     softcap: float | None = None,
@@ -65,6 +66,8 @@ def attention(
     """
     _refuse(module, kwargs)
     terms = Terms(scaling, softcap, s_aux)
+    if isinstance(attention_mask, StaticForward):
+        return attention_mask.attend(query, key, scaling if terms.plain else _unplain(module)), None
     if isinstance(attention_mask, RowMasks):
         return _of_each_sequence(query, key, value, attention_mask, terms), None
     if terms.plain:
@@ -166,14 +169,23 @@ def row_masks(
     use_vmap: bool = False,
     device: torch.device,
     **kwargs: Any,
-) -> RowMasks | Tensor | None:
-    """The mask of one kind of layer, as transformers asks for it: `RowMasks` in a forward of ours, else `sdpa`'s."""
+) -> RowMasks | StaticForward | Tensor | None:
+    """The mask of one kind of layer, as transformers asks for it: something of ours in our forwards, else `sdpa`'s."""
     forward = running_forward()
     if forward is None:
         return sdpa_mask(mask_function=mask_function, local_size=local_size, use_vmap=use_vmap, device=device, **kwargs)
     if use_vmap:
         raise UnsupportedError("the model lays a mask of its own over causal attention, which a tree cannot follow")
+    if isinstance(forward, StaticForward):
+        return forward.mask(mask_function)
+    assert isinstance(forward, Forward)
     return RowMasks(forward, mask_function, local_size, device)
+
+
+def _unplain(module: torch.nn.Module) -> float:
+    raise UnsupportedError(
+        f"{type(module).__name__} caps its scores or has sinks, which static forwards do not compute"
+    )
 
 
 def _refuse(module: torch.nn.Module, terms: dict[str, Any]) -> None:

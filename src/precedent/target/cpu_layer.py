@@ -202,7 +202,8 @@ def _run(
     row_layers = attention_mask.row_layers(fused.weights.shape, hidden.dtype)
     if row_layers is None or row_layers.rows != rows:
         return None
-    return row_layers.layer(fused.job, hidden, position_embeddings, forward.room_in_layer(fused.layer_idx))
+    room = attention_mask.forward.room_in_layer(fused.layer_idx)
+    return row_layers.layer(fused.job, hidden, position_embeddings, room)
 
 
 def _fits(fused: FusedLayer, hidden: Tensor, turns: tuple[Tensor, Tensor]) -> bool:

@@ -57,26 +57,26 @@ class Examined(NamedTuple):
 def examine(model: PreTrainedModel) -> Examined:
     """Observe a model and choose how to run it. Raises UnsupportedError, naming it, when a tree cannot be scored."""
     runners = [Runner(model, packed=packed) for packed in ((True, False) if use_tree_attention(model) else (False,))]
-    shape, expected = _attempt(model, lambda: _observe(runners[-1]))
+    shape, expected = _attempt(model, lambda: observe(runners[-1]))
     for runner in runners[:-1]:
         try:
-            error = _error(runner, shape, expected)
-            if error <= _tolerance(model):
+            error = tree_error(runner, lambda: KVCache(shape), expected)
+            if error <= tolerance(model):
                 return Examined(runner, shape, expected.shape[-1])
             log.warning("%s is scored one sequence after the other: together %.2g off", type(model).__name__, error)
         except torch.OutOfMemoryError:
             raise
         except MISFITS as misfit:
             log.debug("%s is scored one sequence after the other: %r", type(model).__name__, misfit)
-    _check(model, _attempt(model, lambda: _error(runners[-1], shape, expected)))
+    _check(model, _attempt(model, lambda: tree_error(runners[-1], lambda: KVCache(shape), expected)))
     return Examined(runners[-1], shape, expected.shape[-1])
 
 
 def _check(model: PreTrainedModel, error: float) -> None:
-    tolerance = _tolerance(model)
-    if error > (SURELY_WRONG if tolerance == LOW_PRECISION else tolerance):
+    accepted = tolerance(model)
+    if error > (SURELY_WRONG if accepted == LOW_PRECISION else accepted):
         raise _unfit(model, f"a scored tree is {error:.2g} off")
-    if error > tolerance:
+    if error > accepted:
         log.warning("%s: a scored tree is %.2g off plain forwards; try it in float32", type(model).__name__, error)
 
 
@@ -95,7 +95,7 @@ def _unfit(model: PreTrainedModel, reason: str) -> UnsupportedError:
     return UnsupportedError(f"{name} cannot be the target: its forward pass does not fit candidate trees ({reason})")
 
 
-def _observe(runner: Runner) -> tuple[KVShape, Tensor]:
+def observe(runner: Runner) -> tuple[KVShape, Tensor]:
     """What a forward stores in each layer, and the logits of `TEXT`, `[tokens, vocab_size]`."""
     observer = ShapeObserver(int(runner.model.config.get_text_config().num_hidden_layers))
     token_ids = torch.tensor([TEXT], device=runner.device)
@@ -105,9 +105,9 @@ def _observe(runner: Runner) -> tuple[KVShape, Tensor]:
     return observer.shape, logits[0]
 
 
-def _error(runner: Runner, shape: KVShape, expected: Tensor) -> float:
+def tree_error(runner: Runner, new_kv: Callable[[], KVCache], expected: Tensor) -> float:
     """Score `TEXT` beside another sequence and with a sibling in its way; largest relative difference."""
-    long, short = KVCache(shape), KVCache(shape)
+    long, short = new_kv(), new_kv()
     runner.logits([chain_rows(long, TEXT[:2]), chain_rows(short, TEXT[:1])])
     long.keep(range(2))
     short.keep(range(1))
@@ -131,6 +131,7 @@ def _relative(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / spread)
 
 
-def _tolerance(model: PreTrainedModel) -> float:
+def tolerance(model: PreTrainedModel) -> float:
+    """How far off, relatively, a right forward of this model may be by rounding."""
     quantised = getattr(model.config, "quantization_config", None) is not None
     return LOW_PRECISION if quantised else TOLERANCE.get(model.dtype, LOW_PRECISION)

@@ -13,10 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from precedent.placing import placed
+from precedent.target.kv_arena import BlockArena, KVArena, Region
 from precedent.target.kv_shape import KVShape, LayerShape, capacity_for
 
 
@@ -24,11 +27,13 @@ class KVBlock:
     """Keys `[num_layers, heads, capacity, key_dim]` and values of some consecutive layers of equal shape.
 
     Layers share a buffer so that `keep` is a few operations, not a few per layer; not all layers share one, so that
-    growing needs room for one block twice, not for the whole cache.
+    growing needs room for one block twice, not for the whole cache. With an `arena` the rows are a region of it, as
+    long as it has one that is large enough.
     """
 
-    def __init__(self, shape: LayerShape, num_layers: int) -> None:
-        self.shape, self.num_layers = shape, num_layers
+    def __init__(self, shape: LayerShape, num_layers: int, arena: BlockArena | None = None) -> None:
+        self.shape, self.num_layers, self._arena = shape, num_layers, arena
+        self.region: Region | None = None
         self._hold(*self._buffers(0))
 
     @property
@@ -44,9 +49,12 @@ class KVBlock:
     def reserve(self, rows: int, used: int) -> None:
         """Make room for `rows` rows, carrying over the first `used`. A failed allocation leaves the block as it was."""
         if rows > self.capacity:
-            keys, values = self._buffers(capacity_for(rows))
+            capacity = capacity_for(rows)
+            region = None if self._arena is None else self._arena.take(capacity)
+            keys, values = self._buffers(capacity) if region is None else region.arena.rows_of(region)
             keys[:, :, :used], values[:, :, :used] = self.keys[:, :, :used], self.values[:, :, :used]
             self._hold(keys, values)
+            self.region = region
 
     def move(self, sources: Tensor, start: int) -> None:
         """Copy rows `sources` (`[num_rows]`, on this block's device) to the rows from `start` on."""
@@ -133,14 +141,15 @@ class KVLayer(CacheLayerMixin):
 
 
 class KVCache(Cache):
-    """One sequence's keys and values for all layers, with `keep` and `rewind`."""
+    """One sequence's keys and values for all layers, with `keep` and `rewind`; in `arena` where it has room."""
 
-    def __init__(self, shape: KVShape) -> None:
-        self._filled, self._shape = _Filled(), shape
+    def __init__(self, shape: KVShape, arena: KVArena | None = None) -> None:
+        self._filled, self._shape, self._arena = _Filled(), shape, arena
         self._blocks: list[KVBlock] = []
         layers: list[KVLayer] = []
-        for layer, count in shape.blocks:
-            block = None if layer is None else KVBlock(layer, count)
+        arenas = [None] * len(shape.blocks) if arena is None else arena.blocks
+        for (layer, count), block_arena in zip(shape.blocks, arenas, strict=True):
+            block = None if layer is None else KVBlock(layer, count, block_arena)
             layers.extend(KVLayer(self._filled, block, index) for index in range(count))
             self._blocks.extend([] if block is None else [block])
         self._layers = tuple(layers)
@@ -165,6 +174,14 @@ class KVCache(Cache):
         """Bytes held by all buffers."""
         return sum(block.nbytes for block in self._blocks)
 
+    def starts_in(self, arena: KVArena) -> list[int] | None:
+        """Where its rows begin in each block of `arena`, None unless all of them are there."""
+        regions = [block.region for block in self._blocks]
+        pairs = list(zip(regions, arena.lent, strict=False))
+        if len(regions) != len(arena.lent) or any(region is None or region.arena is not one for region, one in pairs):
+            return None
+        return [region.start for region in regions if region is not None]
+
     def reserve(self, rows: int) -> None:
         """Make room for `rows` rows in all layers at once, so that a long prompt is not copied again and again."""
         for block in self._blocks:
@@ -181,7 +198,7 @@ class KVCache(Cache):
 
     def _unfilled(self) -> KVCache:
         """Another one of this shape and kind, without a token."""
-        return KVCache(self._shape)
+        return KVCache(self._shape, self._arena)
 
     def first_layers(self, count: int) -> KVCache:
         """The first `count` layers over the same buffers: what it writes behind the committed rows nobody else reads.
@@ -203,10 +220,10 @@ class KVCache(Cache):
         length = self.length
         in_place = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if in_place < len(rows):
-            sources = torch.tensor([length + row for row in rows[in_place:]])
-            placed = {block.keys.device: sources.to(block.keys.device) for block in self._blocks}
+            sources = length + np.array(rows[in_place:], dtype=np.int64)
+            on = {device: placed(sources, device) for device in {block.keys.device for block in self._blocks}}
             for block in self._blocks:
-                block.move(placed[block.keys.device], length + in_place)
+                block.move(on[block.keys.device], length + in_place)
         self._filled.length = length + len(rows)
 
     def can_rewind(self, length: int) -> bool:

@@ -26,6 +26,7 @@ from precedent.target.examine import examine
 from precedent.target.kv_cache import KVCache
 from precedent.target.packing import chain_rows, tree_rows
 from precedent.target.sharding import check_whole
+from precedent.target.static_runner import StaticSettings, static_runner
 from precedent.target.support import check_supported, context_length
 from precedent.tree import EMPTY_TREE, CandidateTree
 
@@ -53,15 +54,19 @@ class TargetModel:
 
     `kv_shape` is what its layers store of a token. With `bitwise` a token's logits, and what is stored of it, are the
     same bits whatever is computed beside it (`target.bitwise`): no forward has more than `most_rows` rows. Raises
-    UnsupportedError where that is not to be had.
+    UnsupportedError where that is not to be had. With `static` forwards are padded to one of a few sizes and replayed
+    as CUDA graphs (`target.static_runner`); UnsupportedError says why a model cannot.
     """
 
-    def __init__(self, model: PreTrainedModel, *, bitwise: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, bitwise: bool = False, static: StaticSettings | None = None) -> None:
+        if bitwise and static is not None:
+            raise ConfigError("bitwise=True needs forwards of its own: leave cuda_graphs out")
         check_supported(model.config)
         self.model, self.bitwise = model.eval(), bitwise
         self._prepare()
         self._runner, self.kv_shape, self.vocab_size = examine(self.model)
         self.context_length = context_length(model.config.get_text_config())
+        self.static = None if static is None else static_runner(self._runner, self.kv_shape, static)
         if bitwise:
             by_rows.widen(self.model)
             by_rows.check_fit(self.model, packed=self._runner.packed)
@@ -76,10 +81,14 @@ class TargetModel:
         fuse_layers(self.model)
 
     @classmethod
-    def of(cls, model: PreTrainedModel | TargetModel, *, bitwise: bool) -> TargetModel:
-        """A target of a model, or the target itself. Raises ConfigError for one that was made without `bitwise`."""
+    def of(cls, model: PreTrainedModel | TargetModel, *, bitwise: bool, cuda_graphs: bool = False) -> TargetModel:
+        """A target of a model, or the target itself. Raises ConfigError for one that was made without what is asked."""
         if not isinstance(model, TargetModel):
-            return cls(model, bitwise=bitwise)
+            return cls(model, bitwise=bitwise, static=StaticSettings() if cuda_graphs else None)
+        if cuda_graphs and model.static is None:
+            raise ConfigError(
+                "this TargetModel was made without static=StaticSettings(): make it so, or give its model"
+            )
         if bitwise and not model.bitwise:
             raise ConfigError("this TargetModel was made without bitwise=True: make it with it, or give its model")
         return model
@@ -112,7 +121,7 @@ class TargetModel:
         return Slot(self._empty_cache())
 
     def _empty_cache(self) -> KVCache:
-        return KVCache(self.kv_shape)
+        return KVCache(self.kv_shape, None if self.static is None else self.static.arena)
 
     @torch.inference_mode()
     def fork(self, slot: Slot, length: int, room: int = 0) -> Slot:
@@ -167,6 +176,11 @@ class TargetModel:
     def kv_bytes(self, num_tokens: int) -> int:
         """Bytes that a sequence of `num_tokens` (prompt, answer and the largest tree) takes in the KV cache at most."""
         return self.kv_shape.nbytes(num_tokens)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Memory set aside for keys and values of forwards of fixed size."""
+        return 0 if self.static is None else self.static.arena.nbytes
 
     def _prefill_chunk(self, slot: Slot, token_ids: Sequence[int]) -> None:
         step = self.most_rows or len(token_ids)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from precedent.placing import placed
 from precedent.target.kv_cache import KVCache, KVLayer
 from precedent.tree import CandidateTree
 
@@ -88,17 +89,14 @@ class PackedKV(Cache):
         return [cache.layer(layer_idx) for cache in self._caches]
 
 
-class Forward:
-    """Whose rows run through the model, and where in the input they stand.
+class Running:
+    """A forward of ours: its cache as transformers is given it, and what the layers below must know of it.
 
     `by_rows` says that every layer must compute by rows, or refuse (`target.bitwise`).
     """
 
-    def __init__(self, sequences: Sequence[Rows], *, by_rows: bool = False) -> None:
-        self.sequences, self.by_rows = tuple(sequences), by_rows
-        self.spans = tuple(pairwise(accumulate((len(rows) for rows in sequences), initial=0)))
-        self.packed = PackedKV(self.sequences, self.spans) if len(sequences) > 1 else None
-        self.cache: Cache = self.packed or sequences[0].kv
+    cache: Cache
+    by_rows: bool = False
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -109,13 +107,23 @@ class Forward:
         finally:
             _RUNNING.reset(token)
 
+
+class Forward(Running):
+    """Whose rows run through the model, and where in the input they stand."""
+
+    def __init__(self, sequences: Sequence[Rows], *, by_rows: bool = False) -> None:
+        self.sequences, self.by_rows = tuple(sequences), by_rows
+        self.spans = tuple(pairwise(accumulate((len(rows) for rows in sequences), initial=0)))
+        self.packed = PackedKV(self.sequences, self.spans) if len(sequences) > 1 else None
+        self.cache = self.packed or sequences[0].kv
+
     def inputs(self, device: torch.device) -> dict[str, Any]:
         """What the model is called with: token and position ids `[1, total_rows]`, and the cache."""
-        token_ids = [token for rows in self.sequences for token in rows.token_ids]
+        token_ids = np.array([token for rows in self.sequences for token in rows.token_ids], dtype=np.int64)
         positions = np.concatenate([rows.positions for rows in self.sequences])
         return {
-            "input_ids": torch.tensor([token_ids], device=device),
-            "position_ids": torch.from_numpy(positions).to(device)[None],
+            "input_ids": placed(token_ids, device)[None],
+            "position_ids": placed(positions, device)[None],
             "past_key_values": self.cache,
             "use_cache": True,
         }
@@ -132,9 +140,9 @@ class Forward:
         return [rows.kv.layer(index).room_for(len(rows)) for rows in self.sequences]
 
 
-_RUNNING: ContextVar[Forward | None] = ContextVar("precedent_forward", default=None)
+_RUNNING: ContextVar[Running | None] = ContextVar("precedent_forward", default=None)
 
 
-def running_forward() -> Forward | None:
-    """The forward that this thread is in, None outside of `Forward.running`."""
+def running_forward() -> Running | None:
+    """The forward that this thread is in, None outside of `Running.running`."""
     return _RUNNING.get()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function
 
+from precedent.placing import placed
 from precedent.target.packing import Forward, Rows
 from precedent.target.row_attention import Sight
 from precedent.target.row_layer import LayerShape, Part, RowLayers
@@ -143,13 +144,13 @@ def additive(allowed: Tensor, num_keys: int, dtype: torch.dtype, repeats: int = 
 def _within(rows: Rows, device: torch.device) -> Tensor:
     """Which of each other the new rows see, `[rows, rows]`."""
     if rows.ancestors is not None:
-        return torch.from_numpy(rows.ancestors).to(device)
+        return placed(rows.ancestors, device)
     return torch.ones((len(rows), len(rows)), dtype=torch.bool, device=device).tril_()
 
 
 def _ruled(rule: Rule, positions: NDArray[np.int64], first: int, length: int, device: torch.device) -> Tensor:
     """What the rule allows, by position alone, `[rows, keys from first on]`."""
-    queries = torch.from_numpy(positions).to(device)
+    queries = placed(positions, device)
     keys = torch.cat([torch.arange(first, length, device=device), queries])
     batch = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
     allowed: Tensor = rule(batch, batch, queries[None, None, :, None], keys[None, None, None, :])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,10 +33,18 @@ def use_tree_attention(model: PreTrainedModel) -> bool:
     return True
 
 
+class FixedSizes(Protocol):
+    """Computes forwards in fixed sizes (`static_runner`)."""
+
+    def logits(self, sequences: Sequence[Rows]) -> list[Tensor] | None:
+        """As `Runner.logits`; None for rows that it does not take."""
+
+
 class Runner:
     """A model and how it is called: `packed`, all sequences in one forward, or one sequence after the other.
 
     With `most_rows` no forward has more, and one that leaves the arithmetic of few rows is refused (`target.bitwise`).
+    `static`, if given, computes what it takes.
     One after the other is for architectures that do not go through transformers' attention interface, or change keys or
     masks on the way; they get the tree as a 4D mask.
     """
@@ -44,6 +52,7 @@ class Runner:
     def __init__(self, model: PreTrainedModel, *, packed: bool) -> None:
         self.model, self.packed = model, packed
         self.most_rows: int | None = None
+        self.static: FixedSizes | None = None
 
     @property
     def device(self) -> torch.device:
@@ -56,6 +65,9 @@ class Runner:
         """Logits after every row, `[rows, vocab_size]` for each sequence; their keys and values wait to be kept."""
         for rows in sequences:
             rows.kv.reserve(rows.kv.length + len(rows))
+        static = None if self.static is None else self.static.logits(sequences)
+        if static is not None:
+            return static
         if not self.packed:
             return [self._one(rows)[0] for rows in sequences]
         return [logits for together in batches(sequences, self.most_rows) for logits in self._together(together)]
@@ -69,6 +81,8 @@ class Runner:
     def fill(self, rows: Rows) -> None:
         """Compute keys and values of a chain of rows, and no more logits than the architecture insists on."""
         rows.kv.reserve(rows.kv.length + len(rows))
+        if self.static is not None and self.static.logits([rows]) is not None:
+            return
         fewest = {"logits_to_keep": 1} if self._takes_logits_to_keep else {}
         if not self.packed:
             self._one(rows, **fewest)

@@ -116,7 +116,7 @@ def load_divided(
         raise
 
 
-def check_beside(target: object, draft_model: object, *, bitwise: bool) -> None:
+def check_beside(target: object, draft_model: object, *, bitwise: bool, cuda_graphs: bool) -> None:
     """Raise ConfigError or UnsupportedError for what does not go with a divided target, before anything is loaded."""
     if not isinstance(target, str | Path):
         raise ConfigError("tensor_parallel=True is for loading by name: each process reads its part of the weights")
@@ -124,6 +124,11 @@ def check_beside(target: object, draft_model: object, *, bitwise: bool) -> None:
         raise UnsupportedError(
             "bitwise=True is not to be had with tensor_parallel=True: the order in which the processes' parts are "
             "summed is not ours to fix"
+        )
+    if cuda_graphs:
+        raise UnsupportedError(
+            "cuda_graphs=True is not to be had with tensor_parallel=True: a graph would hold the processes' messages; "
+            "leave one of them out"
         )
     if isinstance(draft_model, str | Path) and (str(draft_model).startswith(FIRST_LAYERS) or holds_draft(draft_model)):
         raise UnsupportedError(

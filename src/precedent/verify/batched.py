@@ -9,14 +9,15 @@ tokens is one round, not fifty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from precedent.placing import placed
 from precedent.tree import NULL, ROOT, CandidateTree, Draw, Drawn
 
 
@@ -58,6 +59,7 @@ class BatchedWeights:
         self._worth = target_probs.new_zeros(len(tree.draws))
         self._accept = target_probs.new_ones(len(tree) + 2)  # of the root, of every node, and a place for nobody
         self._left = target_probs.clone() if tree.draws else target_probs
+        self._read: Sequence[float] | None = None
         self._weigh()
 
     def trials(self, node: int) -> tuple[Draw, ...]:
@@ -94,11 +96,24 @@ class BatchedWeights:
         """Target probabilities after `node`, `[vocab_size]`."""
         return self._target_probs[node + 1]
 
-    @cached_property
-    def _numbers(self) -> list[float]:
-        """The one small tensor that is read back: w of all trials, then a of the root and of all nodes."""
-        numbers: list[float] = torch.cat([self._worth, self._accept]).tolist()
-        return numbers
+    @property
+    def leftovers(self) -> Tensor:
+        """The law B at every node once all its trials were rejected, `[num_nodes + 1, vocab_size]`."""
+        return self._left
+
+    def unread(self) -> Tensor:
+        """What a walk asks for: w of all trials, then a of the root and of all nodes, in float64, unread."""
+        return torch.cat([self._worth, self._accept]).double()
+
+    def take(self, numbers: Sequence[float]) -> None:
+        """What `unread` gave, on the host: nothing more is read."""
+        self._read = numbers
+
+    @property
+    def _numbers(self) -> Sequence[float]:
+        if self._read is None:
+            self._read = self.unread().tolist()
+        return self._read
 
     def _weigh(self) -> None:
         rounds, laws = self._rounds()
@@ -106,8 +121,8 @@ class BatchedWeights:
             return
         device = self._left.device
         columns = [list(chain(*parts)) for parts in zip(*(each.columns for each in rounds), strict=True)]
-        table = torch.tensor(columns, device=device)
-        law_rows = torch.tensor([row for each in rounds for row in each.laws], dtype=torch.long, device=device)
+        table = placed(np.array(columns, dtype=np.int64), device)
+        law_rows = placed(np.array([row for each in rounds for row in each.laws], dtype=np.int64), device)
         draft_probs = torch.stack([law.probs().to(self._left) for law in laws]) if laws else None
         start = law_start = 0
         for each in rounds:

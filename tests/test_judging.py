@@ -1,0 +1,195 @@
+"""On a GPU a step reads once: the same verdicts as without, however many sequences, and nothing else waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from precedent import judging
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.cost_curve import CostCurve
+from precedent.decode import step
+from precedent.drafters.base import DraftRequest
+from precedent.drafters.prompt import PromptDrafter
+from precedent.errors import GenerationError
+from precedent.planner import Planner
+from precedent.sampling import CounterCoins, TargetRows, categorical_rows
+from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.target import TargetModel
+from precedent.target.host_waits import HostWaits
+from precedent.target.static_runner import StaticSettings
+from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.verify import verify
+from precedent.verify.ahead import Unread, VerdictAhead, read_together
+
+VOCABULARY = 40
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95)
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8, 9, 10, 11, 5, 6, 7]
+"""Repeats itself, so that the prompt drafter has something to propose."""
+
+
+def mixed_tree(seed: int) -> CandidateTree:
+    """Draws with exclusions and points below one another and beside one another."""
+    generator, builder = torch.Generator().manual_seed(seed), TreeBuilder()
+    point = builder.add_point(ROOT, int(torch.randint(VOCABULARY, (1,), generator=generator)), "cache")
+    builder.add_point(point, 3, "cache")
+    node = ROOT
+    for _ in range(3):
+        law = Drawn(torch.rand(VOCABULARY, generator=generator).softmax(0), builder.children(node))
+        node = builder.add_draw(node, int(torch.multinomial(law.probs(), 1, generator=generator)), law, "draft")
+    return builder.build()
+
+
+def target_rows(tree: CandidateTree, seed: int) -> TargetRows:
+    logits = torch.randn(len(tree) + 1, VOCABULARY, generator=torch.Generator().manual_seed(seed)).mul(2)
+    return TargetRows(logits, tree, SAMPLED, at_once=True)
+
+
+@pytest.mark.parametrize("mode", ["traversal", "topdown"])
+def test_verdicts_read_together_are_those_of_the_same_coins(mode: str) -> None:
+    """Many trees, several at once; paths of all lengths occur."""
+    lengths = set()
+    for start in range(0, 120, 3):
+        trees = [mixed_tree(seed) for seed in range(start, start + 3)]
+        ahead = [
+            VerdictAhead(tree, target_rows(tree, start + i), CounterCoins(7, start + i), mode)
+            for i, tree in enumerate(trees)
+        ]
+        read_together(ahead)
+        for i, (tree, found) in enumerate(zip(trees, ahead, strict=True)):
+            expected = verify(tree, target_rows(tree, start + i), mode, CounterCoins(7, start + i), batched=True)
+            assert found.verdict() == expected
+            lengths.add(len(expected.path))
+    assert {0, 1, 2} <= lengths
+
+
+def test_tokens_of_all_rows_are_those_of_one_row_after_the_other() -> None:
+    """Rows that sum to anything, with nothing in front, behind, or but in one place; coins at both ends."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(200, 30, generator=generator)
+    weights[torch.rand(200, 30, generator=generator) < 0.5] = 0.0
+    weights[:, :3], weights[::2, -4:], weights[:, 7] = 0.0, 0.0, 0.1
+    weights[0] = 0.0
+    weights[0, 11] = 1e-9
+    coins = CounterCoins(3, 0)
+    uniforms = torch.tensor([coins.uniform(row, "x") for row in range(200)], dtype=torch.float64)
+    expected = [coins.categorical(row, number, "x") for number, row in enumerate(weights)]
+    assert categorical_rows(weights, uniforms).tolist() == expected
+    for uniform in (0.0, 1.0 - 2.0**-53):
+        found = categorical_rows(weights, torch.full((200,), uniform, dtype=torch.float64))
+        assert weights.gather(1, found[:, None]).gt(0).all(), "a token without mass is never drawn"
+
+
+def test_a_row_that_cannot_be_sampled_fails_when_the_walk_comes_to_it() -> None:
+    tree = mixed_tree(1)
+    logits = torch.randn(len(tree) + 1, VOCABULARY)
+    logits[0, 3] = torch.nan
+    ahead = VerdictAhead(tree, TargetRows(logits, tree, SAMPLED, at_once=True), CounterCoins(1, 1), "traversal")
+    read_together([ahead])
+    with pytest.raises(GenerationError, match="NaN"):
+        ahead.verdict()
+
+
+def sequences(target: TargetModel, sampling: SamplingParams, count: int) -> list[DecodingSequence]:
+    """Prefilled, with drafts from their own prompts."""
+    found = []
+    for number in range(count):
+        slot = target.new_slot()
+        target.prefill(slot, [*PROMPT[number:], 12 + number, *PROMPT])
+        mode = "greedy" if sampling.greedy else "traversal"
+        request = DraftRequest("test", tuple(PROMPT), sampling, mode=mode, end_token_ids=frozenset({0}))
+        found.append(
+            DecodingSequence(
+                slot=slot, sampling=sampling, speculation=SpeculationConfig(), mode=mode,
+                coins_of=entropy_coins(number), end_token_ids=frozenset({0}), max_tokens=40,
+                draftings={"prompt": PromptDrafter().begin(request)},
+            )
+        )  # fmt: skip
+    return found
+
+
+def played(target: TargetModel, sampling: SamplingParams) -> tuple[list[list[int]], int]:
+    """The texts of three sequences that are decoded together, and how many nodes were proposed."""
+    running, planner = sequences(target, sampling, 3), Planner(CostCurve())
+    for _ in range(6):
+        assert all(sequence.error is None for sequence in running), [sequence.error for sequence in running]
+        step([sequence for sequence in running if not sequence.finished], target, planner)
+    return [sequence.output_ids for sequence in running], sum(one.stats.num_draft_tokens for one in running)
+
+
+def as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(judging, "on_accelerator", lambda logits: True)
+
+
+def static_target(device: str = "cpu") -> TargetModel:
+    model = tiny_causal_lm(dtype=torch.float64).to(device)
+    return TargetModel(model, static=StaticSettings(arena_tokens=4096, capture=device == "cuda"))
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.3)], ids=["greedy", "sampled"])
+def test_a_step_of_several_sequences_reads_once(sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward, verification and commit of three sequences, trees and all; the reading itself is the one wait."""
+    as_on_a_gpu(monkeypatch)
+    target, planner = static_target(), Planner(CostCurve())
+    running, proposed = sequences(target, sampling, 3), 0
+    for _ in range(4):
+        with torch.inference_mode(), HostWaits() as waits:
+            step(running, target, planner)
+        assert waits.names == ["resolve_neg"], "one list is read"
+        assert all(sequence.error is None for sequence in running)
+        proposed = sum(sequence.stats.num_draft_tokens for sequence in running)
+    assert proposed > 0
+
+
+def test_texts_do_not_hang_on_how_numbers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy texts are those of the lazy way, as far as both came: a planner goes by the clock."""
+    target = static_target()
+    lazily, _ = played(target, SamplingParams())
+    as_on_a_gpu(monkeypatch)
+    together, proposed = played(target, SamplingParams())
+    for one, other in zip(lazily, together, strict=True):
+        common = min(len(one), len(other))
+        assert one[:common] == other[:common]
+        assert common >= 6
+    assert proposed > 0
+
+
+def test_one_sequence_that_cannot_be_judged_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_on_a_gpu(monkeypatch)
+    target = static_target()
+    running = sequences(target, SamplingParams(temperature=0.5), 2)
+    monkeypatch.setattr(running[0], "mode", "traversal:plan=wrong")
+    step(running, target, Planner(CostCurve()))
+    assert "plan=wrong" in str(running[0].error)
+    assert running[1].error is None
+    assert running[1].output_ids
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.3)], ids=["greedy", "sampled"])
+def test_on_cuda_a_step_waits_once(sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA raises an error at any wait but the one read, for graphs that are replayed."""
+
+    def allowed(read: Callable[[Sequence[Unread]], None]) -> Callable[[Sequence[Unread]], None]:
+        def reading(pending: Sequence[Unread]) -> None:
+            torch.cuda.set_sync_debug_mode("default")
+            read(pending)
+            torch.cuda.set_sync_debug_mode("error")
+
+        return reading
+
+    target, planner = static_target("cuda"), Planner(CostCurve())
+    for _ in range(3):  # every size that comes has been captured
+        played(target, sampling)
+    running = sequences(target, sampling, 3)
+    monkeypatch.setattr(judging, "read_together", allowed(read_together))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(4):
+            step(running, target, planner)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(sequence.error is None for sequence in running), [sequence.error for sequence in running]
