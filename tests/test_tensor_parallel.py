@@ -215,6 +215,7 @@ def test_what_cannot_be_loaded_keeps_no_process_waiting(
     [
         ({}, ConfigError, "torchrun --nproc-per-node"),
         ({"bitwise": True}, UnsupportedError, "bitwise=True is not to be had"),
+        ({"cuda_graphs": True}, UnsupportedError, "cuda_graphs=True is not to be had"),
         ({"draft_model": "first-layers:1"}, UnsupportedError, "first-layers:1 computes with weights of the target"),
         ({"device": "auto"}, ConfigError, "leave device='auto' out"),
         ({"device": "meta"}, ConfigError, "leave device='meta' out"),
