@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import cast
 
 from precedent.drafters.base import DrawsRunnersUp
 from precedent.failures import as_ours
@@ -53,10 +54,10 @@ def _draft(sequence: DecodingSequence, planner: Planner, limits: Limits) -> tupl
         started = perf_counter()
         drafting = sequence.draftings[source]
         drafting.draw(plan.builder, number, sequence.coins())
-        if plan.runners_up.get(source) and isinstance(drafting, DrawsRunnersUp):
-            drafting.draw_runners_up(plan.builder, plan.runners_up[source], sequence.coins())
         seconds = perf_counter() - started
-        sequence.stats.draft_model_seconds += seconds
+        if runners_up := plan.runners_up.get(source):  # planned only for a drafting that has them
+            cast(DrawsRunnersUp, drafting).draw_runners_up(plan.builder, runners_up, sequence.coins())
+        sequence.stats.draft_model_seconds += perf_counter() - started
         if not limits.at_hand.get(source):  # else they were made before, and only shown now
             planner.observe_draws(source, number, behind[source], seconds * 1e3)
     return plan, plan.builder.build()

@@ -49,9 +49,9 @@ def on_accelerator(logits: Tensor) -> bool:
 
 def _judge(draft: Draft, logits: Tensor) -> Judgement:
     sequence, tree = draft.sequence, draft.tree
-    at_once, mode, coins = on_accelerator(logits), sequence.mode, sequence.coins()
+    at_once, mode = on_accelerator(logits), sequence.mode
     rows = TargetRows(logits, tree, sequence.sampling, sequence.output_ids, sequence.shape, at_once=at_once)
-    if at_once and mode in LAZY and isinstance(coins, KnownCoins) and not sequence.drafting_ahead:
+    if at_once and mode in LAZY and not sequence.draws_at_hand and isinstance(coins := sequence.coins(), KnownCoins):
         ahead = VerdictAhead(tree, rows, coins, mode)
         return Judgement(draft, rows, partial(_judged, tree, ahead.verdict), ahead)
     decide = partial(judge, sequence, tree, rows, batched=at_once and mode in LAZY)

@@ -86,7 +86,11 @@ class Pearl:
             yield
             return
         enough = threading.Event()
-        work = self._executor.submit(_draw_in_turns, drawings, enough)
+        try:
+            work = self._executor.submit(_draw_in_turns, drawings, enough)
+        except RuntimeError:  # the interpreter is ending, and its threads have gone before
+            yield
+            return
         try:
             yield
         finally:
@@ -208,8 +212,9 @@ def judge(sequence: DecodingSequence, tree: CandidateTree, rows: TargetRows, *, 
     token, and the verdict's path ends before it.
     """
     whole = tree
-    for drafting in () if is_lossy(sequence.mode) else sequence.drafting_ahead.values():
-        whole = drafting.hung_below(whole)
+    if sequence.draws_at_hand and not is_lossy(sequence.mode):
+        for drafting in sequence.drafting_ahead.values():
+            whole = drafting.hung_below(whole)
     if len(whole) == len(tree):
         verdict = verify(whole, rows, sequence.mode, sequence.coins(), batched=batched)
         return whole, verdict.path, verdict

@@ -158,6 +158,8 @@ class Planner:
     ) -> int:
         """Beside how many of its first draws a second token pays for its row; together no more than may be drawn."""
         most = min(number, limits.max_draws - number) if source in limits.widening else 0
+        if most < 1:
+            return 0
         reaches = [open_mass, *(open_mass * reach for reach in self._reaches(source, number))]
         expected += sum(reaches[1:])
         best, best_rate = 0, expected / (self.cost.milliseconds(width + number) + milliseconds)

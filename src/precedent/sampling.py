@@ -235,6 +235,10 @@ class TargetRows:
     def _all_probs(self) -> Tensor:
         return probs_of(self._all_logits, self._params)
 
+    def forget_probs(self) -> None:
+        """Let go of what `matrix` gave; asked again, it is computed again."""
+        self.__dict__.pop("_all_probs", None)
+
     def unread(self) -> Tensor:
         """The largest logit of every row (NaN if one is), then the lowest ids that have them, `[2 * rows]`, unread."""
         values, tokens = self._all_logits.max(-1)

@@ -89,7 +89,7 @@ class DecodingSequence:
     @property
     def match_budget(self) -> int:
         """Candidates worth asking of each drafter: twice what the last tree could use, all that is allowed at first."""
-        allowed = self.limits.max_nodes
+        allowed = self.speculation.max_nodes if self.speculation.enabled else 0
         return allowed if self.last_num_points is None else min(allowed, max(FEW, 2 * self.last_num_points))
 
     @property
@@ -104,7 +104,8 @@ class DecodingSequence:
 
     def match(self) -> list[Candidates]:
         """What every drafter proposes for the next step; nothing of one that names a token which does not exist."""
-        candidates = [drafting.match(self.match_budget) for drafting in self.draftings.values()]
+        budget = self.match_budget
+        candidates = [drafting.match(budget) for drafting in self.draftings.values()]
         return [one if self._knows(one.token_ids) else Candidates(one.source) for one in candidates]
 
     def _knows(self, token_ids: Sequence[int]) -> bool:

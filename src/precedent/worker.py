@@ -100,7 +100,9 @@ def release(target: TargetModel, drafters: dict[str, Drafter], executor: Executo
     """Let go of what the requests shared, once they are all over."""
     if pearl is not None:
         pearl.close()
-    target.close()
-    for drafter in list(drafters.values()):
-        drafter.close()  # before the executor: recall still writes its credit there
-    executor.shutdown(wait=False)
+    try:
+        for drafter in list(drafters.values()):
+            drafter.close()  # before the executor: recall still writes its credit there
+        executor.shutdown(wait=False)
+    finally:
+        target.close()  # last: other processes may take their time

@@ -12,13 +12,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from precedent.drafters.base import Candidates, Drafting, DraftRequest
 from precedent.drafters.lookahead import DraftedToken, Lookahead
 from precedent.errors import GenerationError
-from precedent.sampling import Coins, coupled_choice, largest_id, probs_of
+from precedent.placing import placed
+from precedent.sampling import Coins, coupled_choice, largest, largest_id, probs_of
 from precedent.target import Slot, TargetModel, common_prefix
 from precedent.target.prefix_pool import PrefixPool
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, Point, TreeBuilder, chain
@@ -191,21 +193,23 @@ class _DraftModelDrafting:
     @torch.inference_mode()
     def draw_runners_up(self, builder: TreeBuilder, number: int, coins: Coins) -> None:
         """Beside each of the first `number` tokens drawn now: the next best, or a draw without replacement."""
-        with self._drafter.at_work():
-            for parent, row in self._rows[:number]:
-                node = self._runner_up(builder, parent, row, coins)
-                builder.runners_up |= set() if node is None else {node}
+        for parent, row in self._rows[:number]:
+            with self._drafter.at_work():
+                runner_up = self._runner_up(row, parent, builder.children(parent), coins)
+            if runner_up is not None:
+                node = self._handed_on(runner_up).add_to(builder, parent, self._drafter.name)
+                builder.runners_up.add(node)
 
-    def _runner_up(self, builder: TreeBuilder, parent: int, row: Tensor, coins: Coins) -> int | None:
-        taken, source = builder.children(parent), self._drafter.name
+    def _runner_up(self, row: Tensor, parent: int, taken: tuple[int, ...], coins: Coins) -> DraftedToken | None:
+        """None where nothing is left."""
         if self._request.mode in CHOSEN:
-            left = row.index_fill(0, torch.tensor(taken, device=row.device), -torch.inf)
-            return builder.add_point(parent, largest_id(left), source) if bool(left.max() > -torch.inf) else None
+            left = row.index_fill(0, placed(np.array(taken), row.device), -torch.inf)
+            logit, token = largest(left)
+            return None if logit == -torch.inf else DraftedToken(token, Point())
         law = _law(row, taken)
         if law.excluded != taken:
-            return None  # nothing is left to draw
-        token = coins.categorical(law.probs(), parent, f"runner-up {source}")
-        return builder.add_draw(parent, token, self._drafter.handed_on(law), source)
+            return None
+        return DraftedToken(coins.categorical(law.probs(), parent, f"runner-up {self._drafter.name}"), law)
 
     def draw_ahead(self, coins: Coins) -> bool:
         """Draw one token more behind everything drawn so far; its coin belongs to its place in the answer."""

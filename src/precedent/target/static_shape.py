@@ -53,7 +53,7 @@ def shape_for(sequences: Sequence[Rows]) -> StaticShape | None:
 
 def most_integers(blocks: int) -> int:
     """More integers than a step of any size has."""
-    return 6 * ROWS[-1] + MOST_PLACES + 2 * blocks * _power(ROWS[-1])
+    return (3 + blocks) * (ROWS[-1] + _power(ROWS[-1])) + 6 * ROWS[-1] + MOST_PLACES
 
 
 def _up(count: int) -> int:

@@ -43,6 +43,9 @@ class Summarised(Unread, Protocol):
     def check(self, node: int, /) -> None:
         """Raise GenerationError if the row after `node` cannot be sampled."""
 
+    def forget_probs(self) -> None:
+        """Let go of the matrix: nobody will ask for it again."""
+
 
 @runtime_checkable
 class KnownCoins(Coins, Protocol):
@@ -59,16 +62,19 @@ class VerdictAhead:
         self._rows, self._coins = rows, coins
         self._weights = BatchedWeights(tree, rows.matrix(), lazy=LAZY[mode], check=rows.check)
         uniforms = np.array([coins.uniform(node, NEXT) for node in range(ROOT, len(tree))])
-        self._tokens = categorical_rows(self._weights.leftovers, placed(uniforms, self._weights.leftovers.device))
+        tokens = categorical_rows(self._weights.leftovers, placed(uniforms, self._weights.leftovers.device))
+        self._unread = torch.cat([self._weights.unread(), rows.unread(), tokens.double()])
         self._token_after: list[int] = []
+        self._weights.forget_laws()  # as large as the vocabulary, and the other sequences of the step have theirs
+        rows.forget_probs()
 
     def unread(self) -> Tensor:
         """Weights, largest numbers and tokens."""
-        return torch.cat([self._weights.unread(), self._rows.unread(), self._tokens.double()])
+        return self._unread
 
     def take(self, numbers: Sequence[float]) -> None:
         """Hand each its own."""
-        nodes = self._tokens.numel()
+        nodes = len(self._weights.tree) + 1
         rows_from, tokens_from = len(numbers) - 3 * nodes, len(numbers) - nodes
         self._weights.take(numbers[:rows_from])
         self._rows.take(numbers[rows_from:tokens_from])

@@ -101,6 +101,10 @@ class BatchedWeights:
         """The law B at every node once all its trials were rejected, `[num_nodes + 1, vocab_size]`."""
         return self._left
 
+    def forget_laws(self) -> None:
+        """Keep the weights alone, for a walk whose last token is known beforehand."""
+        self._left = self._target_probs = self._left.new_empty((len(self.tree) + 1, 0))
+
     def unread(self) -> Tensor:
         """What a walk asks for: w of all trials, then a of the root and of all nodes, in float64, unread."""
         return torch.cat([self._worth, self._accept]).double()
