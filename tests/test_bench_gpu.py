@@ -46,7 +46,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 def test_every_part_runs_to_its_end(found: tuple[Path, dict[str, Any]]) -> None:
     folder, parts = found
     assert {name: part["stopped"] for name, part in parts.items()} == dict.fromkeys(parts)
-    assert set(parts) == {"steps", "attention", "verification", "decoding", "batches", "traces"}
+    assert set(parts) == {"steps", "attention", "verification", "decoding", "batches", "pair", "traces"}
     assert len(parts["steps"]["rows"]) == 2 * 5
     assert all(row["graph_ms"] > 0 and row["times_the_floor"] > 0 for row in parts["steps"]["rows"])
     assert (folder / "svg").read_text().count("<circle") == 10
@@ -71,12 +71,33 @@ def test_every_way_to_decode_is_measured(found: tuple[Path, dict[str, Any]]) -> 
 @pytest.mark.slow
 def test_recorded_answers_decide_what_is_accepted(found: tuple[Path, dict[str, Any]]) -> None:
     """The same answer stands in the pool of the same task, so that it comes in a few steps."""
-    rows = {(row["pool"], row["batch"]): row for row in found[1]["traces"]["rows"]}
-    assert {batch for _, batch in rows} == {1, 2}
+    rows = {(row["drafting"], row["pool"], row["batch"]): row for row in found[1]["traces"]["rows"]}
+    assert {batch for *_, batch in rows} == {1, 2}
     assert all(row["turns"] == 4 for row in rows.values())
-    assert rows["same-task", 1]["tokens_per_step"] > 3
     assert all(row["forwards_of_fixed_size"] > 0 for row in rows.values())
-    assert rows["same-task", 1]["tokens_per_step"] == rows["same-task", 2]["tokens_per_step"]
+    for drafting, pool, _ in rows:
+        assert rows[drafting, pool, 1]["tokens_per_step"] == rows[drafting, pool, 2]["tokens_per_step"]
+    assert rows["ours", "same-task", 1]["tokens_per_step"] > 3
+    assert 1 < rows["prompt lookup", "none", 1]["tokens_per_step"] < rows["ours", "same-task", 1]["tokens_per_step"]
+
+
+@pytest.mark.slow
+def test_wrong_answers_are_proposed_and_bring_nothing(found: tuple[Path, dict[str, Any]]) -> None:
+    rows = [row for row in found[1]["traces"]["rows"] if row["pool"] == "wrong answers"]
+    assert len(rows) == 2
+    assert all(row["nodes_per_step"] > 0 for row in rows)
+    assert all(1 <= row["tokens_per_step"] < 1.1 for row in rows)
+
+
+@pytest.mark.slow
+def test_an_agent_is_served_in_every_way(found: tuple[Path, dict[str, Any]]) -> None:
+    pytest.importorskip("precedent_demo")
+    rows = {row["way"]: row for row in found[1]["pair"]["rows"]}
+    assert list(rows) == ["plain", "draft-only", "draft-only, pearl", "cache-only", "both"]
+    assert [row for row in rows.values() if "failed" in row] == []
+    assert all(row["requests"] == row["requests_word_for_word_as_plain"] == 1 for row in rows.values())
+    assert {row["tokens"] for row in rows.values()} == {rows["plain"]["tokens"]}
+    assert rows["plain"]["tokens_per_step"] == 1 < max(row["tokens_per_step"] for row in rows.values())
 
 
 def test_what_there_was_no_time_for_is_said(tmp_path: Path) -> None:

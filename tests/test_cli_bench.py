@@ -146,6 +146,25 @@ def test_a_conversation_reuses_its_prefix_only_with_reuse(
     assert all(held >= before for held, before in zip(cached["conversation"][1:], found["prompt_tokens"], strict=False))
 
 
+def test_all_our_engines_share_one_target(model: str) -> None:
+    lineup = Lineup(model, None, None, None, 4)
+    engines = [lineup.ours(enabled=enabled).engine for enabled in (False, True)]
+    assert engines[0].target is engines[1].target
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.parametrize("command", [("bench", "--topics"), ("run", "hi")])
+def test_graphs_are_refused_where_there_are_none(
+    command: tuple[str, ...], model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["precedent", *command, "--target", model, "--device", "cpu", "--cuda-graphs"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "there are CUDA graphs on CUDA devices only" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

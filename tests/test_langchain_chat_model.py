@@ -542,9 +542,18 @@ def test_weights_are_loaded_once_and_only_when_needed(loads: list[dict[str, Any]
         {
             **{"target": "m", "tokenizer": None, "draft_model": "d", "device": "cpu", "dtype": "float32"},
             **{"model_kwargs": None, "cache": None, "bitwise": False, "draft_device": None, "pearl": None},
-            **{"tensor_parallel": False},
+            **{"tensor_parallel": False, "cuda_graphs": False},
         }
     ]
+
+
+def test_graphs_make_another_engine_and_other_answers(loads: list[dict[str, Any]]) -> None:
+    """A graph's attention rounds in its own way, which an answer cache must not confuse with another."""
+    models = [ChatPrecedent(model="m", cuda_graphs=chosen) for chosen in (None, True)]
+    for model in models:
+        model.invoke("hi")
+    assert [load["cuda_graphs"] for load in loads] == [False, True]
+    assert models[0]._identifying_params != models[1]._identifying_params
 
 
 async def test_copies_that_langchain_makes_share_the_engine(loads: list[dict[str, Any]]) -> None:

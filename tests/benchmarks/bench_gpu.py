@@ -1,4 +1,4 @@
-"""The target on a GPU: steps against the memory's floor, attention variants, graphs, verification, decoding, traces.
+"""The target on a GPU: steps against the memory's floor, attention variants, graphs, verification, decoding, agents.
 
     python tests/benchmarks/bench_gpu.py --json gpu.json --markdown gpu.md --svg docs/images/roofline.svg \
         [--traces tau_retail.jsonl.gz --tokenizer FOLDER] [--minutes 9]
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from gpu_bench.decoding import decoding_rates
+from gpu_bench.demo_pair import demo_pair
 from gpu_bench.report import markdown, roofline
 from gpu_bench.setting import Part, Setting, TimeIsUp, existing
 from gpu_bench.steps import attention_times, batch_times, step_times, verification_times
@@ -29,6 +30,7 @@ PARTS = (
     Part("verification", "Verification", verification_times),
     Part("decoding", "Plain decoding", decoding_rates),
     Part("batches", "Several sequences at once", batch_times),
+    Part("pair", "The order desk's own target and draft model, served by an agent", demo_pair),
     Part("traces", "Recorded answers (they decide what is accepted)", replayed),
 )
 

@@ -15,6 +15,7 @@ from rich.progress import track
 from precedent.cli.bench_report import machine, summary, tables
 from precedent.cli.options import (
     DEFAULT_TARGET,
+    CudaGraphsOption,
     DeviceOption,
     DraftDeviceOption,
     DraftModelOption,
@@ -51,6 +52,7 @@ def bench(
     pearl: PearlOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    cuda_graphs: CudaGraphsOption = False,
     modes: Annotated[
         str,
         typer.Option(help=f"Comma-separated, of: {', '.join(MODES)}; or all. Default: {', '.join(STANDARD_MODES)}."),
@@ -86,7 +88,8 @@ def bench(
 
     console = Console(stderr=True)
     with console.status(f"loading {target}"):
-        lineup = Lineup(target, draft_model, device, dtype, max_tokens, draft_device=draft_device, pearl=pearl)
+        how: dict[str, Any] = {"draft_device": draft_device, "pearl": pearl, "cuda_graphs": cuda_graphs}
+        lineup = Lineup(target, draft_model, device, dtype, max_tokens, **how)
         asked = _prompts(lineup, traces, topics, prompts, warm, max_prompt_tokens, truncate)
     _fill(lineup, asked, console)
     results: dict[str, Any] = {"machine": machine(lineup.model, target), "prompts": asked.as_dict()}

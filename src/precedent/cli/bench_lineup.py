@@ -21,6 +21,7 @@ from precedent.cli.bench_modes import (
 from precedent.config import SpeculationConfig
 from precedent.cost_curve import CostCurve
 from precedent.engine import Engine
+from precedent.target import TargetModel
 from precedent.target.loading import load_draft, load_target
 from precedent.testing.drafters import NullDrafter
 
@@ -47,6 +48,7 @@ class Lineup:
         *,
         draft_device: str | None = None,
         pearl: bool | None = None,
+        cuda_graphs: bool = False,
     ) -> None:
         self._target, self._where = target, {"device": device, "dtype": dtype}
         self._draft_name, self._max_tokens = draft_model, max_tokens
@@ -56,6 +58,8 @@ class Lineup:
         self._pearl, self._draft = pearl, None
         if draft_model:
             self._draft = load_draft(draft_model, self.model, self.tokenizer, device=draft_device)
+        # one for all engines: with graphs, each of its own would take half of the memory that the others left
+        self._target_model = TargetModel.of(self.model, bitwise=False, cuda_graphs=cuda_graphs)
         self._embedder = resolve(None)
         self._cost: CostCurve | None = None
         self.cache = self._new_cache()
@@ -64,7 +68,7 @@ class Lineup:
         """A contestant with an engine of its own; the cost curve is measured once, and every engine starts from it."""
         cost = None if self._cost is None else copy.deepcopy(self._cost)
         engine = Engine(
-            self.model,
+            self._target_model,
             self.tokenizer,
             name=self._target,
             draft_model=self._draft,

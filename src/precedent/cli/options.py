@@ -41,6 +41,9 @@ PearlOption = Annotated[
         help="Let the draft model draw while the target scores; by default where it sits on another device.",
     ),
 ]
+CudaGraphsOption = Annotated[
+    bool, typer.Option("--cuda-graphs", help="Replay the target's steps as CUDA graphs, or refuse the model.")
+]
 DtypeOption = Annotated[
     str | None, typer.Option("--dtype", help="float32, bfloat16, float16 or float64; by default as stored.")
 ]

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from precedent.cli.options import (
     DEFAULT_TARGET,
+    CudaGraphsOption,
     DeviceOption,
     DraftDeviceOption,
     DraftModelOption,
@@ -49,6 +50,7 @@ def run(
     bitwise: Annotated[
         bool, typer.Option("--bitwise", help="The same answer to the last bit whatever was drafted, or a refusal.")
     ] = False,
+    cuda_graphs: CudaGraphsOption = False,
     system: Annotated[str, typer.Option(help="System message.", show_default=False)] = "",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens of this total probability.")] = 1.0,
@@ -77,7 +79,7 @@ def run(
     with ExitStack() as stack:
         opened = stack.enter_context(_open_cache(cache)) if cache else None
         settings = {"device": device, "dtype": dtype, "bitwise": bitwise, "cache": opened}
-        settings |= {"draft_device": draft_device, "pearl": pearl}
+        settings |= {"draft_device": draft_device, "pearl": pearl, "cuda_graphs": cuda_graphs}
         engine = stack.enter_context(closing(_load(target, draft_model, settings)))
         generation = _ask(engine, messages, sampling, tenant)
         if show_sources:

@@ -41,11 +41,12 @@ class ChatPrecedent(FollowsRunMetadata, Described):
     path, an open `SpeculationCache`, or None for no cache. `speculation` is True, False (plain decoding), or a
     `SpeculationConfig`. `templates` are premade responses with `{holes}` (texts, or a `Templates`), proposed beside the
     forms of the bound tools' calls; `prediction=` of a call is a guess of its answer. With `bitwise=True` greedy and
-    seeded answers do not hang on rounding either, or the model is refused. The draft model sits on `draft_device`, by
-    default where the target is; with `pearl` it draws while the target scores. With `tensor_parallel=True` the
-    processes that torchrun started hold the model together, and all but the first stay in this constructor until they
-    end. Sampling fields are those of `SamplingParams`; temperature 0 is greedy. All but the fields of the engine can be
-    given per call. Weights are loaded at the first call, once for all chat models of equal settings.
+    seeded answers do not hang on rounding either, or the model is refused; with `cuda_graphs=True` steps are replayed
+    as CUDA graphs, or it is refused. The draft model sits on `draft_device`, by default where the target is; with
+    `pearl` it draws while the target scores. With `tensor_parallel=True` the processes that torchrun started hold the
+    model together, and all but the first stay in this constructor until they end. Sampling fields are those of
+    `SamplingParams`; temperature 0 is greedy. All but the fields of the engine can be given per call. Weights are
+    loaded at the first call, once for all chat models of equal settings.
 
         llm = ChatPrecedent(model="HuggingFaceTB/SmolLM2-1.7B-Instruct", speculation_cache="orders.db")
         agent = create_agent(llm, tools=[look_up_order])

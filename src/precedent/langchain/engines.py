@@ -37,6 +37,7 @@ class EngineSettings:
     dtype: str | None = None
     model_kwargs: dict[str, Any] | None = None
     bitwise: bool | None = None
+    cuda_graphs: bool | None = None
     pearl: bool | None = None
     tensor_parallel: bool | None = None
 
@@ -106,6 +107,7 @@ class EngineHolder:
             dtype=settings.dtype,
             model_kwargs=settings.model_kwargs,
             bitwise=bool(settings.bitwise),
+            cuda_graphs=bool(settings.cuda_graphs),
             pearl=settings.pearl,
             tensor_parallel=bool(settings.tensor_parallel),
             cache=_opened(settings.speculation_cache, settings.embedder),

@@ -36,7 +36,8 @@ STANDARD_BUT_IDLE = ("api_key", "timeout", "max_retries")
 
 OF_THE_ENGINE = (
     *("draft_model", "speculation_cache", "embedder"),
-    *("device", "draft_device", "dtype", "model_kwargs", "bitwise", "pearl", "tensor_parallel"),
+    *("device", "draft_device", "dtype", "model_kwargs"),
+    *("bitwise", "cuda_graphs", "pearl", "tensor_parallel"),
 )
 
 FROM_ENVIRONMENT = {
@@ -61,6 +62,7 @@ class EngineFields(BaseModel):
     dtype: str | None = None
     model_kwargs: dict[str, Any] | None = None
     bitwise: bool | None = None
+    cuda_graphs: bool | None = None
     pearl: bool | None = None
     tensor_parallel: bool | None = None
     temperature: float = 0.0

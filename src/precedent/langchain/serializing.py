@@ -36,7 +36,7 @@ def plain_fields(model: EngineFields) -> dict[str, Any]:
 def identifying_params(model: EngineFields) -> dict[str, Any]:
     """All that an answer depends on, and what speeds it up: LangChain's answer caches use it as their key."""
     draft = model.draft_model
-    of_engine = ("device", "dtype", "bitwise", "tensor_parallel")
+    of_engine = ("device", "dtype", "bitwise", "cuda_graphs", "tensor_parallel")
     names = (*of_engine, *SAMPLING, "stop", "logprobs", "top_logprobs", "tenant", "drafters")
     settings = {name: getattr(model, name) for name in (*names, "speculation")}
     settings["model_kwargs"] = _without_secrets(model.model_kwargs)

@@ -1,109 +1,74 @@
 """Recorded answers through real forwards: every step is computed in full, the recorded tokens decide what is accepted.
 
-First the drafters play the traces on the host (`precedent.replay`), and every tree and its accepted path is kept. Then
-the same trees go through the model, several turns at a time: forward, verification with its read, commit. The time that
-the drafters took is added, as if nothing had been hidden behind a forward.
+First the drafters play the traces on the host (`gpu_bench.recordings`), and every tree and its accepted path is kept.
+Then the same trees go through the model, several turns at a time: forward, verification with its read, commit. The time
+that the drafters took is added, as if nothing had been hidden behind a forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
+from gpu_bench.recordings import Played, Recorder, Recording
 from gpu_bench.setting import Setting
 from gpu_bench.steps import BATCHES
 from precedent.config import SamplingParams
-from precedent.replay.lineup import Entry
-from precedent.replay.run import Observer, Settings, replay
-from precedent.replay.simulate import Watch
-from precedent.replay.turns import Turn
 from precedent.sampling import CounterCoins, TargetRows
 from precedent.target import Slot
-from precedent.tree import EMPTY_TREE, CandidateTree
 from precedent.verify import verify
 
 Row = dict[str, Any]
 GREEDY = SamplingParams()
 
-LONGEST_PROMPT = 6000
-"""Turns with longer prompts are left out: 32 of these fit in the arena of a GPU with 80 GB."""
-
-
-@dataclass
-class Played:
-    """One recorded turn: its prompt's length, its answer, and the tree and path of every step."""
-
-    prompt_tokens: int
-    answer: Sequence[int]
-    steps: list[tuple[CandidateTree, tuple[int, ...]]] = field(default_factory=list)
-
-    @property
-    def plain(self) -> Played:
-        """The same turn, one token per step."""
-        return Played(self.prompt_tokens, self.answer, [(EMPTY_TREE, ())] * len(self.answer))
-
-
-class Keeper(Observer):
-    """Keeps what the main contender proposed, up to `longest` prompt tokens."""
-
-    def __init__(self, longest: int) -> None:
-        self.turns: list[Played] = []
-        self._longest = longest
-
-    def watch(self, turn: Turn, entry: Entry) -> Watch | None:
-        """A turn begins."""
-        if len(turn.prompt_ids) > self._longest:
-            return None
-        played = Played(len(turn.prompt_ids), turn.token_ids)
-        self.turns.append(played)
-        return lambda tree, path, before: played.steps.append((tree, tuple(path)))
+WAYS: dict[tuple[str, str], Callable[[Recorder], Recording]] = {
+    ("recall alone", "wrong answers"): Recorder.misled,
+    ("ours", "same-task"): lambda recorder: recorder.ours("same-task"),
+    ("ours", "other-tasks"): lambda recorder: recorder.ours("other-tasks"),
+    ("prompt lookup", "none"): Recorder.prompt_lookup,
+}
+"""Who drafts, from which memory. The adversarial one comes first, beside the plain run that it must not fall behind."""
 
 
 def replayed(setting: Setting) -> Iterator[Row]:
-    """Tokens per second with drafts and plainly, at equal batch. Nothing without `--traces`."""
+    """Tokens per second of each way and plainly, at equal batch; each fails alone. Nothing without `--traces`."""
     if not setting.given.traces:
         yield {"failed": "no --traces were given"}
         return
-    for pool in ("same-task", "other-tasks"):
-        keeper, drafting = played(setting, pool)
-        for batch in BATCHES if not setting.small else (1, 2):
-            setting.check_time()
-            yield {"pool": pool, "batch": batch, **_rates(setting, keeper.turns, batch, drafting)}
+    recorder, found = Recorder(setting), dict[tuple[str, str], Recording]()
+    for way, play in WAYS.items():
+        setting.check_time()
+        try:
+            found[way] = play(recorder)
+        except Exception as error:
+            yield {**_named(way), "failed": f"{type(error).__name__}: {error}".splitlines()[0][:120]}
+    for batch in BATCHES if not setting.small else (1, 2):
+        plain = _seconds(setting, recorder.plain().turns, batch)
+        for way, recording in found.items():
+            yield {**_named(way), "batch": batch, **_rates(setting, recording, batch, plain)}
 
 
-def played(setting: Setting, pool: str) -> tuple[Keeper, float]:
-    """What the drafters proposed, at most 64 nodes planned for the GPU curve, and how many seconds a step they took."""
-    from transformers import AutoTokenizer
-
-    from precedent.testing.tiny_models import byte_tokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(setting.given.tokenizer) if setting.given.tokenizer else byte_tokenizer()
-    keeper = Keeper(500 if setting.small else LONGEST_PROMPT)
-    settings = Settings(pool=pool, budgets=(64,), curves=("gpu",), limit=setting.given.turns, baselines=())
-    result = replay(setting.given.traces, [], tokenizer, None, settings, observer=keeper)
-    assert result.main is not None
-    times = result.reports[result.main.name].microseconds
-    return keeper, sum(times) / max(len(times), 1) / 1e6
+def _named(way: tuple[str, str]) -> Row:
+    return {"drafting": way[0], "pool": way[1]}
 
 
-def _rates(setting: Setting, turns: Sequence[Played], batch: int, drafting: float) -> Row:
-    tokens = sum(len(turn.answer) for turn in turns)
-    steps = sum(len(turn.steps) for turn in turns)
+def _rates(setting: Setting, recording: Recording, batch: int, plain: float) -> Row:
+    turns = recording.turns
+    tokens, steps = sum(len(turn.answer) for turn in turns), sum(len(turn.steps) for turn in turns)
     before = setting.static.static.forwards
     ours = _seconds(setting, turns, batch)
     as_graphs = setting.static.static.forwards - before
-    plain = _seconds(setting, [turn.plain for turn in turns], batch)
-    drafted = ours + drafting * steps
+    drafted = ours + recording.drafting * steps
     return {
         "turns": len(turns),
         "tokens_per_step": tokens / steps,
+        "nodes_per_step": sum(len(tree) for turn in turns for tree, _ in turn.steps) / steps,
         "plain_tokens_per_second": tokens / plain,
         "tokens_per_second": tokens / drafted,
         "speedup": plain / drafted,
         "speedup_without_drafting": plain / ours,
-        "drafting_us_per_step": 1e6 * drafting,
+        "drafting_us_per_step": 1e6 * recording.drafting,
         "forwards_of_fixed_size": as_graphs,
     }
 
@@ -117,6 +82,7 @@ def _decode(setting: Setting, turns: Sequence[Played], batch: int) -> float:
     waiting, running, seconds = list(reversed(turns)), list[tuple[Played, Slot, int]](), 0.0
     while waiting or running:
         while waiting and len(running) < batch:
+            setting.check_time()
             turn = waiting.pop()
             room = len(turn.answer) + 72
             running.append((turn, setting.slot_of(setting.static, turn.prompt_tokens, room), 0))
