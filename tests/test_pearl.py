@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -37,7 +36,7 @@ from precedent.target import TargetModel
 from precedent.target.first_layers import first_layers, layers_of
 from precedent.target.loading import load_draft
 from precedent.testing.drafters import OracleDrafter, RandomDrafter
-from precedent.testing.enumeration import enumerate_outcomes
+from precedent.testing.enumeration import CoinsOfAStep, enumerate_outcomes
 from precedent.testing.random_trees import toy_model
 from precedent.testing.tabled_model import TabledModel
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -241,20 +240,6 @@ class WrongDrafting:
 
 
 # The law when sampling
-
-
-@dataclass
-class CoinsOfAStep:
-    """Coins that tell the steps of an answer apart."""
-
-    coins: Coins
-    step: int
-
-    def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
-        return self.coins.bernoulli(probability, node, f"{self.step} {purpose}")
-
-    def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
-        return self.coins.categorical(weights, node, f"{self.step} {purpose}")
 
 
 def toy(name: str) -> TabledModel:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from precedent.sampling import Coins, CounterCoins
 from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.target import TargetModel
 from precedent.testing.drafters import OracleDrafter
-from precedent.testing.enumeration import enumerate_outcomes
+from precedent.testing.enumeration import CoinsOfAStep, enumerate_outcomes
 from precedent.testing.random_trees import toy_model
 from precedent.testing.tabled_model import TabledModel
 from precedent.testing.tiny_models import tiny_causal_lm
@@ -41,20 +40,6 @@ class TwoDraws(Planner):
         plan.draws = {source: min(2, limits.max_depth) for source in behind}
         plan.runners_up = dict.fromkeys(limits.widening, 2)
         return plan
-
-
-@dataclass
-class CoinsOfAStep:
-    """Coins that tell the steps of an answer apart."""
-
-    coins: Coins
-    step: int
-
-    def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
-        return self.coins.bernoulli(probability, node, f"{self.step} {purpose}")
-
-    def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
-        return self.coins.categorical(weights, node, f"{self.step} {purpose}")
 
 
 def toy(name: str) -> TabledModel:

@@ -178,3 +178,19 @@ def exact_law(target: TargetLaw, draft: DraftProcess, verifier: str | Prepare) -
             prefixes[committed] = prefixes.get(committed, 0.0) + weight
             accepted += weight * verdict.num_accepted
     return ExactLaw(prefixes, accepted, num_trees, num_outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class CoinsOfAStep:
+    """Coins that tell the steps of an answer apart."""
+
+    coins: Coins
+    step: int
+
+    def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
+        """The coins' own, at a purpose of this step."""
+        return self.coins.bernoulli(probability, node, f"{self.step} {purpose}")
+
+    def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
+        """The coins' own, at a purpose of this step."""
+        return self.coins.categorical(weights, node, f"{self.step} {purpose}")
