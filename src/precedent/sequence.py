@@ -21,6 +21,7 @@ WIDENED = ("greedy", "traversal", "topdown")
 """Modes that verify a second draw below one parent by its own law; a plan for siblings wants them all of one kind."""
 
 RUNNERS_UP = DrawsRunnersUp.draw_runners_up.__name__
+"""Looked for in each step: to ask whether an object is of a protocol takes far longer."""
 
 
 @dataclass(frozen=True, slots=True)

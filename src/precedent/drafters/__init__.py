@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from precedent.drafters.base import Candidates, Drafter, Drafting, DraftRequest, DraftsAhead
+from precedent.drafters.base import Candidates, Drafter, Drafting, DraftRequest, DraftsAhead, DrawsRunnersUp
 from precedent.drafters.codec import TextCodec
 from precedent.errors import ConfigError
 
@@ -32,6 +32,7 @@ __all__ = [
     "DrafterParts",
     "Drafting",
     "DraftsAhead",
+    "DrawsRunnersUp",
     "TextCodec",
     "known_drafters",
     "load_drafters",

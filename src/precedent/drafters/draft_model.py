@@ -277,7 +277,7 @@ class _DraftModelDrafting:
         """Drop what is held of the request."""
         with self._drafter.at_work():
             self._place.leave()
-        self._ahead, self._next = Lookahead(), None
+        self._ahead, self._next, self._row, self._rows = Lookahead(), None, None, []
 
 
 def _checked(probs: Tensor) -> Tensor:

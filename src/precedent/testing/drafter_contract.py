@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 from precedent.config import SamplingParams
-from precedent.drafters.base import NODE, Candidates, Drafter, Drafting, DraftRequest
+from precedent.drafters.base import NODE, Candidates, Drafter, Drafting, DraftRequest, DrawsRunnersUp
 from precedent.sampling import CounterCoins
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 
@@ -140,6 +140,21 @@ class DrafterContract:
         tree: CandidateTree = builder.build()
         tree.check()
         assert len(tree.draws) <= (3 if drafter.draws else 0)
+        drafting.end()
+
+    def test_runners_up_respect_their_number(self) -> None:
+        """What is named beside draws is new in the tree, noted, and no more than was asked for."""
+        drafting, builder = self.make_drafter().begin(self.make_request()), TreeBuilder()
+        if not isinstance(drafting, DrawsRunnersUp):
+            pytest.skip("this drafter names one token at a place")
+        drafting.draw(builder, 3, CounterCoins(entropy=7, step=0))
+        before = builder.build()
+        drafting.draw_runners_up(builder, 2, CounterCoins(entropy=7, step=0))
+        after = builder.build()
+        after.check()
+        assert after.token_ids[: len(before)] == before.token_ids
+        assert builder.runners_up == set(range(len(before), len(after)))
+        assert 0 < len(builder.runners_up) <= 2
         drafting.end()
 
     def run(self, drafter: Drafter, budget: int) -> list[Candidates]:
