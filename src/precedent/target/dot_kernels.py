@@ -23,6 +23,9 @@ LANES = 16 if _FEATURES.get("avx512f") else 8
 FUSED = bool(_FEATURES.get("fma")) or binding.get_process_triple().startswith(("aarch64", "arm64"))
 """Whether this processor multiplies and adds in one instruction; done in software it would take forever."""
 
+CACHE_LINE = 64
+"""Bytes."""
+
 SHORT, INT, LONG, FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 SHORTS, INTS, FLOATS = (ir.VectorType(each, LANES) for each in (SHORT, INT, FLOAT))
 
@@ -36,10 +39,12 @@ def kernel(generator: Callable[..., Any]) -> Callable[..., Any]:
     return cast(Callable[..., Any], intrinsic(generator))
 
 
-def dot_block(outs: int, rows: int, *, wide_weights: bool, wide_outputs: bool) -> Callable[[Places], None]:
+def dot_block(outs: int, rows: int, *, wide: bool) -> Callable[[Places], None]:
     """A kernel for `outs` rows of weights and `rows` rows of inputs, called from compiled code.
 
-    What is `wide` is float32, else bfloat16; inputs are float32. Bias and rounding are done once, at the end.
+    Weights and outputs are float32 if `wide`, else bfloat16; inputs are float32. Bias and rounding are done once, at
+    the end. While it multiplies, the weights that lie behind its own are fetched into the processor's cache: rows this
+    short are over before the hardware has seen that they follow each other.
     """
 
     @intrinsic
@@ -51,14 +56,14 @@ def dot_block(outs: int, rows: int, *, wide_weights: bool, wide_outputs: bool) -
             )
             w_rows = [code.offset(weights, w_bytes, out) for out in range(outs)]
             x_rows = [code.offset(inputs, x_bytes, row) for row in range(rows)]
-            sums = code.dots(w_rows, x_rows, length, wide_weights)
-            together = min(rows, max(1, LANES // outs))  # rows whose sums fill a register
+            sums = code.dots(w_rows, x_rows, length, wide, code.offset(weights, w_bytes, outs))
+            together = max(1, LANES // outs)  # rows whose sums fill a register
             for first in range(0, rows, together):
                 totals = code.totals(sums[first * outs : (first + together) * outs])
-                totals = code.with_biases(totals, biases, outs)
-                for row in range(together):
-                    place = code.offset(outputs, y_bytes, first + row)
-                    code.store_some(totals, row * outs, outs, place, wide_outputs)
+                stored = code.with_biases(totals, biases, outs)
+                stored = stored if wide else code.halves(stored)
+                for row in range(min(together, rows - first)):
+                    code.store_some(stored, row * outs, outs, code.offset(outputs, y_bytes, first + row))
             return context.get_dummy_value()
 
         return types.void(types.UniTuple(types.intp, 8)), generate
@@ -212,19 +217,36 @@ class Code:
         builder.cbranch(builder.icmp_signed("<", beyond, length), loop, end)
         builder.position_at_end(end)
 
-    def dots(self, weights: list[Any], inputs: list[Any], length: Any, wide_weights: bool) -> list[Any]:
-        """Lanes of all dot products, the first row of inputs with every row of weights first."""
+    def dots(self, weights: list[Any], inputs: list[Any], length: Any, wide: bool, behind: Any) -> list[Any]:
+        """Lanes of all dot products, the first row of inputs with every row of weights first.
+
+        As many bytes as are read of the weights are fetched from `behind` on.
+        """
         zeros = (same(FLOATS, 0.0),) * (len(weights) * len(inputs))
+        bytes_of_step = len(weights) * (4 if wide else 2)
         with self.steps(length, zeros) as (k, sums, following):
-            columns = [self.load(each, k, wide=wide_weights) for each in weights]
+            ahead = self._builder.add(behind, self._builder.mul(k, ir.Constant(LONG, bytes_of_step)))
+            self.fetch(ahead, bytes_of_step * LANES)
+            columns = [self.load(each, k, wide=wide) for each in weights]
             for number, row in enumerate(inputs):
                 loaded = self.load(row, k, wide=True)
                 for column, total in zip(columns, sums[number * len(weights) :], strict=False):
                     following.append(self.fused(column, loaded, total))
         return following
 
+    def fetch(self, place: Any, size: int) -> None:
+        """Ask for the cache lines of so many bytes, without waiting; harmless where there is no memory."""
+        builder, byte = self._builder, ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, INT, INT, INT])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        to_read, to_nearest, data = (ir.Constant(INT, number) for number in (0, 3, 1))
+        for offset in range(0, size, CACHE_LINE):
+            line = builder.inttoptr(builder.add(place, ir.Constant(LONG, offset)), byte)
+            builder.call(function, (line, to_read, to_nearest, data))
+
     def totals(self, sums: list[Any]) -> Any:
         """The sums of the lanes of each, in one register: halves upon halves."""
+        sums = [*sums, *[same(FLOATS, 0.0)] * (2 ** (len(sums) - 1).bit_length() - len(sums))]
         size = LANES
         while size > 1:
             if len(sums) > 1:
@@ -262,12 +284,11 @@ class Code:
         result.add_incoming(totals, from_otherwise)
         return result
 
-    def store_some(self, numbers: Any, first: int, count: int, place: Any, wide: bool) -> None:
-        """Write `count` lanes from `first` on, as float32 or as bfloat16."""
+    def store_some(self, numbers: Any, first: int, count: int, place: Any) -> None:
+        """Write `count` lanes from `first` on, as they are."""
         builder, kind = self._builder, ir.VectorType(INT, count)
         chosen = builder.shuffle_vector(numbers, numbers, ir.Constant(kind, list(range(first, first + count))))
-        stored = chosen if wide else self.halves(chosen)
-        builder.store(stored, builder.inttoptr(place, stored.type.as_pointer()), align=4 if wide else 2)
+        builder.store(chosen, builder.inttoptr(place, chosen.type.as_pointer()), align=2)
 
     def store(self, number: Any, place: Any, wide: bool) -> None:
         """One number, as float32 or as bfloat16."""

@@ -60,21 +60,19 @@ def layer_work(jobs):  # type: ignore[no-untyped-def]  # numba takes its types f
     scratch = job.scratch + take_ticket(job.base) * job.scratch_bytes
     _norm(job, 1, job.inputs, job.first_norm, job.first_norm_epsilon)
     wait_for_team(job.barrier)
-    _project(job, 2, scratch)
+    _project(job, 2)
     wait_for_team(job.barrier)
     _place(job, 3)
     wait_for_team(job.barrier)
     _attention(job, 4, scratch)
     wait_for_team(job.barrier)
-    _add_product(
-        job, 5, job.attended, job.heads * job.dim, job.output, job.output_bias, job.inputs, job.middle, scratch
-    )
+    _add_product(job, 5, job.attended, job.heads * job.dim, job.output, job.output_bias, job.inputs, job.middle)
     wait_for_team(job.barrier)
     _norm(job, 6, job.middle, job.second_norm, job.second_norm_epsilon)
     wait_for_team(job.barrier)
-    _gate(job, 7, scratch)
+    _gate(job, 7)
     wait_for_team(job.barrier)
-    _add_product(job, 8, job.gated, job.inner, job.down, job.down_bias, job.middle, job.outputs, scratch)
+    _add_product(job, 8, job.gated, job.inner, job.down, job.down_bias, job.middle, job.outputs)
 
 
 @compiled
@@ -106,13 +104,13 @@ def _norm(job: Any, part: int, inputs: int, weight: int, epsilon: float) -> None
 
 @compiled
 def _product(
-    job: Any, piece: int, inputs: int, length: int, weight: int, bias: int, outputs: int, num_outs: int, scratch: int
+    job: Any, piece: int, inputs: int, length: int, weight: int, bias: int, outputs: int, num_outs: int
 ) -> None:
     """One piece of a product's outputs, of every row."""
     size = _size(job)
     places = (weight, size * length, inputs, 4 * length, length, bias, outputs, size * num_outs)
     first = piece * PIECE
-    product_piece(places, job.rows, first, min(first + PIECE, num_outs), job.wide != 0, scratch)
+    product_piece(places, job.rows, first, min(first + PIECE, num_outs), job.wide != 0)
 
 
 @compiled
@@ -121,20 +119,20 @@ def _pieces(num_outs: int) -> int:
 
 
 @compiled
-def _project(job: Any, part: int, scratch: int) -> None:
+def _project(job: Any, part: int) -> None:
     """Queries, keys and values of every row."""
     queries, keys = _pieces(job.heads * job.dim), _pieces(job.kv_heads * job.dim)
     wide, narrow = job.heads * job.dim, job.kv_heads * job.dim
     while True:
         piece = _next(job, part)
         if piece < queries:
-            _product(job, piece, job.normed, job.hidden, job.query, job.query_bias, job.queried, wide, scratch)
+            _product(job, piece, job.normed, job.hidden, job.query, job.query_bias, job.queried, wide)
         elif piece < queries + keys:
             piece -= queries
-            _product(job, piece, job.normed, job.hidden, job.key, job.key_bias, job.keyed, narrow, scratch)
+            _product(job, piece, job.normed, job.hidden, job.key, job.key_bias, job.keyed, narrow)
         elif piece < queries + 2 * keys:
             piece -= queries + keys
-            _product(job, piece, job.normed, job.hidden, job.value, job.value_bias, job.valued, narrow, scratch)
+            _product(job, piece, job.normed, job.hidden, job.value, job.value_bias, job.valued, narrow)
         else:
             return
 
@@ -250,7 +248,7 @@ def _attend(job: Any, sequence: int, head: int, first: int, count: int, scratch:
 
 @compiled
 def _add_product(
-    job: Any, part: int, inputs: int, length: int, weight: int, bias: int, before: int, outputs: int, scratch: int
+    job: Any, part: int, inputs: int, length: int, weight: int, bias: int, before: int, outputs: int
 ) -> None:
     """A product of every row, added to what the layer was given `before`."""
     size, pieces = _size(job), _pieces(job.hidden)
@@ -258,7 +256,7 @@ def _add_product(
         piece = _next(job, part)
         if piece >= pieces:
             return
-        _product(job, piece, inputs, length, weight, bias, job.summand, job.hidden, scratch)
+        _product(job, piece, inputs, length, weight, bias, job.summand, job.hidden)
         count = min(PIECE, job.hidden - piece * PIECE)
         for row in range(job.rows):
             at = (row * job.hidden + piece * PIECE) * size
@@ -269,15 +267,15 @@ def _add_product(
 
 
 @compiled
-def _gate(job: Any, part: int, scratch: int) -> None:
+def _gate(job: Any, part: int) -> None:
     """Both products of the gated linear unit, and the gate."""
     size, pieces = _size(job), _pieces(job.inner)
     while True:
         piece = _next(job, part)
         if piece >= pieces:
             return
-        _product(job, piece, job.normed, job.hidden, job.gate, job.gate_bias, job.gates, job.inner, scratch)
-        _product(job, piece, job.normed, job.hidden, job.up, job.up_bias, job.ups, job.inner, scratch)
+        _product(job, piece, job.normed, job.hidden, job.gate, job.gate_bias, job.gates, job.inner)
+        _product(job, piece, job.normed, job.hidden, job.up, job.up_bias, job.ups, job.inner)
         count = min(PIECE, job.inner - piece * PIECE)
         for row in range(job.rows):
             at = row * job.inner + piece * PIECE

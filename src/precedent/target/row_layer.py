@@ -142,10 +142,9 @@ def _buffers(shape: LayerShape, rows: int, size: int) -> dict[str, int]:
 
 
 def _scratch_numbers(shape: LayerShape, width: int, together: int) -> int:
-    """float32 numbers that one thread needs: for four rows of weights, or for its part of attention."""
+    """float32 numbers that one thread needs for its part of attention."""
     queries = together * (shape.heads // shape.kv_heads)
-    attention = queries * (width + shape.dim + 1) + LANES + 2 * LANES * shape.dim
-    return max(attention, 4 * max(shape.hidden, shape.inner, shape.heads * shape.dim))
+    return queries * (width + shape.dim + 1) + LANES + 2 * LANES * shape.dim
 
 
 def _whole(number: int) -> int:

@@ -20,99 +20,100 @@ from numba.np.numpy_support import carray
 from torch import Tensor
 
 from precedent.compiled import compiled
-from precedent.target.dot_kernels import FUSED, LANES, Places, dot_block, take_ticket, widen
+from precedent.target.dot_kernels import FUSED, LANES, Places, dot_block, take_ticket
 
 PIECE = 64
 """Outputs that a thread takes in turn."""
 
-WIDENED_ABOVE = 4
-"""Input rows above which bfloat16 weights are written out as float32 once instead of widened for each block."""
+TOGETHER = 8
+"""Rows of inputs that one kernel takes: each weight is widened once for all of them."""
 
-_1x8, _1x8_wide = (dot_block(8, 1, wide_weights=wide, wide_outputs=wide) for wide in (False, True))
-_1x1, _1x1_wide = (dot_block(1, 1, wide_weights=wide, wide_outputs=wide) for wide in (False, True))
-_1x4, _2x4, _4x4 = (dot_block(4, rows, wide_weights=False, wide_outputs=False) for rows in (1, 2, 4))
-_1x4_mixed, _2x4_mixed, _4x4_mixed = (dot_block(4, rows, wide_weights=True, wide_outputs=False) for rows in (1, 2, 4))
-_1x4_wide, _2x4_wide, _4x4_wide = (dot_block(4, rows, wide_weights=True, wide_outputs=True) for rows in (1, 2, 4))
+# Sums that are added up at a time fill the registers: 16 of 32 on AVX-512 (the rest hold weights), 8 of 16 elsewhere.
+_OUTS = (0, 4, 4, 4, 4, 2, 2, 2, 2) if LANES == 16 else (0, 4, 4, 2, 2, 1, 1, 1, 1)
+"""Outputs that one kernel computes, by its rows of inputs."""
+
+_n1, _n2, _n3, _n4, _n5, _n6, _n7, _n8 = (dot_block(_OUTS[rows], rows, wide=False) for rows in range(1, 9))
+_w1, _w2, _w3, _w4, _w5, _w6, _w7, _w8 = (dot_block(_OUTS[rows], rows, wide=True) for rows in range(1, 9))
+_n1x1, _w1x1 = (dot_block(1, 1, wide=wide) for wide in (False, True))
 
 
-# Three times the same walk over the rows: numba keeps machine code on disk only for functions that name their kernels.
-
-
-@compiled
-def _narrow_rows(at: Places, rows: int) -> None:
-    """Four outputs of every input row, from bfloat16 weights."""
-    while rows >= 4:
-        _4x4(at)
-        at, rows = _below(at, 4), rows - 4
-    if rows >= 2:
-        _2x4(at)
-        at, rows = _below(at, 2), rows - 2
-    if rows:
-        _1x4(at)
+# Twice the same choice: numba keeps machine code on disk only for functions that name their kernels.
 
 
 @compiled
-def _mixed_rows(at: Places, rows: int) -> None:
-    """The same from weights that were widened."""
-    while rows >= 4:
-        _4x4_mixed(at)
-        at, rows = _below(at, 4), rows - 4
-    if rows >= 2:
-        _2x4_mixed(at)
-        at, rows = _below(at, 2), rows - 2
-    if rows:
-        _1x4_mixed(at)
+def _narrow(at: Places, rows: int) -> None:
+    """Some outputs of up to `TOGETHER` rows of inputs, from bfloat16 weights."""
+    if rows == 1:
+        _n1(at)
+    elif rows == 2:
+        _n2(at)
+    elif rows == 3:
+        _n3(at)
+    elif rows == 4:
+        _n4(at)
+    elif rows == 5:
+        _n5(at)
+    elif rows == 6:
+        _n6(at)
+    elif rows == 7:
+        _n7(at)
+    else:
+        _n8(at)
 
 
 @compiled
-def _wide_rows(at: Places, rows: int) -> None:
-    """The same from float32 weights to float32 outputs."""
-    while rows >= 4:
-        _4x4_wide(at)
-        at, rows = _below(at, 4), rows - 4
-    if rows >= 2:
-        _2x4_wide(at)
-        at, rows = _below(at, 2), rows - 2
-    if rows:
-        _1x4_wide(at)
+def _wide(at: Places, rows: int) -> None:
+    """The same from float32 weights."""
+    if rows == 1:
+        _w1(at)
+    elif rows == 2:
+        _w2(at)
+    elif rows == 3:
+        _w3(at)
+    elif rows == 4:
+        _w4(at)
+    elif rows == 5:
+        _w5(at)
+    elif rows == 6:
+        _w6(at)
+    elif rows == 7:
+        _w7(at)
+    else:
+        _w8(at)
+
+
+@compiled
+def product_piece(at: Places, rows: int, first: int, last: int, wide: bool) -> None:
+    """Outputs `first` to `last` of every input row."""
+    size = 4 if wide else 2
+    for row in range(0, rows, TOGETHER):
+        count, out = min(TOGETHER, rows - row), first
+        below = _below(at, row)
+        while out + _OUTS[count] <= last:
+            if wide:
+                _wide(_right(below, out, size), count)
+            else:
+                _narrow(_right(below, out, size), count)
+            out += _OUTS[count]
+        while out < last:
+            _one_by_one(_right(below, out, size), count, wide)
+            out += 1
+
+
+@compiled
+def _one_by_one(at: Places, rows: int, wide: bool) -> None:
+    """One output of every row of inputs."""
+    for row in range(rows):
+        if wide:
+            _w1x1(_below(at, row))
+        else:
+            _n1x1(_below(at, row))
 
 
 @compiled
 def _below(at: Places, rows: int) -> Places:
     """The places of the input rows further down."""
     return (at[0], at[1], at[2] + rows * at[3], at[3], at[4], at[5], at[6] + rows * at[7], at[7])
-
-
-@compiled
-def product_piece(at: Places, rows: int, first: int, last: int, wide: bool, scratch: int) -> None:
-    """Outputs `first` to `last` of every input row; `scratch` holds four widened rows of weights."""
-    size = 4 if wide else 2
-    out = first
-    while rows == 1 and out + 8 <= last:
-        if wide:
-            _1x8_wide(_right(at, out, size))
-        else:
-            _1x8(_right(at, out, size))
-        out += 8
-    while out + 4 <= last:
-        here = _right(at, out, size)
-        if wide:
-            _wide_rows(here, rows)
-        elif rows > WIDENED_ABOVE:
-            for row in range(4):
-                widen(here[0] + row * here[1], at[4], scratch + row * 4 * at[4])
-            _mixed_rows((scratch, 4 * at[4], here[2], here[3], here[4], here[5], here[6], here[7]), rows)
-        else:
-            _narrow_rows(here, rows)
-        out += 4
-    while out < last:
-        here = _right(at, out, size)
-        for row in range(rows):
-            if wide:
-                _1x1_wide(_below(here, row))
-            else:
-                _1x1(_below(here, row))
-        out += 1
 
 
 @compiled
@@ -124,15 +125,14 @@ def _right(at: Places, out: int, size: int) -> Places:
 
 def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
     """What each thread of the team does until no piece is left; see `row_product` for the fields."""
-    rows, num_outs, wide, length = job[2], job[3], job[4] != 0, job[9]
-    at = (job[5], job[6], job[7], job[8], job[9], job[10], job[11], job[12])
-    base = carray(job, 2).ctypes.data
-    scratch = job[13] + take_ticket(base) * 16 * length
+    rows, num_outs, wide = job[1], job[2], job[3] != 0
+    at = (job[4], job[5], job[6], job[7], job[8], job[9], job[10], job[11])
+    base = carray(job, 1).ctypes.data
     while True:
-        first = take_ticket(base + 8) * PIECE
+        first = take_ticket(base) * PIECE
         if first >= num_outs:
             return
-        product_piece(at, rows, first, min(first + PIECE, num_outs), wide, scratch)
+        product_piece(at, rows, first, min(first + PIECE, num_outs), wide)
 
 
 def fits(weight: Tensor) -> bool:
@@ -154,13 +154,11 @@ def row_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     (num_outs, length), num_rows, wide = weight.shape, rows.shape[0], weight.dtype == torch.float32
     inputs = rows.float().contiguous()
     outputs, threads = torch.empty((num_rows, num_outs), dtype=weight.dtype), torch.get_num_threads()
-    scratch = torch.empty(threads * 4 * length) if num_rows > WIDENED_ABOVE and not wide else None
     size = weight.element_size()
-    job = (ctypes.c_int64 * 14)(
-        0, 0, num_rows, num_outs, wide,
+    job = (ctypes.c_int64 * 12)(
+        0, num_rows, num_outs, wide,
         weight.data_ptr(), size * length, inputs.data_ptr(), 4 * length, length,
         0 if bias is None else bias.data_ptr(), outputs.data_ptr(), size * num_outs,
-        0 if scratch is None else scratch.data_ptr(),
     )  # fmt: skip
     run_on_team(_work, job, threads)
     return outputs
