@@ -19,6 +19,9 @@ EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
 
 LN2_HIGH, LN2_LOW, LOG2_E = 0.693359375, -2.12194440e-4, 1.44269504088896341
 
+TO_WHOLE = 1.5 * 2**23
+"""Added to a number of less than 2^22 it rounds it to a whole one, which then stands in the lowest bits of the sum."""
+
 LOWEST = -87.0
 """exp of anything lower is 0 here: float32 has no normal number for it."""
 
@@ -189,11 +192,7 @@ def _largest(code: Code, builder: ir.IRBuilder, scores: Any, count: Any) -> Any:
     with code.steps(count, (same(FLOATS, float("-inf")),)) as (k, carried, following):
         loaded = code.load(scores, k, wide=True)
         following.append(builder.select(builder.fcmp_ordered(">", loaded, carried[0]), loaded, carried[0]))
-    lanes = [builder.extract_element(following[0], ir.Constant(ir.IntType(32), lane)) for lane in range(LANES)]
-    largest = lanes[0]
-    for lane in lanes[1:]:
-        largest = builder.select(builder.fcmp_ordered(">", lane, largest), lane, largest)
-    return largest
+    return code.largest(following[0])
 
 
 def exponential(code: Code, builder: ir.IRBuilder, x: Any) -> Any:
@@ -201,21 +200,17 @@ def exponential(code: Code, builder: ir.IRBuilder, x: Any) -> Any:
     lowest = same(FLOATS, LOWEST)
     too_low = builder.fcmp_ordered("<", x, lowest)
     x = builder.select(too_low, lowest, x)
-    power = _call(builder, f"llvm.floor.v{LANES}f32", FLOATS, code.fused(x, same(FLOATS, LOG2_E), same(FLOATS, 0.5)))
+    shifted = code.fused(x, same(FLOATS, LOG2_E), same(FLOATS, TO_WHOLE))
+    power = builder.fsub(shifted, same(FLOATS, TO_WHOLE))
     rest = code.fused(power, same(FLOATS, -LN2_HIGH), x)
     rest = code.fused(power, same(FLOATS, -LN2_LOW), rest)
     series = same(FLOATS, EXP_TERMS[0])
     for term in EXP_TERMS[1:]:
         series = code.fused(series, rest, same(FLOATS, term))
     series = builder.fadd(code.fused(series, builder.fmul(rest, rest), rest), same(FLOATS, 1.0))
-    whole = _call(builder, f"llvm.fptosi.sat.v{LANES}i32.v{LANES}f32", INTS, power)
-    scale = builder.bitcast(builder.shl(builder.add(whole, same(INTS, 127)), same(INTS, 23)), FLOATS)
+    exponent = builder.shl(builder.bitcast(shifted, INTS), same(INTS, 23))  # only the power's own bits are left
+    scale = builder.bitcast(builder.add(exponent, same(INTS, 127 << 23)), FLOATS)
     return builder.select(too_low, same(FLOATS, 0.0), builder.fmul(series, scale))
-
-
-def _call(builder: ir.IRBuilder, name: str, result: Any, argument: Any) -> Any:
-    kind = ir.FunctionType(result, [argument.type])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), (argument,))
 
 
 def _if_there(code: Code, builder: ir.IRBuilder, base: Any, number: int, count: Any, wide: bool) -> Any:

@@ -310,6 +310,17 @@ class Code:
         """The sum of all lanes, halves upon halves."""
         return self._builder.extract_element(self.totals([lanes]), ir.Constant(INT, 0))
 
+    def largest(self, lanes: Any) -> Any:
+        """The largest of all lanes, halves upon halves."""
+        builder, size = self._builder, LANES
+        while size > 1:
+            size //= 2
+            upper = ir.Constant(ir.VectorType(INT, size), list(range(size, 2 * size)))
+            lower = ir.Constant(ir.VectorType(INT, size), list(range(size)))
+            left, right = (builder.shuffle_vector(lanes, lanes, half) for half in (lower, upper))
+            lanes = builder.select(builder.fcmp_ordered(">", right, left), right, left)
+        return builder.extract_element(lanes, ir.Constant(INT, 0))
+
 
 def same(kind: Any, value: float) -> Any:
     """A constant, in every lane where there are lanes."""
