@@ -64,7 +64,7 @@ def reference(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Ten
 def test_it_is_attention(dtype: torch.dtype, shape: tuple[int, int], prefix: int, rows: int) -> None:
     """Against float64, for prompts and trees of every size, grouped heads or not."""
     query, key, value, allowed = case(shape, prefix, rows, dtype)
-    found = row_attention(query, key, value, Sight(allowed, rows), None)
+    found = row_attention(query, key, value, Sight(allowed.numpy(), rows), None)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     expected = reference(query, key, value, allowed)
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
@@ -79,7 +79,7 @@ def test_a_row_does_not_depend_on_where_its_keys_stand(dtype: torch.dtype, prefi
     query, key, value, allowed = case((9, 3), prefix, rows, dtype, 2 * DIM)
     try:
         torch.set_num_threads(threads)
-        together = row_attention(query, key, value, Sight(allowed, rows), 0.2)
+        together = row_attention(query, key, value, Sight(allowed.numpy(), rows), 0.2)
         for row in range(rows):
             seen = [*range(prefix), *(prefix + int(column) for column in allowed[row].nonzero())]
             alone = row_attention(query[:, :, row : row + 1], key[:, :, seen], value[:, :, seen], Sight(None, 1), 0.2)
@@ -92,7 +92,7 @@ def test_nan_stays_with_those_who_see_it() -> None:
     """A key that is not a number spoils the rows that see it, and no other."""
     query, key, value, allowed = case((2, 2), 7, 6, torch.float32)
     key[0, 0, 7 + 3, 1] = float("nan")
-    found = row_attention(query, key, value, Sight(allowed, 6), None)
+    found = row_attention(query, key, value, Sight(allowed.numpy(), 6), None)
     assert torch.equal(found[0, :, 0].isnan().any(-1), allowed[:, 3])
     assert not found[0, :, 1].isnan().any()
 

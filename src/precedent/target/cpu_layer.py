@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,19 +38,34 @@ _ATTENTION, _HEAD_NORMS = ("q_proj", "k_proj", "v_proj", "o_proj"), ("q_norm", "
 _GATED = ("gate_proj", "up_proj", "down_proj")
 
 
-class FusedLayer(NamedTuple):
-    """What is kept of a layer: its job for `row_layer`, and what the job was made from.
+class Watched(NamedTuple):
+    """What must not change: dicts of modules and who was in them, hooks, which must stay empty, and parameters.
 
-    `families` are dicts of modules, and who was in them; `hooks` must stay empty; `parameters` are dicts and names,
-    and `places` where these were.
+    `attributes` are those of modules, among which no `forward` may appear; `parameters` are dicts and names, and
+    `places` where these were.
     """
+
+    families: tuple[tuple[dict[str, Any], tuple[nn.Module, ...]], ...]
+    hooks: tuple[dict[int, Any], ...]
+    attributes: tuple[dict[str, Any], ...]
+    parameters: tuple[tuple[dict[str, Any], str], ...]
+    places: tuple[int, ...]
+
+    def untouched(self) -> bool:
+        """Whether all is as it was: no module was replaced or hooked, no parameter moved."""
+        if any(self.hooks) or any("forward" in attributes for attributes in self.attributes):
+            return False
+        if any(tuple(family.values()) != members for family, members in self.families):
+            return False
+        return places_of_parameters(self.parameters) == self.places
+
+
+class FusedLayer(NamedTuple):
+    """What is kept of a layer: its job for `row_layer`, and what the job was made from."""
 
     job: Int64s
     weights: LayerWeights
-    families: tuple[tuple[dict[str, Any], tuple[nn.Module, ...]], ...]
-    hooks: tuple[dict[int, Any], ...]
-    parameters: tuple[tuple[dict[str, Any], str], ...]
-    places: tuple[int, ...]
+    watched: Watched
     few_rows: int
     layer_idx: int
 
@@ -62,7 +78,7 @@ def fuse_layers(model: nn.Module) -> int:
     count = 0
     for module in model.modules():
         layer: Any = module
-        if is_swapped(layer) and hasattr(layer, "fused") and not _untouched(layer.fused):
+        if is_swapped(layer) and hasattr(layer, "fused") and not layer.fused.watched.untouched():
             layer.__class__ = type(layer).swapped_from
         fused = _fused(layer) if not is_swapped(layer) and _looks_right(layer) else None
         if fused is not None:
@@ -140,19 +156,18 @@ def _kept(layer: nn.Module, weights: LayerWeights) -> FusedLayer:
         (child._parameters, name) for child in children for name, _ in child.named_parameters(recurse=False)
     )
     attention: Any = parents[1]
-    return FusedLayer(
-        job=job_of(weights),
-        weights=weights,
+    watched = Watched(
         families=tuple((cast(dict[str, Any], parent._modules), tuple(parent.children())) for parent in parents),
         hooks=tuple(hooks for child in children for hooks in (child._forward_hooks, child._forward_pre_hooks)),
+        attributes=tuple(vars(child) for child in children),
         parameters=parameters,
-        places=_places(parameters),
-        few_rows=min(linear.few_rows for linear in _linears(layer)),
-        layer_idx=attention.layer_idx,
+        places=places_of_parameters(parameters),
     )
+    few_rows = min(linear.few_rows for linear in _linears(layer))
+    return FusedLayer(job_of(weights), weights, watched, few_rows, attention.layer_idx)
 
 
-def _places(parameters: Sequence[tuple[dict[str, Any], str]]) -> tuple[int, ...]:
+def places_of_parameters(parameters: Sequence[tuple[dict[str, Any], str]]) -> tuple[int, ...]:
     """Addresses of parameters; of biases, which are copied, the version as well."""
     try:
         found = [group[name] for group, name in parameters]
@@ -160,13 +175,6 @@ def _places(parameters: Sequence[tuple[dict[str, Any], str]]) -> tuple[int, ...]
         return (*map(Tensor.data_ptr, found), *biases)
     except (KeyError, TypeError):  # one was taken away
         return ()
-
-
-def _untouched(fused: FusedLayer) -> bool:
-    """Whether the layer is still what it was: no module was replaced or hooked, no parameter moved."""
-    if any(fused.hooks) or any(tuple(family.values()) != members for family, members in fused.families):
-        return False
-    return _places(fused.parameters) == fused.places
 
 
 def _forward(original: Any, layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -197,7 +205,7 @@ def _run(
         return None
     if rows > fused.few_rows or torch.is_grad_enabled() or layer.training or position_embeddings is None:
         return None
-    if not (_fits(fused, hidden, position_embeddings) and _untouched(fused)):
+    if not (_fits(fused, hidden, position_embeddings) and fused.watched.untouched()):
         return None
     row_layers = attention_mask.row_layers(fused.weights.shape, hidden.dtype)
     if row_layers is None or row_layers.rows != rows:
@@ -227,7 +235,7 @@ def _agrees(layer: nn.Module, fused: FusedLayer) -> bool:
     positions = torch.arange(CHECKED_ROWS)[None]
     expected = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=turns)
     kv = torch.empty(2, 1, shape.kv_heads, CHECKED_ROWS, shape.dim, dtype=dtype)
-    sight = Sight(torch.ones(CHECKED_ROWS, CHECKED_ROWS, dtype=torch.bool).tril(), CHECKED_ROWS)
+    sight = Sight(np.tri(CHECKED_ROWS, dtype=np.bool_), CHECKED_ROWS)
     found = RowLayers(shape, dtype, [Part(CHECKED_ROWS, 0, sight)]).layer(fused.job, hidden, turns, [(kv[0], kv[1])])
     added = (expected.double() - hidden.double()).norm()
     return bool((found.double() - expected.double()).norm() <= TOLERANCE[dtype] * added)

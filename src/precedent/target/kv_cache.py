@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from precedent.compiled import Int64s
 from precedent.placing import placed
 from precedent.target.kv_arena import BlockArena, KVArena, Region
 from precedent.target.kv_shape import KVShape, LayerShape, capacity_for
@@ -34,6 +35,7 @@ class KVBlock:
     def __init__(self, shape: LayerShape, num_layers: int, arena: BlockArena | None = None) -> None:
         self.shape, self.num_layers, self._arena = shape, num_layers, arena
         self.region: Region | None = None
+        self._places: Int64s | None = None
         self._hold(*self._buffers(0))
 
     @property
@@ -66,9 +68,25 @@ class KVBlock:
         """Take over the first `rows` rows of a block of the same shape."""
         self.keys[:, :, :rows], self.values[:, :, :rows] = other.keys[:, :, :rows], other.values[:, :, :rows]
 
+    @property
+    def places(self) -> Int64s:
+        """Where each layer's keys are, then its values, in bytes: address, to the next head, to the next row.
+
+        `[num_layers, 6]`.
+        """
+        if self._places is None:
+            numbers = np.arange(self.num_layers, dtype=np.int64)[:, None]
+            sides = []
+            for stored in (self.keys, self.values):
+                by_layer, *others = (step * stored.element_size() for step in stored.stride()[:3])
+                sides.append(np.hstack([stored.data_ptr() + numbers * by_layer, np.tile(others, (self.num_layers, 1))]))
+            self._places = np.hstack(sides)
+        return self._places
+
     def _hold(self, keys: Tensor, values: Tensor) -> None:
         """Use these buffers; `layers` are views `[1, heads, capacity, dim]` of them, made once, not in every step."""
         self.keys, self.values = keys, values
+        self._places = None
         self.layers = [(keys[index, None], values[index, None]) for index in range(self.num_layers)]
 
     def _buffers(self, capacity: int) -> tuple[Tensor, Tensor]:
@@ -163,6 +181,10 @@ class KVCache(Cache):
     def layer(self, index: int) -> KVLayer:
         """One layer's part."""
         return self._layers[index]
+
+    def places(self, num_layers: int) -> Int64s:
+        """`KVBlock.places` of the first layers, all of which have keys and values, `[num_layers, 6]`."""
+        return np.concatenate([block.places for block in self._blocks])[:num_layers]
 
     @property
     def capacity(self) -> int:

@@ -1,4 +1,4 @@
-"""What the threads of a team do for one decoder layer: part by part, each taking pieces in turn; see `row_layer`."""
+"""What the threads of a team do for decoder layers: part by part, each taking pieces in turn; see `row_layer`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PARTS = 8
 WEIGHTS = ("query", "key", "value", "output", "gate", "up", "down")
 NORMS = ("first_norm", "second_norm", "query_norm", "key_norm")
 OF_THE_CALL = (
-    "base", "inputs", "outputs", "cosines", "sines", "rows", "num_sequences", "sequences", "width", "together",
+    "base", "hidden_rows", "sequences", "cosines", "sines", "rows", "num_sequences", "width", "together",
     "normed", "queried", "keyed", "valued", "queries", "attended", "summand", "middle", "gates", "ups", "gated",
-    "scratch", "scratch_bytes",
+    "scratch", "scratch_bytes", "layers",
 )  # fmt: skip
 OF_THE_LAYER = (
     *WEIGHTS, *(f"{name}_bias" for name in WEIGHTS), *NORMS,
@@ -35,9 +35,11 @@ JOB = np.dtype(
 )
 """Counters of the pieces taken, then counts, and addresses (0: there is none).
 
-Of float32 are `normed` `[rows, hidden]`, `queries` and `attended` `[rows, heads, dim]`, `gated` `[rows, inner]`, the
-biases and the scratch of each thread; of what the model stores the weights, `inputs`, `outputs`, `summand` and `middle`
-`[rows, hidden]`, `queried`, `keyed` and `valued` `[rows, heads, dim]`, `gates` and `ups` `[rows, inner]`.
+`layers` is the number of jobs, one per layer, that follow each other from the first on; `hidden_rows` is what a layer
+is given and what it leaves. Of float32 are `normed` `[rows, hidden]`, `queries` and `attended` `[rows, heads, dim]`,
+`gated` `[rows, inner]`, the biases and the scratch of each thread; of what the model stores the weights, `hidden_rows`,
+`summand` and `middle` `[rows, hidden]`, `queried`, `keyed` and `valued` `[rows, heads, dim]`, `gates` and `ups`
+`[rows, inner]`.
 """
 
 _FIRST, _ROWS, _PREFIX, _KEYS, _KEY_HEAD, _KEY_ROW, _VALUES, _VALUE_HEAD, _VALUE_ROW, _STARTS, _COLUMNS = range(11)
@@ -54,11 +56,20 @@ _gated_narrow, _gated_wide = (gated_kernel(wide=wide) for wide in (False, True))
 _sum_narrow, _sum_wide = (sum_kernel(wide=wide) for wide in (False, True))
 
 
-def layer_work(jobs):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
-    """One layer, from `inputs` to `outputs`; the new keys and values go into the KV of their sequences."""
-    job = carray(jobs, 1)[0]
+def layers_work(jobs):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
+    """One layer after the other, each changing `hidden_rows`; new keys and values go into the KV of their sequences."""
+    every = carray(jobs, carray(jobs, 1)[0].layers)
+    for number in range(len(every)):
+        if number:
+            wait_for_team(every[number].barrier)
+        _layer(every[number])
+
+
+@compiled
+def _layer(job: Any) -> None:
+    """One layer."""
     scratch = job.scratch + take_ticket(job.base) * job.scratch_bytes
-    _norm(job, 1, job.inputs, job.first_norm, job.first_norm_epsilon)
+    _norm(job, 1, job.hidden_rows, job.first_norm, job.first_norm_epsilon)
     wait_for_team(job.barrier)
     _project(job, 2)
     wait_for_team(job.barrier)
@@ -66,13 +77,14 @@ def layer_work(jobs):  # type: ignore[no-untyped-def]  # numba takes its types f
     wait_for_team(job.barrier)
     _attention(job, 4, scratch)
     wait_for_team(job.barrier)
-    _add_product(job, 5, job.attended, job.heads * job.dim, job.output, job.output_bias, job.inputs, job.middle)
+    width = job.heads * job.dim
+    _add_product(job, 5, job.attended, width, job.output, job.output_bias, job.hidden_rows, job.middle)
     wait_for_team(job.barrier)
     _norm(job, 6, job.middle, job.second_norm, job.second_norm_epsilon)
     wait_for_team(job.barrier)
     _gate(job, 7)
     wait_for_team(job.barrier)
-    _add_product(job, 8, job.gated, job.inner, job.down, job.down_bias, job.middle, job.outputs)
+    _add_product(job, 8, job.gated, job.inner, job.down, job.down_bias, job.middle, job.hidden_rows)
 
 
 @compiled

@@ -25,6 +25,7 @@ from precedent.target.cpu_norm import fuse_norms
 from precedent.target.examine import examine
 from precedent.target.kv_cache import KVCache
 from precedent.target.packing import chain_rows, tree_rows
+from precedent.target.row_forward import use_all_layers
 from precedent.target.sharding import check_whole
 from precedent.target.static_runner import StaticSettings, static_runner
 from precedent.target.support import check_supported, context_length
@@ -71,6 +72,8 @@ class TargetModel:
             by_rows.widen(self.model)
             by_rows.check_fit(self.model, packed=self._runner.packed)
             self._runner.most_rows = by_rows.MOST_ROWS
+        use_all_layers(self._runner, self.kv_shape)
+        if bitwise:
             by_rows.prove(self)
 
     def _prepare(self) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numba.np.numpy_support import carray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from precedent.compiled import Int64s, compiled
@@ -43,9 +44,8 @@ _score1, _score3, _score4, _score8 = (score_kernel(queries) for queries in (1, 3
 class Sight:
     """Which of each other some rows see: `columns[starts[r]:starts[r + 1]]` of row r, increasing."""
 
-    def __init__(self, allowed: Tensor | None, num_rows: int) -> None:
-        own = np.eye(1, dtype=np.bool_) if allowed is None else allowed.numpy()
-        rows, columns = np.nonzero(own)
+    def __init__(self, allowed: NDArray[np.bool_] | None, num_rows: int) -> None:
+        rows, columns = np.nonzero(np.eye(1, dtype=np.bool_) if allowed is None else allowed)
         self.starts: Int64s = np.searchsorted(rows, np.arange(num_rows + 1)).astype(np.int64)
         self.columns: Int64s = np.ascontiguousarray(columns, dtype=np.int64)
         self.most = int(np.diff(self.starts).max())

@@ -1,8 +1,8 @@
-"""A whole decoder layer for a few rows on a CPU, in one piece: norms, products, rotary embeddings, KV, attention, gate.
+"""Whole decoder layers for a few rows on a CPU, in one piece: norms, products, rotary embeddings, KV, attention, gate.
 
 Module by module, a layer of a small model spends about as long between its products as in them. Here torch's threads
-go through the layer together (`layer_work`). Kernels and roundings are those of `row_products`, `cpu_norm` and
-`row_attention`: a row comes out as it does module by module, and does not depend on the rows beside it.
+go through a layer, or all of them, together (`layer_work`). Kernels and roundings are those of `row_products`,
+`cpu_norm` and `row_attention`: a row comes out as it does module by module, and does not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from precedent.compiled import Int64s
 from precedent.target.dot_kernels import LANES
-from precedent.target.layer_work import JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS, layer_work
+from precedent.target.layer_work import JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS, layers_work
 from precedent.target.row_attention import QUERIES, Sight
 from precedent.target.row_products import barrier, run_on_team
 
@@ -27,6 +27,8 @@ _AT = {name: offset // 8 for name, (_, offset, *_) in (JOB.fields or {}).items()
 """Where a field stands in a job that is seen as 64-bit integers, which is much faster than as a record."""
 
 _CALL = slice(_AT["base"], _AT["base"] + 5)
+"""`base`, `hidden_rows`, `sequences`, `cosines`, `sines`."""
+
 _LAYER_FROM = _AT[OF_THE_LAYER[0]]
 """From here on a job belongs to the layer."""
 
@@ -104,7 +106,7 @@ class RowLayers:
         for name, size in buffers.items():
             job[name], place = place, place + size
         job["scratch"], job["scratch_bytes"], job["width"], job["together"] = place, scratch, width, together
-        job["rows"], job["num_sequences"], job["sequences"] = rows, len(self._parts), self._table.ctypes.data
+        job["rows"], job["num_sequences"] = rows, len(self._parts)
         return job.view(np.int64)[:_LAYER_FROM]
 
     def layer(
@@ -115,19 +117,33 @@ class RowLayers:
         Rows turn by cosines and sines `[1, rows, dim]`. `kv` holds every sequence's keys and values `[1, kv_heads,
         capacity, dim]`; the new ones are written behind its prefix.
         """
-        hidden, cosines, sines = hidden.contiguous(), turns[0].contiguous(), turns[1].contiguous()
-        outputs, call = torch.empty_like(hidden), job.copy()
-        address = call.ctypes.data
-        call[:_LAYER_FROM] = self._common
-        call[_CALL] = address, hidden.data_ptr(), outputs.data_ptr(), cosines.data_ptr(), sines.data_ptr()
-        for line, (keys, values) in zip(self._table, kv, strict=True):
-            line[3:9] = *self._places(keys), *self._places(values)
-        run_on_team(layer_work, address, self._threads, _kind())
+        outputs = hidden.clone(memory_format=torch.contiguous_format)
+        places = [(*places_of(keys), *places_of(values)) for keys, values in kv]
+        self.layers(job[None], outputs, turns, np.array(places, dtype=np.int64)[None])
         return outputs
 
-    def _places(self, stored: Tensor) -> tuple[int, int, int]:
-        _, by_head, by_row, _ = stored.stride()
-        return stored.data_ptr(), by_head * self._size, by_row * self._size
+    def layers(self, jobs: Int64s, hidden: Tensor, turns: tuple[Tensor, Tensor], places: Int64s) -> None:
+        """One layer after the other, in place: `hidden [1, rows, hidden]` is contiguous, `jobs [layers, ...]` theirs.
+
+        `places [layers, sequences, 6]` says where each sequence's keys and values are, see `places_of`.
+        """
+        cosines, sines = turns[0].contiguous(), turns[1].contiguous()
+        calls, table = jobs.copy(), np.empty((len(jobs), *self._table.shape), dtype=np.int64)
+        table[:], table[:, :, 3:9] = self._table, places
+        address = calls.ctypes.data
+        calls[:, :_LAYER_FROM] = self._common
+        calls[:, _AT["layers"]] = len(jobs)
+        calls[:, _CALL] = 0, hidden.data_ptr(), table.ctypes.data, cosines.data_ptr(), sines.data_ptr()
+        numbers = np.arange(len(jobs))
+        calls[:, _AT["base"]] = address + numbers * calls.strides[0]
+        calls[:, _AT["sequences"]] += numbers * table.strides[0]
+        run_on_team(layers_work, address, self._threads, _kind())
+
+
+def places_of(stored: Tensor) -> tuple[int, int, int]:
+    """Address of keys or values `[1, heads, capacity, dim]`, and bytes between heads and between rows."""
+    _, by_head, by_row, _ = stored.stride()
+    return stored.data_ptr(), by_head * stored.element_size(), by_row * stored.element_size()
 
 
 def _buffers(shape: LayerShape, rows: int, size: int) -> dict[str, int]:

@@ -65,7 +65,8 @@ class RowMasks:
             if causal:
                 allowed = _within(self.forward.sequences[index], self._device)
             fits = count == 1 if allowed is None else tuple(allowed.shape) == (count, count)
-            self._sights[index] = Sight(allowed, count) if first == 0 and fits else None
+            own = None if allowed is None else allowed.numpy()
+            self._sights[index] = Sight(own, count) if first == 0 and fits else None
         return self._sights[index]
 
     def row_layers(self, shape: LayerShape, dtype: torch.dtype) -> RowLayers | None:

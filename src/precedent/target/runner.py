@@ -40,11 +40,21 @@ class FixedSizes(Protocol):
         """As `Runner.logits`; None for rows that it does not take."""
 
 
+class AllLayers(Protocol):
+    """Computes the few rows of a packed forward without going through the model's own (`row_forward`)."""
+
+    def logits(self, forward: Forward) -> Tensor | None:
+        """Logits `[rows, vocab_size]`; None for rows that it does not take."""
+
+    def fill(self, forward: Forward) -> bool:
+        """Compute keys and values alone; False for rows that it does not take."""
+
+
 class Runner:
     """A model and how it is called: `packed`, all sequences in one forward, or one sequence after the other.
 
     With `most_rows` no forward has more, and one that leaves the arithmetic of few rows is refused (`target.bitwise`).
-    `static`, if given, computes what it takes.
+    `static` and `all_layers`, if given, compute what they take.
     One after the other is for architectures that do not go through transformers' attention interface, or change keys or
     masks on the way; they get the tree as a 4D mask.
     """
@@ -53,6 +63,7 @@ class Runner:
         self.model, self.packed = model, packed
         self.most_rows: int | None = None
         self.static: FixedSizes | None = None
+        self.all_layers: AllLayers | None = None
 
     @property
     def device(self) -> torch.device:
@@ -74,8 +85,10 @@ class Runner:
 
     def _together(self, sequences: Sequence[Rows]) -> list[Tensor]:
         forward = Forward(sequences, by_rows=self.most_rows is not None)
-        with forward.running():
-            logits: Tensor = self.model(**forward.inputs(self.device)).logits[0]
+        logits = None if self.all_layers is None else self.all_layers.logits(forward)
+        if logits is None:
+            with forward.running():
+                logits = self.model(**forward.inputs(self.device)).logits[0]
         return [logits[start:stop] for start, stop in forward.spans]
 
     def fill(self, rows: Rows) -> None:
@@ -88,6 +101,8 @@ class Runner:
             self._one(rows, **fewest)
             return
         forward = Forward([rows], by_rows=self.most_rows is not None)
+        if self.all_layers is not None and self.all_layers.fill(forward):
+            return
         with forward.running():
             self.model(**forward.inputs(self.device), **fewest)
 
