@@ -25,8 +25,14 @@ from precedent.target.dot_kernels import FUSED, LANES, Places, dot_block, take_t
 PIECE = 64
 """Outputs that a thread takes in turn."""
 
-TOGETHER = 8
-"""Rows of inputs that one kernel takes: each weight is widened once for all of them."""
+TOGETHER, TOGETHER_IF_LONG, LONG_ROW = 8, 4, 1024
+"""Rows of inputs that one kernel takes: each weight is widened once for all of them.
+
+Fewer of rows that are longer than `LONG_ROW`: they must stay in the nearest cache while the weights go by.
+"""
+
+CHUNK = 1 << 16
+"""Bytes of weights that all rows of inputs are multiplied with before the next are looked at."""
 
 # Sums that are added up at a time fill the registers: 16 of 32 on AVX-512 (the rest hold weights), 8 of 16 elsewhere.
 _OUTS = (0, 4, 4, 4, 4, 2, 2, 2, 2) if LANES == 16 else (0, 4, 4, 2, 2, 1, 1, 1, 1)
@@ -85,19 +91,26 @@ def _wide(at: Places, rows: int) -> None:
 @compiled
 def product_piece(at: Places, rows: int, first: int, last: int, wide: bool) -> None:
     """Outputs `first` to `last` of every input row."""
-    size = 4 if wide else 2
-    for row in range(0, rows, TOGETHER):
-        count, out = min(TOGETHER, rows - row), first
-        below = _below(at, row)
-        while out + _OUTS[count] <= last:
-            if wide:
-                _wide(_right(below, out, size), count)
-            else:
-                _narrow(_right(below, out, size), count)
-            out += _OUTS[count]
-        while out < last:
-            _one_by_one(_right(below, out, size), count, wide)
-            out += 1
+    together = TOGETHER if at[4] <= LONG_ROW else TOGETHER_IF_LONG
+    chunk = max(8, CHUNK // at[1] // 8 * 8)
+    for start in range(first, last, chunk):
+        for row in range(0, rows, together):
+            _block(_below(at, row), min(together, rows - row), start, min(start + chunk, last), wide)
+
+
+@compiled
+def _block(at: Places, rows: int, first: int, last: int, wide: bool) -> None:
+    """Outputs `first` to `last` of up to `TOGETHER` rows of inputs."""
+    size, out = 4 if wide else 2, first
+    while out + _OUTS[rows] <= last:
+        if wide:
+            _wide(_right(at, out, size), rows)
+        else:
+            _narrow(_right(at, out, size), rows)
+        out += _OUTS[rows]
+    while out < last:
+        _one_by_one(_right(at, out, size), rows, wide)
+        out += 1
 
 
 @compiled
