@@ -45,6 +45,9 @@ def use_all_layers(runner: Runner, kv_shape: KVShape) -> bool:
     return True
 
 
+_ALONE = Sight(None, 1)
+
+
 class RowForward:
     """A model whose layers are run together. Made by `use_all_layers`."""
 
@@ -87,9 +90,9 @@ class RowForward:
 
 def _sight(rows: Rows) -> Sight:
     """What some rows see of each other."""
-    if rows.ancestors is not None:
-        return Sight(rows.ancestors, len(rows))
-    return Sight(None if len(rows) == 1 else np.tri(len(rows), dtype=np.bool_), len(rows))
+    if len(rows) == 1:
+        return _ALONE
+    return Sight(np.tri(len(rows), dtype=np.bool_) if rows.ancestors is None else rows.ancestors, len(rows))
 
 
 def _all_layers(runner: Runner, kv_shape: KVShape) -> RowForward | None:

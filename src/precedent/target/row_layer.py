@@ -29,6 +29,12 @@ _AT = {name: offset // 8 for name, (_, offset, *_) in (JOB.fields or {}).items()
 _CALL = slice(_AT["base"], _AT["base"] + 5)
 """`base`, `hidden_rows`, `sequences`, `cosines`, `sines`."""
 
+_ROOM = slice(_AT["scratch"], _AT["scratch"] + 2)
+"""`scratch`, `scratch_bytes`."""
+
+_COUNTS = slice(_AT["rows"], _AT["rows"] + 4)
+"""`rows`, `num_sequences`, `width`, `together`."""
+
 _LAYER_FROM = _AT[OF_THE_LAYER[0]]
 """From here on a job belongs to the layer."""
 
@@ -102,12 +108,12 @@ class RowLayers:
         buffers = _buffers(shape, rows, self._size)
         scratch = 4 * _scratch_numbers(shape, width, together)
         self._memory = _room(sum(buffers.values()) + self._threads * scratch)
-        job, place = np.zeros(1, JOB), self._memory.data_ptr()
+        job, place = np.zeros(_LAYER_FROM, dtype=np.int64), self._memory.data_ptr()
         for name, size in buffers.items():
-            job[name], place = place, place + size
-        job["scratch"], job["scratch_bytes"], job["width"], job["together"] = place, scratch, width, together
-        job["rows"], job["num_sequences"] = rows, len(self._parts)
-        return job.view(np.int64)[:_LAYER_FROM]
+            job[_AT[name]], place = place, place + size
+        job[_ROOM] = place, scratch
+        job[_COUNTS] = rows, len(self._parts), width, together
+        return job
 
     def layer(
         self, job: Int64s, hidden: Tensor, turns: tuple[Tensor, Tensor], kv: Sequence[tuple[Tensor, Tensor]]
