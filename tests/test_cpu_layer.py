@@ -9,74 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
-from precedent.target import Slot, TargetModel
+from precedent.target import TargetModel
 from precedent.target.cpu_layer import fuse_layers
 from precedent.target.dot_kernels import LANES
 from precedent.target.first_layers import first_layers
-from precedent.target.row_attention import VECTORS, fits
-from precedent.testing.tiny_models import tiny_causal_lm
-from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
+from precedent.target.row_attention import fits
+from precedent.testing.row_models import DIM, MOST_ROWS, PROMPT, fused_layers, model_by_rows, scored, unfused, wide_tree
+from precedent.tree import EMPTY_TREE
 
-DIM = VECTORS * LANES
 DTYPES = [torch.bfloat16, torch.float32]
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 5
-MOST_ROWS = 64
 
 pytestmark = pytest.mark.skipif(
     not fits(*[torch.zeros(1, 1, 1, DIM)] * 3), reason="torch runs on other threads here, or lacks fused operations"
 )
-
-
-def model_of(architecture: str, dtype: torch.dtype, **settings: Any) -> PreTrainedModel:
-    """A random model with heads that fill whole registers."""
-    sizes = {"hidden_size": 5 * LANES, "intermediate_size": 7 * LANES, "num_attention_heads": 4, "head_dim": DIM}
-    model = tiny_causal_lm(architecture, dtype=dtype, **{**sizes, **settings})
-    generator = torch.Generator().manual_seed(5)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 1:  # norms and biases are made as ones and zeros, which would hide a mix-up
-            parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator).to(dtype) + name.endswith("bias")
-    return model
-
-
-def wide_tree(num_nodes: int) -> CandidateTree:
-    """A tree of points: every third node begins a new branch."""
-    builder, last = TreeBuilder(), ROOT
-    for token in range(num_nodes):
-        last = builder.add_point(ROOT if token % 3 == 0 else last, token, "test")
-    return builder.build()
-
-
-def fused_layers(target: TargetModel) -> int:
-    """How many of a model's layers were replaced."""
-    return sum(hasattr(layer, "fused") for layer in target.model.modules())
-
-
-def unfused(target: TargetModel) -> None:
-    """Give every layer its own class back."""
-    for layer in target.model.modules():
-        if hasattr(layer, "fused"):
-            layer.__class__ = type(layer).__mro__[1]
-
-
-def scored(target: TargetModel, sizes: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor]]:
-    """Logits of trees of these sizes in one forward, behind prompts of different lengths, and the KV they left."""
-    slots = []
-    for number in range(len(sizes)):
-        slot = target.new_slot()
-        target.prefill(slot, PROMPT[: len(PROMPT) - 7 * number])
-        slots.append(slot)
-    logits = target.score([(slot, wide_tree(size)) for slot, size in zip(slots, sizes, strict=True)])
-    for slot, size in zip(slots, sizes, strict=True):
-        slot.kv.keep(range(size + 1))
-    return [each.clone() for each in logits], [each for slot in slots for each in stored(slot)]
-
-
-def stored(slot: Slot) -> list[Tensor]:
-    """Keys and values of every layer."""
-    return [each.clone() for layer in range(3) for each in slot.kv.layer(layer).rows(0, slot.kv.length)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -96,7 +42,7 @@ def test_logits_keys_and_values_are_those_of_the_modules(
     architecture: str, settings: dict[str, Any], dtype: torch.dtype, sizes: tuple[int, ...]
 ) -> None:
     """One row, a tree, the largest step, several sequences packed: as the modules one by one."""
-    target = TargetModel(model_of(architecture, dtype, **settings))
+    target = TargetModel(model_by_rows(architecture, dtype, **settings))
     assert fused_layers(target) == 3
     found = scored(target, sizes)
     unfused(target)
@@ -113,7 +59,7 @@ def test_logits_keys_and_values_are_those_of_the_modules(
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(dtype: torch.dtype, threads: int) -> None:
     """Each sequence alone, on one thread, gives the bits that it gives in company."""
-    target, before = TargetModel(model_of("qwen3", dtype)), torch.get_num_threads()
+    target, before = TargetModel(model_by_rows("qwen3", dtype)), torch.get_num_threads()
     sizes = (4, 0, 9)
     try:
         torch.set_num_threads(threads)
@@ -151,7 +97,7 @@ def change(layer: Any) -> None:
 @pytest.mark.parametrize("happening", [replace, hook, move, change])
 def test_what_happens_to_a_layer_later_counts(happening: Callable[[Any], None]) -> None:
     """Replaced modules, hooks and new numbers change the logits as they change the modules' own."""
-    target = TargetModel(model_of("llama", torch.float32))
+    target = TargetModel(model_by_rows("llama", torch.float32))
     before, _ = scored(target, (3,))
     happening(target.model.model.layers[1])
     found, _ = scored(target, (3,))
@@ -163,7 +109,7 @@ def test_what_happens_to_a_layer_later_counts(happening: Callable[[Any], None]) 
 
 def test_a_copy_of_a_model_stands_on_its_own() -> None:
     """A deep copy does not read the original's weights, nor after those are gone."""
-    target = TargetModel(model_of("llama", torch.float32))
+    target = TargetModel(model_by_rows("llama", torch.float32))
     expected, _ = scored(target, (3,))
     copied = TargetModel(copy.deepcopy(target.model))
     for parameter in target.model.parameters():
@@ -173,7 +119,7 @@ def test_a_copy_of_a_model_stands_on_its_own() -> None:
 
 def test_a_model_is_saved_as_it_was(tmp_path: Path) -> None:
     """Whole, by torch: what is loaded has the classes of the original, and can be a target again."""
-    model = model_of("llama", torch.bfloat16)
+    model = model_by_rows("llama", torch.bfloat16)
     classes = [type(module) for module in model.modules()]
     expected, _ = scored(TargetModel(model), (3,))
     TargetModel(first_layers(model, 1))  # looks at modules that were looked at before
@@ -197,7 +143,7 @@ def test_a_model_is_saved_as_it_was(tmp_path: Path) -> None:
 )
 def test_other_layers_keep_their_own_code(architecture: str, settings: dict[str, Any]) -> None:
     """What computes something else, or does not fit the registers, is left alone."""
-    model = model_of(architecture, torch.float32, **settings)
+    model = model_by_rows(architecture, torch.float32, **settings)
     layers = [type(layer) for layer in model.model.layers]
     TargetModel(model)
     assert not any(hasattr(module, "fused") for module in model.modules())
@@ -206,7 +152,7 @@ def test_other_layers_keep_their_own_code(architecture: str, settings: dict[str,
 
 def test_a_layer_that_was_moved_is_looked_at_again() -> None:
     """Nothing is new in a model that stands as it was; what was replaced since is fused anew, once."""
-    target = TargetModel(model_of("llama", torch.float32))
+    target = TargetModel(model_by_rows("llama", torch.float32))
     assert fuse_layers(target.model) == 0
     move(target.model.model.layers[1])
     assert fuse_layers(target.model) == 1
@@ -217,7 +163,7 @@ def test_a_layer_that_was_moved_is_looked_at_again() -> None:
 
 def test_a_window_that_hides_a_part_is_left_to_the_modules() -> None:
     """Rows that do not all see the whole prefix: right all the same."""
-    target = TargetModel(model_of("mistral", torch.float32, sliding_window=16))
+    target = TargetModel(model_by_rows("mistral", torch.float32, sliding_window=16))
     assert fused_layers(target) == 3
     found, _ = scored(target, (4,))
     unfused(target)
@@ -226,7 +172,7 @@ def test_a_window_that_hides_a_part_is_left_to_the_modules() -> None:
 
 def test_training_and_gradients_go_through_the_modules() -> None:
     """A model that was a target can still be trained."""
-    target = TargetModel(model_of("llama", torch.float32))
+    target = TargetModel(model_by_rows("llama", torch.float32))
     loss = target.model(input_ids=torch.tensor([PROMPT])).logits.square().mean()
     loss.backward()
     assert target.model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0

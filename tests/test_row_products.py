@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from precedent.target import TargetModel
 from precedent.target.cpu_linear import PackedLinear, pack_linears
 from precedent.target.dot_kernels import LANES
-from precedent.target.row_products import PIECE, fits, row_product
+from precedent.target.row_products import LONG_ROW, PIECE, TOGETHER, fits, row_product
 from precedent.testing.tiny_models import tiny_causal_lm
 
 pytestmark = pytest.mark.skipif(
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 DTYPES = [torch.bfloat16, torch.float32]
-WIDTHS = [1, 2, 3, 4, 5, 7, 8, 17, 33]
+WIDTHS = [*range(1, TOGETHER + 1), 17, 33]
+LENGTHS = [4 * LANES, LONG_ROW + LANES]
 NUM_OUTS = [1, 3, 4, 8, 13, PIECE, PIECE + 1, 3 * PIECE + 6]
 
 
@@ -31,23 +32,27 @@ def random_rows(count: int, length: int, dtype: torch.dtype, seed: int = 0) -> T
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_outs", NUM_OUTS)
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_the_product_is_the_exact_one_rounded_once(dtype: torch.dtype, num_outs: int, with_bias: bool) -> None:
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_product_is_the_exact_one_rounded_once(
+    dtype: torch.dtype, num_outs: int, with_bias: bool, length: int
+) -> None:
     """Against float64: float32 sums, and at most one rounding to bfloat16 on top."""
-    weight, rows = random_rows(num_outs, 6 * LANES, dtype, 1), random_rows(11, 6 * LANES, dtype, 2)
+    weight, rows = random_rows(num_outs, length, dtype, 1), random_rows(11, length, dtype, 2)
     bias = random_rows(1, num_outs, torch.float32, 3)[0] if with_bias else None
     expected = rows.double() @ weight.double().T + (0.0 if bias is None else bias.double())
     found = row_product(rows, weight, bias)
     assert found.dtype == dtype
     step = torch.finfo(dtype).eps if dtype == torch.bfloat16 else 1e-5
-    torch.testing.assert_close(found.double(), expected, rtol=step, atol=1e-4)
+    torch.testing.assert_close(found.double(), expected, rtol=step, atol=1e-4 * (length / 64) ** 0.5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_outs", NUM_OUTS)
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, num_outs: int, threads: int) -> None:
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, num_outs: int, threads: int, length: int) -> None:
     """One row alone, first, last or in the middle, on any number of threads: equal bits."""
-    weight, rows = random_rows(num_outs, 4 * LANES, dtype, 4), random_rows(max(WIDTHS), 4 * LANES, dtype, 5)
+    weight, rows = random_rows(num_outs, length, dtype, 4), random_rows(max(WIDTHS), length, dtype, 5)
     alone = torch.cat([row_product(row[None], weight, None) for row in rows])
     before = torch.get_num_threads()
     try:

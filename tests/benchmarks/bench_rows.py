@@ -67,10 +67,10 @@ def ways_to_multiply(inputs: Tensor, weights: list[Tensor], packed: list[Tensor]
 
 
 def steps(target: TargetModel, prompt: list[int]) -> None:
-    """Milliseconds of a step by width: packed copies alone, products of few rows, whole layers in one piece."""
+    """Milliseconds of a step by width: packed copies alone, products of few rows, layers in one piece, all together."""
     slot, ways = target.new_slot(), ways_to_step(target)
     target.prefill(slot, prompt)
-    print("rows   copies alone   products   layers   copies by layers   products by layers")
+    print("rows   copies alone   products   layers   together   and by together: copies   products   layers")
     for width in WIDTHS:
         tree, rounds = chain(list(range(100, 99 + width))) if width > 1 else EMPTY_TREE, []
         for _ in range(7):
@@ -81,23 +81,30 @@ def steps(target: TargetModel, prompt: list[int]) -> None:
                 target.discard(slot)
             rounds.append(times)
         middle = [median(column) * 1e3 for column in zip(*rounds, strict=True)]
-        ratios = [median(times[way] / times[2] for times in rounds) for way in (0, 1)]
-        print(f"{width:4} {middle[0]:14.1f} {middle[1]:10.1f} {middle[2]:8.1f} {ratios[0]:18.2f} {ratios[1]:20.2f}")
+        ratios = [median(times[way] / times[-1] for times in rounds) for way in range(3)]
+        print(
+            f"{width:4} {middle[0]:14.1f} {middle[1]:10.1f} {middle[2]:8.1f} {middle[3]:10.1f} "
+            f"{ratios[0]:24.2f} {ratios[1]:10.2f} {ratios[2]:8.2f}"
+        )
 
 
 def ways_to_step(target: TargetModel) -> list[Callable[[], None]]:
-    """What switches the model to each of the three."""
+    """What switches the model to each of the four."""
     products = [module for module in target.model.modules() if isinstance(module, PackedLinear)]
     few_rows = [linear.few_rows for linear in products]
     layers = [(module, type(module)) for module in target.model.modules() if hasattr(module, "fused")]
+    runner = target._runner
+    all_layers = runner.all_layers
 
-    def switch(by_rows: bool, pieces: bool) -> None:
+    def switch(by_rows: bool, pieces: bool, together: bool) -> None:
         for product, rows in zip(products, few_rows, strict=True):
             product.few_rows = rows if by_rows else 0
         for layer, fused in layers:
             layer.__class__ = fused if pieces else fused.__mro__[1]
+        runner.all_layers = all_layers if together else None
 
-    return [partial(switch, False, False), partial(switch, True, False), partial(switch, True, True)]
+    stages = ((False, False, False), (True, False, False), (True, True, False), (True, True, True))
+    return [partial(switch, *stage) for stage in stages]
 
 
 def equal_rows(target: TargetModel, prompt: list[int]) -> None:

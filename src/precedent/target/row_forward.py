@@ -60,6 +60,7 @@ class RowForward:
         self._few_rows = min(one.few_rows for one in layers)
         self._jobs: Int64s = np.concatenate([layer.job[None] for layer in layers])
         self._watched = _watched(model, layers)
+        self._kinds = tuple((layer, type(layer)) for layer in base.layers)
 
     def logits(self, forward: Forward) -> Tensor | None:
         """Logits `[rows, vocab_size]`; None for rows that it does not take."""
@@ -77,7 +78,7 @@ class RowForward:
         """What the last layer leaves, `[1, rows, hidden]`."""
         if forward.spans[-1][1] > self._few_rows or torch.is_grad_enabled() or self._model.training:
             return None
-        if not self._watched.untouched():
+        if any(type(layer) is not kind for layer, kind in self._kinds) or not self._watched.untouched():
             return None
         inputs = forward.inputs(torch.device("cpu"))
         hidden: Tensor = self._embed(inputs["input_ids"])

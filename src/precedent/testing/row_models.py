@@ -1,0 +1,70 @@
+"""Random models whose layers run in one piece on a CPU, and forwards of them: for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from precedent.target import Slot, TargetModel
+from precedent.target.dot_kernels import LANES
+from precedent.target.row_attention import VECTORS
+from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.tree import ROOT, CandidateTree, TreeBuilder
+
+DIM = VECTORS * LANES
+"""Numbers of a head that fill whole registers."""
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 5
+MOST_ROWS = 64
+
+
+def model_by_rows(architecture: str, dtype: torch.dtype, **settings: Any) -> PreTrainedModel:
+    """A random model with heads that fill whole registers."""
+    sizes = {"hidden_size": 5 * LANES, "intermediate_size": 7 * LANES, "num_attention_heads": 4, "head_dim": DIM}
+    model = tiny_causal_lm(architecture, dtype=dtype, **{**sizes, **settings})
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:  # norms and biases are made as ones and zeros, which would hide a mix-up
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator).to(dtype) + name.endswith("bias")
+    return model
+
+
+def wide_tree(num_nodes: int) -> CandidateTree:
+    """A tree of points: every third node begins a new branch."""
+    builder, last = TreeBuilder(), ROOT
+    for token in range(num_nodes):
+        last = builder.add_point(ROOT if token % 3 == 0 else last, token, "test")
+    return builder.build()
+
+
+def fused_layers(target: TargetModel) -> int:
+    """How many of a model's layers were replaced."""
+    return sum(hasattr(layer, "fused") for layer in target.model.modules())
+
+
+def unfused(target: TargetModel) -> None:
+    """Give every layer its own class back, which also keeps them from being run together."""
+    for layer in target.model.modules():
+        if hasattr(layer, "fused"):
+            layer.__class__ = type(layer).__mro__[1]
+
+
+def scored(target: TargetModel, sizes: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor]]:
+    """Logits of trees of these sizes in one forward, behind prompts of different lengths, and the KV they left."""
+    slots = []
+    for number in range(len(sizes)):
+        slot = target.new_slot()
+        target.prefill(slot, PROMPT[: len(PROMPT) - 7 * number])
+        slots.append(slot)
+    logits = target.score([(slot, wide_tree(size)) for slot, size in zip(slots, sizes, strict=True)])
+    for slot, size in zip(slots, sizes, strict=True):
+        slot.kv.keep(range(size + 1))
+    return [each.clone() for each in logits], [each for slot in slots for each in stored(slot)]
+
+
+def stored(slot: Slot) -> list[Tensor]:
+    """Keys and values of every layer."""
+    return [each.clone() for layer in range(3) for each in slot.kv.layer(layer).rows(0, slot.kv.length)]
