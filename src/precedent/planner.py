@@ -181,10 +181,9 @@ class Planner:
         milliseconds: Callable[[int], float],
     ) -> int:
         """How many of at most `most` draws pay for the time that they take before the forward, and for their rows."""
-        best, best_rate, reach = 0, MARGIN * expected / self.cost.milliseconds(width), open_mass
-        for number in range(1, most + 1):
-            reach *= self.calibration.probability(source, min(number, DEEPEST_DRAW), DRAFT_PRIOR)
-            expected += reach
+        best, best_rate = 0, MARGIN * expected / self.cost.milliseconds(width)
+        for number, reach in enumerate(self._reaches(source, most), start=1):
+            expected += open_mass * reach
             rate = expected / (self.cost.milliseconds(width + number) + milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
@@ -234,11 +233,15 @@ class Planner:
         return most if gate.decide(most if pays else 0) else 0
 
     def _reaches(self, source: str, number: int) -> list[float]:
-        """Probability that a chain of `number` draws is accepted as far as each of them."""
-        chances = (
-            self.calibration.probability(source, min(depth, DEEPEST_DRAW), DRAFT_PRIOR)
-            for depth in range(1, number + 1)
-        )
+        """Probability that a chain of `number` draws is accepted as far as each of them.
+
+        A depth that was seldom reached is believed to be as the one before it.
+        """
+        chances, chance = [], DRAFT_PRIOR
+        for depth in range(1, number + 1):
+            if depth <= DEEPEST_DRAW:
+                chance = self.calibration.probability(source, depth, chance)
+            chances.append(chance)
         return list(accumulate(chances, mul))
 
     def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float) -> None:
