@@ -12,7 +12,7 @@ import torch
 from precedent.calibration import Calibration
 from precedent.cost_curve import CostCurve
 from precedent.drafters.base import Candidates
-from precedent.draw_gate import TRIAL_DRAWS, TRIAL_STEPS
+from precedent.draw_gate import TRIAL_DRAWS, TRIAL_STEPS, DrawGate
 from precedent.planner import Limits, Planner
 from precedent.tree import ROOT, CandidateTree, Drawn
 
@@ -181,6 +181,27 @@ def test_catching_up_counts_before_a_draw_is_made() -> None:
     planner.observe_draws("draft-model", 1, 1000, 1002.0)
     assert planner.plan([], {"draft-model": 3}, ROOMY).draws
     assert not planner.plan([], {"draft-model": 5000}, ROOMY).draws
+
+
+def test_catching_up_is_paid_off_by_the_draws_that_follow() -> None:
+    """Spread over many steps where requests go on drawing, over few where each draws once and stops."""
+    alone, beside = DrawGate(), DrawGate()
+    for gate, steps in ((alone, 40), (beside, 1)):
+        for _ in range(12):
+            gate.observe(1, 200, 202.0)
+            for _ in range(steps - 1):
+                gate.observe(1, 1, 2.0)
+        gate.behind = 100
+    assert alone.milliseconds(1) == pytest.approx(2.0 + 100 / 40, rel=0.1)
+    assert beside.milliseconds(1) == pytest.approx(2.0 + 100, rel=0.2)
+
+
+def test_a_trial_waits_for_a_step_in_which_it_could_matter() -> None:
+    """Where points are all but sure, a draft model that nobody knows is not asked; where none are, it is."""
+    gate = DrawGate()
+    assert [gate.decide(0, open_mass=0.1) for _ in range(3)] == [0, 0, 0]
+    assert gate.decide(0, open_mass=0.9) == TRIAL_DRAWS
+    assert gate.decide(3, open_mass=0.1) == 3
 
 
 def test_a_drafter_comes_back_when_it_begins_to_pay() -> None:

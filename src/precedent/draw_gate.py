@@ -18,14 +18,20 @@ TRIAL_DRAWS = 2
 TRIAL_SHARE = 0.01
 """What trials may cost, as a share of the time spent decoding; the first trial is not held to it."""
 
+TRIAL_OPEN = 0.5
+"""Probability that no point below the root is right, from which on a step is fit for a trial."""
+
 REMEMBERED = 8
 """Draw times of which the least counts: the others were disturbed."""
 
 FAR_BEHIND = 32
 """Missed tokens above which a draw's time is mostly that of catching up."""
 
-SPREAD_OVER = 16
-"""Steps over which catching up is paid off: a request that has begun to draw goes on drawing."""
+SPREAD_OVER = 16.0
+"""Steps of draws over which catching up is taken to be paid off, until it was seen."""
+
+FORGOTTEN = 0.8
+"""What counts of the drawing steps seen before, each time that a request catches up."""
 
 
 @dataclass(slots=True)
@@ -39,6 +45,8 @@ class DrawGate:
     on_trial: bool = False
     behind: int = 0
     milliseconds_per_missed_token: float = 0.0
+    drawing_steps: float = SPREAD_OVER
+    catch_ups: float = 1.0
     _each: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     @property
@@ -47,12 +55,19 @@ class DrawGate:
         return bool(self._each)
 
     def milliseconds(self, num_draws: int) -> float:
-        """What that many draws cost now, with a step's share of catching up."""
-        return num_draws * min(self._each, default=0.0) + self.behind * self.milliseconds_per_missed_token / SPREAD_OVER
+        """What that many draws cost now, with a step's share of catching up.
 
-    def decide(self, wanted: int) -> int:
-        """How many draws to make when `wanted` seem to pay (0: none)."""
-        self.on_trial = self.trial_steps_left > 0
+        A draft model on its own draws in every step of a request; beside a cache it may be asked once, and then never.
+        """
+        share = self.catch_ups / self.drawing_steps
+        return num_draws * min(self._each, default=0.0) + self.behind * self.milliseconds_per_missed_token * share
+
+    def decide(self, wanted: int, open_mass: float = 1.0) -> int:
+        """How many draws to make when `wanted` seem to pay (0: none); the points found leave `open_mass` to them.
+
+        A trial waits for steps in which a draw could matter: catching up beside a memory that knows would be wasted.
+        """
+        self.on_trial = self.trial_steps_left > 0 and open_mass >= TRIAL_OPEN
         if self.on_trial:
             self.trial_steps_left -= 1
             return max(TRIAL_DRAWS, wanted) if self._each else TRIAL_DRAWS
@@ -65,8 +80,10 @@ class DrawGate:
         if behind > FAR_BEHIND:
             catching_up = milliseconds - num_draws * min(self._each, default=0.0)
             self.milliseconds_per_missed_token = max(0.0, catching_up) / behind
+            self.drawing_steps, self.catch_ups = FORGOTTEN * self.drawing_steps, FORGOTTEN * self.catch_ups + 1.0
         else:
             self._each.append(milliseconds / max(num_draws, 1))
+        self.drawing_steps += 1.0
         if self.on_trial:
             self.spent_on_trials += milliseconds
             self.last_trial += milliseconds

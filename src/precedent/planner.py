@@ -139,7 +139,7 @@ class Planner:
             gate = self._gates.setdefault(source, DrawGate())
             gate.behind = missed
             best = self._best_number(source, most, width, expected, open_mass, gate.milliseconds)
-            number = min(gate.decide(best), most)
+            number = min(gate.decide(best, open_mass), most)
             if number:
                 plan.draws[source] = number
                 taken = gate.milliseconds(number)
