@@ -200,8 +200,13 @@ def test_a_trial_waits_for_a_step_in_which_it_could_matter() -> None:
     """Where points are all but sure, a draft model that nobody knows is not asked; where none are, it is."""
     gate = DrawGate()
     assert [gate.decide(0, open_mass=0.1) for _ in range(3)] == [0, 0, 0]
+    assert gate.decide(3, open_mass=0.1) == 0  # its price is not known
     assert gate.decide(0, open_mass=0.9) == TRIAL_DRAWS
+    gate.observe(TRIAL_DRAWS, 0, 2.0)
     assert gate.decide(3, open_mass=0.1) == 3
+    gate.elapsed, left = 1e9, gate.trial_steps_left
+    assert gate.decide(0, open_mass=0.1) == 0
+    assert gate.trial_steps_left == left == TRIAL_STEPS - 1  # a trial that waits is not begun anew
 
 
 def test_a_drafter_comes_back_when_it_begins_to_pay() -> None:

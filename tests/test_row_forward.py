@@ -175,3 +175,27 @@ def test_what_happens_to_a_model_later_counts(happening: Callable[[Any], None]) 
     expected, _ = scored(target, (3,))
     assert not torch.allclose(found[0], before[0], rtol=1e-3)
     torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_that_is_hooked_at_load_is_not_believed_untried() -> None:
+    """What a hook hides from the trial may not be used once the hook is gone."""
+    settings = {"residual_multiplier": 1.0, "embedding_multiplier": 1.0, "logits_scaling": 2.0}
+    model = model_by_rows("granite", torch.float32, **settings)
+    timing = model.model.register_forward_hook(lambda module, args, output: None)
+    target = TargetModel(model)
+    timing.remove()
+    found, _ = scored(target, (3,))
+    unfused(target)
+    torch.testing.assert_close(found[0], scored(target, (3,))[0][0], rtol=1e-4, atol=1e-4)
+
+
+def test_what_the_embeddings_gave_stays_as_it_was() -> None:
+    """Somebody may look at it by a hook; and rows of another dtype go the model's own way, which refuses them."""
+    target, seen = TargetModel(model_by_rows("llama", torch.bfloat16)), list[Tensor]()
+    target.model.model.embed_tokens.register_forward_hook(lambda module, args, output: seen.append(output))
+    scored(target, (3,))
+    rows = target.model.model.embed_tokens.weight
+    assert all(any(torch.equal(row, known) for known in rows) for row in seen[-1][0])
+    target.model.model.embed_tokens.float()
+    with pytest.raises(RuntimeError):
+        scored(target, (3,))

@@ -30,13 +30,19 @@ FAR_BEHIND = 32
 SPREAD_OVER = 16.0
 """Steps of draws over which catching up is taken to be paid off, until it was seen."""
 
+MOST_STEPS = 64.0
+"""Drawing steps per catching up that are believed at most, so that another kind of traffic is noticed soon."""
+
 FORGOTTEN = 0.8
 """What counts of the drawing steps seen before, each time that a request catches up."""
 
 
 @dataclass(slots=True)
 class DrawGate:
-    """The account of one drafter that costs model steps; all times in milliseconds."""
+    """The account of one drafter that costs model steps; all times in milliseconds.
+
+    `drawing_steps` by `catch_ups` is how many steps with draws followed one catching up, of late.
+    """
 
     elapsed: float = 0.0
     spent_on_trials: float = 0.0
@@ -71,7 +77,13 @@ class DrawGate:
         if self.on_trial:
             self.trial_steps_left -= 1
             return max(TRIAL_DRAWS, wanted) if self._each else TRIAL_DRAWS
-        if not wanted and self.spent_on_trials + self.last_trial < TRIAL_SHARE * self.elapsed:
+        if not self._each and self.trial_steps_left:
+            return 0  # not tried yet: what a draw costs is unknown, not nothing
+        if (
+            not wanted
+            and not self.trial_steps_left
+            and self.spent_on_trials + self.last_trial < TRIAL_SHARE * self.elapsed
+        ):
             self.trial_steps_left, self.last_trial = TRIAL_STEPS, 0.0
         return wanted
 
@@ -83,7 +95,7 @@ class DrawGate:
             self.drawing_steps, self.catch_ups = FORGOTTEN * self.drawing_steps, FORGOTTEN * self.catch_ups + 1.0
         else:
             self._each.append(milliseconds / max(num_draws, 1))
-        self.drawing_steps += 1.0
+        self.drawing_steps = min(self.drawing_steps + 1.0, MOST_STEPS * self.catch_ups)
         if self.on_trial:
             self.spent_on_trials += milliseconds
             self.last_trial += milliseconds

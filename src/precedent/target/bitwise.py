@@ -1,7 +1,7 @@
 """Logits that do not depend on what is computed beside them, to the last bit: what it takes, and a proof at load.
 
-A greedy text in bfloat16 hangs on rounding, and rounding on the order of sums. The kernels of few rows
-(`row_products`, `cpu_norm`, `row_attention`, `row_layer`) compute a row alike whether it stands alone, in a candidate
+A greedy text in bfloat16 hangs on rounding, and rounding on the order of sums. The kernels of few rows (`row_products`,
+`cpu_norm`, `row_attention`, `row_layer`, `row_forward`) compute a row alike whether it stands alone, in a candidate
 tree, in a piece of a prompt or beside other requests. So a model that goes through nothing else, never more than
 `MOST_ROWS` rows at a time, stores and says the same bits whatever was drafted, reused or answered at the same time.
 """

@@ -69,6 +69,16 @@ class FusedLayer(NamedTuple):
     few_rows: int
     layer_idx: int
 
+    def takes(self, hidden: Tensor, turns: tuple[Tensor, Tensor]) -> bool:
+        """Whether shapes and dtypes are those that the layer was made for."""
+        expected, dtype = (1, hidden.shape[1], self.weights.shape.dim), self.weights.products[0].dtype
+        return (
+            hidden.dtype == dtype
+            and hidden.shape == (1, hidden.shape[1], self.weights.shape.hidden)
+            and hidden.is_cpu
+            and all(turn.shape == expected and turn.dtype == dtype for turn in turns)
+        )
+
 
 def fuse_layers(model: nn.Module) -> int:
     """Let every decoder layer of a model on a CPU that agrees with `row_layer` use it; returns how many are new to it.
@@ -205,24 +215,13 @@ def _run(
         return None
     if rows > fused.few_rows or torch.is_grad_enabled() or layer.training or position_embeddings is None:
         return None
-    if not (_fits(fused, hidden, position_embeddings) and fused.watched.untouched()):
+    if not (fused.takes(hidden, position_embeddings) and fused.watched.untouched()):
         return None
     row_layers = attention_mask.row_layers(fused.weights.shape, hidden.dtype)
     if row_layers is None or row_layers.rows != rows:
         return None
     room = attention_mask.forward.room_in_layer(fused.layer_idx)
     return row_layers.layer(fused.job, hidden, position_embeddings, room)
-
-
-def _fits(fused: FusedLayer, hidden: Tensor, turns: tuple[Tensor, Tensor]) -> bool:
-    """Whether shapes and dtypes are those that the layer was made for."""
-    expected, dtype = (1, hidden.shape[1], fused.weights.shape.dim), fused.weights.products[0].dtype
-    return (
-        hidden.dtype == dtype
-        and hidden.shape == (1, hidden.shape[1], fused.weights.shape.hidden)
-        and hidden.is_cpu
-        and all(turn.shape == expected and turn.dtype == dtype for turn in turns)
-    )
 
 
 def _agrees(layer: nn.Module, fused: FusedLayer) -> bool:

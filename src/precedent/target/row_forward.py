@@ -8,6 +8,7 @@ come out both ways. What is out of the ordinary later (hooks, replaced modules, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, cast
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 
 from precedent.compiled import Int64s
 from precedent.target.cpu_layer import FusedLayer, Watched, places_of_parameters
+from precedent.target.examine import MISFITS
 from precedent.target.kv_cache import KVCache
 from precedent.target.kv_shape import KVShape
 from precedent.target.packing import Forward, Rows, chain_rows, tree_rows
@@ -37,15 +39,20 @@ def use_all_layers(runner: Runner, kv_shape: KVShape) -> bool:
     """Let a runner compute its few rows with all layers in one call, if that gives the same bits; returns whether."""
     try:
         found = _all_layers(runner, kv_shape)
-        if found is None or not _agrees(runner, found, kv_shape):
+        if found is None or not found.untouched() or not _agrees(runner, found, kv_shape):
             return False
-    except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
-        return False  # a model with other ways
+    except torch.OutOfMemoryError:
+        raise
+    except MISFITS as misfit:
+        log.debug("%s runs layer by layer: %r", type(runner.model).__name__, misfit)
+        return False
     runner.all_layers = found
     return True
 
 
 _ALONE = Sight(None, 1)
+
+log = logging.getLogger(__name__)
 
 
 class RowForward:
@@ -74,15 +81,21 @@ class RowForward:
         """Compute keys and values alone; False for rows that it does not take."""
         return self._hidden(forward) is not None
 
+    def untouched(self) -> bool:
+        """Whether the model and its layers are what they were."""
+        return all(type(layer) is kind for layer, kind in self._kinds) and self._watched.untouched()
+
     def _hidden(self, forward: Forward) -> Tensor | None:
         """What the last layer leaves, `[1, rows, hidden]`."""
         if forward.spans[-1][1] > self._few_rows or torch.is_grad_enabled() or self._model.training:
             return None
-        if any(type(layer) is not kind for layer, kind in self._kinds) or not self._watched.untouched():
+        if not self.untouched():
             return None
         inputs = forward.inputs(torch.device("cpu"))
-        hidden: Tensor = self._embed(inputs["input_ids"])
+        hidden: Tensor = self._embed(inputs["input_ids"]).clone(memory_format=torch.contiguous_format)
         turns: tuple[Tensor, Tensor] = self._rotary(hidden, position_ids=inputs["position_ids"])
+        if not self._layers[0].takes(hidden, turns):
+            return None
         parts = [Part(len(rows), rows.kv.length, _sight(rows)) for rows in forward.sequences]
         places = np.stack([rows.kv.places(len(self._jobs)) for rows in forward.sequences], axis=1)
         RowLayers(self._shape, self._dtype, parts).layers(self._jobs, hidden, turns, places)

@@ -34,7 +34,7 @@ Fewer of rows that are longer than `LONG_ROW`: they must stay in the nearest cac
 CHUNK = 1 << 16
 """Bytes of weights that all rows of inputs are multiplied with before the next are looked at."""
 
-# Sums that are added up at a time fill the registers: 16 of 32 on AVX-512 (the rest hold weights), 8 of 16 elsewhere.
+# Sums that are added up at a time fill the registers: 16 of 32 on AVX-512 (the rest hold weights), 8 of AVX2's 16.
 _OUTS = (0, 4, 4, 4, 4, 2, 2, 2, 2) if LANES == 16 else (0, 4, 4, 2, 2, 1, 1, 1, 1)
 """Outputs that one kernel computes, by its rows of inputs."""
 
