@@ -18,7 +18,7 @@ from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.target import Slot, TargetModel
 from precedent.target.bitwise import MOST_ROWS
-from precedent.target.dot_kernels import LANES
+from precedent.target.kernel_code import LANES
 from precedent.target.row_attention import VECTORS, fits
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm

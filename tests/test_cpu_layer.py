@@ -12,10 +12,20 @@ import torch
 
 from precedent.target import TargetModel
 from precedent.target.cpu_layer import fuse_layers
-from precedent.target.dot_kernels import LANES
 from precedent.target.first_layers import first_layers
+from precedent.target.kernel_code import LANES
 from precedent.target.row_attention import fits
-from precedent.testing.row_models import DIM, MOST_ROWS, PROMPT, fused_layers, model_by_rows, scored, unfused, wide_tree
+from precedent.testing.row_models import (
+    BY_ROWS,
+    DIM,
+    MOST_ROWS,
+    PROMPT,
+    fused_layers,
+    model_by_rows,
+    scored,
+    unfused,
+    wide_tree,
+)
 from precedent.tree import EMPTY_TREE
 
 DTYPES = [torch.bfloat16, torch.float32]
@@ -28,14 +38,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("architecture", "settings"),
-    [
-        ("llama", {}),
-        ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
-        ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
-        ("qwen2", {"use_sliding_window": False, "hidden_size": 4 * DIM}),
-        ("qwen3", {}),
-    ],
-    ids=["llama", "biases, no groups", "mistral, one kv head", "qwen2", "qwen3"],
+    BY_ROWS.values(),
+    ids=BY_ROWS,
 )
 @pytest.mark.parametrize("sizes", [(0,), (5,), (MOST_ROWS - 1,), (0, 11, 3)], ids=str)
 def test_logits_keys_and_values_are_those_of_the_modules(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from precedent.target import TargetModel
-from precedent.target.dot_kernels import LANES
+from precedent.target.kernel_code import LANES
 from precedent.target.row_attention import QUERIES, VECTORS, Sight, fits, row_attention
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder

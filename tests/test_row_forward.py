@@ -14,7 +14,7 @@ from precedent.target import TargetModel
 from precedent.target.first_layers import first_layers
 from precedent.target.row_attention import fits
 from precedent.target.runner import AllLayers
-from precedent.testing.row_models import DIM, MOST_ROWS, PROMPT, model_by_rows, scored, unfused
+from precedent.testing.row_models import BY_ROWS, DIM, MOST_ROWS, PROMPT, model_by_rows, scored, unfused
 from precedent.tree import EMPTY_TREE
 
 DTYPES = [torch.bfloat16, torch.float32]
@@ -52,14 +52,8 @@ def counted(target: TargetModel) -> Counted:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("architecture", "settings"),
-    [
-        ("llama", {}),
-        ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
-        ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
-        ("qwen2", {"use_sliding_window": False, "hidden_size": 4 * DIM}),
-        ("qwen3", {}),
-    ],
-    ids=["llama", "biases, no groups", "mistral, one kv head", "qwen2", "qwen3"],
+    BY_ROWS.values(),
+    ids=BY_ROWS,
 )
 @pytest.mark.parametrize("sizes", [(0,), (5,), (MOST_ROWS - 1,), (0, 11, 3)], ids=str)
 def test_it_gives_the_bits_of_one_layer_after_the_other(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from precedent.target import TargetModel
 from precedent.target.cpu_linear import PackedLinear, pack_linears
-from precedent.target.dot_kernels import LANES
+from precedent.target.kernel_code import LANES
 from precedent.target.row_products import LONG_ROW, PIECE, TOGETHER, fits, row_product
 from precedent.testing.tiny_models import tiny_causal_lm
 

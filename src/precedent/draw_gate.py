@@ -77,13 +77,10 @@ class DrawGate:
         if self.on_trial:
             self.trial_steps_left -= 1
             return max(TRIAL_DRAWS, wanted) if self._each else TRIAL_DRAWS
-        if not self._each and self.trial_steps_left:
-            return 0  # not tried yet: what a draw costs is unknown, not nothing
-        if (
-            not wanted
-            and not self.trial_steps_left
-            and self.spent_on_trials + self.last_trial < TRIAL_SHARE * self.elapsed
-        ):
+        if self.trial_steps_left:  # the trial waits, and what draws cost may be unknown, which is not nothing
+            return wanted if self._each else 0
+        affordable = self.spent_on_trials + self.last_trial < TRIAL_SHARE * self.elapsed
+        if affordable and not wanted:
             self.trial_steps_left, self.last_trial = TRIAL_STEPS, 0.0
         return wanted
 

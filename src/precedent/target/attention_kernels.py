@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from precedent.target.dot_kernels import FLOAT, FLOATS, INTS, LANES, LONG, Code, kernel, same
+from precedent.target.kernel_code import FLOAT, FLOATS, INTS, LANES, LONG, Code, kernel, same
 
 EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 """Coefficients of exp on [-ln 2 / 2, ln 2 / 2], highest power first (Cephes, `expf`)."""
@@ -92,7 +92,7 @@ def softmax(typing: Any, scores: Any, count: Any, total: Any) -> Any:
             weights = exponential(code, builder, builder.fsub(code.load(scores, k, wide=True), largest))
             builder.store(weights, code.vector(scores, k, 4, FLOATS), align=4)
             following.append(builder.fadd(sums[0], weights))
-        code.store(code.across(following[0]), total, wide=True)
+        code.store(code.across(following[0]), total)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp), generate

@@ -19,7 +19,7 @@ from precedent.compiled import Int64s
 from precedent.errors import UnsupportedError
 from precedent.target.cpu_linear import PackedLinear
 from precedent.target.cpu_norm import epsilon_of
-from precedent.target.dot_kernels import LANES
+from precedent.target.kernel_code import LANES
 from precedent.target.packing import running_forward
 from precedent.target.row_attention import VECTORS, Sight
 from precedent.target.row_layer import LayerShape, LayerWeights, Part, RowLayers, job_of

@@ -13,7 +13,8 @@ import torch
 from numba import cfunc, types
 from torch import Tensor, nn
 
-from precedent.target.dot_kernels import FUSED, LANES, norm_kernel
+from precedent.target.dot_kernels import norm_kernel
+from precedent.target.kernel_code import FUSED, LANES
 from precedent.target.swapped import is_swapped, swapped_class
 
 FEW_ROWS = 64

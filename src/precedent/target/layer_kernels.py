@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.core import types
 
 from precedent.target.attention_kernels import exponential
-from precedent.target.dot_kernels import FLOAT, FLOATS, LONG, Code, kernel, same
+from precedent.target.kernel_code import FLOAT, FLOATS, LONG, Code, kernel, same
 
 
 def turned_head_kernel(*, wide: bool, as_query: bool) -> Callable[..., None]:

@@ -9,7 +9,8 @@ from numba.np.numpy_support import carray
 
 from precedent.compiled import compiled
 from precedent.target.attention_kernels import finish_kernel, read_long, write_long
-from precedent.target.dot_kernels import LANES, norm_kernel, take_ticket
+from precedent.target.dot_kernels import norm_kernel, take_ticket
+from precedent.target.kernel_code import LANES
 from precedent.target.layer_kernels import gated_kernel, sum_kernel, turned_head_kernel, wait_for_team
 from precedent.target.row_attention import Piece, attend
 from precedent.target.row_products import PIECE, product_piece

@@ -25,7 +25,8 @@ from precedent.target.attention_kernels import (
     turn_kernel,
     write_float,
 )
-from precedent.target.dot_kernels import LANES, copy_floats, take_ticket, widen
+from precedent.target.dot_kernels import copy_floats, take_ticket, widen
+from precedent.target.kernel_code import LANES
 from precedent.target.row_products import run_on_team, team
 
 VECTORS = 4

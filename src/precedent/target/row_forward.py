@@ -1,9 +1,9 @@
 """All decoder layers of a model on a CPU in one call, for a few rows.
 
-transformers' own forward calls a model's layers one by one: between two of them a small model waits for Python about
-half as long as a layer takes. Where every layer is one of ours (`cpu_layer`) and nothing but embeddings, rotary angles,
-final norm and head stands around them, they are run together. Whether that is so is tried at load: the same bits must
-come out both ways. What is out of the ordinary later (hooks, replaced modules, training) goes the model's own way.
+transformers' own forward calls a model's layers one by one, and between two of them a small model waits for Python.
+Where every layer is one of ours (`cpu_layer`) and nothing but embeddings, rotary angles, final norm and head stands
+around them, they are run together. Whether that is so is tried at load: the same bits must come out both ways. What is
+out of the ordinary later (hooks, replaced modules, training) goes the model's own way.
 """
 
 from __future__ import annotations
@@ -34,25 +34,21 @@ from precedent.tree import ROOT, TreeBuilder
 TRIED = (0, 1, 1, 0, 1, 0, 0)
 """Token ids of the trial, fit for any vocabulary."""
 
+_ALONE = Sight(None, 1)
 
-def use_all_layers(runner: Runner, kv_shape: KVShape) -> bool:
-    """Let a runner compute its few rows with all layers in one call, if that gives the same bits; returns whether."""
+log = logging.getLogger(__name__)
+
+
+def use_all_layers(runner: Runner, kv_shape: KVShape) -> None:
+    """Let a runner compute its few rows with all layers in one call, if that gives the same bits."""
     try:
         found = _all_layers(runner, kv_shape)
-        if found is None or not found.untouched() or not _agrees(runner, found, kv_shape):
-            return False
+        if found is not None and found.untouched() and _agrees(runner, found, kv_shape):
+            runner.all_layers = found
     except torch.OutOfMemoryError:
         raise
     except MISFITS as misfit:
         log.debug("%s runs layer by layer: %r", type(runner.model).__name__, misfit)
-        return False
-    runner.all_layers = found
-    return True
-
-
-_ALONE = Sight(None, 1)
-
-log = logging.getLogger(__name__)
 
 
 class RowForward:

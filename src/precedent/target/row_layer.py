@@ -18,7 +18,7 @@ from numba import from_dtype
 from torch import Tensor
 
 from precedent.compiled import Int64s
-from precedent.target.dot_kernels import LANES
+from precedent.target.kernel_code import LANES
 from precedent.target.layer_work import JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS, layers_work
 from precedent.target.row_attention import QUERIES, Sight
 from precedent.target.row_products import barrier, run_on_team

@@ -20,7 +20,8 @@ from numba.np.numpy_support import carray
 from torch import Tensor
 
 from precedent.compiled import compiled
-from precedent.target.dot_kernels import FUSED, LANES, Places, dot_block, take_ticket
+from precedent.target.dot_kernels import Places, dot_block, take_ticket
+from precedent.target.kernel_code import FUSED, LANES
 
 PIECE = 64
 """Outputs that a thread takes in turn."""

@@ -9,13 +9,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.target import Slot, TargetModel
-from precedent.target.dot_kernels import LANES
+from precedent.target.kernel_code import LANES
 from precedent.target.row_attention import VECTORS
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 
 DIM = VECTORS * LANES
 """Numbers of a head that fill whole registers."""
+
+BY_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "biases, no groups": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    "mistral, one kv head": ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
+    "qwen2": ("qwen2", {"use_sliding_window": False, "hidden_size": 4 * DIM}),
+    "qwen3": ("qwen3", {}),
+}
+"""Architectures and settings whose layers all run by rows."""
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 5
 MOST_ROWS = 64

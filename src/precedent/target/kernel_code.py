@@ -1,0 +1,232 @@
+"""Writes the instructions of the CPU kernels: lanes of a vector register, sums in an order that is written down.
+
+A compiler may regroup a sum, and differently for each number of rows. Here element k goes to lane k modulo `LANES`,
+each lane adds from first to last by fused multiply-adds, and the lanes are added pairwise at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from llvmlite import binding, ir
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_FEATURES = binding.get_host_cpu_features()
+
+LANES = 16 if _FEATURES.get("avx512f") else 8
+"""float32 numbers that a vector register holds (on AVX2 and wider), or two of them (NEON)."""
+
+FUSED = bool(_FEATURES.get("fma")) or binding.get_process_triple().startswith(("aarch64", "arm64"))
+"""Whether this processor multiplies and adds in one instruction; done in software it would take forever."""
+
+CACHE_LINE = 64
+"""Bytes."""
+
+SHORT, INT, LONG, FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+SHORTS, INTS, FLOATS = (ir.VectorType(each, LANES) for each in (SHORT, INT, FLOAT))
+
+
+def kernel(generator: Callable[..., Any]) -> Callable[..., Any]:
+    """`intrinsic`, whose result is called from compiled code without the first argument."""
+    return cast(Callable[..., Any], intrinsic(generator))
+
+
+class Code:
+    """Writes the instructions of a kernel."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self._builder = builder
+
+    def offset(self, base: Any, stride: Any, index: int) -> Any:
+        """The address of a row."""
+        return self._builder.add(base, self._builder.mul(stride, ir.Constant(LONG, index)))
+
+    def vector(self, base: Any, k: Any, size: int, kind: Any) -> Any:
+        """Pointer to `LANES` numbers of `size` bytes from element k on."""
+        place = self._builder.add(base, self._builder.mul(k, ir.Constant(LONG, size)))
+        return self._builder.inttoptr(place, kind.as_pointer())
+
+    def load(self, base: Any, k: Any, *, wide: bool) -> Any:
+        """`LANES` numbers from element k on, as float32: a bfloat16 is the upper half of one."""
+        if wide:
+            return self._builder.load(self.vector(base, k, 4, FLOATS), align=4)
+        return self.widened(self._builder.load(self.vector(base, k, 2, SHORTS), align=2))
+
+    def widened(self, halves: Any) -> Any:
+        """bfloat16 lanes as float32."""
+        shifted = self._builder.shl(self._builder.zext(halves, INTS), same(INTS, 16))
+        return self._builder.bitcast(shifted, FLOATS)
+
+    def halves(self, numbers: Any) -> Any:
+        """float32 lanes rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
+        builder = self._builder
+        ints, shorts = (ir.VectorType(kind, numbers.type.count) for kind in (INT, SHORT))
+        bits = builder.bitcast(numbers, ints)
+        odd = builder.and_(builder.lshr(bits, same(ints, 16)), same(ints, 1))
+        rounded = builder.lshr(builder.add(builder.add(bits, odd), same(ints, 0x7FFF)), same(ints, 16))
+        is_nan = builder.fcmp_unordered("uno", numbers, numbers)
+        return builder.trunc(builder.select(is_nan, same(ints, 0x7FC0), rounded), shorts)
+
+    def rounded(self, numbers: Any, wide: bool) -> Any:
+        """Lanes as they are once stored: float32 as it is, else rounded to bfloat16."""
+        return numbers if wide else self.widened(self.halves(numbers))
+
+    def store_lanes(self, numbers: Any, base: Any, k: Any, wide: bool) -> None:
+        """Write `LANES` numbers from element k on, as float32 or as bfloat16."""
+        if wide:
+            self._builder.store(numbers, self.vector(base, k, 4, FLOATS), align=4)
+        else:
+            self._builder.store(self.halves(numbers), self.vector(base, k, 2, SHORTS), align=2)
+
+    def squares(self, inputs: Any, length: Any, wide: bool) -> Any:
+        """The sum of the squares of a row."""
+        with self.steps(length, (same(FLOATS, 0.0),)) as (k, sums, following):
+            loaded = self.load(inputs, k, wide=wide)
+            following.append(self.fused(loaded, loaded, sums[0]))
+        return self.across(following[0])
+
+    def inverse_root(self, total: Any, length: Any, epsilon: Any) -> Any:
+        """One by the root of the mean plus epsilon, float32."""
+        builder = self._builder
+        mean = builder.fdiv(total, builder.sitofp(length, FLOAT))
+        kind = ir.FunctionType(FLOAT, [FLOAT])
+        root = cgutils.get_or_insert_function(builder.module, kind, "llvm.sqrt.f32")
+        padded = builder.fadd(mean, builder.fptrunc(epsilon, FLOAT))
+        return builder.fdiv(ir.Constant(FLOAT, 1.0), builder.call(root, (padded,)))
+
+    def spread(self, number: Any) -> Any:
+        """The number in every lane."""
+        builder = self._builder
+        first = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), number, ir.Constant(INT, 0))
+        return builder.shuffle_vector(first, first, same(INTS, 0))
+
+    @contextmanager
+    def steps(
+        self, length: Any, starts: tuple[Any, ...], by: int = LANES
+    ) -> Iterator[tuple[Any, list[Any], list[Any]]]:
+        """A loop over k from 0 in steps: yields k, what is carried (from `starts` on), and a list for its next.
+
+        Runs at least once.
+        """
+        builder, before = self._builder, self._builder.block
+        loop, end = builder.append_basic_block("loop"), builder.append_basic_block("end")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        k, carried, following = builder.phi(LONG), [builder.phi(start.type) for start in starts], list[Any]()
+        yield k, carried, following
+        beyond = builder.add(k, ir.Constant(LONG, by))
+        k.add_incoming(ir.Constant(LONG, 0), before)
+        k.add_incoming(beyond, builder.block)
+        for value, start, after in zip(carried, starts, following, strict=True):
+            value.add_incoming(start, before)
+            value.add_incoming(after, builder.block)
+        builder.cbranch(builder.icmp_signed("<", beyond, length), loop, end)
+        builder.position_at_end(end)
+
+    def dots(self, weights: list[Any], inputs: list[Any], length: Any, wide: bool, behind: Any) -> list[Any]:
+        """Lanes of all dot products, the first row of inputs with every row of weights first.
+
+        As many bytes as are read of the weights are fetched from `behind` on.
+        """
+        zeros = (same(FLOATS, 0.0),) * (len(weights) * len(inputs))
+        bytes_of_step = len(weights) * (4 if wide else 2)
+        with self.steps(length, zeros) as (k, sums, following):
+            ahead = self._builder.add(behind, self._builder.mul(k, ir.Constant(LONG, bytes_of_step)))
+            self.fetch(ahead, bytes_of_step * LANES)
+            columns = [self.load(each, k, wide=wide) for each in weights]
+            for number, row in enumerate(inputs):
+                loaded = self.load(row, k, wide=True)
+                for column, total in zip(columns, sums[number * len(weights) :], strict=False):
+                    following.append(self.fused(column, loaded, total))
+        return following
+
+    def fetch(self, place: Any, size: int) -> None:
+        """Ask for the cache lines of so many bytes, without waiting; harmless where there is no memory."""
+        builder, byte = self._builder, ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, INT, INT, INT])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        to_read, to_nearest, data = (ir.Constant(INT, number) for number in (0, 3, 1))
+        for offset in range(0, size, CACHE_LINE):
+            line = builder.inttoptr(builder.add(place, ir.Constant(LONG, offset)), byte)
+            builder.call(function, (line, to_read, to_nearest, data))
+
+    def totals(self, sums: list[Any]) -> Any:
+        """The sums of the lanes of each, in one register: halves upon halves."""
+        sums = [*sums, *[same(FLOATS, 0.0)] * (2 ** (len(sums) - 1).bit_length() - len(sums))]
+        size = LANES
+        while size > 1:
+            if len(sums) > 1:
+                sums = [self._halved(left, right, size) for left, right in zip(sums[::2], sums[1::2], strict=True)]
+            else:
+                sums = [self._halved(sums[0], None, size)]
+            size //= 2
+        return sums[0]
+
+    def _halved(self, left: Any, right: Any, size: int) -> Any:
+        """Runs of `size` lanes, the upper half of each added to the lower; those of `right` behind those of `left`."""
+        builder, count = self._builder, left.type.count * (1 if right is None else 2)
+        lower = [start + lane for start in range(0, count, size) for lane in range(size // 2)]
+        kind = ir.VectorType(INT, len(lower))
+        halves = (ir.Constant(kind, [lane + shift for lane in lower]) for shift in (0, size // 2))
+        return builder.fadd(*(builder.shuffle_vector(left, left if right is None else right, half) for half in halves))
+
+    def with_biases(self, totals: Any, biases: Any, outs: int) -> Any:
+        """Sums of `outs` outputs, row after row, plus these outputs' biases, if there are any."""
+        builder = self._builder
+        given = builder.icmp_unsigned("!=", biases, ir.Constant(LONG, 0))
+        with builder.if_else(given) as (then, otherwise):
+            with then:
+                kind = ir.VectorType(FLOAT, outs)
+                loaded = builder.load(builder.inttoptr(biases, kind.as_pointer()), align=4)
+                every_row = ir.Constant(
+                    ir.VectorType(INT, totals.type.count), [*range(outs)] * (totals.type.count // outs)
+                )
+                biased = builder.fadd(totals, builder.shuffle_vector(loaded, loaded, every_row))
+                from_then = builder.block
+            with otherwise:
+                from_otherwise = builder.block
+        result = builder.phi(totals.type)
+        result.add_incoming(biased, from_then)
+        result.add_incoming(totals, from_otherwise)
+        return result
+
+    def store_some(self, numbers: Any, first: int, count: int, place: Any) -> None:
+        """Write `count` lanes from `first` on, as they are."""
+        builder, kind = self._builder, ir.VectorType(INT, count)
+        chosen = builder.shuffle_vector(numbers, numbers, ir.Constant(kind, list(range(first, first + count))))
+        builder.store(chosen, builder.inttoptr(place, chosen.type.as_pointer()), align=2)
+
+    def store(self, number: Any, place: Any) -> None:
+        """One number, as float32."""
+        self._builder.store(number, self._builder.inttoptr(place, FLOAT.as_pointer()), align=4)
+
+    def fused(self, left: Any, right: Any, total: Any) -> Any:
+        """`left * right + total`, rounded once."""
+        kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
+        name = f"llvm.fma.v{LANES}f32"
+        return self._builder.call(
+            cgutils.get_or_insert_function(self._builder.module, kind, name), (left, right, total)
+        )
+
+    def across(self, lanes: Any) -> Any:
+        """The sum of all lanes, halves upon halves."""
+        return self._builder.extract_element(self.totals([lanes]), ir.Constant(INT, 0))
+
+    def largest(self, lanes: Any) -> Any:
+        """The largest of all lanes, halves upon halves."""
+        builder, size = self._builder, LANES
+        while size > 1:
+            size //= 2
+            upper = ir.Constant(ir.VectorType(INT, size), list(range(size, 2 * size)))
+            lower = ir.Constant(ir.VectorType(INT, size), list(range(size)))
+            left, right = (builder.shuffle_vector(lanes, lanes, half) for half in (lower, upper))
+            lanes = builder.select(builder.fcmp_ordered(">", right, left), right, left)
+        return builder.extract_element(lanes, ir.Constant(INT, 0))
+
+
+def same(kind: Any, value: float) -> Any:
+    """A constant, in every lane where there are lanes."""
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
