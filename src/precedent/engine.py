@@ -23,6 +23,7 @@ from precedent.generation import Emission, Generation, GenerationResult
 from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.metrics import EngineMetrics
 from precedent.pearl import pearl_for
+from precedent.openmp import release_workers
 from precedent.planner import Planner
 from precedent.request import Request
 from precedent.scheduler import Scheduler
@@ -101,6 +102,7 @@ class Engine:
         self.planner = Planner(cost or CostCurve())
         if cost is None:
             self.planner.cost.measure(partial(milliseconds_of_width, self.target))
+        release_workers()  # the model was loaded and timed on this thread, and is run on another
         if cache is not None:
             self._executor.submit(cache.warm_up)  # after measuring: loading the embedder would disturb it
         self._end_ids = end_token_ids(weights, tokenizer)

