@@ -12,6 +12,8 @@ from hypothesis import settings
 from pytest_socket import disable_socket
 
 from precedent.at_once import AtOnce
+from precedent.target import row_products
+from precedent.target.tile_kernels import tiles_at_hand
 from precedent.testing.pytest_plugin import assert_lossless, precedent_engine
 
 
@@ -50,3 +52,12 @@ def searches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding waits for recall's searches: what is drafted does not hang on which thread was faster."""
     monkeypatch.setattr("precedent.engine._two_threads", lambda own_threads: AtOnce())
     monkeypatch.setattr("precedent.custom_generate.prepared.ThreadPoolExecutor", lambda *settings: AtOnce())
+
+
+@pytest.fixture(params=["matrix unit", "vector unit"])
+def each_unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of bfloat16 on the processor's matrix unit, where it has one, and as other processors make them."""
+    if request.param == "vector unit":
+        monkeypatch.setattr(row_products, "tiles_at_hand", lambda: False)
+    elif not tiles_at_hand():
+        pytest.skip("this processor has no matrix unit")

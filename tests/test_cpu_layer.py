@@ -15,6 +15,7 @@ from precedent.target.cpu_layer import fuse_layers
 from precedent.target.first_layers import first_layers
 from precedent.target.kernel_code import LANES
 from precedent.target.row_attention import fits
+from precedent.target.tile_kernels import DEPTH
 from precedent.testing.row_models import (
     BY_ROWS,
     DIM,
@@ -42,6 +43,7 @@ pytestmark = pytest.mark.skipif(
     ids=BY_ROWS,
 )
 @pytest.mark.parametrize("sizes", [(0,), (5,), (MOST_ROWS - 1,), (0, 11, 3)], ids=str)
+@pytest.mark.usefixtures("each_unit")
 def test_logits_keys_and_values_are_those_of_the_modules(
     architecture: str, settings: dict[str, Any], dtype: torch.dtype, sizes: tuple[int, ...]
 ) -> None:
@@ -61,9 +63,10 @@ def test_logits_keys_and_values_are_those_of_the_modules(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.usefixtures("each_unit")
 def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(dtype: torch.dtype, threads: int) -> None:
     """Each sequence alone, on one thread, gives the bits that it gives in company."""
-    target, before = TargetModel(model_by_rows("qwen3", dtype)), torch.get_num_threads()
+    target, before = TargetModel(model_by_rows("qwen3", dtype, hidden_size=3 * DEPTH)), torch.get_num_threads()
     sizes = (4, 0, 9)
     try:
         torch.set_num_threads(threads)

@@ -12,6 +12,7 @@ from precedent.target import TargetModel
 from precedent.target.cpu_linear import PackedLinear, pack_linears
 from precedent.target.kernel_code import LANES
 from precedent.target.row_products import LONG_ROW, PIECE, TOGETHER, fits, row_product
+from precedent.target.tile_kernels import DEPTH
 from precedent.testing.tiny_models import tiny_causal_lm
 
 pytestmark = pytest.mark.skipif(
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 DTYPES = [torch.bfloat16, torch.float32]
 WIDTHS = [*range(1, TOGETHER + 1), 17, 33]
-LENGTHS = [4 * LANES, LONG_ROW + LANES]
+LENGTHS = [4 * LANES, LONG_ROW + LANES, LONG_ROW + DEPTH]
 NUM_OUTS = [1, 3, 4, 8, 13, PIECE, PIECE + 1, 3 * PIECE + 6]
 
 
@@ -33,6 +34,7 @@ def random_rows(count: int, length: int, dtype: torch.dtype, seed: int = 0) -> T
 @pytest.mark.parametrize("num_outs", NUM_OUTS)
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.usefixtures("each_unit")
 def test_the_product_is_the_exact_one_rounded_once(
     dtype: torch.dtype, num_outs: int, with_bias: bool, length: int
 ) -> None:
@@ -50,6 +52,7 @@ def test_the_product_is_the_exact_one_rounded_once(
 @pytest.mark.parametrize("num_outs", NUM_OUTS)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.usefixtures("each_unit")
 def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, num_outs: int, threads: int, length: int) -> None:
     """One row alone, first, last or in the middle, on any number of threads: equal bits."""
     weight, rows = random_rows(num_outs, length, dtype, 4), random_rows(max(WIDTHS), length, dtype, 5)
@@ -66,21 +69,24 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, num_outs: i
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("each_unit")
 def test_what_is_not_finite_stays_in_its_row(dtype: torch.dtype) -> None:
     """NaN and infinity come out where they belong, and nowhere else."""
-    weight, rows = torch.ones(9, LANES, dtype=dtype), torch.ones(6, LANES, dtype=dtype)
+    weight, rows = torch.ones(19, DEPTH, dtype=dtype), torch.ones(6, DEPTH, dtype=dtype)
     rows[1, 3], rows[4, 0] = float("nan"), float("-inf")
     found = row_product(rows, weight, None)
     assert found[1].isnan().all()
     assert (found[4] == float("-inf")).all()
-    assert (found[[0, 2, 3, 5]] == LANES).all()
+    assert (found[[0, 2, 3, 5]] == DEPTH).all()
 
 
-def test_ties_are_rounded_to_even() -> None:
-    """As every conversion to bfloat16 does; the kernel writes its outputs itself."""
-    rows = torch.zeros(1, LANES)
-    sums = torch.tensor([1.0 + 1 / 256, 1.0 + 3 / 256, -1.0 - 1 / 256, 1.0 + 1 / 256 + 1e-6, 3.3e38, 1e-40])
-    found = row_product(rows.bfloat16(), torch.zeros(6, LANES, dtype=torch.bfloat16), sums)
+@pytest.mark.usefixtures("each_unit")
+@pytest.mark.parametrize("copies", [1, 3])
+def test_ties_are_rounded_to_even(copies: int) -> None:
+    """As every conversion to bfloat16 does; the kernels write their outputs themselves."""
+    rows = torch.zeros(1, DEPTH)
+    sums = torch.tensor([1.0 + 1 / 256, 1.0 + 3 / 256, -1.0 - 1 / 256, 1.0 + 1 / 256 + 1e-6, 3.3e38, 1e-40] * copies)
+    found = row_product(rows.bfloat16(), torch.zeros(6 * copies, DEPTH, dtype=torch.bfloat16), sums)
     assert torch.equal(found[0], sums.bfloat16())
 
 

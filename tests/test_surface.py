@@ -25,6 +25,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     "errors",
     "compiled",
+    "openmp",
     "at_once",
     "sharing",
     "config",

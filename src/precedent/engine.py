@@ -22,8 +22,8 @@ from precedent.errors import ConfigError
 from precedent.generation import Emission, Generation, GenerationResult
 from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.metrics import EngineMetrics
-from precedent.pearl import pearl_for
 from precedent.openmp import release_workers
+from precedent.pearl import pearl_for
 from precedent.planner import Planner
 from precedent.request import Request
 from precedent.scheduler import Scheduler

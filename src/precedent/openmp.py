@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 _SOFT = 1
 """`omp_pause_soft`: the threads go, what they were told stays."""
 
@@ -46,6 +44,8 @@ def _pause() -> Any:
 
 @cache
 def _library() -> str | None:
+    import torch  # who only keeps vectors does not need it
+
     if "OpenMP" not in torch.__config__.parallel_info():
         return None
     return next((path for path in _loaded_libraries() if "gomp" in path or "iomp" in path), None)

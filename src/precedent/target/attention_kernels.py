@@ -43,7 +43,7 @@ def turn_kernel(*, whole: bool, wide: bool) -> Callable[..., None]:
                 lanes.append(
                     code.load(base, zero, wide=wide) if whole else _if_there(code, builder, base, number, count, wide)
                 )
-            for number, column in enumerate(_turned(builder, lanes)):
+            for number, column in enumerate(turned_lanes(builder, lanes)):
                 builder.store(column, code.vector(code.offset(columns, c_stride, number), zero, 4, FLOATS), align=4)
             return context.get_dummy_value()
 
@@ -228,7 +228,7 @@ def _if_there(code: Code, builder: ir.IRBuilder, base: Any, number: int, count: 
     return row
 
 
-def _turned(builder: ir.IRBuilder, lanes: list[Any]) -> list[Any]:
+def turned_lanes(builder: ir.IRBuilder, lanes: list[Any]) -> list[Any]:
     """A square of lanes, turned by swapping off-diagonal blocks of ever smaller size (Eklundh 1972)."""
     half = LANES // 2
     while half:

@@ -6,7 +6,8 @@ is the same in every run:
 =================  =============================  ====================  =====================================
 weights            processor                      a few rows            more rows (prompts)
 =================  =============================  ====================  =====================================
-bfloat16           with AVX-512 bf16 or AMX       `row_product`, 16     packed for oneDNN, in bfloat16
+bfloat16           with AMX                       `row_product`, 64     packed for oneDNN, in bfloat16
+bfloat16           with AVX-512 bf16              `row_product`, 16     packed for oneDNN, in bfloat16
 bfloat16           without                        `row_product`, 64     packed for oneDNN, in float32
 float32            any                            `row_product`, 64     packed for oneDNN up to 96, then plain
 others             any                            plain                 plain
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precedent.target.row_products import fits, row_product
+from precedent.target.row_products import by_tiles, fits, row_product
 from precedent.target.swapped import as_original
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ MOST_FLOAT32_ROWS = 96
 """Above this the plain float32 product is as fast as a packed one, its repacking being spread over many rows."""
 
 FEW_ROWS, FEW_ROWS_BESIDE_BFLOAT16 = 64, 16
-"""Up to so many rows `row_product` is used; where the processor multiplies bfloat16, packed products win earlier."""
+"""Up to so many rows `row_product` is used; where only the vector unit multiplies bfloat16, packed ones win earlier."""
 
 MEMORY_SHARE = 0.25
 """Packed copies may take this share of the machine's memory; of a larger model none are made."""
@@ -52,7 +53,8 @@ class PackedLinear(nn.Linear):
     def prepare(self, *, packed: bool) -> None:
         """Choose the product of few rows and, if `packed`, make the copy for many."""
         native = _packed_dtype(self) == torch.bfloat16
-        self.few_rows = (FEW_ROWS_BESIDE_BFLOAT16 if native else FEW_ROWS) if fits(self.weight) else 0
+        fewer = native and not by_tiles(self.weight.dtype, self.in_features)
+        self.few_rows = (FEW_ROWS_BESIDE_BFLOAT16 if fewer else FEW_ROWS) if fits(self.weight) else 0
         self._packed, self._packed_bias, self._packed_state = None, None, _state(self.weight)
         if packed:
             self._pack()

@@ -13,7 +13,9 @@ from precedent.target.dot_kernels import norm_kernel, take_ticket
 from precedent.target.kernel_code import LANES
 from precedent.target.layer_kernels import gated_kernel, sum_kernel, turned_head_kernel, wait_for_team
 from precedent.target.row_attention import Piece, attend
-from precedent.target.row_products import PIECE, product_piece
+from precedent.target.row_products import PIECE, piece_by_tiles, product_piece
+from precedent.target.tile_kernels import DEPTH, close_tiles, open_tiles
+from precedent.target.tile_products import pack_inputs
 
 PARTS = 8
 """Parts of a layer, with a barrier between any two."""
@@ -27,7 +29,7 @@ OF_THE_CALL = (
 )  # fmt: skip
 OF_THE_LAYER = (
     *WEIGHTS, *(f"{name}_bias" for name in WEIGHTS), *NORMS,
-    "barrier", "wide", "hidden", "inner", "heads", "kv_heads", "dim",
+    "barrier", "wide", "tiles", "hidden", "inner", "heads", "kv_heads", "dim",
 )  # fmt: skip
 
 JOB = np.dtype(
@@ -60,10 +62,14 @@ _sum_narrow, _sum_wide = (sum_kernel(wide=wide) for wide in (False, True))
 def layers_work(jobs):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
     """One layer after the other, each changing `hidden_rows`; new keys and values go into the KV of their sequences."""
     every = carray(jobs, carray(jobs, 1)[0].layers)
+    if every[0].tiles:
+        open_tiles()
     for number in range(len(every)):
         if number:
             wait_for_team(every[number].barrier)
         _layer(every[number])
+    if every[0].tiles:
+        close_tiles()
 
 
 @compiled
@@ -72,20 +78,20 @@ def _layer(job: Any) -> None:
     scratch = job.scratch + take_ticket(job.base) * job.scratch_bytes
     _norm(job, 1, job.hidden_rows, job.first_norm, job.first_norm_epsilon)
     wait_for_team(job.barrier)
-    _project(job, 2)
+    _project(job, 2, scratch)
     wait_for_team(job.barrier)
     _place(job, 3)
     wait_for_team(job.barrier)
     _attention(job, 4, scratch)
     wait_for_team(job.barrier)
     width = job.heads * job.dim
-    _add_product(job, 5, job.attended, width, job.output, job.output_bias, job.hidden_rows, job.middle)
+    _add_product(job, 5, job.attended, width, job.output, job.output_bias, job.hidden_rows, job.middle, scratch)
     wait_for_team(job.barrier)
     _norm(job, 6, job.middle, job.second_norm, job.second_norm_epsilon)
     wait_for_team(job.barrier)
-    _gate(job, 7)
+    _gate(job, 7, scratch)
     wait_for_team(job.barrier)
-    _add_product(job, 8, job.gated, job.inner, job.down, job.down_bias, job.middle, job.hidden_rows)
+    _add_product(job, 8, job.gated, job.inner, job.down, job.down_bias, job.middle, job.hidden_rows, scratch)
 
 
 @compiled
@@ -117,13 +123,24 @@ def _norm(job: Any, part: int, inputs: int, weight: int, epsilon: float) -> None
 
 @compiled
 def _product(
-    job: Any, piece: int, inputs: int, length: int, weight: int, bias: int, outputs: int, num_outs: int
+    job: Any, piece: int, inputs: int, length: int, weight: int, bias: int, outputs: int, num_outs: int, scratch: int
 ) -> None:
-    """One piece of a product's outputs, of every row."""
+    """One piece of a product's outputs, of every row; with tiles the inputs were packed into `scratch`."""
     size = _size(job)
     places = (weight, size * length, inputs, 4 * length, length, bias, outputs, size * num_outs)
     first = piece * PIECE
-    product_piece(places, job.rows, first, min(first + PIECE, num_outs), job.wide != 0)
+    last = min(first + PIECE, num_outs)
+    if job.tiles and length % DEPTH == 0:
+        piece_by_tiles(places, job.rows, first, last, scratch)
+    else:
+        product_piece(places, job.rows, first, last, job.wide != 0)
+
+
+@compiled
+def _pack(job: Any, inputs: int, length: int, scratch: int) -> None:
+    """Each thread packs a product's inputs for itself, where there are tiles: to wait for each other takes longer."""
+    if job.tiles and length % DEPTH == 0:
+        pack_inputs(inputs, 4 * length, length, job.rows, scratch)
 
 
 @compiled
@@ -132,20 +149,21 @@ def _pieces(num_outs: int) -> int:
 
 
 @compiled
-def _project(job: Any, part: int) -> None:
+def _project(job: Any, part: int, scratch: int) -> None:
     """Queries, keys and values of every row."""
+    _pack(job, job.normed, job.hidden, scratch)
     queries, keys = _pieces(job.heads * job.dim), _pieces(job.kv_heads * job.dim)
     wide, narrow = job.heads * job.dim, job.kv_heads * job.dim
     while True:
         piece = _next(job, part)
         if piece < queries:
-            _product(job, piece, job.normed, job.hidden, job.query, job.query_bias, job.queried, wide)
+            _product(job, piece, job.normed, job.hidden, job.query, job.query_bias, job.queried, wide, scratch)
         elif piece < queries + keys:
             piece -= queries
-            _product(job, piece, job.normed, job.hidden, job.key, job.key_bias, job.keyed, narrow)
+            _product(job, piece, job.normed, job.hidden, job.key, job.key_bias, job.keyed, narrow, scratch)
         elif piece < queries + 2 * keys:
             piece -= queries + keys
-            _product(job, piece, job.normed, job.hidden, job.value, job.value_bias, job.valued, narrow)
+            _product(job, piece, job.normed, job.hidden, job.value, job.value_bias, job.valued, narrow, scratch)
         else:
             return
 
@@ -261,15 +279,16 @@ def _attend(job: Any, sequence: int, head: int, first: int, count: int, scratch:
 
 @compiled
 def _add_product(
-    job: Any, part: int, inputs: int, length: int, weight: int, bias: int, before: int, outputs: int
+    job: Any, part: int, inputs: int, length: int, weight: int, bias: int, before: int, outputs: int, scratch: int
 ) -> None:
     """A product of every row, added to what the layer was given `before`."""
+    _pack(job, inputs, length, scratch)
     size, pieces = _size(job), _pieces(job.hidden)
     while True:
         piece = _next(job, part)
         if piece >= pieces:
             return
-        _product(job, piece, inputs, length, weight, bias, job.summand, job.hidden)
+        _product(job, piece, inputs, length, weight, bias, job.summand, job.hidden, scratch)
         count = min(PIECE, job.hidden - piece * PIECE)
         for row in range(job.rows):
             at = (row * job.hidden + piece * PIECE) * size
@@ -280,15 +299,16 @@ def _add_product(
 
 
 @compiled
-def _gate(job: Any, part: int) -> None:
+def _gate(job: Any, part: int, scratch: int) -> None:
     """Both products of the gated linear unit, and the gate."""
+    _pack(job, job.normed, job.hidden, scratch)
     size, pieces = _size(job), _pieces(job.inner)
     while True:
         piece = _next(job, part)
         if piece >= pieces:
             return
-        _product(job, piece, job.normed, job.hidden, job.gate, job.gate_bias, job.gates, job.inner)
-        _product(job, piece, job.normed, job.hidden, job.up, job.up_bias, job.ups, job.inner)
+        _product(job, piece, job.normed, job.hidden, job.gate, job.gate_bias, job.gates, job.inner, scratch)
+        _product(job, piece, job.normed, job.hidden, job.up, job.up_bias, job.ups, job.inner, scratch)
         count = min(PIECE, job.inner - piece * PIECE)
         for row in range(job.rows):
             at = row * job.inner + piece * PIECE

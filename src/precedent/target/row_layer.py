@@ -7,7 +7,6 @@ go through a layer, or all of them, together (`layer_work`). Kernels and roundin
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,10 +17,12 @@ from numba import from_dtype
 from torch import Tensor
 
 from precedent.compiled import Int64s
-from precedent.target.kernel_code import LANES
+from precedent.target.kernel_code import CACHE_LINE, LANES
 from precedent.target.layer_work import JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS, layers_work
 from precedent.target.row_attention import QUERIES, Sight
-from precedent.target.row_products import barrier, run_on_team
+from precedent.target.row_products import barrier, by_tiles, run_on_team, thread_memory
+from precedent.target.tile_kernels import DEPTH
+from precedent.target.tile_products import tile_room
 
 _AT = {name: offset // 8 for name, (_, offset, *_) in (JOB.fields or {}).items()}
 """Where a field stands in a job that is seen as 64-bit integers, which is much faster than as a record."""
@@ -37,8 +38,6 @@ _COUNTS = slice(_AT["rows"], _AT["rows"] + 4)
 
 _LAYER_FROM = _AT[OF_THE_LAYER[0]]
 """From here on a job belongs to the layer."""
-
-_memory = threading.local()
 
 
 class LayerShape(NamedTuple):
@@ -78,6 +77,7 @@ def job_of(weights: LayerWeights) -> Int64s:
     """What is the same in every call of a layer, as a job's integers. The weights must live as long as it does."""
     job = np.zeros(1, JOB)
     job["wide"], job["barrier"], job["scale"] = weights.products[0].dtype == torch.float32, barrier(), weights.scale
+    job["tiles"] = by_tiles(weights.products[0].dtype, DEPTH)
     for name, size in weights.shape._asdict().items():
         job[name] = size
     for name, weight, bias in zip(WEIGHTS, weights.products, weights.biases, strict=True):
@@ -106,8 +106,9 @@ class RowLayers:
         width = max(_whole(part.prefix) + _whole(part.sight.most) + 2 * LANES for part in self._parts)
         together = max(1, QUERIES // (shape.heads // shape.kv_heads))
         buffers = _buffers(shape, rows, self._size)
-        scratch = 4 * _scratch_numbers(shape, width, together)
-        self._memory = _room(sum(buffers.values()) + self._threads * scratch)
+        longest = max(shape.hidden, shape.heads * shape.dim, shape.inner)
+        scratch = _lines(max(4 * _scratch_numbers(shape, width, together), tile_room(rows, longest)))
+        self._memory = thread_memory("layers", sum(buffers.values()) + self._threads * scratch)
         job, place = np.zeros(_LAYER_FROM, dtype=np.int64), self._memory.data_ptr()
         for name, size in buffers.items():
             job[_AT[name]], place = place, place + size
@@ -158,8 +159,8 @@ def _buffers(shape: LayerShape, rows: int, size: int) -> dict[str, int]:
     stored = {"queried": wide, "keyed": narrow, "valued": narrow, "summand": shape.hidden, "middle": shape.hidden}
     stored |= {"gates": shape.inner, "ups": shape.inner}
     floats = {"normed": shape.hidden, "queries": wide, "attended": wide, "gated": shape.inner}
-    return {name: rows * number * size for name, number in stored.items()} | {
-        name: rows * number * 4 for name, number in floats.items()
+    return {name: _lines(rows * number * size) for name, number in stored.items()} | {
+        name: _lines(rows * number * 4) for name, number in floats.items()
     }
 
 
@@ -169,17 +170,14 @@ def _scratch_numbers(shape: LayerShape, width: int, together: int) -> int:
     return queries * (width + shape.dim + 1) + LANES + 2 * LANES * shape.dim
 
 
+def _lines(size: int) -> int:
+    """Bytes, up to the next whole cache line."""
+    return -(-size // CACHE_LINE) * CACHE_LINE
+
+
 def _whole(number: int) -> int:
     """The number, up to the next multiple of `LANES`."""
     return -(-number // LANES) * LANES
-
-
-def _room(size: int) -> Tensor:
-    """So many bytes, the same in every forward of this thread: new memory costs a page fault per page."""
-    held: Tensor | None = getattr(_memory, "held", None)
-    if held is None or held.numel() < size:
-        held = _memory.held = torch.empty(size, dtype=torch.uint8)
-    return held
 
 
 @cache

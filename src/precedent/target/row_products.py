@@ -9,6 +9,7 @@ verification of a tree round alike.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -22,6 +23,8 @@ from precedent.compiled import compiled
 from precedent.openmp import openmp_function
 from precedent.target.dot_kernels import Places, dot_block, take_ticket
 from precedent.target.kernel_code import FUSED, LANES
+from precedent.target.tile_kernels import DEPTH, TILE, close_tiles, open_tiles, tiles_at_hand
+from precedent.target.tile_products import pack_inputs, tile_room, tiles_piece
 
 PIECE = 64
 """Outputs that a thread takes in turn."""
@@ -38,6 +41,8 @@ CHUNK = 1 << 16
 # Sums that are added up at a time fill the registers: 16 of 32 on AVX-512 (the rest hold weights), 8 of AVX2's 16.
 _OUTS = (0, 4, 4, 4, 4, 2, 2, 2, 2) if LANES == 16 else (0, 4, 4, 2, 2, 1, 1, 1, 1)
 """Outputs that one kernel computes, by its rows of inputs."""
+
+_memory = threading.local()
 
 _n1, _n2, _n3, _n4, _n5, _n6, _n7, _n8 = (dot_block(_OUTS[rows], rows, wide=False) for rows in range(1, 9))
 _w1, _w2, _w3, _w4, _w5, _w6, _w7, _w8 = (dot_block(_OUTS[rows], rows, wide=True) for rows in range(1, 9))
@@ -90,6 +95,14 @@ def _wide(at: Places, rows: int) -> None:
 
 
 @compiled
+def piece_by_tiles(at: Places, rows: int, first: int, last: int, room: int) -> None:
+    """Outputs `first` to `last` of every input row, from bfloat16 weights, on the matrix unit as far as tiles go."""
+    whole = first + (last - first) // TILE * TILE
+    tiles_piece(at, rows, first, whole, room)
+    product_piece(at, rows, whole, last, False)
+
+
+@compiled
 def product_piece(at: Places, rows: int, first: int, last: int, wide: bool) -> None:
     """Outputs `first` to `last` of every input row."""
     together = TOGETHER if at[4] <= LONG_ROW else TOGETHER_IF_LONG
@@ -139,14 +152,22 @@ def _right(at: Places, out: int, size: int) -> Places:
 
 def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
     """What each thread of the team does until no piece is left; see `row_product` for the fields."""
-    rows, num_outs, wide = job[1], job[2], job[3] != 0
-    at = (job[4], job[5], job[6], job[7], job[8], job[9], job[10], job[11])
-    base = carray(job, 1).ctypes.data
-    while True:
+    rows, num_outs, wide = job[2], job[3], job[4] != 0
+    at = (job[5], job[6], job[7], job[8], job[9], job[10], job[11], job[12])
+    base, tiles = carray(job, 1).ctypes.data, job[13] != 0
+    room = job[13] + take_ticket(base + 8) * job[14]
+    if tiles:
+        open_tiles()
+        pack_inputs(at[2], at[3], at[4], rows, room)
+    first = take_ticket(base) * PIECE
+    while first < num_outs:
+        if tiles:
+            piece_by_tiles(at, rows, first, min(first + PIECE, num_outs), room)
+        else:
+            product_piece(at, rows, first, min(first + PIECE, num_outs), wide)
         first = take_ticket(base) * PIECE
-        if first >= num_outs:
-            return
-        product_piece(at, rows, first, min(first + PIECE, num_outs), wide)
+    if tiles:
+        close_tiles()
 
 
 def fits(weight: Tensor) -> bool:
@@ -160,6 +181,11 @@ def fits(weight: Tensor) -> bool:
     )
 
 
+def by_tiles(dtype: torch.dtype, length: int) -> bool:
+    """Whether products of `length` numbers are made on the processor's matrix unit."""
+    return dtype == torch.bfloat16 and length % DEPTH == 0 and tiles_at_hand()
+
+
 def row_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`rows [num_rows, in_features]` times `weight [out_features, in_features]` (one that `fits`), plus a float32 bias.
 
@@ -168,14 +194,25 @@ def row_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     (num_outs, length), num_rows, wide = weight.shape, rows.shape[0], weight.dtype == torch.float32
     inputs = rows.float().contiguous()
     outputs, threads = torch.empty((num_rows, num_outs), dtype=weight.dtype), torch.get_num_threads()
-    size = weight.element_size()
-    job = (ctypes.c_int64 * 12)(
-        0, num_rows, num_outs, wide,
+    size, room = weight.element_size(), tile_room(num_rows, length) if by_tiles(weight.dtype, length) else 0
+    memory = thread_memory("tiles", threads * room)
+    job = (ctypes.c_int64 * 15)(
+        0, 0, num_rows, num_outs, wide,
         weight.data_ptr(), size * length, inputs.data_ptr(), 4 * length, length,
         0 if bias is None else bias.data_ptr(), outputs.data_ptr(), size * num_outs,
+        memory.data_ptr() if room else 0, room,
     )  # fmt: skip
     run_on_team(_work, job, threads)
     return outputs
+
+
+def thread_memory(name: str, size: int) -> Tensor:
+    """So many bytes, the same ones whenever this thread asks: new memory costs a page fault per page."""
+    held: Tensor | None = getattr(_memory, name, None)
+    if held is None or held.numel() < size:
+        held = torch.empty(size, dtype=torch.uint8)
+        setattr(_memory, name, held)
+    return held
 
 
 Job = ctypes.Array[ctypes.c_int64]

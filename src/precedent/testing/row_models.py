@@ -9,8 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.target import Slot, TargetModel
+from precedent.target.cpu_linear import PackedLinear
 from precedent.target.kernel_code import LANES
 from precedent.target.row_attention import VECTORS
+from precedent.target.tile_kernels import DEPTH
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 
@@ -23,6 +25,7 @@ BY_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, one kv head": ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
     "qwen2": ("qwen2", {"use_sliding_window": False, "hidden_size": 4 * DIM}),
     "qwen3": ("qwen3", {}),
+    "whole tiles": ("llama", {"hidden_size": 3 * DEPTH, "intermediate_size": 5 * DEPTH}),
 }
 """Architectures and settings whose layers all run by rows."""
 
@@ -52,6 +55,11 @@ def wide_tree(num_nodes: int) -> CandidateTree:
 def fused_layers(target: TargetModel) -> int:
     """How many of a model's layers were replaced."""
     return sum(hasattr(layer, "fused") for layer in target.model.modules())
+
+
+def few_rows(target: TargetModel) -> int:
+    """Up to how many rows the kernels of few rows do all of a model's products."""
+    return min(layer.few_rows for layer in target.model.modules() if isinstance(layer, PackedLinear))
 
 
 def unfused(target: TargetModel) -> None:
