@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from precedent_demo import OrderDesk, Request
 
 TENANT = "order-desk"
-MEMORY = ("recall", "prompt")
+MEMORY = ("recall", "prompt", "template")
+"""What the library drafts with by default, but for the model; templates are the forms of the agent's own tool calls."""
 
 
 @dataclass(frozen=True, slots=True)
