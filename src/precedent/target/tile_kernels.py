@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 from llvmlite import binding, ir
@@ -38,21 +38,38 @@ AHEAD = 4
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 """Linux on x86-64: the system call by which a process asks for the unit."""
 
+_FEATURES = binding.get_host_cpu_features()
+_PRESENT = bool(_FEATURES.get("amx-bf16") and _FEATURES.get("amx-tile")) and LANES == TILE
+
 _BYTE = ir.IntType(8)
 _POINTER = _BYTE.as_pointer()
 _LINE = ir.Constant(LONG, CACHE_LINE)
 
 
+def tile_kernel(generator: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel`; where there is no such unit it has no instructions, for the compiler would not know them."""
+
+    @wraps(generator)
+    def typed(typing: Any, *arguments: Any) -> Any:
+        signature, generate = generator(typing, *arguments)
+        return signature, generate if _PRESENT else _nothing
+
+    return kernel(typed)
+
+
+def _nothing(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+    return context.get_dummy_value()
+
+
 @cache
 def tiles_at_hand() -> bool:
     """Whether this processor has the unit and the operating system lets this process use it."""
-    features = binding.get_host_cpu_features()
-    if not (sys.platform == "linux" and features.get("amx-bf16") and features.get("amx-tile") and LANES == TILE):
+    if not (_PRESENT and sys.platform == "linux"):
         return False
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
 
 
-@kernel
+@tile_kernel
 def open_tiles(typing: Any) -> Any:
     """Tell the unit of the running thread that all tiles are full ones; their contents are lost."""
 
@@ -67,7 +84,7 @@ def open_tiles(typing: Any) -> Any:
     return types.void(), generate
 
 
-@kernel
+@tile_kernel
 def close_tiles(typing: Any) -> Any:
     """Give the unit back: others on this thread set it up for themselves."""
 
@@ -78,7 +95,7 @@ def close_tiles(typing: Any) -> Any:
     return types.void(), generate
 
 
-@kernel
+@tile_kernel
 def pack_tile(typing: Any, places: Any) -> Any:
     """Write `DEPTH` numbers of `count` rows as a tile of inputs, `(rows, row_stride, count, tile)`; strides in bytes.
 
@@ -107,7 +124,7 @@ def tile_block(bands: int, columns: int) -> Callable[[tuple[int, int, int, int, 
     between columns of packed inputs. `sums` `[bands, columns, TILE outputs, TILE rows]` are float32.
     """
 
-    @kernel
+    @tile_kernel
     def block(typing: Any, places: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             weights, w_stride, inputs, x_stride, length, sums = cgutils.unpack_tuple(builder, arguments[0])
@@ -138,7 +155,7 @@ def tile_block(bands: int, columns: int) -> Callable[[tuple[int, int, int, int, 
     return block
 
 
-@kernel
+@tile_kernel
 def finish_tile(typing: Any, sums: Any, biases: Any, outputs: Any) -> Any:
     """One row's sums of `TILE` outputs, plus their biases (0: there are none), rounded to bfloat16."""
 
