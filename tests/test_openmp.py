@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import subprocess
 import sys
 import threading
@@ -44,12 +45,12 @@ def test_without_gnus_openmp_nothing_is_asked_of_it(monkeypatch: pytest.MonkeyPa
     openmp.release_workers()
 
 
-def test_an_engine_that_waits_for_requests_holds_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They go when the last request is over."""
-    released = threading.Event()
+def test_neither_an_idle_engine_nor_who_waits_for_it_holds_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does who asks it: they go when a request is made, on that thread, and when the last one is over."""
+    threads: queue.SimpleQueue[str] = queue.SimpleQueue()
     running = Engine.load(tiny_causal_lm("llama", seed=1), tokenizer=byte_tokenizer())
-    monkeypatch.setattr(worker, "release_workers", released.set)
+    monkeypatch.setattr(worker, "release_workers", lambda: threads.put(threading.current_thread().name))
     running.submit([1, 2, 3], SamplingParams(max_tokens=3)).result()
 
-    assert released.wait(20)
+    assert {threads.get(timeout=20) for _ in range(2)} == {threading.current_thread().name, "precedent-worker"}
     running.close()

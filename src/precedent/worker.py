@@ -44,6 +44,7 @@ class Worker:
         with self._gate:
             if self._closed:
                 raise EngineClosedError("the engine is closed and takes no more requests: load a new one")
+            release_workers()  # the caller will wait for the answer; what it computed before has left it some
             self._inbox.put(request)
 
     def stop(self) -> None:
