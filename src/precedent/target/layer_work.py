@@ -4,51 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numba.np.numpy_support import carray
 
 from precedent.compiled import compiled
 from precedent.target.attention_kernels import finish_kernel, read_long, write_long
 from precedent.target.dot_kernels import norm_kernel, take_ticket
 from precedent.target.kernel_code import LANES
+from precedent.target.layer_job import SEQUENCE
 from precedent.target.layer_kernels import gated_kernel, sum_kernel, turned_head_kernel, wait_for_team
 from precedent.target.row_attention import Piece, attend
 from precedent.target.row_products import PIECE, piece_by_tiles, product_piece
 from precedent.target.tile_kernels import DEPTH, close_tiles, open_tiles
 from precedent.target.tile_products import pack_inputs
 
-PARTS = 8
-"""Parts of a layer, with a barrier between any two."""
-
-WEIGHTS = ("query", "key", "value", "output", "gate", "up", "down")
-NORMS = ("first_norm", "second_norm", "query_norm", "key_norm")
-OF_THE_CALL = (
-    "base", "hidden_rows", "sequences", "cosines", "sines", "rows", "num_sequences", "width", "together",
-    "normed", "queried", "keyed", "valued", "queries", "attended", "summand", "middle", "gates", "ups", "gated",
-    "scratch", "scratch_bytes", "layers",
-)  # fmt: skip
-OF_THE_LAYER = (
-    *WEIGHTS, *(f"{name}_bias" for name in WEIGHTS), *NORMS,
-    "barrier", "wide", "tiles", "hidden", "inner", "heads", "kv_heads", "dim",
-)  # fmt: skip
-
-JOB = np.dtype(
-    [("taken", "i8", (PARTS + 1,)), *((name, "i8") for name in (*OF_THE_CALL, *OF_THE_LAYER))]
-    + [(name, "f8") for name in ("scale", *(f"{name}_epsilon" for name in NORMS))]
-)
-"""Counters of the pieces taken, then counts, and addresses (0: there is none).
-
-`layers` is the number of jobs, one per layer, that follow each other from the first on; `hidden_rows` is what a layer
-is given and what it leaves. Of float32 are `normed` `[rows, hidden]`, `queries` and `attended` `[rows, heads, dim]`,
-`gated` `[rows, inner]`, the biases and the scratch of each thread; of what the model stores the weights, `hidden_rows`,
-`summand` and `middle` `[rows, hidden]`, `queried`, `keyed` and `valued` `[rows, heads, dim]`, `gates` and `ups`
-`[rows, inner]`.
-"""
-
 _FIRST, _ROWS, _PREFIX, _KEYS, _KEY_HEAD, _KEY_ROW, _VALUES, _VALUE_HEAD, _VALUE_ROW, _STARTS, _COLUMNS = range(11)
-SEQUENCE = 11
-"""int64 numbers of a sequence in the table `sequences`, in this order: its first row and number of rows, the length of
-its prefix, address of its keys and bytes between their heads and rows, the same of its values, and its `Sight`."""
+"""Places of a sequence's numbers (`SEQUENCE`)."""
 
 _norm_narrow, _norm_wide = (norm_kernel(wide=wide, wide_outputs=True) for wide in (False, True))
 _head_norm_narrow, _head_norm_wide = (norm_kernel(wide=wide) for wide in (False, True))

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from precedent.compiled import Int64s
 from precedent.target.kernel_code import CACHE_LINE, LANES
-from precedent.target.layer_work import JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS, layers_work
+from precedent.target.layer_job import JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS
+from precedent.target.layer_work import layers_work
 from precedent.target.row_attention import QUERIES, Sight
 from precedent.target.row_products import barrier, by_tiles, run_on_team, thread_memory
 from precedent.target.tile_kernels import DEPTH
