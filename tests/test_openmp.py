@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from precedent import openmp, worker
+from precedent.cache import embedder
 from precedent.config import SamplingParams
 from precedent.engine import Engine
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -54,3 +55,18 @@ def test_neither_an_idle_engine_nor_who_waits_for_it_holds_workers(monkeypatch: 
 
     assert {threads.get(timeout=20) for _ in range(2)} == {threading.current_thread().name, "precedent-worker"}
     running.close()
+
+
+def test_whoever_embeds_holds_no_workers_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading embeds as well; and a model that fails has computed before."""
+
+    class Failing:
+        def encode(self, *texts: object, **settings: object) -> None:
+            raise RuntimeError("no")
+
+    released: list[bool] = []
+    monkeypatch.setattr(embedder, "release_workers", lambda: released.append(True))
+    with pytest.raises(RuntimeError, match="no"):
+        embedder._encode(Failing(), ["text"])
+
+    assert released == [True]

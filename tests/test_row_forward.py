@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from precedent.target import TargetModel
+from precedent.target.cpu_linear import FEW_ROWS_BESIDE_BFLOAT16
 from precedent.target.first_layers import first_layers
 from precedent.target.row_attention import fits
 from precedent.target.runner import AllLayers
@@ -64,6 +65,7 @@ def test_it_gives_the_bits_of_one_layer_after_the_other(
     target = TargetModel(model_by_rows(architecture, dtype, **settings))
     counter = counted(target)
     found = scored(target, sizes)
+    assert few_rows(target) >= FEW_ROWS_BESIDE_BFLOAT16
     prompts = [len(PROMPT) - 7 * number - 1 for number in range(len(sizes))]
     assert counter.taken == sum(rows <= few_rows(target) for rows in (*prompts, sum(sizes) + len(sizes)))
     target._runner.all_layers = None

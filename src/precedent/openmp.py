@@ -1,9 +1,8 @@
 """The OpenMP library that torch runs on, and its threads.
 
 Every thread that computes gets workers of its own, which it keeps. GNU's library takes as many as there are processors
-to be welcome: with more of them each wait becomes a sleep in the kernel, and a forward over few rows, which waits some
-hundred times, takes half as long again (two processors, one more worker: 17 ms became 24 ms, at 32 rows 48 became 110).
-So whoever has nothing left to compute lets its workers go; to get others takes a tenth of a millisecond.
+to be welcome: with more of them each wait becomes a sleep in the kernel, and a forward over few rows waits some hundred
+times. So whoever has nothing left to compute lets its workers go; to get others takes less than one such forward loses.
 """
 
 from __future__ import annotations

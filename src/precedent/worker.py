@@ -41,10 +41,10 @@ class Worker:
 
     def submit(self, request: Request) -> None:
         """Queue a request; it joins before the next step if it fits. Raises EngineClosedError."""
+        release_workers()  # the caller will wait for the answer; what it computed before has left it some
         with self._gate:
             if self._closed:
                 raise EngineClosedError("the engine is closed and takes no more requests: load a new one")
-            release_workers()  # the caller will wait for the answer; what it computed before has left it some
             self._inbox.put(request)
 
     def stop(self) -> None:

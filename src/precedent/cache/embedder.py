@@ -62,9 +62,7 @@ class SentenceTransformerEmbedder:
         """Unit vectors, float32 `[len(texts), dimension]`; a text longer than the model reads is cut at its end."""
         model = self._load()[0]
         with self._lock:
-            vectors = _encode(model, texts)
-        release_workers()  # the target goes on computing, on another thread
-        return vectors
+            return _encode(model, texts)
 
     def _load(self) -> tuple[Any, str, int]:
         with self._lock:
@@ -110,7 +108,10 @@ def _no_progress_bars() -> Iterator[None]:
 
 
 def _encode(model: Any, texts: Sequence[str]) -> Vector:
-    vectors = model.encode(list(texts), normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False)
+    try:
+        vectors = model.encode(list(texts), normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False)
+    finally:
+        release_workers()  # the target goes on computing, on another thread
     return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
