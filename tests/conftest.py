@@ -12,8 +12,6 @@ from hypothesis import settings
 from pytest_socket import disable_socket
 
 from precedent.at_once import AtOnce
-from precedent.target import row_products
-from precedent.target.tile_kernels import tiles_at_hand
 from precedent.testing.pytest_plugin import assert_lossless, precedent_engine
 
 
@@ -28,7 +26,8 @@ __all__ = ["assert_lossless", "precedent_engine"]  # fixtures, whether or not th
 os.environ["HF_HUB_OFFLINE"] = "1"  # a hub that is asked by mistake answers at once instead of retrying
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["LANGSMITH_TRACING"] = "false"
-if not torch.cuda.is_available():  # where there is triton, its kernels run interpreted; it asks when it is imported
+if not torch.cuda.is_available():  # where there is triton, its kernels run interpreted; it asks when it is imported,
+    # which the package's own modules do by way of transformers: so none of them is imported above
     os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
@@ -57,6 +56,9 @@ def searches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["matrix unit", "vector unit"])
 def each_unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of bfloat16 on the processor's matrix unit, where it has one, and as other processors make them."""
+    from precedent.target import row_products
+    from precedent.target.tile_kernels import tiles_at_hand
+
     if request.param == "vector unit":
         monkeypatch.setattr(row_products, "tiles_at_hand", lambda: False)
     elif not tiles_at_hand():

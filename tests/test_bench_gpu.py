@@ -46,7 +46,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 def test_every_part_runs_to_its_end(found: tuple[Path, dict[str, Any]]) -> None:
     folder, parts = found
     assert {name: part["stopped"] for name, part in parts.items()} == dict.fromkeys(parts)
-    assert set(parts) == {"steps", "attention", "verification", "decoding", "batches", "pair", "traces"}
+    assert set(parts) == {"steps", "attention", "verification", "decoding", "batches", "bitwise", "pair", "traces"}
     assert len(parts["steps"]["rows"]) == 2 * 5
     assert all(row["graph_ms"] > 0 and row["times_the_floor"] > 0 for row in parts["steps"]["rows"])
     assert (folder / "svg").read_text().count("<circle") == 10
@@ -56,9 +56,16 @@ def test_every_part_runs_to_its_end(found: tuple[Path, dict[str, Any]]) -> None:
 @pytest.mark.slow
 def test_every_attention_that_runs_is_right_and_only_triton_may_be_absent(found: tuple[Path, dict[str, Any]]) -> None:
     rows = found[1]["attention"]["rows"]
-    assert {row["variant"] for row in rows} == {"split", "sdpa", "flex", "triton"}
+    assert {row["variant"] for row in rows} == {"split", "sdpa", "flex", "triton", "ordered", "ordered-triton"}
     assert all(row["error"] < 1e-5 for row in rows if "error" in row)
-    assert {row["variant"] for row in rows if "failed" in row} <= {"triton"}
+    assert {row["variant"] for row in rows if "failed" in row} <= {"triton", "ordered-triton"}
+
+
+@pytest.mark.slow
+def test_texts_with_the_promise_are_those_of_plain_decoding(found: tuple[Path, dict[str, Any]]) -> None:
+    *timed, texts = found[1]["bitwise"]["rows"]
+    assert len(timed) == 2 * 3 + 1
+    assert (texts["texts"], texts["equal"]) == (8, 8)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from precedent import judging
+from precedent import sampling as sampling_module
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
 from precedent.decode import step
@@ -166,6 +167,28 @@ def test_one_sequence_that_cannot_be_judged_leaves_the_others_alone(monkeypatch:
     assert "plan=wrong" in str(running[0].error)
     assert running[1].error is None
     assert running[1].output_ids
+
+
+@pytest.mark.parametrize("bitwise", [True, False])
+def test_seeded_rows_are_made_into_laws_one_by_one_where_bits_must_not_hang_on_how_many(
+    bitwise: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cumulative sum over several rows at once may be cut otherwise than one over a row alone."""
+    shapes: list[int] = []
+    law_of = sampling_module.probs_of
+
+    def noted(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+        shapes.append(logits.dim())
+        return law_of(logits, params)
+
+    as_on_a_gpu(monkeypatch)
+    monkeypatch.setattr(sampling_module, "probs_of", noted)
+    target, seeded = static_target(), SamplingParams(temperature=0.3, seed=3, top_p=0.9)
+    running = sequences(target, seeded, 1)[0]
+    running.mode, running.stats.bitwise = "coupled", bitwise
+    step([running], target, Planner(CostCurve()))
+    assert running.error is None
+    assert set(shapes) == {1 if bitwise else 2}
 
 
 @pytest.mark.gpu

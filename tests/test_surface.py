@@ -24,6 +24,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
     "errors",
+    "failures",
     "compiled",
     "openmp",
     "at_once",
@@ -48,7 +49,6 @@ LAYERS = (
     "tree_plan",
     "planner",
     "warm_up",
-    "failures",
     "sequence",
     "drafting",
     "pearl",

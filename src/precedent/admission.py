@@ -87,6 +87,8 @@ class Admission:
 
 
 def _default_bytes(target: TargetModel) -> int:
+    if target.bitwise and target.arena_bytes:
+        return target.arena_bytes  # whoever has no place there is refused, so let him wait for one
     share = SHARE_OF_FREE_MEMORY.get(target.device.type, SHARE_ON_ACCELERATORS)
     if target.device.type == "cpu":
         share /= target.processes_here  # which take the same memory; accelerators are each process's own

@@ -1,6 +1,6 @@
 """Are greedy and seeded texts byte-equal with speculation off, cold, warm, adversarial, continued and beside others?
 
-    python tests/benchmarks/bench_bitwise.py [--texts 200] [--tokens 48] [--without]
+    python tests/benchmarks/bench_bitwise.py [--texts 200] [--tokens 48] [--device cuda] [--without]
 
 Every prompt is answered plainly first, one request at a time; then with an empty cache, with the answers remembered,
 with a cache of wrong answers under the very prompts, behind a prefix of which a part was decoded, and eight at once.
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from bench_rounding import SUBJECTS
 
 from precedent.cache import NewCompletion, SpeculationCache
@@ -78,6 +79,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--target", default="smollm2-135m-instruct")
     options.add_argument("--dtype", default=None)
+    options.add_argument("--device", default=None)
     options.add_argument("--texts", type=int, default=200, help=f"at most {len(FORMS) * len(SUBJECTS)}")
     options.add_argument("--tokens", type=int, default=48)
     options.add_argument("--without", action="store_true")
@@ -85,13 +87,14 @@ def main() -> None:
     engine = Engine.load(
         chosen.target,
         dtype=chosen.dtype,
+        device=chosen.device,
         draft_model="first-layers:4",
         cache=SpeculationCache.open(None),
         bitwise=not chosen.without,
     )
     compare(engine, chosen.texts, chosen.tokens)
     engine.close()
-    cost(chosen.target, chosen.dtype)
+    cost(chosen.target, chosen.dtype, chosen.device)
 
 
 def compare(engine: Engine, number: int, tokens: int) -> None:
@@ -144,9 +147,10 @@ def _print(name: str, texts: Texts, plain: Texts) -> None:
     print(f"{name:>12}: {len(plain) - len(parted)} of {len(plain)} equal to plain decoding{where}", flush=True)
 
 
-def cost(name: str, dtype: str | None, rounds: int = 9) -> None:
+def cost(name: str, dtype: str | None, device: str | None, rounds: int = 9) -> None:
     """Print the medians of a prompt of 600 tokens and of steps, both kinds of engine by turns in one process."""
-    targets = {bitwise: TargetModel(load_target(name, dtype=dtype)[0], bitwise=bitwise) for bitwise in (False, True)}
+    loaded = {bitwise: load_target(name, dtype=dtype, device=device)[0] for bitwise in (False, True)}
+    targets = {bitwise: TargetModel(model, bitwise=bitwise) for bitwise, model in loaded.items()}
     seconds: dict[tuple[str, bool], list[float]] = {}
     for _ in range(rounds):
         for bitwise, target in targets.items():
@@ -157,6 +161,8 @@ def cost(name: str, dtype: str | None, rounds: int = 9) -> None:
             ):
                 started = time.perf_counter()
                 action()
+                if target.device.type == "cuda":
+                    torch.cuda.synchronize(target.device)
                 seconds.setdefault((what, bitwise), []).append(time.perf_counter() - started)
     for what in ("prompt of 600", "plain step"):
         without, promised = (statistics.median(seconds[what, bitwise]) * 1e3 for bitwise in (False, True))

@@ -20,6 +20,7 @@ import torch
 from gpu_bench.decoding import decoding_rates
 from gpu_bench.demo_pair import demo_pair
 from gpu_bench.report import markdown, roofline
+from gpu_bench.same_bits import bitwise_times
 from gpu_bench.setting import Part, Setting, TimeIsUp, existing
 from gpu_bench.steps import attention_times, batch_times, step_times, verification_times
 from gpu_bench.trace_replay import replayed
@@ -30,6 +31,7 @@ PARTS = (
     Part("verification", "Verification", verification_times),
     Part("decoding", "Plain decoding", decoding_rates),
     Part("batches", "Several sequences at once", batch_times),
+    Part("bitwise", "The same bits whatever was drafted: what it costs", bitwise_times),
     Part("pair", "The order desk's own target and draft model, served by an agent", demo_pair),
     Part("traces", "Recorded answers (they decide what is accepted)", replayed),
 )

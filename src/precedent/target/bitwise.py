@@ -1,9 +1,11 @@
 """Logits that do not depend on what is computed beside them, to the last bit: what it takes, and a proof at load.
 
-A greedy text in bfloat16 hangs on rounding, and rounding on the order of sums. The kernels of few rows (`row_products`,
-`cpu_norm`, `row_attention`, `row_layer`, `row_forward`) compute a row alike whether it stands alone, in a candidate
-tree, in a piece of a prompt or beside other requests. So a model that goes through nothing else, never more than
-`MOST_ROWS` rows at a time, stores and says the same bits whatever was drafted, reused or answered at the same time.
+A greedy text in bfloat16 hangs on rounding, and rounding on the order of sums. There are two ways to keep that order
+whether a row stands alone, in a candidate tree, in a piece of a prompt or beside other requests. On a CPU the kernels
+of few rows (`row_products`, `cpu_norm`, `row_attention`, `row_layer`, `row_forward`) compute each row alike. On a GPU
+every forward has the same number of rows, so that libraries choose the same kernels, and attention sums keys in the
+order of their positions (`static_runner`, `ordered_attention`). So a model that goes through nothing else, never more
+than `MOST_ROWS` rows at a time, stores and says the same bits whatever was drafted, reused or answered beside it.
 """
 
 from __future__ import annotations
@@ -14,8 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from precedent.errors import UnsupportedError
+from precedent.failures import OutOfMemory
 from precedent.target.cpu_layer import FusedLayer
 from precedent.target.cpu_linear import FEW_ROWS, PackedLinear
+from precedent.target.ordered_attention import PIECE
+from precedent.target.static_runner import StaticRunner, StaticSettings, fitted
+from precedent.target.static_shape import LEAST_KEYS
 from precedent.target.support import FULL_ATTENTION, attention_kinds
 from precedent.target.swapped import is_swapped
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
@@ -23,7 +29,9 @@ from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from precedent.target.kv_shape import KVShape
     from precedent.target.model import Slot, TargetModel
+    from precedent.target.runner import Runner
 
 MOST_ROWS = FEW_ROWS
 """Rows of one forward, prompts included: the most that the kernels of few rows take."""
@@ -32,6 +40,23 @@ _TRIED = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8)
 """Token ids of the proof, brought into the vocabulary: a prompt, then the path of a tree."""
 
 _PATH = 3
+
+_DECODED = 15
+"""Tokens of the proof's prompt that are decoded one by one, at most."""
+
+
+def by_rows(model: PreTrainedModel, *, packed: bool) -> None:
+    """Let the kernels of few rows do all the work. Raises UnsupportedError for a model that also needs others."""
+    widen(model)
+    check_fit(model, packed=packed)
+
+
+def by_size(runner: Runner, shape: KVShape, settings: StaticSettings) -> StaticRunner:
+    """Let all forwards have `MOST_ROWS` rows; returns what computes them. Raises UnsupportedError, naming the model."""
+    static = fitted(runner, shape, settings, MOST_ROWS)
+    if isinstance(static, str):
+        raise _refusal(runner.model, static)
+    return static
 
 
 def widen(model: PreTrainedModel) -> None:
@@ -67,18 +92,30 @@ def check_fit(model: PreTrainedModel, *, packed: bool) -> None:
 
 
 def prove(target: TargetModel) -> None:
-    """Score a tree beside another request and decode its path plainly, prompts computed in three ways: equal bits.
+    """Raises UnsupportedError where a tree and plain decoding give other bits, at lengths at which sums are cut anew.
 
-    Raises UnsupportedError where they are not.
+    Those are pieces of keys in the order of positions, and what a bucket of keys holds.
     """
     tokens = [token % target.vocab_size for token in _TRIED]
+    lengths = [len(tokens), *((PIECE + 1, LEAST_KEYS + 1) if target.static else ())]
+    for length in lengths:
+        if length + _PATH < target.context_length:
+            try:
+                _prove(target, [*(tokens * length)[: length - len(tokens)], *tokens])
+            except OutOfMemory as error:
+                raise _refusal(target.model, f"its arena has no room to try three texts of {length} tokens") from error
+
+
+def _prove(target: TargetModel, tokens: list[int]) -> None:
+    """Score a tree beside another request and decode its path plainly, prompts computed in three ways: equal bits."""
     prompt, path = tokens[:-_PATH], tokens[-_PATH:]
     whole, pieces, decoded = (target.new_slot() for _ in range(3))
+    read = max(1, len(prompt) - _DECODED)
     target.prefill(whole, prompt)
     target.prefill(pieces, prompt[:5])
     target.prefill(pieces, prompt)
-    target.prefill(decoded, prompt[:1])
-    _decode(target, decoded, prompt[1:])
+    target.prefill(decoded, prompt[:read])
+    _decode(target, decoded, prompt[read:])
     builder, node = TreeBuilder(), ROOT
     for token in path:
         builder.add_point(node, (token + 1) % target.vocab_size, "proof")
@@ -109,7 +146,7 @@ def _by_rows(module: nn.Module) -> bool:
 
 def _refusal(model: PreTrainedModel, reason: str) -> UnsupportedError:
     return UnsupportedError(
-        f"bitwise=True is not to be had with this {model.config.model_type}: {reason}. It takes a CPU, bfloat16 or "
-        "float32, and layers made as Llama's are (Llama, Mistral, Qwen 2 and 3, SmolLM); without it, float32 leaves "
-        "only differences of rounding far below any likelihood that matters"
+        f"bitwise=True is not to be had with this {model.config.model_type}: {reason}. It takes layers made as Llama's "
+        "are (Llama, Mistral, Qwen 2 and 3, SmolLM), on a CPU in bfloat16 or float32, or on a GPU; without it, float32 "
+        "leaves only differences of rounding far below any likelihood that matters"
     )

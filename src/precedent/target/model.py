@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
-from precedent.target import bitwise as by_rows
+from precedent.target import bitwise as same_bits
 from precedent.target.cpu_layer import fuse_layers
 from precedent.target.cpu_linear import pack_linears
 from precedent.target.cpu_norm import fuse_norms
@@ -27,7 +27,7 @@ from precedent.target.kv_cache import KVCache
 from precedent.target.packing import chain_rows, tree_rows
 from precedent.target.row_forward import use_all_layers
 from precedent.target.sharding import check_whole
-from precedent.target.static_runner import StaticSettings, static_runner
+from precedent.target.static_runner import StaticRunner, StaticSettings, static_runner
 from precedent.target.support import check_supported, context_length
 from precedent.tree import EMPTY_TREE, CandidateTree
 
@@ -54,27 +54,32 @@ class TargetModel:
     """Wraps an `AutoModelForCausalLM`. Raises UnsupportedError for layers that cannot be rewound.
 
     `kv_shape` is what its layers store of a token. With `bitwise` a token's logits, and what is stored of it, are the
-    same bits whatever is computed beside it (`target.bitwise`): no forward has more than `most_rows` rows. Raises
-    UnsupportedError where that is not to be had. With `static` forwards are padded to one of a few sizes and replayed
-    as CUDA graphs (`target.static_runner`); UnsupportedError says why a model cannot.
+    same bits whatever is computed beside it (`target.bitwise`): no forward has more than `most_rows` rows, and on a
+    GPU none has fewer. Raises UnsupportedError where that is not to be had. With `static` forwards are padded to one of
+    a few sizes and replayed as CUDA graphs (`target.static_runner`); UnsupportedError says why a model cannot.
     """
 
     def __init__(self, model: PreTrainedModel, *, bitwise: bool = False, static: StaticSettings | None = None) -> None:
-        if bitwise and static is not None:
-            raise ConfigError("bitwise=True needs forwards of its own: leave cuda_graphs out")
         check_supported(model.config)
         self.model, self.bitwise = model.eval(), bitwise
         self._prepare()
         self._runner, self.kv_shape, self.vocab_size = examine(self.model)
         self.context_length = context_length(model.config.get_text_config())
-        self.static = None if static is None else static_runner(self._runner, self.kv_shape, static)
+        self.static = self._fixed_sizes(static)
         if bitwise:
-            by_rows.widen(self.model)
-            by_rows.check_fit(self.model, packed=self._runner.packed)
-            self._runner.most_rows = by_rows.MOST_ROWS
-        use_all_layers(self._runner, self.kv_shape)
+            self._runner.most_rows = same_bits.MOST_ROWS
+        if bitwise and self.static is None:
+            same_bits.by_rows(self.model, packed=self._runner.packed)
+        if self.static is None or not bitwise:
+            use_all_layers(self._runner, self.kv_shape)
         if bitwise:
-            by_rows.prove(self)
+            same_bits.prove(self)
+
+    def _fixed_sizes(self, static: StaticSettings | None) -> StaticRunner | None:
+        """What computes forwards of fixed size: where they are asked for, and where bits on a GPU hang on them."""
+        if self.bitwise and (static is not None or self.device.type == "cuda"):
+            return same_bits.by_size(self._runner, self.kv_shape, static or StaticSettings())
+        return None if static is None else static_runner(self._runner, self.kv_shape, static)
 
     def _prepare(self) -> None:
         """Let a CPU's own kernels do the work of the layers that they fit."""

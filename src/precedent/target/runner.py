@@ -37,7 +37,7 @@ class FixedSizes(Protocol):
     """Computes forwards in fixed sizes (`static_runner`)."""
 
     def logits(self, sequences: Sequence[Rows]) -> list[Tensor] | None:
-        """As `Runner.logits`; None for rows that it does not take."""
+        """As `Runner.logits`; None for rows that it leaves to others."""
 
 
 class AllLayers(Protocol):
@@ -53,7 +53,8 @@ class AllLayers(Protocol):
 class Runner:
     """A model and how it is called: `packed`, all sequences in one forward, or one sequence after the other.
 
-    With `most_rows` no forward has more, and one that leaves the arithmetic of few rows is refused (`target.bitwise`).
+    With `most_rows` no forward has more, and one that leaves the arithmetic that rounds all rows alike is refused
+    (`target.bitwise`).
     `static` and `all_layers`, if given, compute what they take.
     One after the other is for architectures that do not go through transformers' attention interface, or change keys or
     masks on the way; they get the tree as a 4D mask.
@@ -76,14 +77,14 @@ class Runner:
         """Logits after every row, `[rows, vocab_size]` for each sequence; their keys and values wait to be kept."""
         for rows in sequences:
             rows.kv.reserve(rows.kv.length + len(rows))
+        return [logits for together in batches(sequences, self.most_rows) for logits in self._together(together)]
+
+    def _together(self, sequences: Sequence[Rows]) -> list[Tensor]:
         static = None if self.static is None else self.static.logits(sequences)
         if static is not None:
             return static
         if not self.packed:
             return [self._one(rows)[0] for rows in sequences]
-        return [logits for together in batches(sequences, self.most_rows) for logits in self._together(together)]
-
-    def _together(self, sequences: Sequence[Rows]) -> list[Tensor]:
         forward = Forward(sequences, by_rows=self.most_rows is not None)
         logits = None if self.all_layers is None else self.all_layers.logits(forward)
         if logits is None:

@@ -16,7 +16,7 @@ for nobody come out finite, whatever the arena holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
@@ -82,6 +82,16 @@ class StaticRows:
         column = behind.clamp(0, self.width - 1)[:, None].expand(-1, self.width, -1)
         in_tree = ((behind >= 0) & (behind < self.width))[:, None] & self.ancestors.gather(2, column)
         return in_tree | (behind < 0)[:, None]
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """How many keys a row sees, `[S, W]`: the prefix, its ancestors in the tree and itself."""
+        return self.lengths[:, None] + self.ancestors.sum(-1)
+
+    @cached_property
+    def lineage(self) -> Tensor:
+        """Each row's ancestors and itself from the root on, `[S, W, W]`; behind them stand the others."""
+        return self.ancestors.logical_not().to(torch.uint8).sort(dim=-1, stable=True).indices
 
     def _places(self, keys: Tensor) -> Tensor:
         """Keys that are not there stand for the first one: nobody reads what another sequence left behind."""
@@ -181,12 +191,19 @@ def variant_named(name: str, device: torch.device, dtype: torch.dtype) -> Varian
 
     Raises ConfigError for an unknown one.
     """
-    if name == "auto":
-        kernels = device.type == "cuda" and dtype != torch.float64 and find_spec("triton") is not None
-        return by_triton if kernels else split
-    if name not in VARIANTS:
-        raise ConfigError(f"there is no attention called {name!r}; choose auto, {', '.join(VARIANTS)}")
-    return VARIANTS[name]
+    return chosen(name, VARIANTS, by_triton if kernels_serve(device, dtype) else split)
+
+
+def chosen(name: str, variants: Mapping[str, Variant], automatic: Variant) -> Variant:
+    """The one of `variants` called `name`, the `automatic` one for "auto". Raises ConfigError for an unknown one."""
+    if name != "auto" and name not in variants:
+        raise ConfigError(f"there is no attention called {name!r}; choose auto, {', '.join(variants)}")
+    return automatic if name == "auto" else variants[name]
+
+
+def kernels_serve(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there is Triton for this device, and numbers that our kernels multiply."""
+    return device.type == "cuda" and dtype != torch.float64 and find_spec("triton") is not None
 
 
 def by_sequence(query: Tensor, rows: StaticRows, kv_heads: int) -> Tensor:

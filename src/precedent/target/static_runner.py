@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from precedent.device_memory import free_bytes
 from precedent.errors import UnsupportedError
+from precedent.failures import OutOfMemory
 from precedent.placing import placed
 from precedent.target.cuda_graphs import CudaCapturer, GraphStore
 from precedent.target.examine import MISFITS, TEXT, observe, tolerance, tree_error
@@ -20,6 +21,7 @@ from precedent.target.host_waits import HostWaits
 from precedent.target.kv_arena import KVArena
 from precedent.target.kv_cache import KVCache
 from precedent.target.kv_shape import KVShape
+from precedent.target.ordered_attention import ordered_named
 from precedent.target.packing import Rows, chain_rows
 from precedent.target.runner import Runner
 from precedent.target.split_attention import Variant, split, variant_named
@@ -55,12 +57,25 @@ class StaticSettings:
 
 
 class StaticRunner:
-    """A model whose forwards have one of a few fixed sizes; made by `static_runner`, which checks that they can."""
+    """A model whose forwards have one of a few fixed sizes; made by `static_runner`, which checks that they can.
 
-    def __init__(self, model: PreTrainedModel, shape: KVShape, device: torch.device, settings: StaticSettings) -> None:
+    With `every_rows` they all have so many rows, a row's sums do not depend on its neighbours (`ordered_attention`),
+    and what finds no room is refused, not computed otherwise.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        shape: KVShape,
+        device: torch.device,
+        settings: StaticSettings,
+        every_rows: int | None = None,
+    ) -> None:
         tokens = settings.arena_tokens or int(ARENA_SHARE * free_bytes(device)) // shape.row_bytes
         self.arena, self._model, self._device = KVArena(shape, tokens), model, device
-        self._variant = variant_named(settings.attention, device, model.dtype)
+        self._every_rows = every_rows
+        variants = variant_named if every_rows is None else ordered_named
+        self._variant = variants(settings.attention, device, model.dtype)
         self._integers = torch.zeros(most_integers(len(self.arena.lent)), dtype=torch.long, device=device)
         self._ancestors = torch.zeros(MOST_MASKED, dtype=torch.bool, device=device)
         self.forwards = 0
@@ -73,12 +88,13 @@ class StaticRunner:
     def logits(self, sequences: Sequence[Rows]) -> list[Tensor] | None:
         """Logits after every row, `[rows, vocab_size]` for each sequence; None if they fit in no size, or in no arena.
 
-        Their KV caches must have room for the new rows.
+        Their KV caches must have room for the new rows. With `every_rows` OutOfMemory is raised instead of None.
         """
         starts = [rows.kv.starts_in(self.arena) for rows in sequences]
         found = [begins for begins in starts if begins is not None]
-        shape = shape_for(sequences) if len(found) == len(starts) else None
+        shape = self.shape_for(sequences) if len(found) == len(starts) else None
         if shape is None:
+            self._check_optional(sequences)
             return None
         self._send(shape, sequences, found)
         logits = self.run(shape) if self.graphs is None else self.graphs(shape)
@@ -97,6 +113,20 @@ class StaticRunner:
             logits: Tensor = self._model(**forward.inputs()).logits[0]
         return logits
 
+    def shape_for(self, sequences: Sequence[Rows]) -> StaticShape | None:
+        """The size that these rows are computed in, None where they fit in none."""
+        return shape_for(sequences, self._every_rows or 1)
+
+    def _check_optional(self, sequences: Sequence[Rows]) -> None:
+        """Raise OutOfMemory for rows that nobody else may compute."""
+        if self._every_rows is not None:
+            longest = max(rows.kv.length + len(rows) for rows in sequences)
+            raise OutOfMemory(
+                f"bitwise=True: the memory set aside for keys and values has no place for {longest} tokens in one "
+                "piece beside the others: ask again, for fewer max_tokens or a shorter prompt, or lower max_running of "
+                "EngineLimits"
+            )
+
     def _send(self, shape: StaticShape, sequences: Sequence[Rows], starts: Sequence[Sequence[int]]) -> None:
         integers, ancestors = step_data(shape, sequences, starts)
         for buffer, numbers in zip(self._buffers(shape), (integers, ancestors), strict=True):
@@ -113,20 +143,31 @@ def static_runner(runner: Runner, shape: KVShape, settings: StaticSettings) -> S
 
     Raises UnsupportedError, naming the model and what hinders.
     """
+    static = fitted(runner, shape, settings)
+    if isinstance(static, str):
+        name = runner.model.config.get_text_config().model_type
+        raise UnsupportedError(f"{name} cannot run as CUDA graphs: {static}; give it without cuda_graphs")
+    return static
+
+
+def fitted(
+    runner: Runner, shape: KVShape, settings: StaticSettings, every_rows: int | None = None
+) -> StaticRunner | str:
+    """What computes for `runner` from now on, or the reason why it cannot."""
     reason = hindrance(runner, settings)
     if reason is not None:
-        raise _refusal(runner, reason)
-    static = StaticRunner(runner.model, shape, runner.device, settings)
+        return reason
+    static = StaticRunner(runner.model, shape, runner.device, settings, every_rows)
     runner.static = static
     try:
         reason = _disproof(runner, static)
-    except UnsupportedError as error:
+    except (UnsupportedError, OutOfMemory) as error:
         reason = str(error)
     except MISFITS as misfit:
         reason = f"{type(misfit).__name__}: {misfit}".splitlines()[0]
     if reason is not None:
-        raise _refusal(runner, reason)
-    return static
+        runner.static = None
+    return reason or static
 
 
 def hindrance(runner: Runner, settings: StaticSettings) -> str | None:
@@ -160,13 +201,8 @@ def _disproof(runner: Runner, static: StaticRunner) -> str | None:
     kv = KVCache(static.arena.shape, static.arena)
     kv.reserve(1)
     alone = [chain_rows(kv, TEXT[:1])]
-    shape, _ = shape_for(alone), static.logits(alone)
+    shape, _ = static.shape_for(alone), static.logits(alone)
     assert shape is not None
     with HostWaits() as waits:
         static.run(shape, split)  # compiled attention cannot be looked into; it is the model that is in question
     return f"its forward makes the host wait ({waits.reasons})" if waits.names else None
-
-
-def _refusal(runner: Runner, reason: str) -> UnsupportedError:
-    name = runner.model.config.get_text_config().model_type
-    return UnsupportedError(f"{name} cannot run as CUDA graphs: {reason}; give it without cuda_graphs")

@@ -40,13 +40,13 @@ class StaticShape(NamedTuple):
     longest: int
 
 
-def shape_for(sequences: Sequence[Rows]) -> StaticShape | None:
-    """The smallest size that holds these rows, None where none does."""
+def shape_for(sequences: Sequence[Rows], least_rows: int = 1) -> StaticShape | None:
+    """The smallest size that holds these rows and `least_rows`, None where none does."""
     counts = [len(rows) for rows in sequences]
     if sum(counts) > ROWS[-1] or max(counts) > MOST_WIDTH:
         return None
-    keys = max(one.kv.length + len(one) for one in sequences)
-    shape = StaticShape(_up(sum(counts)), _power(len(counts)), _up(max(counts)), max(LEAST_KEYS, _power(keys)))
+    keys, rows = max(one.kv.length + len(one) for one in sequences), _up(max(sum(counts), least_rows))
+    shape = StaticShape(rows, _power(len(counts)), _up(max(counts)), max(LEAST_KEYS, _power(keys)))
     places = shape.sequences * shape.width
     return shape if places <= MOST_PLACES and places * shape.width <= MOST_MASKED else None
 

@@ -11,6 +11,7 @@ from gpu_bench.setting import Setting
 from precedent.config import SamplingParams
 from precedent.sampling import CounterCoins, TargetRows
 from precedent.target import Slot, TargetModel
+from precedent.target.ordered_attention import ORDERED
 from precedent.target.split_attention import VARIANTS, StaticRows
 from precedent.tree import EMPTY_TREE, CandidateTree, TreeBuilder
 from precedent.verify import verify
@@ -38,17 +39,18 @@ def lengths(setting: Setting) -> tuple[int, ...]:
 
 def _step_row(setting: Setting, length: int, tokens: int) -> Row:
     tree, floor = bushy(tokens - 1), setting.floor(length)
-    graph = _step(setting, setting.static, length, tree)
+    graph = step_time(setting, setting.static, length, tree)
     graphs, setting.static.static.graphs = setting.static.static.graphs, None
-    without = _step(setting, setting.static, length, tree)
+    without = step_time(setting, setting.static, length, tree)
     setting.static.static.graphs = graphs
-    times = {"graph_ms": graph, "same_code_ms": without, "ordinary_ms": _step(setting, setting.plain, length, tree)}
+    times = {"graph_ms": graph, "same_code_ms": without, "ordinary_ms": step_time(setting, setting.plain, length, tree)}
     flop = 2.0 * tokens * setting.weight_bytes / setting.model.dtype.itemsize
     work = {"flop": flop, "bytes": floor / 1e3 * setting.bandwidth}
     return {**times, "floor_ms": floor, "times_the_floor": graph / floor, **work}
 
 
-def _step(setting: Setting, target: TargetModel, length: int, tree: CandidateTree) -> float:
+def step_time(setting: Setting, target: TargetModel, length: int, tree: CandidateTree) -> float:
+    """Milliseconds of scoring a tree behind so many tokens."""
     slot = setting.slot_of(target, length, len(tree))
 
     def run() -> None:
@@ -106,7 +108,7 @@ def _attention_rows(setting: Setting, length: int, tokens: int) -> Iterator[Row]
     exact = VARIANTS["split"](query.double(), keys.double(), values.double(), rows, dim**-0.5)
     floor = (keys.nbytes + values.nbytes) / setting.bandwidth * 1e6
     torch.compiler.reset()  # FlexAttention is compiled for every size: more than dynamo would keep
-    for name, variant in VARIANTS.items():
+    for name, variant in (VARIANTS | ORDERED).items():
         if name == "flex" and tokens not in FLEX_TOKENS:
             continue
         setting.check_time()
@@ -144,7 +146,7 @@ def verification_times(setting: Setting) -> Iterator[Row]:
     length, nodes = lengths(setting)[0], 64
     tree, vocabulary = bushy(nodes), setting.model.config.vocab_size
     logits = torch.randn(nodes + 1, vocabulary, device=setting.device, dtype=setting.model.dtype)
-    step = _step(setting, setting.static, length, tree)
+    step = step_time(setting, setting.static, length, tree)
     for mode, temperature in (("traversal", 0.7), ("greedy", 0.0)):
         setting.check_time()
         params = SamplingParams(temperature=temperature)
