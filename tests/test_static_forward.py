@@ -18,11 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from precedent.config import SamplingParams, SpeculationConfig
+from precedent.cost_curve import CostCurve
 from precedent.engine import Engine
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Slot, TargetModel
 from precedent.target.attention import attention
 from precedent.target.cuda_graphs import GraphStore, Replay, Run
+from precedent.target.first_layers import first_layers
 from precedent.target.host_waits import HostWaits
 from precedent.target.kv_arena import KEPT_FREE, KVArena
 from precedent.target.kv_cache import KVCache
@@ -30,6 +32,7 @@ from precedent.target.packing import chain_rows
 from precedent.target.static_forward import StaticForward
 from precedent.target.static_runner import StaticSettings
 from precedent.target.static_shape import LEAST_KEYS, MOST_WIDTH, StaticShape, shape_for
+from precedent.target.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
 
@@ -195,6 +198,66 @@ def test_an_engine_on_forwards_of_fixed_size_answers_as_ever(monkeypatch: pytest
         answers.append([generation.result().token_ids for generation in running])
         engine.close()
     assert answers[0] == answers[1]
+
+
+def drafted(target: TargetModel, draft: Any, sampling: SamplingParams) -> tuple[Engine, tuple[int, ...], int]:
+    """The engine of a draft model, what it answered, and how many forwards of fixed size the draft took for it."""
+    engine = Engine(target, byte_tokenizer(), name="tiny", draft_model=draft)
+    engine.planner.cost = FlatCost()
+    speculation = SpeculationConfig(drafters=("draft-model",))
+    static = engine._parts.draft_model.static
+    before = static.forwards if static else 0
+    result = engine.submit(random_ids(4, 60), sampling, speculation=speculation).result()
+    return engine, result.token_ids, static.forwards - before if static else 0
+
+
+class FlatCost(CostCurve):
+    """Every width costs the same."""
+
+    def observe(self, width: int, milliseconds: float) -> None:
+        """Learn nothing."""
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(max_tokens=24), SamplingParams(max_tokens=24, temperature=1.0)])
+def test_a_draft_model_runs_in_fixed_sizes_as_its_target_does(sampling: SamplingParams) -> None:
+    """A trained one, with a head of few tokens; greedy texts are those of ordinary forwards."""
+    static, plain = static_target(), plain_target()
+    drafts = [
+        draft_beside(one.model, (0, 1), {**initial_weights(one.model, (0, 1)), HEAD_TOKENS: torch.arange(0, 250, 2)})
+        for one in (static, plain)
+    ]
+    engine, text, forwards = drafted(static, drafts[0], sampling)
+    draft = engine._parts.draft_model
+    assert draft.static.arena.shape == draft.kv_shape != static.kv_shape
+    assert forwards > 4
+    engine.close()
+    other, expected, _ = drafted(plain, drafts[1], sampling)
+    assert other._parts.draft_model.static is None
+    other.close()
+    assert not sampling.greedy or text == expected
+
+
+def test_a_draft_model_that_cannot_run_in_fixed_sizes_goes_without_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    windowed = tiny_causal_lm("mistral", sliding_window=16)
+    engine, text, _ = drafted(static_target(), windowed, SamplingParams(max_tokens=9))
+    assert engine._parts.draft_model.static is None
+    assert "the draft model runs without graphs: mistral" in caplog.text
+    engine.close()
+    early = first_layers(model := tiny_causal_lm(), 1)
+    engine, again, _ = drafted(TargetModel(model, static=WITHOUT_GRAPHS), early, SamplingParams(max_tokens=9))
+    assert engine._parts.draft_model.static is None, "an early exit reads its target's arena"
+    engine.close()
+    assert text == again
+
+
+def test_a_draft_models_arena_holds_no_more_tokens_than_its_targets() -> None:
+    static = static_target()
+    draft = TargetModel(tiny_causal_lm(num_hidden_layers=1))
+    draft.run_in_sizes(static.static.settings_beside)
+    tokens = static.static.arena.nbytes // static.kv_shape.row_bytes
+    assert draft.static.arena.nbytes == tokens * draft.kv_shape.row_bytes
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from precedent.planner import Planner
 from precedent.request import Request
 from precedent.scheduler import Scheduler
 from precedent.target import TargetModel
-from precedent.target.first_layers import exits_early
+from precedent.target.draft_for import draft_for
 from precedent.target.loading import load_draft, load_target
 from precedent.target.tensor_parallel import check_beside, load_divided
 from precedent.templates import Template, Templates
@@ -87,9 +87,8 @@ class Engine:
         self.model_fingerprint = model_fingerprint(weights.config.to_dict(), self.target.weights())
         self._own_threads: set[threading.Thread] = set()
         self._executor = executor or _two_threads(self._own_threads)
-        draft = None if draft_model is None else TargetModel(draft_model)
+        draft, early = draft_for(self.target, draft_model)
         self._codec = TokenizerCodec(tokenizer)
-        early = draft is not None and exits_early(draft, self.target)
         self._pearl = pearl_for(draft, self.target, pearl, early_exit=early)
         self._parts = DrafterParts(
             self.tokenizer_fingerprint, self._executor, cache, draft, self._codec, early,

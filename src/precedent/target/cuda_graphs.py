@@ -7,6 +7,7 @@ the host about as long as a step of a small model takes the GPU; a graph is laun
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from torch import Tensor
 from precedent.target.static_shape import StaticShape
 
 log = logging.getLogger(__name__)
+
+_ONE_AT_A_TIME = threading.Lock()
 
 Run = Callable[[StaticShape], Tensor]
 """Runs the forward of a size over what stands in the buffers; returns its logits `[rows, vocab_size]`."""
@@ -114,10 +117,14 @@ class CapturedGraph:
 
 
 class CudaCapturer:
-    """Captures on one CUDA device; all graphs share one pool of memory."""
+    """Captures on one CUDA device; all graphs share one pool of memory.
+
+    Target and draft model may be at work on two threads: one capture at a time in the whole process.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._beside = torch.cuda.Stream(device)  # one for all: libraries keep memory of their own for each stream
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def capture(self, run: Run, shape: StaticShape) -> CapturedGraph:
@@ -125,12 +132,12 @@ class CudaCapturer:
 
         Other threads may go on using CUDA meanwhile.
         """
-        with torch.cuda.device(self._device):
+        with _ONE_AT_A_TIME, torch.cuda.device(self._device):
             self._warm_up(run, shape)
             torch.cuda.empty_cache()  # as a capture does when it begins: what was cached must not count against it
             before = torch.cuda.memory_reserved(self._device)
             graph: Any = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._beside, capture_error_mode="thread_local"):
                 logits = run(shape)
             return CapturedGraph(graph, logits, max(0, torch.cuda.memory_reserved(self._device) - before))
 
@@ -140,8 +147,8 @@ class CudaCapturer:
         torch.cuda.empty_cache()
 
     def _warm_up(self, run: Run, shape: StaticShape) -> None:
-        beside, current = torch.cuda.Stream(self._device), torch.cuda.current_stream(self._device)
-        beside.wait_stream(current)
-        with torch.cuda.stream(beside):
+        current = torch.cuda.current_stream(self._device)
+        self._beside.wait_stream(current)
+        with torch.cuda.stream(self._beside):
             run(shape)
-        current.wait_stream(beside)
+        current.wait_stream(self._beside)

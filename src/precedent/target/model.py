@@ -75,6 +75,10 @@ class TargetModel:
         if bitwise:
             same_bits.prove(self)
 
+    def run_in_sizes(self, settings: StaticSettings) -> None:
+        """From now on, before there is a slot, run forwards of fixed size. Raises UnsupportedError where it cannot."""
+        self.static = static_runner(self._runner, self.kv_shape, settings)
+
     def _fixed_sizes(self, static: StaticSettings | None) -> StaticRunner | None:
         """What computes forwards of fixed size: where they are asked for, and where bits on a GPU hang on them."""
         if self.bitwise and (static is not None or self.device.type == "cuda"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import prod
 
@@ -45,11 +45,13 @@ class StaticSettings:
     """How forwards of fixed size are run.
 
     `arena_tokens` is the room for tokens of all sequences together (None: half of the memory that is free); what does
-    not fit is computed without. `attention` is a variant of `split_attention` or "auto". Without `capture` no graphs
-    are made, which is how a CPU runs the same code; `max_graphs` and `max_graph_bytes` bound them.
+    not fit is computed without; `most_tokens` bounds either. `attention` is a variant of `split_attention` or "auto".
+    Without `capture` no graphs are made, which is how a CPU runs the same code; `max_graphs` and `max_graph_bytes`
+    bound them.
     """
 
     arena_tokens: int | None = None
+    most_tokens: int | None = None
     attention: str = "auto"
     capture: bool = True
     max_graphs: int = 32
@@ -72,7 +74,10 @@ class StaticRunner:
         every_rows: int | None = None,
     ) -> None:
         tokens = settings.arena_tokens or int(ARENA_SHARE * free_bytes(device)) // shape.row_bytes
+        tokens = min(tokens, settings.most_tokens or tokens)
         self.arena, self._model, self._device = KVArena(shape, tokens), model, device
+        self.settings_beside = replace(settings, arena_tokens=None, most_tokens=tokens, attention="auto")
+        """How a draft model runs beside it, with room for as many tokens at most."""
         self._every_rows = every_rows
         variants = variant_named if every_rows is None else ordered_named
         self._variant = variants(settings.attention, device, model.dtype)
