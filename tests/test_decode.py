@@ -16,7 +16,8 @@ from precedent.cost_curve import CostCurve
 from precedent.decode import step
 from precedent.drafters.base import Drafter, DraftRequest
 from precedent.drafters.draft_model import DraftModelDrafter
-from precedent.planner import Limits, Plan, Planner
+from precedent.plan import Limits, Plan
+from precedent.planner import Planner
 from precedent.sampling import Coins, probs_of
 from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.target import TargetModel

@@ -26,7 +26,8 @@ from precedent.drafters.draft_model import DraftModelDrafter
 from precedent.drafters.grammar import GrammarDrafter
 from precedent.grammar import GrammarConstraint
 from precedent.grammar.guidance import GuidanceMatcher, compiled
-from precedent.planner import Limits, Plan, Planner
+from precedent.plan import Limits, Plan
+from precedent.planner import Planner
 from precedent.sampling import Coins, RowShaper, TargetRows
 from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.testing.drafters import OracleDrafter

@@ -29,7 +29,8 @@ from precedent.draw_gate import TRIAL_STEPS
 from precedent.engine import Engine
 from precedent.errors import ConfigError, GenerationError, RequestCancelled, UnsupportedError
 from precedent.pearl import Pearl, pearl_for
-from precedent.planner import Limits, Plan, Planner
+from precedent.plan import Limits, Plan
+from precedent.planner import Planner
 from precedent.sampling import Coins
 from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.target import TargetModel

@@ -13,7 +13,8 @@ from precedent.calibration import Calibration
 from precedent.cost_curve import CostCurve
 from precedent.drafters.base import Candidates
 from precedent.draw_gate import TRIAL_DRAWS, TRIAL_STEPS, DrawGate
-from precedent.planner import Limits, Planner
+from precedent.plan import Limits
+from precedent.planner import Planner
 from precedent.tree import ROOT, CandidateTree, Drawn
 
 ROOMY = Limits(max_nodes=32, max_draws=6, max_depth=40, end_token_ids=frozenset())

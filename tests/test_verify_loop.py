@@ -21,7 +21,8 @@ from precedent.cost_curve import CostCurve
 from precedent.decode import step
 from precedent.drafters.base import DraftRequest
 from precedent.drafters.draft_model import DraftModelDrafter
-from precedent.planner import Limits, Plan, Planner
+from precedent.plan import Limits, Plan
+from precedent.planner import Planner
 from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.target import TargetModel
 from precedent.testing.drafters import OracleDrafter

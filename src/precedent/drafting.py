@@ -9,7 +9,8 @@ from typing import cast
 
 from precedent.drafters.base import DrawsRunnersUp
 from precedent.failures import as_ours
-from precedent.planner import Limits, Plan, Planner
+from precedent.plan import Limits, Plan
+from precedent.planner import Planner
 from precedent.sequence import DecodingSequence, StepResult
 from precedent.tree import EMPTY_TREE, CandidateTree
 

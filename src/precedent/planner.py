@@ -8,19 +8,20 @@ is a legal answer: plain decoding. A draft model costs sequential steps, so its 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
 import numpy as np
 
 from precedent.calibration import Calibration, learn_from_verdict
-from precedent.compiled import Floats, Int32s, Int64s
+from precedent.compiled import Floats, Int32s
 from precedent.cost_curve import CostCurve
 from precedent.drafters.base import NODE, Candidates, Nodes
 from precedent.draw_gate import FAR_BEHIND, DrawGate
-from precedent.tree import ROOT, CandidateTree, TreeBuilder
+from precedent.plan import Limits, Plan
+from precedent.tree import ROOT, CandidateTree
 from precedent.tree_plan import BEST, BEST_BITS, Choice, choose_points
+from precedent.trust import outcomes_by_source
 
 MARGIN = 1.02
 """By how much draws must seem to pay before they are made: estimates err, and the steps they cost do not."""
@@ -33,46 +34,6 @@ RUNNER_UP_PRIOR = 0.15
 
 DEEPEST_DRAW = 6
 """Draws deeper than this are calibrated together."""
-
-_NONE = np.empty(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one sequence allows in this step: nodes, draws, tokens until its end, and the tokens that end it.
-
-    `rows_beside` and `tokens_beside` are the rows of the other sequences of the step and the tokens expected of them:
-    a node pays when it raises the rate of all of them together, for all of them wait for it. `at_hand` are the draws
-    that each source which drafts beside the target (`precedent.pearl`) has made already, `widening` the sources that
-    can name a second token beside each draw.
-    """
-
-    max_nodes: int
-    max_draws: int
-    max_depth: int
-    end_token_ids: frozenset[int]
-    rows_beside: int = 0
-    tokens_beside: float = 0.0
-    at_hand: Mapping[str, int] = field(default_factory=dict)
-    widening: Collection[str] = ()
-
-
-@dataclass(slots=True)
-class Plan:
-    """Points already in the builder, draws and runners-up still to be made, and what the points were chosen for.
-
-    Candidate i of calibration bin `bins[i]` became point `node_of[i]` (-1: none); both `[num_candidates]`. `estimates`
-    `[num_points]` are the probabilities of being accepted once the parent is; `expected_tokens` counts the points and
-    the token of the target's own.
-    """
-
-    builder: TreeBuilder = field(default_factory=TreeBuilder)
-    draws: dict[str, int] = field(default_factory=dict)
-    runners_up: dict[str, int] = field(default_factory=dict)
-    bins: Int64s = field(default_factory=lambda: _NONE)
-    node_of: Int32s = field(default_factory=lambda: _NONE.astype(np.int32))
-    estimates: Floats = field(default_factory=lambda: _NONE.astype(np.float64))
-    expected_tokens: float = 1.0
 
 
 class SourceNames(dict[int, tuple[str, ...]]):
@@ -102,27 +63,27 @@ class Planner:
     def plan(self, candidates: Sequence[Candidates], behind: Mapping[str, int], limits: Limits) -> Plan:
         """The points of the tree, and how many draws to make of each source that is `behind` by so many tokens."""
         proposals = [proposal for proposal in candidates if len(proposal)]
-        plan = Plan()
+        plan = Plan(trust=limits.trust)
         if not proposals or limits.max_nodes < 1:
             return self._with_draws(plan, behind, 1.0 + limits.tokens_beside, 0.0, limits)
-        choice = self._choose(proposals, limits)
-        plan.bins, plan.node_of, plan.estimates = choice.bins, choice.node_of, choice.estimates
+        names = plan.names = tuple([proposal.source for proposal in proposals])
+        choice = plan.choice = self._choose(proposals, plan, limits)
         plan.expected_tokens = choice.expected - limits.tokens_beside
-        names = tuple([proposal.source for proposal in proposals])
         named = self._sources.get(names) or self._sources.setdefault(names, SourceNames(names))
         sources = [named[key] for key in choice.sources.tolist()]
         plan.builder.add_points(choice.token_ids.tolist(), choice.parents.tolist(), sources)
         return self._with_draws(plan, behind, choice.expected, choice.at_root, limits)
 
-    def _choose(self, proposals: Sequence[Candidates], limits: Limits) -> Choice:
+    def _choose(self, proposals: Sequence[Candidates], plan: Plan, limits: Limits) -> Choice:
         end_ids = self._end_ids.get(limits.end_token_ids)
         if end_ids is None:
             end_ids = self._end_ids[limits.end_token_ids] = np.array(sorted(limits.end_token_ids), dtype=np.int32)
         learned = self.calibration
-        parts = [(learned.first_bin(proposal.source), len(proposal)) for proposal in proposals]
+        parts = np.array([(learned.first_bin(proposal.source), len(proposal)) for proposal in proposals])
+        plan.counts = parts[:, 1]
         return choose_points(
-            _joined(proposals), np.array(parts), learned.accepted, learned.seen, self.cost.beside(limits.rows_beside),
-            limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids,
+            _joined(proposals), parts, learned.accepted, learned.seen, plan.trust.factors(plan.names),
+            self.cost.beside(limits.rows_beside), limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids,
         )  # fmt: skip
 
     def _with_draws(
@@ -262,10 +223,17 @@ class Planner:
         """Learn from a verdict: the outcome of every child of an accepted node is known."""
         verdict = np.zeros(len(tree) + 1)
         verdict[[*path, ROOT]] = 1.0
-        learned, parents = self.calibration, np.array(tree.parents, dtype=np.int32)
-        learn_from_verdict(learned.accepted, learned.seen, plan.bins, plan.node_of, parents, verdict)
+        if plan.choice is not None:
+            self._learn_from_points(plan, plan.choice, np.array(tree.parents, dtype=np.int32), verdict)
         for source in plan.draws:
             self._learn_from_draws(source, tree, verdict, plan.builder.runners_up)
+
+    def _learn_from_points(self, plan: Plan, choice: Choice, parents: Int32s, verdict: Floats) -> None:
+        """What is known of candidates of their kind, in all requests, and of their drafters in this one."""
+        outcomes = outcomes_by_source(choice.believed, plan.counts, choice.node_of, parents, verdict)
+        plan.trust.learn(plan.names, outcomes)
+        learned = self.calibration
+        learn_from_verdict(learned.accepted, learned.seen, choice.bins, choice.node_of, parents, verdict)
 
     def _learn_from_draws(self, source: str, tree: CandidateTree, verdict: Floats, runners_up: Collection[int]) -> None:
         """What a draft model chose counts whether it was drawn by its law or, in a greedy text, is a point."""

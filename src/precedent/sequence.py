@@ -9,10 +9,11 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.drafters.base import Candidates, Drafting, DraftsAhead, DrawsRunnersUp
 from precedent.errors import PrecedentError
 from precedent.logprobs import TokenLogprob
-from precedent.planner import Limits
+from precedent.plan import Limits
 from precedent.sampling import Coins, CounterCoins, RowShaper
 from precedent.stats import GenerationStats
 from precedent.target import Slot
+from precedent.trust import Trust
 
 FEW = 8
 """Candidates that every drafter is always asked for, in nodes."""
@@ -63,6 +64,7 @@ class DecodingSequence:
     finish_reason: str | None = None
     error: PrecedentError | None = None
     stats: GenerationStats = field(default_factory=GenerationStats)
+    trust: Trust = field(default_factory=Trust)
 
     @property
     def finished(self) -> bool:
@@ -79,6 +81,7 @@ class DecodingSequence:
             end_token_ids=self.end_token_ids,
             at_hand={name: drafting.at_hand for name, drafting in self.drafting_ahead.items()},
             widening=self._widening(),
+            trust=self.trust,
         )
 
     def _widening(self) -> tuple[str, ...]:

@@ -45,8 +45,9 @@ class Choice(NamedTuple):
 
     `token_ids`, `parents`, `sources` (the best one in the bits of `BEST`, above them a bit for each) and calibrated
     `estimates` (of being accepted once the parent is) are `[num_points]`; `bins` `[num_candidates]` are the candidates'
-    bins of calibration, `node_of` `[num_candidates]` the point that a candidate became, -1 for none; `expected` tokens
-    per step with these points and of the sequences beside, `at_root` the probability that one of them follows first.
+    bins of calibration, `believed` what it says of them, however much their source is trusted, `node_of` the point that
+    a candidate became, -1 for none; `expected` tokens per step with these points and of the sequences beside, `at_root`
+    the probability that one of them follows first.
     """
 
     token_ids: Int32s
@@ -54,6 +55,7 @@ class Choice(NamedTuple):
     sources: Int64s
     estimates: Floats
     bins: Int64s
+    believed: Floats
     node_of: Int32s
     expected: float
     at_root: float
@@ -65,6 +67,7 @@ def choose_points(
     parts: Int64s,
     accepted: Floats,
     seen: Floats,
+    trust: Floats,
     costs: Floats,
     tokens_beside: float,
     max_nodes: int,
@@ -74,11 +77,13 @@ def choose_points(
     """The points that give the most tokens per millisecond.
 
     `candidates` `[n]` are the `NODE` records of all drafters, one behind the other; `parts` `[num_drafters, 2]` says
-    of each where its bins begin in `accepted` and `seen`, and how many records are its own; `costs[w]` are the
-    milliseconds of a step of w + 1 tokens beside other sequences, of which `tokens_beside` tokens are expected.
+    of each where its bins begin in `accepted` and `seen`, and how many records are its own; `trust` `[num_drafters]`
+    scales what is believed of each; `costs[w]` are the milliseconds of a step of w + 1 tokens beside other sequences,
+    of which `tokens_beside` tokens are expected.
     """
     bins = _bins(candidates, parts)
-    pool, place = _merged(candidates, parts[:, 1], bins, accepted, seen, max_depth, end_ids)
+    believed = _believed(candidates, bins, accepted, seen)
+    pool, place = _merged(candidates, parts[:, 1], believed, trust, max_depth, end_ids)
     _set_paths(pool)
     ranked = np.argsort(-pool["path"], kind="mergesort")[:max_nodes]
     expected, at_root = 1.0 + tokens_beside, 0.0
@@ -90,7 +95,7 @@ def choose_points(
         rate = expected / costs[min(i + 1, costs.size - 1)]
         if rate > best_rate:
             count, best_rate, best_expected, best_root = i + 1, rate, expected, at_root
-    return _chosen(pool, np.sort(ranked[:count]), bins, place, best_expected, best_root)
+    return _chosen(pool, np.sort(ranked[:count]), bins, believed, place, best_expected, best_root)
 
 
 @compiled
@@ -105,12 +110,20 @@ def _bins(candidates: NDArray[np.void], parts: Int64s) -> Int64s:
 
 
 @compiled
+def _believed(candidates: NDArray[np.void], bins: Int64s, accepted: Floats, seen: Floats) -> Floats:
+    """What is known of every candidate's kind: the probability that it is accepted once its parent is."""
+    believed = np.empty(candidates.size)
+    for i in range(candidates.size):
+        believed[i] = calibrated(accepted, seen, bins[i], candidates[i].estimate)
+    return believed
+
+
+@compiled
 def _merged(
     candidates: NDArray[np.void],
     counts: Int64s,
-    bins: Int64s,
-    accepted: Floats,
-    seen: Floats,
+    believed: Floats,
+    trust: Floats,
     max_depth: int,
     end_ids: Int32s,
 ) -> tuple[Pool, Int32s]:
@@ -128,7 +141,7 @@ def _merged(
                 at = _find_or_add(pool, size, above, candidate.token_id, max_depth, end_ids)
                 size = max(size, at + 1)
             if at != _NONE:
-                _support(pool[at], source, calibrated(accepted, seen, bins[i], candidate.estimate))
+                _support(pool[at], source, trust[source] * believed[i])
             place[i] = at
         begin += counts[source]
     return pool[:size], place
@@ -182,7 +195,9 @@ def _set_paths(pool: Pool) -> None:
 
 
 @compiled
-def _chosen(pool: Pool, kept: Int64s, bins: Int64s, place: Int32s, expected: float, at_root: float) -> Choice:
+def _chosen(
+    pool: Pool, kept: Int64s, bins: Int64s, believed: Floats, place: Int32s, expected: float, at_root: float
+) -> Choice:
     """The kept part of the pool (ascending indices, closed under parents), renumbered."""
     number = np.full(pool.size + 1, _NONE, np.int32)
     token_ids, parents = np.empty(kept.size, np.int32), np.empty(kept.size, np.int32)
@@ -196,4 +211,4 @@ def _chosen(pool: Pool, kept: Int64s, bins: Int64s, place: Int32s, expected: flo
     for i in range(place.size):
         if place[i] != _NONE:
             node_of[i] = number[place[i]]
-    return Choice(token_ids, parents, sources, estimates, bins, node_of, expected, at_root)
+    return Choice(token_ids, parents, sources, estimates, bins, believed, node_of, expected, at_root)

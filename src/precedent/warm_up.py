@@ -16,7 +16,8 @@ from precedent.drafters.occurrences import HIT, OCCURRENCE, Weights
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall import outcomes
 from precedent.drafters.token_index import SORT_ABOVE, TokenIndex, reversed_context, sorted_segment
-from precedent.planner import Limits, Planner
+from precedent.plan import Limits
+from precedent.planner import Planner
 from precedent.target import TargetModel
 from precedent.tree import ROOT, chain
 

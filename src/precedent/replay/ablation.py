@@ -11,10 +11,12 @@ from precedent.drafters import Candidates, Drafter, DrafterParts, Drafting, Draf
 from precedent.drafters.alignment import Trail
 from precedent.drafters.recall import RecallDrafter, RecallDrafting
 from precedent.errors import ConfigError
-from precedent.planner import Plan, Planner
+from precedent.plan import Limits, Plan
+from precedent.planner import Planner
 from precedent.replay.pool import Pool
 from precedent.sampling import Coins
 from precedent.tree import CandidateTree, TreeBuilder
+from precedent.trust import Trust
 
 IDEAS = {
     "similarity": "recall without search: all completions weigh alike, but for those of the very same prompt",
@@ -23,10 +25,12 @@ IDEAS = {
     "anchors": "nothing from recall before the answer's first token",
     "holes": "no way back into a completion after a name or number differed",
     "calibration": "estimates as shipped, nothing learned",
+    "trust": "every source is believed alike in every request, whatever became there of what it proposed",
 }
 """What can be left out beside a whole drafter, which goes by its name."""
 
-_IDEAS_OF_RECALL = frozenset(IDEAS) - {"calibration"}
+_IDEAS_OF_PLANNING = {"calibration", "trust"}
+_IDEAS_OF_RECALL = frozenset(IDEAS) - _IDEAS_OF_PLANNING
 
 
 def check(ablate: Sequence[str], drafters: Sequence[str]) -> None:
@@ -72,6 +76,18 @@ class FixedPlanner(Planner):
 
     def observe(self, plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:
         """Learn nothing."""
+
+
+class BelievingPlanner(Planner):
+    """Plans as if nothing were known of the request at hand."""
+
+    def plan(self, candidates: Sequence[Candidates], behind: Mapping[str, int], limits: Limits) -> Plan:
+        """As everywhere, with a new request's trust."""
+        return super().plan(candidates, behind, replace(limits, trust=Trust()))
+
+
+PLANNERS: dict[str, type[Planner]] = {"calibration": FixedPlanner, "trust": BelievingPlanner}
+"""Who plans without an idea, where not `Planner` does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ from precedent.calibration import Reliability
 from precedent.compiled import Floats
 from precedent.config import SamplingParams
 from precedent.drafters.base import Drafter, Drafting, DraftRequest
-from precedent.planner import Limits, Plan, Planner
+from precedent.plan import Limits, Plan
+from precedent.planner import Planner
 from precedent.replay.turns import Turn
 from precedent.tree import ROOT, CandidateTree
+from precedent.trust import Trust
 
 
 class Contender(Protocol):
@@ -43,7 +45,7 @@ class Drafted:
         self._end_ids = frozenset({end_id})
         self.reliability = Reliability()
         self._draftings: list[Drafting] = []
-        self._plan, self._tree = Plan(), CandidateTree()
+        self._plan, self._tree, self._trust = Plan(), CandidateTree(), Trust()
 
     @property
     def estimates(self) -> Floats:
@@ -52,6 +54,7 @@ class Drafted:
 
     def begin(self, turn: Turn) -> None:
         """Begin all drafters."""
+        self._trust = Trust()
         request = DraftRequest(
             self.name,
             turn.prompt_ids,
@@ -65,7 +68,8 @@ class Drafted:
     def propose(self) -> CandidateTree:
         """Match and plan."""
         candidates = [drafting.match(self._budget) for drafting in self._draftings]
-        self._plan = self.planner.plan(candidates, {}, Limits(self._budget, 0, self._budget, self._end_ids))
+        limits = Limits(self._budget, 0, self._budget, self._end_ids, trust=self._trust)
+        self._plan = self.planner.plan(candidates, {}, limits)
         self._tree = self._plan.builder.build()
         return self._tree
 

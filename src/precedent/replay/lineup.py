@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from precedent.drafters.base import Drafter
 from precedent.planner import Planner
 from precedent.replay import arctic
-from precedent.replay.ablation import DrafterShelf, FixedPlanner, check
+from precedent.replay.ablation import PLANNERS, DrafterShelf, check
 from precedent.replay.baselines import PromptLookup, SuffixDecoding, SuffixTree
 from precedent.replay.contenders import Contender, Drafted
 from precedent.replay.pool import Pool
@@ -84,7 +84,7 @@ def _ours(
     drafters = shelf.take(names or settings.drafters, without)
     if not drafters:
         return []
-    planner = (FixedPlanner if without == "calibration" else Planner)(cost_curve(curve))
+    planner = PLANNERS.get(without, Planner)(cost_curve(curve))
     name = f"without {without}" if without else "+".join(drafter.name for drafter in drafters)
     label = _label(name, settings, budget, curve)
     return [Entry(label, _drafted(label, drafters, planner, budget, end_id), budget, curve, without, whole)]

@@ -1,0 +1,80 @@
+"""What a request knows of its sources: the formula, who is believed less and where, and that it passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from precedent.cost_curve import CostCurve
+from precedent.drafters.base import Candidates
+from precedent.plan import Limits
+from precedent.planner import Planner
+from precedent.tree import ROOT
+from precedent.trust import REMEMBERED, STRENGTH, Trust, outcomes_by_source
+
+ROOMY = Limits(max_nodes=32, max_draws=0, max_depth=40, end_token_ids=frozenset())
+
+
+def test_a_factor_is_what_came_over_what_was_expected_and_no_more_than_one() -> None:
+    trust = Trust()
+    assert trust.factors(["new"]).tolist() == [1.0]
+    trust.learn(["poor", "good"], np.array([[3.0, 1.0, 0.5], [1.0, 5.0, 1.0]]))
+    expected = (1.0 + STRENGTH) / (3.0 + STRENGTH)
+    assert trust.factors(["poor", "new", "good"]).tolist() == pytest.approx([expected, 1.0, 1.0])
+    trust.learn(["poor"], np.array([[1.0, 0.0, 0.5]]))
+    assert trust.factors(["poor"])[0] == pytest.approx((0.5 + STRENGTH) / (2.5 + STRENGTH))
+
+
+def test_only_candidates_below_accepted_nodes_are_counted_for_their_own_source() -> None:
+    """Of the first of two one is accepted, one refused beside it, one hangs below the refused, one became no node."""
+    nodes, parents = np.array([0, 1, 2, -1, 0], dtype=np.int32), np.array([ROOT, ROOT, 1], dtype=np.int32)
+    verdict = np.array([1.0, 0.0, 0.0, 1.0])  # the last place is the root's
+    believed, counts = np.array([0.5, 0.25, 0.9, 0.9, 0.75]), np.array([4, 1])
+    first, second = outcomes_by_source(believed, counts, nodes, parents, verdict)
+    assert first.tolist() == pytest.approx([0.5 * REMEMBERED + 0.25, REMEMBERED, REMEMBERED**2])
+    assert second.tolist() == pytest.approx([0.75, 1.0, REMEMBERED])
+
+
+def curve() -> CostCurve:
+    cost = CostCurve()
+    for width, milliseconds in {1: 10.0, 8: 12.0, 32: 20.0}.items():
+        cost.observe(width, milliseconds)
+    return cost
+
+
+def nodes_proposed(planner: Planner, trust: Trust, first_bin: int, accepted: bool, source: str = "memory") -> int:
+    """A step with a chain of six candidates, of kinds that nobody has seen: how many were thought worth their rows."""
+    chain = [(10 + at, at - 1 if at else ROOT, 0.8, first_bin + at) for at in range(6)]
+    plan = planner.plan([Candidates.of(source, chain)], {}, replace(ROOMY, trust=trust))
+    tree = plan.builder.build()
+    planner.observe(plan, tree, range(len(tree)) if accepted else ())
+    return len(tree)
+
+
+def test_a_source_that_is_wrong_in_a_request_is_doubted_there_whatever_kind_it_proposes_next() -> None:
+    """No bin is seen twice, so that the calibration learns nothing of it; another request believes as ever."""
+    planner, misled = Planner(curve()), Trust()
+    widths = [nodes_proposed(planner, misled, 10 * step, accepted=False) for step in range(30)]
+    assert widths[0] == 6
+    assert max(widths[10:]) <= 1
+    believing = [nodes_proposed(planner, Trust(), 300 + 10 * step, accepted=False) for step in range(30)]
+    assert set(believing) == {6}, "the control"
+    assert nodes_proposed(planner, misled, 900, accepted=False, source="another") == 6
+    assert nodes_proposed(planner, Trust(), 1000, accepted=True) == 6
+
+
+def test_doubt_passes_when_a_source_is_right_again() -> None:
+    """Where a row costs nothing, what is doubted is still tried, and may show that it is right."""
+    free, trust = CostCurve(), Trust()
+    for width in (1, 32):
+        free.observe(width, 10.0)
+    planner = Planner(free)
+    for step in range(20):
+        nodes_proposed(planner, trust, 10 * step, accepted=False)
+    doubted = trust.factors(["memory"])[0]
+    for step in range(20, 40):
+        nodes_proposed(planner, trust, 10 * step, accepted=True)
+    assert doubted < 0.3
+    assert trust.factors(["memory"])[0] > 0.9
