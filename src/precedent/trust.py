@@ -29,7 +29,7 @@ class Trust:
     """One request's experience with each source; without any, everybody is believed."""
 
     def __init__(self) -> None:
-        self._of: dict[str, Floats] = {}
+        self._of: dict[str, tuple[float, float]] = {}  # expected, accepted
 
     def factors(self, sources: Sequence[str]) -> Floats:
         """How far to believe each of these sources, `[num_sources]` in (0, 1]."""
@@ -37,13 +37,13 @@ class Trust:
 
     def learn(self, sources: Sequence[str], outcomes: Floats) -> None:
         """Take in what `outcomes_by_source` counted."""
-        for source, (expected, accepted, remembered) in zip(sources, outcomes, strict=True):
-            before = self._of.get(source, np.zeros(2))
-            self._of[source] = before * remembered + (expected, accepted)
+        for source, (expected, accepted, remembered) in zip(sources, outcomes.tolist(), strict=True):
+            before = self._of.get(source, (0.0, 0.0))
+            self._of[source] = before[0] * remembered + expected, before[1] * remembered + accepted
 
     def _factor(self, source: str) -> float:
-        known = self._of.get(source)
-        return 1.0 if known is None else min(1.0, float((known[1] + STRENGTH) / (known[0] + STRENGTH)))
+        expected, accepted = self._of.get(source, (0.0, 0.0))
+        return min(1.0, (accepted + STRENGTH) / (expected + STRENGTH))
 
 
 @compiled
