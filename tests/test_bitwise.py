@@ -318,9 +318,22 @@ def test_who_finds_no_place_in_forwards_of_one_size_is_refused_and_the_next_is_s
         assert [len(one.result().token_ids) for one in running] == [4] * 6
 
 
+def test_an_answer_that_grows_beyond_its_prompts_place_has_one_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests that fill the arena together, and a third that waits: nobody moves, nobody fails."""
+    go_without_kernels(monkeypatch)
+    static = StaticSettings(arena_tokens=2048, capture=False)
+    target = TargetModel(model(max_position_embeddings=1024), bitwise=True, static=static)
+    engine, growing = Engine(target, byte_tokenizer(), name="m", bitwise=True), SamplingParams(max_tokens=40)
+    with closing(engine):
+        running = [engine.submit(tokens(740, seed=seed), growing, speculation=PLAIN) for seed in (1, 2, 1)]
+        first, _, again = [one.result() for one in running]
+    assert len(first.token_ids) == 40
+    assert first.token_ids == again.token_ids
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_on_cuda_bits_are_the_same_or_the_model_is_refused(dtype: torch.dtype) -> None:
+def test_on_cuda_a_tree_gives_the_bits_of_plain_decoding(dtype: torch.dtype) -> None:
     """With graphs and our kernels; prompts beyond a piece of keys and beyond a bucket."""
     chosen = tiny_causal_lm("llama", dtype=dtype, hidden_size=256, head_dim=64, max_position_embeddings=4096).cuda()
     target = TargetModel(chosen, bitwise=True, static=StaticSettings(arena_tokens=16 * 1024))

@@ -16,6 +16,7 @@ from precedent.draw_gate import TRIAL_DRAWS, TRIAL_STEPS, DrawGate
 from precedent.plan import Limits
 from precedent.planner import Planner
 from precedent.tree import ROOT, CandidateTree, Drawn
+from precedent.trust import Trust
 
 ROOMY = Limits(max_nodes=32, max_draws=6, max_depth=40, end_token_ids=frozenset())
 
@@ -121,13 +122,13 @@ def test_outcomes_teach_the_planner_whom_to_believe() -> None:
     """A drafter that claims much and is always wrong is no longer verified where width costs."""
     planner = Planner(curve(w1=10.0, w2=12.0, w32=40.0))
     liar = candidates((ROOT, 1, 0.95), source="liar")
-    assert len(chosen(planner, liar)) == 1
-    for _ in range(60):
-        plan = planner.plan([liar], {}, ROOMY)
+    assert len(chosen(planner, liar, limits=replace(ROOMY, trust=Trust()))) == 1
+    for _ in range(60):  # each in a request of its own, which knows nothing of the others
+        plan = planner.plan([liar], {}, replace(ROOMY, trust=Trust()))
         tree = plan.builder.build()
         planner.observe_forward(len(tree) + 1, 12.0 if len(tree) else 10.0)
         planner.observe(plan, tree, ())
-    assert len(chosen(planner, liar)) == 0
+    assert len(chosen(planner, liar, limits=replace(ROOMY, trust=Trust()))) == 0
 
 
 def test_a_draft_model_that_does_not_pay_costs_hardly_anything() -> None:

@@ -124,6 +124,7 @@ def test_every_idea_can_be_left_out_and_costs_where_it_counts(log: Path) -> None
     assert left["anchors"] < 0.97
     assert left["holes"] < 0.99
     assert left["calibration"] != 1.0
+    assert left["trust"] != 1.0
     assert (
         found["without exact"]["kinds"]["exact_repeats"]["tokens_per_step"]
         < (found["recall+prompt"]["kinds"]["exact_repeats"]["tokens_per_step"])

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from precedent.config import SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
+from precedent.decode import step
 from precedent.drafters.base import Candidates
 from precedent.plan import Limits
 from precedent.planner import Planner
-from precedent.tree import ROOT
+from precedent.sampling import Coins
+from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.target import TargetModel
+from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.tree import ROOT, TreeBuilder
 from precedent.trust import REMEMBERED, STRENGTH, Trust, outcomes_by_source
 
 ROOMY = Limits(max_nodes=32, max_draws=0, max_depth=40, end_token_ids=frozenset())
@@ -25,6 +33,9 @@ def test_a_factor_is_what_came_over_what_was_expected_and_no_more_than_one() -> 
     assert trust.factors(["poor", "new", "good"]).tolist() == pytest.approx([expected, 1.0, 1.0])
     trust.learn(["poor"], np.array([[1.0, 0.0, 0.5]]))
     assert trust.factors(["poor"])[0] == pytest.approx((0.5 + STRENGTH) / (2.5 + STRENGTH))
+    for _ in range(500):  # steps in which nothing of it was judged
+        trust.learn(["poor"], np.array([[0.0, 0.0, 1.0]]))
+    assert trust.factors(["poor"])[0] == pytest.approx(1.0, abs=1e-3)
 
 
 def test_only_candidates_below_accepted_nodes_are_counted_for_their_own_source() -> None:
@@ -71,10 +82,54 @@ def test_doubt_passes_when_a_source_is_right_again() -> None:
     for width in (1, 32):
         free.observe(width, 10.0)
     planner = Planner(free)
-    for step in range(20):
-        nodes_proposed(planner, trust, 10 * step, accepted=False)
+    for number in range(20):
+        nodes_proposed(planner, trust, 10 * number, accepted=False)
     doubted = trust.factors(["memory"])[0]
-    for step in range(20, 40):
-        nodes_proposed(planner, trust, 10 * step, accepted=True)
+    for number in range(20, 40):
+        nodes_proposed(planner, trust, 10 * number, accepted=True)
     assert doubted < 0.3
     assert trust.factors(["memory"])[0] > 0.9
+
+
+def test_a_request_takes_its_experience_from_step_to_step() -> None:
+    """Through the decode loop: a drafter that is always wrong is doubted in its own request and in no other."""
+    target, planner = TargetModel(tiny_causal_lm(dtype=torch.float64)), Planner(curve())
+    sequences = [sequence_on(target, source) for source in ("wrong", "silent")]
+    for _ in range(6):
+        step(sequences, target, planner)
+    assert [one.error for one in sequences] == [None, None]
+    assert sequences[0].trust.factors(["wrong"])[0] < 0.6
+    assert sequences[1].trust.factors(["wrong", "silent"]).tolist() == [1.0, 1.0]
+
+
+class Wrong:
+    """Proposes what the target never says, at kinds that nobody has seen; `silent` proposes nothing."""
+
+    behind = 0
+
+    def __init__(self, source: str) -> None:
+        self.source, self.kind = source, 0
+
+    def match(self, budget: int) -> Candidates:
+        self.kind += 1
+        return Candidates.of(self.source, [(3, ROOT, 0.9, self.kind)] if self.source == "wrong" else [])
+
+    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
+        """Nothing is drawn."""
+
+    def committed(self, token_ids: Sequence[int]) -> None:
+        """Nothing is learned."""
+
+    def end(self) -> None:
+        """Nothing is held."""
+
+
+def sequence_on(target: TargetModel, source: str) -> DecodingSequence:
+    slot = target.new_slot()
+    target.prefill(slot, [5, 6, 7])
+    banned = SamplingParams(temperature=0.0, max_tokens=40)
+    return DecodingSequence(
+        slot=slot, sampling=banned, speculation=SpeculationConfig(), mode="greedy", coins_of=entropy_coins(1),
+        end_token_ids=frozenset(), max_tokens=40, draftings={source: Wrong(source)},
+        shape=lambda output, row: row.index_fill(0, torch.tensor([3]), -torch.inf),
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor
 from precedent.drafting import Draft, draft_all
 from precedent.errors import PrecedentError
 from precedent.failures import as_ours
-from precedent.judging import Judgement, judge_all
+from precedent.judging import Judgement, judge_all, on_accelerator
 from precedent.logprobs import TokenLogprob, logprobs_of
 from precedent.pearl import Pearl, wait_for
 from precedent.planner import Planner
@@ -51,7 +51,7 @@ def _advance(drafts: Sequence[Draft], target: TargetModel, planner: Planner, pea
         return
     judged_from = perf_counter()
     judgements = judge_all(drafts, scored)
-    if any(judgement.unread is not None for judgement in judgements):
+    if any(map(on_accelerator, scored)):
         seconds += perf_counter() - judged_from  # a GPU had not begun when `score` returned: now its numbers were read
     if drafts:
         planner.observe_forward(sum(len(draft.tree) + 1 for draft in drafts), seconds * 1e3)

@@ -260,13 +260,14 @@ class Engine:
     def _kv_bytes(
         self, prompt_tokens: int, max_tokens: int, speculation: SpeculationConfig, drafters: dict[str, Drafter]
     ) -> int:
-        """Keys and values of a whole request, its draft model's included. Raises CapacityError if they never fit."""
+        """Keys and values of a whole request; a draft model's too, unless it has an arena. Raises CapacityError."""
         tree = speculation.max_nodes + speculation.max_draws if drafters else 0
         num_tokens = min(prompt_tokens + max_tokens, self.context_length) + tree + 1
         num_bytes = self.target.kv_bytes(num_tokens)
-        if self._parts.draft_model is not None and not self._parts.early_exit and DRAWING in drafters:
+        draft = None if self._parts.early_exit else self._parts.draft_model
+        if draft is not None and draft.static is None and DRAWING in drafters:
             ahead = speculation.max_draws + 1 if self._pearl is not None else 0
-            num_bytes += self._parts.draft_model.kv_bytes(num_tokens + ahead)
+            num_bytes += draft.kv_bytes(num_tokens + ahead)
         self.admission.check(num_bytes, prompt_tokens, max_tokens)
         return num_bytes
 

@@ -49,8 +49,9 @@ def on_accelerator(logits: Tensor) -> bool:
 
 def _judge(draft: Draft, logits: Tensor) -> Judgement:
     sequence, tree, mode = draft.sequence, draft.tree, draft.sequence.mode
-    alone = sequence.stats.bitwise and mode == "coupled"  # sums over a row may hang on how many rows there are
-    at_once = on_accelerator(logits) and not alone
+    at_once = on_accelerator(logits)
+    if at_once and sequence.stats.bitwise and mode == "coupled":
+        logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not the same bits every time
     rows = TargetRows(logits, tree, sequence.sampling, sequence.output_ids, sequence.shape, at_once=at_once)
     if at_once and mode in LAZY and not sequence.draws_at_hand and isinstance(coins := sequence.coins(), KnownCoins):
         ahead = VerdictAhead(tree, rows, coins, mode)

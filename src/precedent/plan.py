@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from precedent.compiled import Floats, Int64s
+from precedent.compiled import Floats, Int32s, Int64s
 from precedent.tree import TreeBuilder
 from precedent.tree_plan import Choice
-from precedent.trust import Trust
+from precedent.trust import Trust, outcomes_by_source
 
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -53,7 +53,13 @@ class Plan:
     expected_tokens: float = 1.0
     trust: Trust = field(default_factory=Trust)
 
+    def learn(self, parents: Int32s, verdict: Floats) -> None:
+        """Let the request know what came of each drafter's candidates (see `learn_from_verdict`)."""
+        if self.choice is not None:
+            outcomes = outcomes_by_source(self.choice.believed, self.counts, self.choice.node_of, parents, verdict)
+            self.trust.learn(self.names, outcomes)
+
     @property
     def estimates(self) -> Floats:
         """Probabilities of the points being accepted once their parents are, `[num_points]`."""
-        return _NONE.astype(np.float64) if self.choice is None else self.choice.estimates
+        return np.empty(0) if self.choice is None else self.choice.estimates

@@ -21,7 +21,6 @@ from precedent.draw_gate import FAR_BEHIND, DrawGate
 from precedent.plan import Limits, Plan
 from precedent.tree import ROOT, CandidateTree
 from precedent.tree_plan import BEST, BEST_BITS, Choice, choose_points
-from precedent.trust import outcomes_by_source
 
 MARGIN = 1.02
 """By how much draws must seem to pay before they are made: estimates err, and the steps they cost do not."""
@@ -224,14 +223,14 @@ class Planner:
         verdict = np.zeros(len(tree) + 1)
         verdict[[*path, ROOT]] = 1.0
         if plan.choice is not None:
-            self._learn_from_points(plan, plan.choice, np.array(tree.parents, dtype=np.int32), verdict)
+            parents = np.array(tree.parents, dtype=np.int32)
+            plan.learn(parents, verdict)
+            self.calibrate(plan.choice, parents, verdict)
         for source in plan.draws:
             self._learn_from_draws(source, tree, verdict, plan.builder.runners_up)
 
-    def _learn_from_points(self, plan: Plan, choice: Choice, parents: Int32s, verdict: Floats) -> None:
-        """What is known of candidates of their kind, in all requests, and of their drafters in this one."""
-        outcomes = outcomes_by_source(choice.believed, plan.counts, choice.node_of, parents, verdict)
-        plan.trust.learn(plan.names, outcomes)
+    def calibrate(self, choice: Choice, parents: Int32s, verdict: Floats) -> None:
+        """Learn what candidates of these kinds are worth, in all requests."""
         learned = self.calibration
         learn_from_verdict(learned.accepted, learned.seen, choice.bins, choice.node_of, parents, verdict)
 

@@ -22,7 +22,10 @@ STRENGTH = 2.0
 """Expected acceptances that may fail to come before a source is believed half."""
 
 REMEMBERED = 0.98
-"""What counts of the outcomes before, each time that a candidate is judged: the text of an answer changes too."""
+"""What counts of the outcomes before, each time that a candidate is judged: the text of an answer changes too.
+
+So it does in a step in which none was judged, or a source that nobody asks any more would be doubted for ever.
+"""
 
 
 class Trust:
@@ -38,8 +41,8 @@ class Trust:
     def learn(self, sources: Sequence[str], outcomes: Floats) -> None:
         """Take in what `outcomes_by_source` counted."""
         for source, (expected, accepted, remembered) in zip(sources, outcomes.tolist(), strict=True):
-            before = self._of.get(source, (0.0, 0.0))
-            self._of[source] = before[0] * remembered + expected, before[1] * remembered + accepted
+            before, kept = self._of.get(source, (0.0, 0.0)), min(remembered, REMEMBERED)
+            self._of[source] = before[0] * kept + expected, before[1] * kept + accepted
 
     def _factor(self, source: str) -> float:
         expected, accepted = self._of.get(source, (0.0, 0.0))

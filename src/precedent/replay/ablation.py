@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from precedent.at_once import AtOnce
 from precedent.cache.records import Hit, StoredCompletion
+from precedent.compiled import Floats, Int32s
 from precedent.drafters import Candidates, Drafter, DrafterParts, Drafting, DraftRequest, load_drafters
 from precedent.drafters.alignment import Trail
 from precedent.drafters.recall import RecallDrafter, RecallDrafting
@@ -15,7 +16,8 @@ from precedent.plan import Limits, Plan
 from precedent.planner import Planner
 from precedent.replay.pool import Pool
 from precedent.sampling import Coins
-from precedent.tree import CandidateTree, TreeBuilder
+from precedent.tree import TreeBuilder
+from precedent.tree_plan import Choice
 from precedent.trust import Trust
 
 IDEAS = {
@@ -74,7 +76,7 @@ class DrafterShelf:
 class FixedPlanner(Planner):
     """Plans with the estimates that drafters ship."""
 
-    def observe(self, plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:
+    def calibrate(self, choice: Choice, parents: Int32s, verdict: Floats) -> None:
         """Learn nothing."""
 
 

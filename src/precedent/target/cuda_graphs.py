@@ -143,8 +143,9 @@ class CudaCapturer:
 
     def forget(self) -> None:
         """Take another pool, and give the memory of the former one back."""
-        self._pool = torch.cuda.graph_pool_handle()
-        torch.cuda.empty_cache()
+        with _ONE_AT_A_TIME:
+            self._pool = torch.cuda.graph_pool_handle()
+            torch.cuda.empty_cache()
 
     def _warm_up(self, run: Run, shape: StaticShape) -> None:
         current = torch.cuda.current_stream(self._device)

@@ -52,6 +52,11 @@ class BlockArena:
                 return Region(self, start, rows)
         return None
 
+    def has_room(self, rows: int) -> bool:
+        """Whether `take` would find a region of so many rows."""
+        self._settle()
+        return any(length >= rows for _, length in self._free)
+
     def rows_of(self, region: Region) -> tuple[Tensor, Tensor]:
         """Its keys `[num_layers, heads, rows, key_dim]` and values, in place."""
         return self.keys.narrow(2, region.start, region.rows), self.values.narrow(2, region.start, region.rows)
@@ -83,6 +88,10 @@ class KVArena:
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         return sum(block.keys.nbytes + block.values.nbytes for block in self.lent)
+
+    def has_room(self, rows: int) -> bool:
+        """Whether a sequence of so many rows finds a place in every block."""
+        return all(block.has_room(rows) for block in self.lent)
 
     def layer(self, index: int) -> tuple[int, Tensor, Tensor]:
         """The number among `lent` of the block that a layer is in, and its keys `[heads, rows, dim]` and values."""

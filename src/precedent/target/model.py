@@ -111,6 +111,11 @@ class TargetModel:
         return self._runner.most_rows
 
     @property
+    def keeps_to_arena(self) -> bool:
+        """Whether sequences without a place in the arena are refused: computed otherwise they would round otherwise."""
+        return self.bitwise and self.static is not None
+
+    @property
     def device(self) -> torch.device:
         """Where input ids go."""
         return self._runner.device

@@ -9,6 +9,8 @@ prompt and alone, as long as products of one fixed size do (decision 0022).
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -30,11 +32,12 @@ def ordered(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale
     """As every variant of `split_attention`, in torch's own operations: the reference. Every row reads its own copy."""
     (_, heads, num_rows, dim), kv_heads = query.shape, keys.shape[0]
     own = query[0].view(kv_heads, heads // kv_heads, num_rows, dim).transpose(1, 2)
-    summed = Partial(own.new_zeros(()), own.new_zeros(()))
-    for first in range(0, rows.longest, PIECE):
+
+    def piece(first: int) -> Partial:
         places, seen = _piece(rows, first)
-        part = attend(own, keys[:, places], values[:, places], seen[:, None], scale)
-        summed = merge(summed, part) if first else part
+        return attend(own, keys[:, places], values[:, places], seen[:, None], scale)
+
+    summed = reduce(merge, map(piece, range(0, rows.longest, PIECE)))
     return summed.output.to(query.dtype).transpose(0, 1).reshape(1, num_rows, heads, -1)
 
 

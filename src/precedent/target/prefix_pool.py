@@ -49,13 +49,16 @@ class PrefixPool:
         """Bytes that the idle slots hold."""
         return sum(idle.nbytes for idle in self._idle)
 
-    def acquire(self, tenant: str, prompt_ids: Sequence[int]) -> Slot:
+    def acquire(self, tenant: str, prompt_ids: Sequence[int], room: int | None = None) -> Slot:
         """A slot that holds as much of the prompt as any of the tenant's slots does; it is no longer idle.
+
+        A copy gets `room` for so many tokens (None: for the prompt).
 
         An idle slot that the prompt continues is taken over. One that it merely resembles (another conversation under
         the same system prompt) or that is in use is forked, so that its own conversation finds it as it was.
         """
-        slot = self._best(tenant, np.asarray(prompt_ids[:-1], dtype=np.int64), len(prompt_ids))
+        room = len(prompt_ids) if room is None else room
+        slot = self._best(tenant, np.asarray(prompt_ids[:-1], dtype=np.int64), room)
         self._in_use[slot] = tenant
         return slot
 

@@ -45,7 +45,8 @@ class StaticSettings:
     """How forwards of fixed size are run.
 
     `arena_tokens` is the room for tokens of all sequences together (None: half of the memory that is free); what does
-    not fit is computed without; `most_tokens` bounds either. `attention` is a variant of `split_attention` or "auto".
+    not fit is computed without (with `bitwise` it is refused); `most_tokens` bounds either. `attention` is "auto" or a
+    variant of `split_attention`, with `bitwise` of `ordered_attention`.
     Without `capture` no graphs are made, which is how a CPU runs the same code; `max_graphs` and `max_graph_bytes`
     bound them.
     """
@@ -120,7 +121,7 @@ class StaticRunner:
 
     def shape_for(self, sequences: Sequence[Rows]) -> StaticShape | None:
         """The size that these rows are computed in, None where they fit in none."""
-        return shape_for(sequences, self._every_rows or 1)
+        return shape_for(sequences, self._every_rows)
 
     def _check_optional(self, sequences: Sequence[Rows]) -> None:
         """Raise OutOfMemory for rows that nobody else may compute."""

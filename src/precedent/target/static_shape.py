@@ -40,13 +40,14 @@ class StaticShape(NamedTuple):
     longest: int
 
 
-def shape_for(sequences: Sequence[Rows], least_rows: int = 1) -> StaticShape | None:
-    """The smallest size that holds these rows and `least_rows`, None where none does."""
+def shape_for(sequences: Sequence[Rows], every_rows: int | None = None) -> StaticShape | None:
+    """The smallest size that holds these rows, None where none does; with `every_rows` all have so many and as wide."""
     counts = [len(rows) for rows in sequences]
     if sum(counts) > ROWS[-1] or max(counts) > MOST_WIDTH:
         return None
-    keys, rows = max(one.kv.length + len(one) for one in sequences), _up(max(sum(counts), least_rows))
-    shape = StaticShape(rows, _power(len(counts)), _up(max(counts)), max(LEAST_KEYS, _power(keys)))
+    keys = max(LEAST_KEYS, _power(max(one.kv.length + len(one) for one in sequences)))
+    rows, width = every_rows or _up(sum(counts)), every_rows or _up(max(counts))
+    shape = StaticShape(rows, _power(len(counts)), width, keys)
     places = shape.sequences * shape.width
     return shape if places <= MOST_PLACES and places * shape.width <= MOST_MASKED else None
 

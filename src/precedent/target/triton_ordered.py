@@ -44,12 +44,13 @@ def attend_piece(
     kv_head, place = tl.program_id(1).to(tl.int64), tl.arange(0, TILE)
     if SHARED:
         sequence, piece = tl.program_id(0), tl.program_id(2) % pieces
-        place += tl.program_id(2) // pieces * TILE
-        within, group = place % WIDTH, place // WIDTH
-        there = (group < GROUP) & (within < tl.load(counts + sequence))
-        length = tl.load(lengths + sequence)
+        first_place = tl.program_id(2) // pieces * TILE
+        place += first_place
+        within, group = place // GROUP, place % GROUP
+        count, length = tl.load(counts + sequence), tl.load(lengths + sequence)
+        there = within < count
         end = (piece + 1) * PIECE
-        if end > length:
+        if (end > length) | (first_place >= count * GROUP):
             return
     else:
         slot = tl.load(slot_of + tl.program_id(0))

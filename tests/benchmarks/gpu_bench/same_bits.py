@@ -20,8 +20,8 @@ Row = dict[str, Any]
 
 def bitwise_times(setting: Setting) -> Iterator[Row]:
     """Steps of so many tokens and a prompt, with the promise and without; then texts, drafted and not."""
-    tokens = 8192 if setting.small else 20 * 1024
-    static = StaticSettings(arena_tokens=tokens, capture=setting.on_cuda)
+    room = 8192 if setting.small else 64 * 1024
+    static = StaticSettings(arena_tokens=room, capture=setting.on_cuda)
     target = TargetModel(setting.model, bitwise=True, static=static)
     for length in lengths(setting):
         for tokens in TOKENS:
