@@ -209,8 +209,8 @@ def test_on_cuda_a_step_waits_once(sampling: SamplingParams, monkeypatch: pytest
         played(target, sampling)
     running = sequences(target, sampling, 3)
     monkeypatch.setattr(judging, "read_together", allowed(read_together))
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for _ in range(4):
             step(running, target, planner)
     finally:

@@ -279,7 +279,7 @@ from triton.compiler import ASTSource, compile
 from precedent.target.triton_attention import attend_part
 
 sizes = dict.fromkeys(("DIM", "VALUE_DIM", "DIM_BLOCK", "VALUE_BLOCK"), 128)
-sizes |= dict(KV_HEADS=8, GROUP=4, WIDTH=16, PARTS=34, TILE=64, KEYS=64)
+sizes |= dict(KV_HEADS=8, GROUP=4, WIDTH=16, TILE=64, KEYS=64)
 kinds = dict.fromkeys(("query", "keys", "values"), "*bf16") | dict.fromkeys(("outputs", "lses"), "*fp32")
 kinds |= dict.fromkeys(("first_rows", "counts", "starts", "lengths"), "*i64") | {"ancestors": "*u8", "scale": "fp32"}
 names = attend_part.arg_names

@@ -124,8 +124,8 @@ def test_a_row_behind_a_forbidden_token_fails_nobody(mode: str, params: Sampling
 def test_on_cuda_the_device_is_waited_for_only_when_the_walk_reads(lazy: bool) -> None:
     """CUDA itself raises an error at any earlier wait; the numbers equal those of the CPU."""
     tree, rows = large_tree(50_000, device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         weights = BatchedWeights(tree, rows, lazy=lazy)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -143,8 +143,8 @@ def test_on_cuda_logits_become_a_verdict_as_on_a_cpu(mode: str) -> None:
     logits = torch.randn(len(tree) + 1, 5_000, generator=torch.Generator().manual_seed(2)).mul(4).cuda()
     params = SamplingParams(temperature=0.0 if mode == "greedy" else 0.7, top_p=0.95)
     rows = TargetRows(logits, tree, params)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         decide = prepare(tree, rows, mode, batched=mode != "greedy")
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -129,8 +129,9 @@ class EngineLimits(_FromDict):
     `max_running`: requests that are prefilled or decoded at once. `max_kv_bytes`: keys and values of all of them, each
     with room for its whole answer and its largest tree, and of idle conversations, which give way first; None is half
     of the free memory when the engine starts (on an accelerator four fifths; with `bitwise` there, the arena of
-    docs/gpu.md). `max_idle_kv_bytes`: how much of that idle conversations may take. `prefill_tokens_per_round`: prompt tokens computed between two steps of the requests
-    that are being answered: fewer keep their streams even, more bring a new request's first token sooner.
+    docs/gpu.md). `max_idle_kv_bytes`: how much of that idle conversations may take. `prefill_tokens_per_round`: prompt
+    tokens computed between two steps of the requests that are being answered: fewer keep their streams even, more bring
+    a new request's first token sooner.
     Raises ConfigError when a value is out of its range.
     """
 

@@ -78,19 +78,26 @@ class GraphStore:
         if shape in self._without or shape not in self._seen:
             self._seen.add(shape)
             return None
-        if len(self._graphs) >= self._max_graphs:
-            self._graphs.popitem(last=False)
+        self._make_room()
         try:
-            replay = self._capturer.capture(self._run, shape)
-        except RuntimeError as error:  # out of memory, or an operation that a capture forbids
-            log.warning("no CUDA graph for %s, it runs without: %s", shape, str(error).splitlines()[0])
+            self._graphs[shape] = self._capturer.capture(self._run, shape)
+        except Exception as error:  # out of memory, a forbidden operation, Triton's own: run as it is, it will show
+            log.warning("no CUDA graph for %s, it runs without: %s", shape, next(iter(str(error).splitlines()), ""))
             self._without.add(shape)
             return None
-        self._graphs[shape] = replay
-        self._nbytes += replay.nbytes
+        nbytes = self._graphs[shape].nbytes
+        self._nbytes += nbytes
         if self._nbytes > self._max_bytes:
-            self._start_over(shape, replay.nbytes)
+            self._start_over(shape, nbytes)
         return self._graphs.get(shape)
+
+    def _make_room(self) -> None:
+        """Drop the least recently used graph if there are too many; its size must come twice again to get one."""
+        if len(self._graphs) < self._max_graphs:
+            return
+        self._seen.discard(self._graphs.popitem(last=False)[0])
+        if not self._graphs:  # and with the last one went the memory that they shared
+            self._capturer.forget()
 
     def _start_over(self, shape: StaticShape, nbytes: int) -> None:
         """Drop all graphs; a size that takes too much by itself gets none again."""
@@ -133,13 +140,20 @@ class CudaCapturer:
         Other threads may go on using CUDA meanwhile.
         """
         with _ONE_AT_A_TIME, torch.cuda.device(self._device):
-            self._warm_up(run, shape)
-            torch.cuda.empty_cache()  # as a capture does when it begins: what was cached must not count against it
-            before = torch.cuda.memory_reserved(self._device)
-            graph: Any = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._beside, capture_error_mode="thread_local"):
-                logits = run(shape)
-            return CapturedGraph(graph, logits, max(0, torch.cuda.memory_reserved(self._device) - before))
+            current = torch.cuda.current_stream(self._device)
+            try:
+                self._warm_up(run, shape)
+                return self._captured(run, shape)
+            finally:
+                torch.cuda.set_stream(current)  # a capture that fails leaves its own stream behind
+
+    def _captured(self, run: Run, shape: StaticShape) -> CapturedGraph:
+        torch.cuda.empty_cache()  # as a capture does when it begins: what was cached must not count against it
+        before = torch.cuda.memory_reserved(self._device)
+        graph: Any = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._beside, capture_error_mode="thread_local"):
+            logits = run(shape)
+        return CapturedGraph(graph, logits, max(0, torch.cuda.memory_reserved(self._device) - before))
 
     def forget(self) -> None:
         """Take another pool, and give the memory of the former one back."""
@@ -150,6 +164,8 @@ class CudaCapturer:
     def _warm_up(self, run: Run, shape: StaticShape) -> None:
         current = torch.cuda.current_stream(self._device)
         self._beside.wait_stream(current)
-        with torch.cuda.stream(self._beside):
-            run(shape)
-        current.wait_stream(self._beside)
+        try:
+            with torch.cuda.stream(self._beside):
+                run(shape)
+        finally:
+            current.wait_stream(self._beside)

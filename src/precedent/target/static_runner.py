@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import prod
+from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -15,8 +18,8 @@ from precedent.device_memory import free_bytes
 from precedent.errors import UnsupportedError
 from precedent.failures import OutOfMemory
 from precedent.placing import placed
-from precedent.target.cuda_graphs import CudaCapturer, GraphStore
-from precedent.target.examine import MISFITS, TEXT, observe, tolerance, tree_error
+from precedent.target.cuda_graphs import CudaCapturer, GraphStore, Run
+from precedent.target.examine import TEXT, observe, tolerance, tree_error
 from precedent.target.host_waits import HostWaits
 from precedent.target.kv_arena import KVArena
 from precedent.target.kv_cache import KVCache
@@ -55,7 +58,7 @@ class StaticSettings:
     most_tokens: int | None = None
     attention: str = "auto"
     capture: bool = True
-    max_graphs: int = 32
+    max_graphs: int = 128
     max_graph_bytes: int = 2 * 2**30
 
 
@@ -89,7 +92,8 @@ class StaticRunner:
         self.graphs: GraphStore | None = None
         if settings.capture:
             bounds = {"max_graphs": settings.max_graphs, "max_bytes": settings.max_graph_bytes}
-            self.graphs = GraphStore(self.run, CudaCapturer(device), **bounds)
+            run = _weakly(WeakMethod(self.run))  # the store must not hold the arena: engines come and go
+            self.graphs = GraphStore(run, CudaCapturer(device), **bounds)
 
     def logits(self, sequences: Sequence[Rows]) -> list[Tensor] | None:
         """Logits after every row, `[rows, vocab_size]` for each sequence; None if they fit in no size, or in no arena.
@@ -102,11 +106,16 @@ class StaticRunner:
         if shape is None:
             self._check_optional(sequences)
             return None
-        self._send(shape, sequences, found)
-        logits = self.run(shape) if self.graphs is None else self.graphs(shape)
-        self.forwards += 1
         ends = pairwise(accumulate((len(rows) for rows in sequences), initial=0))
-        return [logits[start:stop].clone() for start, stop in ends]  # the next replay overwrites what a graph wrote
+        with self._on_device():
+            self._send(shape, sequences, found)
+            logits = self.run(shape) if self.graphs is None else self.graphs(shape)
+            self.forwards += 1
+            return [logits[start:stop].clone() for start, stop in ends]  # the next replay overwrites what a graph wrote
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Triton launches on whichever device is the current one."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def run(self, shape: StaticShape, variant: Variant | None = None) -> Tensor:
         """The forward of a size over what stands in the buffers, operation by operation, `[rows, vocab_size]`.
@@ -169,7 +178,7 @@ def fitted(
         reason = _disproof(runner, static)
     except (UnsupportedError, OutOfMemory) as error:
         reason = str(error)
-    except MISFITS as misfit:
+    except Exception as misfit:  # what models raise, and what compilers do
         reason = f"{type(misfit).__name__}: {misfit}".splitlines()[0]
     if reason is not None:
         runner.static = None
@@ -197,13 +206,6 @@ def _disproof(runner: Runner, static: StaticRunner) -> str | None:
 
     They are compared thrice: the second time a size comes it is captured, the third time only replayed.
     """
-    _, expected = observe(runner)
-    for _ in range(3):
-        before, error = static.forwards, tree_error(runner, lambda: KVCache(static.arena.shape, static.arena), expected)
-        if static.forwards != before + 2:
-            return "arena_tokens leaves no room for two sequences"
-        if error > tolerance(runner.model):
-            return f"a scored tree is {error:.2g} off"
     kv = KVCache(static.arena.shape, static.arena)
     kv.reserve(1)
     alone = [chain_rows(kv, TEXT[:1])]
@@ -211,4 +213,25 @@ def _disproof(runner: Runner, static: StaticRunner) -> str | None:
     assert shape is not None
     with HostWaits() as waits:
         static.run(shape, split)  # compiled attention cannot be looked into; it is the model that is in question
-    return f"its forward makes the host wait ({waits.reasons})" if waits.names else None
+    if waits.names:  # found before anything is captured: what waits cannot be
+        return f"its forward makes the host wait ({waits.reasons})"
+    _, expected = observe(runner)
+    for _ in range(3):
+        before, error = static.forwards, tree_error(runner, lambda: KVCache(static.arena.shape, static.arena), expected)
+        if static.forwards != before + 2:
+            return "arena_tokens leaves no room for two sequences"
+        if error > tolerance(runner.model):
+            return f"a scored tree is {error:.2g} off"
+    return None
+
+
+def _weakly(method: WeakMethod[Any]) -> Run:
+    """Calls the method of an object that it does not keep."""
+
+    def run(shape: StaticShape) -> Tensor:
+        found = method()
+        assert found is not None, "its runner holds the graphs"
+        logits: Tensor = found(shape)
+        return logits
+
+    return run

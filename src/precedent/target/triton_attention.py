@@ -37,20 +37,21 @@ PROGRAMS_PER_PROCESSOR = 2
 """Parts are made until so many programs run for every multiprocessor."""
 
 
-@triton.jit
+# Sequences begin anywhere in the tensors of a step, and each further kind of number would be a kernel more to compile.
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["first_rows", "counts", "starts", "lengths"])
 def attend_part(
     query, keys, values, outputs, lses, first_rows, counts, starts, lengths, ancestors, scale,
-    query_head, query_row, key_head, key_row, value_head, value_row,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    query_head, query_row, key_head, key_row, value_head, value_row, parts,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
     DIM: tl.constexpr, VALUE_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
     TILE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """One part of one tile: writes its output, float32, and the base-2 logarithm of the sum of its weights.
 
-    `scale` has log2(e) in it; `*_head` and `*_row` are strides; the last of the `PARTS` is the tree.
+    `scale` has log2(e) in it; `*_head` and `*_row` are strides; the last of the `parts` is the tree.
     """
     sequence, kv_head = tl.program_id(0), tl.program_id(1).to(tl.int64)  # an arena may have 2**31 numbers and more
-    part, tile = tl.program_id(2) % PARTS, tl.program_id(2) // PARTS
+    part, tile = tl.program_id(2) % parts, tl.program_id(2) // parts
     count = tl.load(counts + sequence)
     if count == 0:
         return
@@ -64,10 +65,10 @@ def attend_part(
     asked = query + head * query_head + (first + row) * query_row
     q = tl.load(asked[:, None] + dims[None, :], mask=there[:, None] & (dims < DIM)[None, :], other=0.0)
 
-    if part == PARTS - 1:
+    if part == parts - 1:
         begin, end, base, masked = length * 0, count, start + length, count
     else:
-        share = tl.cdiv(tl.cdiv(length, PARTS - 1), KEYS) * KEYS
+        share = tl.cdiv(tl.cdiv(length, parts - 1), KEYS) * KEYS
         begin, end, base, masked = part * share, tl.minimum((part + 1) * share, length), start, length * 0
 
     highest = tl.full([TILE], float("-inf"), tl.float32)
@@ -100,26 +101,26 @@ def attend_part(
     some = total > 0.0
     divisor = tl.where(some, total, 1.0)
     lse = tl.where(some, highest + tl.log2(divisor), float("-inf"))
-    spot = ((sequence * KV_HEADS + kv_head) * PARTS + part) * (GROUP * WIDTH) + place
+    spot = ((sequence * KV_HEADS + kv_head) * parts + part) * (GROUP * WIDTH) + place
     tl.store(lses + spot, lse, mask=there)
     written = there[:, None] & (value_dims < VALUE_DIM)[None, :]
     tl.store(outputs + spot[:, None] * VALUE_DIM + value_dims[None, :], sums / divisor[:, None], mask=written)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["slot_of"])
 def merge_parts(
-    outputs, lses, slot_of, merged, heads,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    outputs, lses, slot_of, merged, heads, parts,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
     PARTS_BLOCK: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row of one query head, `merged` `[rows, heads, VALUE_DIM]`; a row that stands for nobody becomes 0."""
     row, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slot_of + row)
     sequence, within = tl.maximum(slot, 0) // WIDTH, tl.maximum(slot, 0) % WIDTH
-    parts, dims = tl.arange(0, PARTS_BLOCK), tl.arange(0, VALUE_BLOCK)
-    tiles = (sequence * KV_HEADS + head // GROUP) * PARTS + parts
+    part, dims = tl.arange(0, PARTS_BLOCK), tl.arange(0, VALUE_BLOCK)
+    tiles = (sequence * KV_HEADS + head // GROUP) * parts + part
     spots = tiles * (GROUP * WIDTH) + (head % GROUP) * WIDTH + within
-    lse = tl.load(lses + spots, mask=parts < tl.where(slot >= 0, PARTS, 0), other=float("-inf"))
+    lse = tl.load(lses + spots, mask=part < tl.where(slot >= 0, parts, 0), other=float("-inf"))
     highest = tl.max(lse, 0)
     weights = tl.exp2(lse - tl.where(highest == float("-inf"), 0.0, highest))
     total = tl.sum(weights, 0)
@@ -159,17 +160,17 @@ def attend_by_kernel(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRo
     merged = torch.empty((1, num_rows, heads, value_dim), dtype=query.dtype, device=device)
     if query.stride(3) != 1:
         query = query.contiguous()
-    sizes = {"KV_HEADS": kv_heads, "GROUP": group, "WIDTH": rows.width, "PARTS": parts, "VALUE_DIM": value_dim}
+    sizes = {"KV_HEADS": kv_heads, "GROUP": group, "WIDTH": rows.width, "VALUE_DIM": value_dim}
     value_block = max(triton.next_power_of_2(value_dim), LEAST_TILE)
     attend_part[rows.sequences, kv_heads, tiles * parts](
         query, keys, values, outputs, lses, rows.first_rows, rows.counts, rows.starts, rows.lengths,
         rows.ancestors.view(torch.uint8), scale * LOG2_E,
-        query.stride(1), query.stride(2), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+        query.stride(1), query.stride(2), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), parts,
         **sizes, DIM=dim, DIM_BLOCK=max(triton.next_power_of_2(dim), LEAST_TILE), VALUE_BLOCK=value_block,
         TILE=tile, KEYS=KEYS_AT_ONCE[query.dtype.itemsize], num_warps=4 if tile <= 64 else 8, num_stages=2,
     )  # fmt: skip
     merge_parts[num_rows, heads](
-        outputs, lses, rows.slot_of, merged, heads,
+        outputs, lses, rows.slot_of, merged, heads, parts,
         **sizes, PARTS_BLOCK=triton.next_power_of_2(parts), VALUE_BLOCK=value_block, num_warps=4,
     )  # fmt: skip
     return merged

@@ -28,7 +28,11 @@ MERGED_AT_ONCE = 16
 """Pieces that are merged in one go, whether they are there or not."""
 
 
-@triton.jit(do_not_specialize=["pieces"])  # what is compiled must not depend on how many there are
+# What is compiled must not depend on how many pieces there are, nor on where in a step's tensors a sequence begins.
+@triton.jit(
+    do_not_specialize=["pieces"],
+    do_not_specialize_on_alignment=["slot_of", "first_rows", "counts", "starts", "lengths", "seen", "lineage"],
+)
 def attend_piece(
     query, keys, values, outputs, lses, slot_of, first_rows, counts, starts, lengths, seen, lineage, scale,
     query_head, query_row, key_head, key_row, value_head, value_row, heads, pieces,
@@ -101,7 +105,7 @@ def attend_piece(
     tl.store(outputs + spot[:, None] * VALUE_DIM + value_dims[None, :], sums / total[:, None], mask=written)
 
 
-@triton.jit(do_not_specialize=["pieces"])  # what is compiled must not depend on how many there are
+@triton.jit(do_not_specialize=["pieces"], do_not_specialize_on_alignment=["slot_of", "seen"])
 def merge_pieces(
     outputs, lses, slot_of, seen, merged, heads, pieces,
     PIECE: tl.constexpr, AT_ONCE: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_BLOCK: tl.constexpr,
