@@ -16,10 +16,8 @@ CGROUP = Path("/sys/fs/cgroup")
 def free_bytes(device: torch.device) -> int:
     """Bytes that could be allocated on `device` now; on a CPU also within the container's limit."""
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
-            device
-        )  # by torch, for whoever asks next
-        return int(torch.cuda.mem_get_info(device)[0]) + kept
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch keeps it at hand
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
     if device.type == "mps":
         return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     known = [found for found in (_available_to_system(), _left_to_container()) if found is not None]
