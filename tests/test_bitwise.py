@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -72,13 +73,18 @@ def with_eager_attention(chosen: Any) -> Any:
     return chosen
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def way(request: pytest.FixtureRequest) -> Iterator[StaticSettings | None]:
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StaticSettings | None:
     """Settings of a target, and around it what makes forwards of one size what they are on a GPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param is not None:
-            go_without_kernels(patch)
-        yield request.param
+    if request.param is not None:
+        go_without_kernels(monkeypatch)
+    return request.param
+
+
+@lru_cache
+def target_of(way: StaticSettings | None, dtype: torch.dtype) -> TargetModel:
+    """Made once: its proof takes some seconds."""
+    return TargetModel(model(dtype), bitwise=True, static=way)
 
 
 def go_without_kernels(patch: pytest.MonkeyPatch) -> None:
@@ -88,9 +94,9 @@ def go_without_kernels(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "LEAST_KEYS", SMALL_BUCKET)
 
 
-@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bfloat16", "float32"], scope="module")
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 def target(request: pytest.FixtureRequest, way: StaticSettings | None) -> TargetModel:
-    return TargetModel(model(request.param), bitwise=True, static=way)
+    return target_of(way, request.param)
 
 
 @pytest.mark.parametrize("length", [2, MOST_ROWS, MOST_ROWS + 2, 3 * MOST_ROWS + 7])
@@ -153,9 +159,14 @@ def cache() -> Iterator[SpeculationCache]:
         yield opened
 
 
-def engine_on(cache: SpeculationCache, way: StaticSettings | None = None, **settings: Any) -> Engine:
+@pytest.fixture
+def in_bfloat16(way: StaticSettings | None) -> TargetModel:
+    return target_of(way, torch.bfloat16)
+
+
+def engine_on(cache: SpeculationCache, target: TargetModel | None = None, **settings: Any) -> Engine:
     draft = tiny_causal_lm("llama", dtype=torch.bfloat16, seed=9, num_hidden_layers=1)
-    target = TargetModel(model(), bitwise=True, static=way)
+    target = target or TargetModel(model(), bitwise=True)
     running = Engine(target, byte_tokenizer(), name="m", cache=cache, draft_model=draft, bitwise=True, **settings)
     running.planner.cost = FlatCost()
     return running
@@ -164,20 +175,20 @@ def engine_on(cache: SpeculationCache, way: StaticSettings | None = None, **sett
 @pytest.mark.usefixtures("searches_at_once")
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_texts_are_the_same_off_cold_warm_adversarial_continued_and_together(
-    cache: SpeculationCache, way: StaticSettings | None, sampling: SamplingParams
+    cache: SpeculationCache, in_bfloat16: TargetModel, sampling: SamplingParams
 ) -> None:
     """Real drafts, a draft model, prefixes that were decoded instead of read, and neighbours in the same forward."""
     lengths = [50 + 40 * number for number in range(4)]
-    if way is not None:  # slow here: fewer, but their texts pass from a piece into the next
-        lengths, sampling = [210, 230], replace(sampling, max_tokens=24)
+    if in_bfloat16.static is not None:  # slow here: fewer, but their texts pass from a piece into the next
+        lengths, sampling = [210, 242], replace(sampling, max_tokens=16)
     prompts = [tokens(length, seed=length) for length in lengths]
-    with closing(engine_on(cache, way)) as alone:
+    with closing(engine_on(cache, in_bfloat16)) as alone:
         plain = [alone.submit(prompt, sampling, speculation=PLAIN).result() for prompt in prompts]
     expected = [one.token_ids for one in plain]
     longer = [prompt + list(ids) + [17, 18] for prompt, ids in zip(prompts, expected, strict=True)]
-    with closing(engine_on(cache, way)) as alone:
+    with closing(engine_on(cache, in_bfloat16)) as alone:
         then = [alone.submit(prompt, sampling, speculation=PLAIN).result().token_ids for prompt in longer]
-    with closing(engine_on(cache, way, limits=EngineLimits(prefill_tokens_per_round=37))) as engine:
+    with closing(engine_on(cache, in_bfloat16, limits=EngineLimits(prefill_tokens_per_round=37))) as engine:
         for ids in expected:  # answers that begin like the right one and go wrong
             wrong = tuple(token if place % 7 else 3 for place, token in enumerate(ids))
             cache.insert(NewCompletion(wrong, engine.tokenizer_fingerprint, "another", query="order"))
@@ -323,11 +334,11 @@ def test_an_answer_that_grows_beyond_its_prompts_place_has_one_from_the_start(mo
     go_without_kernels(monkeypatch)
     static = StaticSettings(arena_tokens=2048, capture=False)
     target = TargetModel(model(max_position_embeddings=1024), bitwise=True, static=static)
-    engine, growing = Engine(target, byte_tokenizer(), name="m", bitwise=True), SamplingParams(max_tokens=40)
+    engine, growing = Engine(target, byte_tokenizer(), name="m", bitwise=True), SamplingParams(max_tokens=8)
     with closing(engine):
-        running = [engine.submit(tokens(740, seed=seed), growing, speculation=PLAIN) for seed in (1, 2, 1)]
+        running = [engine.submit(tokens(765, seed=seed), growing, speculation=PLAIN) for seed in (1, 2, 1)]
         first, _, again = [one.result() for one in running]
-    assert len(first.token_ids) == 40
+    assert len(first.token_ids) == 8
     assert first.token_ids == again.token_ids
 
 
