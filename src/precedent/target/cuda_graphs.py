@@ -97,6 +97,7 @@ class GraphStore:
             return
         self._seen.discard(self._graphs.popitem(last=False)[0])
         if not self._graphs:  # and with the last one went the memory that they shared
+            self._nbytes = 0
             self._capturer.forget()
 
     def _start_over(self, shape: StaticShape, nbytes: int) -> None:

@@ -37,6 +37,20 @@ PROGRAMS_PER_PROCESSOR = 2
 """Parts are made until so many programs run for every multiprocessor."""
 
 
+@triton.jit
+def taken_in(scores, value_places, wanted, highest, total, sums):  # fmt: skip
+    """A block of keys taken into what was summed before it, by the online softmax of FlashAttention (2205.14135).
+
+    Returns each row's highest score, the sum of its weights, and the sums of values by these weights.
+    """
+    new_highest = tl.maximum(highest, tl.max(scores, 1))
+    level = tl.where(new_highest == float("-inf"), 0.0, new_highest)  # a difference to -inf must not be NaN
+    weights, faded = tl.exp2(scores - level[:, None]), tl.exp2(highest - level)
+    v = tl.load(value_places, mask=wanted, other=0.0)
+    sums = sums * faded[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    return new_highest, total * faded + tl.sum(weights, 1), sums
+
+
 # Sequences begin anywhere in the tensors of a step, and each further kind of number would be a kernel more to compile.
 @triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["first_rows", "counts", "starts", "lengths"])
 def attend_part(
@@ -86,17 +100,9 @@ def attend_part(
         )  # fmt: skip
         scores = tl.dot(q, k, input_precision="ieee") * scale
         scores = tl.where(exists[None, :] & (seen != 0), scores, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1))
-        level = tl.where(new_highest == float("-inf"), 0.0, new_highest)  # a difference to -inf must not be NaN
-        weights, faded = tl.exp2(scores - level[:, None]), tl.exp2(highest - level)
-        value_places = values + kv_head * value_head + (base + key) * value_row
-        v = tl.load(
-            value_places[:, None] + value_dims[None, :],
-            mask=exists[:, None] & (value_dims < VALUE_DIM)[None, :], other=0.0,
-        )  # fmt: skip
-        sums = sums * faded[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        total = total * faded + tl.sum(weights, 1)
-        highest = new_highest
+        value_places = (values + kv_head * value_head + (base + key) * value_row)[:, None] + value_dims[None, :]
+        wanted = exists[:, None] & (value_dims < VALUE_DIM)[None, :]
+        highest, total, sums = taken_in(scores, value_places, wanted, highest, total, sums)
 
     some = total > 0.0
     divisor = tl.where(some, total, 1.0)

@@ -19,7 +19,7 @@ from torch import Tensor
 from precedent.errors import UnsupportedError
 from precedent.target.ordered_attention import PIECE
 from precedent.target.split_attention import StaticRows
-from precedent.target.triton_attention import KEYS_AT_ONCE, LEAST_TILE, LOG2_E
+from precedent.target.triton_attention import KEYS_AT_ONCE, LEAST_TILE, LOG2_E, taken_in
 
 TILE = 64
 """Rows of a tile, of which a row by itself fills as many as its KV head has query heads."""
@@ -88,16 +88,9 @@ def attend_piece(
         key_places = keys + kv_head * key_head + (start + key) * key_row
         k = tl.load(key_places[None, :] + dims[:, None], mask=exists[None, :] & (dims < DIM)[:, None], other=0.0)
         scores = tl.where(exists[None, :], tl.dot(q, k, input_precision="ieee") * scale, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1))
-        weights, faded = tl.exp2(scores - new_highest[:, None]), tl.exp2(highest - new_highest)
-        value_places = values + kv_head * value_head + (start + key) * value_row
-        v = tl.load(
-            value_places[:, None] + value_dims[None, :],
-            mask=exists[:, None] & (value_dims < VALUE_DIM)[None, :], other=0.0,
-        )  # fmt: skip
-        sums = sums * faded[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        total = total * faded + tl.sum(weights, 1)
-        highest = new_highest
+        value_places = (values + kv_head * value_head + (start + key) * value_row)[:, None] + value_dims[None, :]
+        wanted = exists[:, None] & (value_dims < VALUE_DIM)[None, :]
+        highest, total, sums = taken_in(scores, value_places, wanted, highest, total, sums)
 
     spot = (row * heads + head) * pieces + piece
     tl.store(lses + spot, highest + tl.log2(total), mask=there)

@@ -8,12 +8,15 @@ from typing import Any
 
 from gpu_bench.setting import Setting
 from gpu_bench.steps import bushy, lengths, step_time
+from precedent.config import SamplingParams
+from precedent.sampling import CounterCoins, TargetRows
 from precedent.target import TargetModel
 from precedent.target.static_runner import StaticSettings
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
+from precedent.verify import verify
 
 TOKENS, PROMPT, TEXT = (1, 16, 64), 512, 48
-TEXTS = 8
+TEXTS, GREEDY = 8, SamplingParams(temperature=0.0)
 
 Row = dict[str, Any]
 
@@ -69,11 +72,10 @@ def _text(target: TargetModel, prompt: list[int], known: Sequence[int]) -> list[
     target.prefill(slot, prompt)
     while len(text) < TEXT:
         tree = _proposing(known[len(text) : len(text) + 7])
-        largest = target.score([(slot, tree)])[0].argmax(-1).tolist()
-        path = _accepted(tree, largest)
-        chosen = [*(tree.token_ids[node] for node in path), largest[(path[-1] if path else ROOT) + 1]]
-        target.commit(slot, tree, path, chosen[-1])
-        text += chosen
+        rows = TargetRows(target.score([(slot, tree)])[0], tree, GREEDY)
+        verdict = verify(tree, rows, "greedy", CounterCoins(0, len(text)))
+        target.commit(slot, tree, verdict.path, verdict.next_token)
+        text += [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
     return text[:TEXT]
 
 
@@ -83,12 +85,3 @@ def _proposing(tokens: Sequence[int]) -> CandidateTree:
         builder.add_point(node, token ^ 1, "wrong")
         node = builder.add_point(node, token, "right")
     return builder.build() if tokens else EMPTY_TREE
-
-
-def _accepted(tree: CandidateTree, largest: Sequence[int]) -> list[int]:
-    """The path of nodes that are each the largest logit's token after the one before."""
-    path: list[int] = []
-    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
-        if parent == (path[-1] if path else ROOT) and token == largest[parent + 1]:
-            path.append(node)
-    return path
