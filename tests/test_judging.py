@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from precedent import judging
 from precedent import sampling as sampling_module
@@ -14,7 +16,9 @@ from precedent.cost_curve import CostCurve
 from precedent.decode import step
 from precedent.drafters.base import DraftRequest
 from precedent.drafters.prompt import PromptDrafter
+from precedent.drafting import Draft
 from precedent.errors import GenerationError
+from precedent.plan import Plan
 from precedent.planner import Planner
 from precedent.sampling import CounterCoins, TargetRows, categorical_rows
 from precedent.sequence import DecodingSequence, entropy_coins
@@ -22,9 +26,11 @@ from precedent.target import TargetModel
 from precedent.target.host_waits import HostWaits
 from precedent.target.static_runner import StaticSettings
 from precedent.testing.tiny_models import tiny_causal_lm
-from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
-from precedent.verify import verify
-from precedent.verify.ahead import Unread, VerdictAhead, read_together
+from precedent.tree import ROOT, CandidateTree, Drawn, Point, TreeBuilder
+from precedent.verify import Verdict, verify, walk
+from precedent.verify import ahead as ahead_module
+from precedent.verify.ahead import Scored, Unread, VerdictsAhead, computed_alike, read_together
+from precedent.verify.batched import BatchedWeights
 
 VOCABULARY = 40
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95)
@@ -49,22 +55,102 @@ def target_rows(tree: CandidateTree, seed: int) -> TargetRows:
     return TargetRows(logits, tree, SAMPLED, at_once=True)
 
 
+def points_alone(seed: int) -> CandidateTree:
+    """A chain and its siblings, as memory proposes them."""
+    generator, builder, node = torch.Generator().manual_seed(seed), TreeBuilder(), ROOT
+    for _ in range(4):
+        likely, other = torch.randperm(6, generator=generator)[:2].tolist()
+        builder.add_point(node, other, "cache")
+        node = builder.add_point(node, likely, "cache")
+    return builder.build()
+
+
+def read_ahead(scored: Sequence[Scored]) -> int:
+    """Let all of them know their verdicts; returns how many were computed together."""
+    groups = [VerdictsAhead(together) for together in computed_alike(scored)]
+    read_together(groups)
+    return len(groups)
+
+
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
 def test_verdicts_read_together_are_those_of_the_same_coins(mode: str) -> None:
-    """Many trees, several at once; paths of all lengths occur."""
+    """Many trees, several at once, of draws and points and of points alone; paths of all lengths occur."""
     lengths = set()
     for start in range(0, 120, 3):
-        trees = [mixed_tree(seed) for seed in range(start, start + 3)]
-        ahead = [
-            VerdictAhead(tree, target_rows(tree, start + i), CounterCoins(7, start + i), mode)
-            for i, tree in enumerate(trees)
+        numbers = range(start, start + 3)
+        trees = [points_alone(start), points_alone(start + 1), mixed_tree(start + 2)]
+        scored = [
+            Scored(tree, target_rows(tree, number), CounterCoins(7, number), mode)
+            for number, tree in zip(numbers, trees, strict=True)
         ]
-        read_together(ahead)
-        for i, (tree, found) in enumerate(zip(trees, ahead, strict=True)):
-            expected = verify(tree, target_rows(tree, start + i), mode, CounterCoins(7, start + i), batched=True)
-            assert found.verdict() == expected
-            lengths.add(len(expected.path))
+        assert read_ahead(scored) == 1
+        for number, tree, found in zip(numbers, trees, scored, strict=True):
+            verdict = found.verdict()
+            assert verdict == ahead_of_none(tree, target_rows(tree, number), mode, CounterCoins(7, number))
+            lengths.add(len(verdict.path))
     assert {0, 1, 2} <= lengths
+
+
+def ahead_of_none(tree: CandidateTree, rows: TargetRows, mode: str, coins: CounterCoins) -> Verdict:
+    """The reference where a tree holds points alone; with draws, the weights at once and a token drawn at the end."""
+    if all(isinstance(draw.law, Point) for draw in tree.draws):
+        return verify(tree, rows, mode, coins)
+    return walk(BatchedWeights(tree, rows.matrix().clone(), lazy=mode == "traversal", ahead=True), coins)
+
+
+def test_rows_of_different_laws_are_not_computed_together() -> None:
+    """Greedy ones have no law: theirs go together, whatever else was asked for."""
+    tree = points_alone(0)
+    logits = torch.randn(len(tree) + 1, VOCABULARY)
+    asked = [(SAMPLED, "traversal"), (SamplingParams(temperature=0.5), "topdown"), (SamplingParams(), "greedy")]
+    asked += [(SamplingParams(top_k=3), "greedy"), (SAMPLED, "topdown")]
+    scored = [
+        Scored(tree, TargetRows(logits, tree, params, at_once=True), CounterCoins(1, 1), mode) for params, mode in asked
+    ]
+    groups = [[asked.index((each.rows._params, each.mode)) for each in group] for group in computed_alike(scored)]
+    assert sorted(groups) == [[0, 4], [1], [2, 3]]
+    read_ahead(scored)
+    for each, (params, mode) in zip(scored, asked, strict=True):
+        assert each.verdict() == verify(tree, TargetRows(logits, tree, params), mode, CounterCoins(1, 1))
+
+
+def test_no_more_is_computed_together_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead_module, "MOST_AT_ONCE", 20 * VOCABULARY)
+    trees = [points_alone(number) for number in range(5)]
+    scored = [Scored(tree, target_rows(tree, 0), CounterCoins(1, i), "traversal") for i, tree in enumerate(trees)]
+    assert [len(group) for group in computed_alike(scored)] == [2, 2, 1]
+    assert read_ahead(scored) == 3
+    for i, each in enumerate(scored):
+        assert each.verdict() == verify(each.tree, target_rows(each.tree, 0), "traversal", CounterCoins(1, i))
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.7)], ids=["greedy", "sampled"])
+def test_as_many_operations_for_many_sequences_as_for_one(params: SamplingParams) -> None:
+    """Launching is what a small operation costs on a GPU: 20 of them take a hundredth of a step."""
+
+    def operations(count: int) -> int:
+        trees = [points_alone(number) for number in range(count)]
+        mode = "greedy" if params.greedy else "traversal"
+        rows = [TargetRows(torch.randn(len(tree) + 1, VOCABULARY), tree, params, at_once=True) for tree in trees]
+        scored = [Scored(tree, its, CounterCoins(1, 1), mode) for tree, its in zip(trees, rows, strict=True)]
+        with Counting() as counting:
+            read_ahead(scored)
+        return counting.operations
+
+    assert operations(8) <= operations(1) + 2 <= 20
+
+
+class Counting(TorchDispatchMode):
+    """How many operations compute or copy anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.operations += not (func.is_view or "empty" in func.overloadpacket.__name__)
+        return found
 
 
 def test_tokens_of_all_rows_are_those_of_one_row_after_the_other() -> None:
@@ -88,10 +174,11 @@ def test_a_row_that_cannot_be_sampled_fails_when_the_walk_comes_to_it() -> None:
     tree = mixed_tree(1)
     logits = torch.randn(len(tree) + 1, VOCABULARY)
     logits[0, 3] = torch.nan
-    ahead = VerdictAhead(tree, TargetRows(logits, tree, SAMPLED, at_once=True), CounterCoins(1, 1), "traversal")
-    read_together([ahead])
-    with pytest.raises(GenerationError, match="NaN"):
-        ahead.verdict()
+    for params, mode in ((SAMPLED, "traversal"), (SamplingParams(), "greedy")):
+        scored = Scored(tree, TargetRows(logits, tree, params, at_once=True), CounterCoins(1, 1), mode)
+        read_ahead([scored])
+        with pytest.raises(GenerationError, match="NaN"):
+            scored.verdict()
 
 
 def sequences(target: TargetModel, sampling: SamplingParams, count: int) -> list[DecodingSequence]:
@@ -167,6 +254,22 @@ def test_one_sequence_that_cannot_be_judged_leaves_the_others_alone(monkeypatch:
     assert "plan=wrong" in str(running[0].error)
     assert running[1].error is None
     assert running[1].output_ids
+
+
+def test_of_sequences_weighed_together_only_the_one_whose_draft_has_no_law_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    as_on_a_gpu(monkeypatch)
+    builder = TreeBuilder()
+    builder.add_draw(ROOT, 1, Drawn(torch.tensor([0.5, 0.5])), "draft of another vocabulary")
+    target = static_target()
+    running = sequences(target, SamplingParams(temperature=0.5), 3)
+    drafts = [Draft(sequence, Plan(), points_alone(0)) for sequence in running]
+    drafts[1].tree = builder.build()
+    judgements = judging.judge_all(drafts, [torch.randn(len(draft.tree) + 1, VOCABULARY) for draft in drafts])
+    assert [judgement.draft for judgement in judgements] == [drafts[0], drafts[2]]
+    assert [sequence.error is None for sequence in running] == [True, False, True]
+    assert all(judgement.decide()[2].next_token in range(VOCABULARY) for judgement in judgements)
 
 
 @pytest.mark.parametrize("bitwise", [True, False])

@@ -126,6 +126,12 @@ def test_bernoulli_never_takes_zero_and_always_takes_one() -> None:
         assert coins.bernoulli(1.0, 0, "x")
 
 
+def test_coins_of_several_nodes_are_those_of_each() -> None:
+    coins = CounterCoins(5, 7)
+    assert coins.uniforms(range(-1, 30), "x").tolist() == [coins.uniform(node, "x") for node in range(-1, 30)]
+    assert coins.uniforms([], "x").shape == (0,)
+
+
 class FixedUniform(CounterCoins):
     """Coins whose uniform number is given."""
 

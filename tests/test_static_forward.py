@@ -81,11 +81,12 @@ def alike(
         trees = [random_tree(100 * round_number + i, width) for i, width in enumerate(widths)]
         found = static.score(list(zip(ours, trees, strict=True)))
         expected = plain.score(list(zip(theirs, trees, strict=True)))
-        for tree, one, other, slot, twin in zip(trees, found, expected, ours, theirs, strict=True):
+        paths = [tree.path_to(random.Random(round_number).randrange(len(tree))) if tree else () for tree in trees]
+        static.commit_all(list(zip(ours, trees, paths, [round_number] * len(trees), strict=True)))
+        for twin, tree, path in zip(theirs, trees, paths, strict=True):
+            plain.commit(twin, tree, path, round_number)
+        for one, other, slot, twin in zip(found, expected, ours, theirs, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
-            path = tree.path_to(random.Random(round_number).randrange(len(tree))) if tree else ()
-            for target, kept in ((static, slot), (plain, twin)):
-                target.commit(kept, tree, path, round_number)
             torch.testing.assert_close(keys_and_values(slot), keys_and_values(twin), rtol=0, atol=tolerance)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from precedent.sampling import Coins, CounterCoins
 from precedent.testing.enumeration import ExactLaw, ReplayCoins, ToyRows, enumerate_outcomes, exact_law
 from precedent.testing.random_trees import Problem, independent_paths, random_problem, toy_model
 from precedent.tree import EMPTY_TREE, NULL, ROOT, CandidateTree, Drawn, Point, TreeBuilder, chain
-from precedent.verify import MODES, Verdict, Weights, find_mode, prepare, verify
+from precedent.verify import MODES, FirstHalf, Rows, Verdict, Weights, find_mode, prepare, verify, walk
 from precedent.verify.batched import BatchedWeights
 from precedent.verify.matching import matching
 
@@ -20,18 +22,34 @@ FIRST, COUNT = 1000, 120
 BACKENDS = pytest.mark.parametrize("batched", [False, True], ids=["reference", "batched"])
 
 
-def laws(problem: Problem, batched: bool) -> list[ExactLaw]:
-    """What `traversal` and `topdown` do with a problem, by the reference or for the whole tree at once."""
-    return [exact_law(problem.target, problem.draft, find_mode(mode, batched=batched)) for mode in REJECTION_MODES]
+WAYS = pytest.mark.parametrize("way", ["reference", "batched", "ahead"])
 
 
-@BACKENDS
+def laws(problem: Problem, way: str) -> list[ExactLaw]:
+    """What `traversal` and `topdown` do with a problem."""
+    return [exact_law(problem.target, problem.draft, first_half_of(mode, way)) for mode in REJECTION_MODES]
+
+
+def first_half_of(mode: str, way: str) -> FirstHalf:
+    """By the reference, for the whole tree at once, or so that the token after every node can be drawn beforehand."""
+    if way != "ahead":
+        return find_mode(mode, batched=way == "batched")
+
+    def first_half(tree: CandidateTree, rows: Rows) -> Callable[[Coins], Verdict]:
+        laws_of_rows = torch.stack([rows(node) for node in range(ROOT, len(tree))])
+        weights = BatchedWeights(tree, laws_of_rows, lazy=mode == "traversal", ahead=True)
+        return lambda coins: walk(weights, coins)
+
+    return first_half
+
+
+@WAYS
 @pytest.mark.parametrize("block", range(FIRST, FIRST + COUNT, 10))
-def test_random_mixed_trees_keep_the_law_and_lazy_accepts_no_less(block: int, batched: bool) -> None:
+def test_random_mixed_trees_keep_the_law_and_lazy_accepts_no_less(block: int, way: str) -> None:
     """Points, draws, duplicates, exclusion, keep_mask, several draft models, zero and certain probabilities."""
     for seed in range(block, block + 10):
         problem = random_problem(seed, max_trees=81)
-        lazy, eager = laws(problem, batched)
+        lazy, eager = laws(problem, way)
         assert lazy.total_variation(problem.target) < EXACT, problem
         assert eager.total_variation(problem.target) < EXACT, problem
         assert lazy.expected_accepted >= eager.expected_accepted - EXACT, problem
@@ -75,28 +93,29 @@ def _features(tree: CandidateTree) -> set[str]:
     return seen
 
 
-@BACKENDS
+@WAYS
 @pytest.mark.parametrize("mode", REJECTION_MODES)
 @pytest.mark.parametrize(
     ("vocab_size", "paths", "length"), [(2, 1, 4), (3, 1, 3), (5, 1, 2), (2, 2, 3), (2, 3, 2), (3, 2, 2)]
 )
 def test_chains_and_merged_independent_paths_keep_the_law(
-    mode: str, vocab_size: int, paths: int, length: int, batched: bool
+    mode: str, vocab_size: int, paths: int, length: int, way: str
 ) -> None:
     """Block and token verification on a chain; sequences drawn independently and merged into one tree."""
     target, draft = toy_model("target", vocab_size), toy_model("draft", vocab_size)
-    law = exact_law(target, independent_paths(draft, paths, length), find_mode(mode, batched=batched))
+    law = exact_law(target, independent_paths(draft, paths, length), first_half_of(mode, way))
     assert law.total_variation(target) < EXACT
     assert sum(law.prefixes.values()) == pytest.approx(1.0, abs=EXACT)
 
 
+@WAYS
 @pytest.mark.parametrize("mode", REJECTION_MODES)
 @pytest.mark.parametrize("seed", range(8))
-def test_all_point_trees_reach_their_upper_bound(mode: str, seed: int) -> None:
+def test_all_point_trees_reach_their_upper_bound(mode: str, seed: int, way: str) -> None:
     """No lossless verifier accepts a node more often than the target writes its path; points attain that everywhere."""
     target = toy_model(seed, 3)
     tree = _point_tree([(0,), (0, 1), (0, 2), (0, 2, 2), (1,), (1, 0, 0, 1)])
-    law = exact_law(target, lambda coins: tree, mode)
+    law = exact_law(target, lambda coins: tree, first_half_of(mode, way))
     bound = sum(_path_probability(target, tree.tokens_to(node)) for node in range(len(tree)))
     assert law.expected_accepted == pytest.approx(bound, abs=EXACT)
     assert law.total_variation(target) < EXACT

@@ -13,13 +13,13 @@ from precedent.drafting import Draft, draft_all
 from precedent.errors import PrecedentError
 from precedent.failures import as_ours
 from precedent.judging import Judgement, judge_all, on_accelerator
-from precedent.logprobs import TokenLogprob, logprobs_of
-from precedent.pearl import Pearl, wait_for
+from precedent.logprobs import logprobs_of
+from precedent.pearl import Judged, Pearl, wait_for
 from precedent.planner import Planner
 from precedent.sequence import DecodingSequence, StepResult
 from precedent.stats import TARGET
 from precedent.target import TargetModel
-from precedent.tree import ROOT, CandidateTree
+from precedent.tree import ROOT
 
 log = logging.getLogger(__name__)
 
@@ -55,15 +55,13 @@ def _advance(drafts: Sequence[Draft], target: TargetModel, planner: Planner, pea
         seconds += perf_counter() - judged_from  # a GPU had not begun when `score` returned: now its numbers were read
     if drafts:
         planner.observe_forward(sum(len(draft.tree) + 1 for draft in drafts), seconds * 1e3)
-    for judgement in judgements:
-        draft = judgement.draft
+    for draft in drafts:
         draft.sequence.stats.forward_seconds += seconds
-        if draft.sequence.error is not None:  # drafting ahead failed meanwhile
-            continue
+    for judgement, judged in _committed(judgements, target):
         try:
-            draft.result = _verify_and_commit(judgement, target, planner)
+            judgement.draft.result = _account(judgement, judged, planner)
         except Exception as error:
-            draft.sequence.error = as_ours(error, "verifying")
+            judgement.draft.sequence.error = as_ours(error, "accounting for a verdict")
 
 
 def _score(
@@ -90,39 +88,41 @@ def _advance_one_by_one(drafts: Sequence[Draft], error: PrecedentError, target: 
             _advance([draft], target, planner, None)
 
 
-def _verify_and_commit(judgement: Judgement, target: TargetModel, planner: Planner) -> StepResult:
-    draft, rows = judgement.draft, judgement.rows
-    started, sequence = perf_counter(), draft.sequence
-    tree, accepted, verdict = judgement.decide()
-    target.commit(sequence.slot, tree, verdict.path, verdict.next_token)
-    sequence.stats.verify_seconds += perf_counter() - started
-    sequence.stats.spent_tv += verdict.spent_tv
-    planner.observe(draft.plan, tree, accepted)
+def _committed(judgements: Sequence[Judgement], target: TargetModel) -> list[tuple[Judgement, Judged]]:
+    """Come to all verdicts, then commit them together; a sequence that has none carries its error."""
+    started, decided = perf_counter(), []
+    for judgement in judgements:
+        try:
+            decided.append((judgement, judgement.decide()))
+        except Exception as error:
+            judgement.draft.sequence.error = as_ours(error, "verifying")
+    try:
+        target.commit_all(
+            [
+                (judgement.draft.sequence.slot, tree, verdict.path, verdict.next_token)
+                for judgement, (tree, _, verdict) in decided
+            ]
+        )
+    except Exception as error:
+        for judgement, _ in decided:
+            judgement.draft.sequence.error = as_ours(error, "committing")
+        return []
+    for judgement in judgements:
+        judgement.draft.sequence.stats.verify_seconds += perf_counter() - started
+    return decided
+
+
+def _account(judgement: Judgement, judged: Judged, planner: Planner) -> StepResult:
+    """Append what was committed, tell the planner and the drafters, and count."""
+    sequence, (tree, accepted, verdict) = judgement.draft.sequence, judged
+    planner.observe(judgement.draft.plan, tree, accepted)
     chosen = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
-    logprobs = logprobs_of(rows, (ROOT, *verdict.path), chosen, sequence.sampling.logprobs)
-    return _account(sequence, tree, accepted, chosen, logprobs)
-
-
-def _account(
-    sequence: DecodingSequence,
-    tree: CandidateTree,
-    accepted: Sequence[int],
-    chosen: Sequence[int],
-    logprobs: Sequence[TokenLogprob],
-) -> StepResult:
-    """Append what was committed, tell the drafters, and count."""
+    logprobs = logprobs_of(judgement.rows, (ROOT, *verdict.path), chosen, sequence.sampling.logprobs)
     token_ids = sequence.append(chosen)
     sources = (*(tree.sources[node][0] for node in accepted), TARGET)[: len(token_ids)]
-    stats = sequence.stats
-    stats.num_lookaheads += sequence.draws_at_hand > 0
+    sequence.stats.num_lookaheads += sequence.draws_at_hand > 0
     for drafting in sequence.draftings.values():
         drafting.committed(token_ids)
-    stats.num_lookaheads_used += sequence.draws_at_hand > 0
-    stats.num_steps += 1
-    stats.num_drafts += bool(tree)
-    stats.num_output_tokens += len(token_ids)
-    stats.num_draft_tokens += len(tree)
-    stats.num_accepted_tokens += len(token_ids) - sources.count(TARGET)
-    stats.drafted_by_source.update(names[0] for names in tree.sources)
-    stats.accepted_by_source.update(source for source in sources if source != TARGET)
+    sequence.stats.num_lookaheads_used += sequence.draws_at_hand > 0
+    sequence.stats.count(tree, sources, verdict.spent_tv)
     return StepResult(token_ids, sources, tuple(logprobs[: len(token_ids)]))

@@ -12,21 +12,30 @@ from precedent.drafting import Draft
 from precedent.failures import as_ours
 from precedent.pearl import Judged, judge
 from precedent.sampling import TargetRows
-from precedent.tree import CandidateTree
-from precedent.verify import Verdict
-from precedent.verify.ahead import LAZY, KnownCoins, Unread, VerdictAhead, read_together
+from precedent.verify.ahead import (
+    GREEDY,
+    LAZY,
+    KnownCoins,
+    Scored,
+    Unread,
+    VerdictsAhead,
+    computed_alike,
+    read_together,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A scored draft: its rows, how to come to its verdict, and what must be read before (None: it reads by itself).
+    """A scored draft: its rows, how to come to its verdict, and what must be read before.
 
-    `decide` gives the tree that was verified, its accepted nodes, and the verdict (`pearl.judge`).
+    `decide` gives the tree that was verified, its accepted nodes, and the verdict (`pearl.judge`). `scored` is there
+    where verdicts are known ahead, and read together with those of others; `unread` where it reads by itself.
     """
 
     draft: Draft
     rows: TargetRows
     decide: Callable[[], Judged]
+    scored: Scored | None = None
     unread: Unread | None = None
 
 
@@ -38,13 +47,28 @@ def judge_all(drafts: Sequence[Draft], scored: Sequence[Tensor]) -> list[Judgeme
             judgements.append(_judge(draft, logits))
         except Exception as error:
             draft.sequence.error = as_ours(error, "verifying")
-    read_together([each.unread for each in judgements if each.unread is not None])
-    return judgements
+    ahead = {each.scored: each for each in judgements if each.scored is not None}
+    pending: list[Unread] = [each.unread for each in judgements if each.unread is not None]
+    for together in computed_alike(list(ahead)):
+        pending.extend(_ahead([ahead[each] for each in together]))
+    read_together(pending)
+    return [each for each in judgements if each.draft.sequence.error is None]
 
 
 def on_accelerator(logits: Tensor) -> bool:
     """Whether reading a number means waiting for a device."""
     return logits.is_cuda
+
+
+def _ahead(judgements: Sequence[Judgement]) -> list[Unread]:
+    """What is to be read for their verdicts: computed together, or one by one if that fails, so that only one fails."""
+    try:
+        return [VerdictsAhead([each.scored for each in judgements if each.scored is not None])]
+    except Exception as error:
+        if len(judgements) == 1:
+            judgements[0].draft.sequence.error = as_ours(error, "verifying")
+            return []
+        return [unread for each in judgements for unread in _ahead([each])]
 
 
 def _judge(draft: Draft, logits: Tensor) -> Judgement:
@@ -53,13 +77,14 @@ def _judge(draft: Draft, logits: Tensor) -> Judgement:
     if at_once and sequence.stats.bitwise and mode == "coupled":
         logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not the same bits every time
     rows = TargetRows(logits, tree, sequence.sampling, sequence.output_ids, sequence.shape, at_once=at_once)
-    if at_once and mode in LAZY and not sequence.draws_at_hand and isinstance(coins := sequence.coins(), KnownCoins):
-        ahead = VerdictAhead(tree, rows, coins, mode)
-        return Judgement(draft, rows, partial(_judged, tree, ahead.verdict), ahead)
+    known = mode in LAZY or (mode == GREEDY and sequence.shape is None)
+    if at_once and known and not sequence.draws_at_hand and isinstance(coins := sequence.coins(), KnownCoins):
+        scored = Scored(tree, rows, coins, mode)
+        return Judgement(draft, rows, partial(_judged, scored), scored)
     decide = partial(judge, sequence, tree, rows, batched=at_once and mode in LAZY)
-    return Judgement(draft, rows, decide, rows if at_once and sequence.shape is None else None)
+    return Judgement(draft, rows, decide, unread=rows if at_once and sequence.shape is None else None)
 
 
-def _judged(tree: CandidateTree, verdict_of: Callable[[], Verdict]) -> Judged:
-    verdict = verdict_of()
-    return tree, verdict.path, verdict
+def _judged(scored: Scored) -> Judged:
+    verdict = scored.verdict()
+    return scored.tree, verdict.path, verdict

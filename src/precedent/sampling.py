@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from precedent.config import SamplingParams
@@ -27,6 +28,9 @@ RowShaper = Callable[[Sequence[int], Tensor], Tensor]
 SMALLEST_COIN = 2.0**-54  # half the step of a uniform number in [0, 1)
 INFINITY, NEGATIVE_INFINITY = 0x7F80, 0xFF80  # as bits of bfloat16
 COLDEST = 1e-30  # below this temperature float32 logits overflow; one-hot (shared by exact ties) long before
+
+
+_COUNTERS = struct.Struct("<qq")
 
 
 class Coins(Protocol):
@@ -43,14 +47,24 @@ class CounterCoins:
     """Coins of one step: a keyed hash of (step, node, purpose) under the request's entropy, 53 bits each."""
 
     def __init__(self, entropy: int, step: int) -> None:
-        self._key = hashlib.blake2b(str(entropy).encode(), digest_size=16).digest()  # any int is a seed
-        self._step = step
+        key = hashlib.blake2b(str(entropy).encode(), digest_size=16).digest()  # any int is a seed
+        self._keyed, self._step = hashlib.blake2b(digest_size=8, key=key), step
 
     def uniform(self, node: int, purpose: str) -> float:
         """A uniform number in [0, 1)."""
-        message = struct.pack("<qq", self._step, node) + purpose.encode()
-        digest = hashlib.blake2b(message, digest_size=8, key=self._key).digest()
-        return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+        return (int.from_bytes(self._bits(node, purpose.encode()), "little") >> 11) * 2.0**-53
+
+    def uniforms(self, nodes: Iterable[int], purpose: str) -> NDArray[np.float64]:
+        """`uniform` of several nodes, `[nodes]`."""
+        encoded = purpose.encode()
+        bits = np.frombuffer(b"".join([self._bits(node, encoded) for node in nodes]), "<u8")
+        numbers: NDArray[np.float64] = np.multiply(bits >> np.uint64(11), 2.0**-53, dtype=np.float64)
+        return numbers
+
+    def _bits(self, node: int, purpose: bytes) -> bytes:
+        hashed = self._keyed.copy()
+        hashed.update(_COUNTERS.pack(self._step, node) + purpose)
+        return hashed.digest()
 
     def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
         """True with `probability`; the comparison is strict, so that probability 0 is never accepted."""
@@ -71,7 +85,7 @@ def categorical_rows(weights: Tensor, uniforms: Tensor) -> Tensor:
 
     Token ids `[rows]`, on the device; nothing is read back. A row without mass gives any id.
     """
-    cumulative = weights.to(torch.float64).cumsum(-1)
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
     whole = cumulative[:, -1:].contiguous()
     index = torch.searchsorted(cumulative, uniforms[:, None] * whole, right=True)
     last = torch.searchsorted(cumulative, whole).clamp_(max=weights.shape[-1] - 1)  # the last token that has some mass
@@ -214,6 +228,25 @@ class TargetRows:
             self._probs[node] = probs_of(row, self._params)
         return self._probs[node]
 
+    @property
+    def law(self) -> tuple[float, int, float, float]:
+        """What makes a law of a row: rows of two sequences with the same can be computed together."""
+        params = self._params
+        return params.temperature, params.top_k, params.top_p, params.min_p
+
+    def law_of(self, logits: Tensor) -> Tensor:
+        """Probabilities of any logits `[..., vocab_size]`, made as these rows' are."""
+        return probs_of(logits, self._params)
+
+    @property
+    def vocab_size(self) -> int:
+        """Numbers in a row."""
+        return self._logits.shape[-1]
+
+    def logits_of_all(self) -> Tensor:
+        """The constrained logits, `[num_nodes + 1, vocab_size]`."""
+        return self._all_logits
+
     def matrix(self) -> Tensor:
         """All probabilities, `[num_nodes + 1, vocab_size]`; nothing is read back from the device.
 
@@ -234,10 +267,6 @@ class TargetRows:
     @cached_property
     def _all_probs(self) -> Tensor:
         return probs_of(self._all_logits, self._params)
-
-    def forget_probs(self) -> None:
-        """Let go of what `matrix` gave; asked again, it is computed again."""
-        self.__dict__.pop("_all_probs", None)
 
     def unread(self) -> Tensor:
         """The largest logit of every row (NaN if one is), then the lowest ids that have them, `[2 * rows]`, unread."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from precedent.config import is_lossy
 from precedent.latency import InterTokenLatency
+from precedent.tree import CandidateTree
 
 TARGET = "target"
 """The source of a token that the target model chose itself (recovered or bonus)."""
@@ -48,6 +50,17 @@ class GenerationStats:
     inter_token: InterTokenLatency = field(default_factory=InterTokenLatency)
     spent_tv: float = 0.0
     """Total variation spent by a lossy mode, summed over steps: a bound on how far the answer's law may have moved."""
+
+    def count(self, tree: CandidateTree, sources: Sequence[str], spent_tv: float) -> None:
+        """Add a step: what was proposed, and where each token came from that it gave."""
+        self.num_steps += 1
+        self.num_drafts += bool(tree)
+        self.num_output_tokens += len(sources)
+        self.num_draft_tokens += len(tree)
+        self.num_accepted_tokens += len(sources) - sources.count(TARGET)
+        self.drafted_by_source.update([names[0] for names in tree.sources])
+        self.accepted_by_source.update([source for source in sources if source != TARGET])
+        self.spent_tv += spent_tv
 
     @property
     def tokens_per_step(self) -> float:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import weakref
 from collections import deque
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from precedent.compiled import Int64s
+from precedent.placing import placed
 from precedent.target.kv_shape import BUCKET, KVShape, LayerShape
 
 NOBODY = 0
@@ -27,6 +30,24 @@ class Region:
     def __init__(self, arena: BlockArena, start: int, rows: int) -> None:
         self.arena, self.start, self.rows = arena, start, rows
         weakref.finalize(self, arena.given_back.append, (start, rows)).atexit = False
+
+
+class Moves:
+    """Rows of several sequences that go elsewhere in their arenas, all at once: as few operations as for one."""
+
+    def __init__(self) -> None:
+        self._of: dict[BlockArena, list[Int64s]] = {}
+
+    def add(self, region: Region, sources: Int64s, start: int) -> None:
+        """Rows `sources` of a region go to its rows from `start` on."""
+        pairs = np.stack([sources, start + np.arange(len(sources))]) + region.start
+        self._of.setdefault(region.arena, []).append(pairs)
+
+    def make(self) -> None:
+        """Move them; nothing is written before everything was read."""
+        for arena, pairs in self._of.items():
+            arena.move(*placed(np.concatenate(pairs, axis=1), arena.keys.device))
+        self._of.clear()
 
 
 class BlockArena:
@@ -56,6 +77,11 @@ class BlockArena:
         """Whether `take` would find a region of so many rows."""
         self._settle()
         return any(length >= rows for _, length in self._free)
+
+    def move(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy rows `sources` to rows `destinations` (`[num_rows]` each, on its device), no two to the same one."""
+        for stored in (self.keys, self.values):
+            stored.index_copy_(2, destinations, stored.index_select(2, sources))
 
     def rows_of(self, region: Region) -> tuple[Tensor, Tensor]:
         """Its keys `[num_layers, heads, rows, key_dim]` and values, in place."""

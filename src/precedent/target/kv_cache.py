@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from precedent.compiled import Int64s
 from precedent.placing import placed
-from precedent.target.kv_arena import BlockArena, KVArena, Region
+from precedent.target.kv_arena import BlockArena, KVArena, Moves, Region
 from precedent.target.kv_shape import KVShape, LayerShape, capacity_for
 
 
@@ -234,19 +234,28 @@ class KVCache(Cache):
         early.layers = list(early._layers)
         return early
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int], moves: Moves | None = None) -> None:
         """Commit these rows of the last forward (increasing offsets, 0 = its first token); modifies the cache.
 
-        Rows that already stand in place, which is the common case of a chain, are not copied.
+        Rows that already stand in place, which is the common case of a chain, are not copied. With `moves` those in an
+        arena are noted there, and stand in place once they were made.
         """
         length = self.length
         in_place = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if in_place < len(rows):
-            sources = length + np.array(rows[in_place:], dtype=np.int64)
-            on = {device: placed(sources, device) for device in {block.keys.device for block in self._blocks}}
-            for block in self._blocks:
-                block.move(on[block.keys.device], length + in_place)
+            self._move(length + np.array(rows[in_place:], dtype=np.int64), length + in_place, moves)
         self._filled.length = length + len(rows)
+
+    def _move(self, sources: Int64s, start: int, moves: Moves | None) -> None:
+        on: dict[torch.device, Tensor] = {}
+        for block in self._blocks:
+            if moves is not None and block.region is not None:
+                moves.add(block.region, sources, start)
+                continue
+            device = block.keys.device
+            if device not in on:
+                on[device] = placed(sources, device)
+            block.move(on[device], start)
 
     def can_rewind(self, length: int) -> bool:
         """Whether exactly the first `length` tokens can be kept: always, unless the cache holds fewer."""

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from precedent.target.kv_arena import Moves
 from precedent.target.kv_cache import KVCache
 from precedent.target.kv_shape import KVShape
 from precedent.target.packing import Rows
@@ -71,9 +72,9 @@ class MirroredKV(KVCache):
         self._journal.note("fork", fork.number, self.number, length, room)
         return fork
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int], moves: Moves | None = None) -> None:
         """As `KVCache.keep`, everywhere."""
-        super().keep(rows)
+        super().keep(rows, moves)
         self._journal.note("keep", self.number, [int(row) for row in rows])
 
     def rewind(self, length: int) -> None:

@@ -23,6 +23,7 @@ from precedent.target.cpu_layer import fuse_layers
 from precedent.target.cpu_linear import pack_linears
 from precedent.target.cpu_norm import fuse_norms
 from precedent.target.examine import examine
+from precedent.target.kv_arena import Moves
 from precedent.target.kv_cache import KVCache
 from precedent.target.packing import chain_rows, tree_rows
 from precedent.target.row_forward import use_all_layers
@@ -219,13 +220,22 @@ class TargetModel:
             raise ValueError("a sequence without a pending token cannot be scored: finish its prefill first")
         return self._runner.logits([tree_rows(slot.kv, slot.pending, tree) for slot, tree in batch])
 
-    @torch.inference_mode()
     def commit(self, slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: int) -> None:
         """Keep the pending token and the accepted `path` (node indices); `next_token` becomes pending."""
-        slot.kv.keep([0, *(node + 1 for node in path)])
-        slot.token_ids.append(slot.pending)
-        slot.token_ids.extend(tree.token_ids[node] for node in path)
-        slot.pending = next_token
+        self.commit_all([(slot, tree, path, next_token)])
+
+    @torch.inference_mode()
+    def commit_all(self, batch: Sequence[tuple[Slot, CandidateTree, Sequence[int], int]]) -> None:
+        """`commit` for several sequences: what lies in the arena is moved together."""
+        moves = Moves()
+        try:
+            for slot, tree, path, next_token in batch:
+                slot.kv.keep([0, *(node + 1 for node in path)], moves)
+                slot.token_ids.append(slot.pending)
+                slot.token_ids.extend(tree.token_ids[node] for node in path)
+                slot.pending = next_token
+        finally:
+            moves.make()
 
     def rewind(self, slot: Slot, length: int) -> None:
         """Forget all committed tokens from `length` on, and whatever was scored behind them."""

@@ -111,7 +111,8 @@ class StaticRunner:
             self._send(shape, sequences, found)
             logits = self.run(shape) if self.graphs is None else self.graphs(shape)
             self.forwards += 1
-            return [logits[start:stop].clone() for start, stop in ends]  # the next replay overwrites what a graph wrote
+            logits = logits[: sum(map(len, sequences))].clone()  # the next replay overwrites what a graph wrote
+            return [logits[start:stop] for start, stop in ends]
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Triton launches on whichever device is the current one."""

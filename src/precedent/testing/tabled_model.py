@@ -59,6 +59,11 @@ class TabledModel:
         slot.token_ids += [slot.pending, *(tree.token_ids[node] for node in path)]
         slot.pending = next_token
 
+    def commit_all(self, batch: Sequence[tuple[TabledSlot, CandidateTree, Sequence[int], int]]) -> None:
+        """`commit` for several sequences."""
+        for verdict in batch:
+            self.commit(*verdict)
+
     def rewind(self, slot: TabledSlot, length: int) -> None:
         """Forget all committed tokens from `length` on."""
         del slot.token_ids[length:]

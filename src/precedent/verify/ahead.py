@@ -1,27 +1,37 @@
 """Verification on a GPU with one read: every number that a walk may ask for is on its way before the host waits.
 
 Also the token that would be drawn at every node, were the walk to end there: coins that are uniform numbers by (node,
-purpose) are known beforehand. A step of several sequences reads the numbers of all of them together.
+purpose) are known beforehand. Sequences whose rows become laws alike are computed together, in as many operations as
+one of them would take, and a step reads the numbers of all of them at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from precedent.placing import placed
-from precedent.sampling import Coins, categorical_rows
-from precedent.tree import ROOT, CandidateTree
+from precedent.sampling import Coins, TargetRows, categorical_rows
+from precedent.tree import ROOT, CandidateTree, Point
 from precedent.verify.batched import BatchedWeights
+from precedent.verify.matching import matching
 from precedent.verify.verdict import Verdict
 from precedent.verify.walk import NEXT, walk
 
 LAZY = {"traversal": True, "topdown": False}
 """Modes that can be weighed ahead, and whether their coins are lazy."""
+
+GREEDY = "greedy"
+
+MOST_AT_ONCE = 1 << 24
+"""Probabilities that are computed together, at most: with their cumulative sums in float64 about 0.4 GB."""
 
 
 class Unread(Protocol):
@@ -34,63 +44,130 @@ class Unread(Protocol):
         """The same numbers on the host."""
 
 
-class Summarised(Unread, Protocol):
-    """Rows as one matrix, of which the largest number of each must be read (`precedent.sampling.TargetRows`)."""
-
-    def matrix(self) -> Tensor:
-        """All probabilities, `[num_nodes + 1, vocab_size]`, row 0 for the root; not yet checked."""
-
-    def check(self, node: int, /) -> None:
-        """Raise GenerationError if the row after `node` cannot be sampled."""
-
-    def forget_probs(self) -> None:
-        """Let go of the matrix: nobody will ask for it again."""
-
-
 @runtime_checkable
 class KnownCoins(Coins, Protocol):
     """Coins that are functions of (node, purpose) alone (`precedent.sampling.CounterCoins`)."""
 
-    def uniform(self, node: int, purpose: str) -> float:
-        """A uniform number in [0, 1)."""
+    def uniforms(self, nodes: Iterable[int], purpose: str) -> NDArray[np.float64]:
+        """A uniform number in [0, 1) for each of the nodes, `[nodes]`."""
 
 
-class VerdictAhead:
-    """`BatchedWeights` and the tokens that may end its walk; the verdict is that of the same coins without it."""
+@dataclass(slots=True, eq=False)
+class Scored:
+    """A scored tree in one of the modes `LAZY` or `GREEDY`; `VerdictsAhead` brings what its verdict needs."""
 
-    def __init__(self, tree: CandidateTree, rows: Summarised, coins: KnownCoins, mode: str) -> None:
-        self._rows, self._coins = rows, coins
-        self._weights = BatchedWeights(tree, rows.matrix(), lazy=LAZY[mode], check=rows.check)
-        uniforms = np.array([coins.uniform(node, NEXT) for node in range(ROOT, len(tree))])
-        tokens = categorical_rows(self._weights.leftovers, placed(uniforms, self._weights.leftovers.device))
-        self._unread = torch.cat([self._weights.unread(), rows.unread(), tokens.double()])
-        self._token_after: list[int] = []
-        self._weights.forget_laws()  # as large as the vocabulary, and the other sequences of the step have theirs
-        rows.forget_probs()
+    tree: CandidateTree
+    rows: TargetRows
+    coins: KnownCoins
+    mode: str
+    decide: Callable[[Coins], Verdict] | None = None
+
+    @property
+    def size(self) -> int:
+        """How many rows it has."""
+        return len(self.tree) + 1
+
+    def verdict(self) -> Verdict:
+        """Throw the coins, once all numbers were read. Raises GenerationError for a row on the way without a law."""
+        assert self.decide is not None, "its numbers were not read"
+        return self.decide(self.coins)
+
+
+def computed_alike(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
+    """Those whose rows become laws in the same way, at most `MOST_AT_ONCE` numbers together."""
+    groups: dict[object, list[Scored]] = {}
+    for each in scored:
+        groups.setdefault(None if each.mode == GREEDY else each.rows.law, []).append(each)
+    for group in groups.values():
+        together, numbers = list[Scored](), 0
+        for each in group:
+            numbers += each.size * each.rows.vocab_size
+            if together and numbers > MOST_AT_ONCE:
+                yield together
+                together, numbers = [], each.size * each.rows.vocab_size
+            together.append(each)
+        yield together
+
+
+class VerdictsAhead:
+    """All that the walks through some trees, which are `computed_alike`, may ask for.
+
+    The verdicts are those of the same coins without it. A tree of points alone is verified by drawing the token after
+    every node and going where it leads; draws are weighed tree by tree.
+    """
+
+    def __init__(self, scored: Sequence[Scored]) -> None:
+        self._scored = scored
+        logits = _joined([each.rows.logits_of_all() for each in scored])
+        self._by_row = [*logits.max(-1)]
+        self._weights: dict[Scored, BatchedWeights] = {}
+        if scored[0].mode != GREEDY:
+            self._by_row.append(self._tokens_after(scored[0].rows.law_of(logits)))
+        by_tree = [weights.unread() for weights in self._weights.values()]
+        self._unread = torch.cat([*by_tree, *(numbers.double() for numbers in self._by_row)])
+
+    def _tokens_after(self, probs: Tensor) -> Tensor:
+        """The token after every row if its walk ended there, `[rows]`; `probs` become what is left of them by then."""
+        uniforms = [each.coins.uniforms(range(ROOT, len(each.tree)), NEXT) for each in self._scored]
+        for each, part in zip(self._scored, probs.split([each.size for each in self._scored]), strict=True):
+            if not all(isinstance(draw.law, Point) for draw in each.tree.draws):
+                lazy, check = LAZY[each.mode], each.rows.check
+                self._weights[each] = BatchedWeights(each.tree, part, lazy=lazy, check=check, ahead=True)
+        tokens = categorical_rows(probs, placed(np.concatenate(uniforms), probs.device))
+        for weights in self._weights.values():
+            weights.forget_laws()
+        return tokens
 
     def unread(self) -> Tensor:
-        """Weights, largest numbers and tokens."""
+        """Weights of the trees that have draws, then of all rows the largest numbers, their ids, and tokens."""
         return self._unread
 
     def take(self, numbers: Sequence[float]) -> None:
-        """Hand each its own."""
-        nodes = len(self._weights.tree) + 1
-        rows_from, tokens_from = len(numbers) - 3 * nodes, len(numbers) - nodes
-        self._weights.take(numbers[:rows_from])
-        self._rows.take(numbers[rows_from:tokens_from])
-        self._token_after = [int(token) for token in numbers[tokens_from:]]
+        """Hand each sequence its own."""
+        start = 0
+        for weights in self._weights.values():
+            weights.take(numbers[start : start + weights.count])
+            start += weights.count
+        by_row = np.reshape(numbers[start:], (len(self._by_row), -1))
+        ends = accumulate((each.size for each in self._scored), initial=0)
+        for each, (first, end) in zip(self._scored, pairwise(ends), strict=True):
+            values, ids, *tokens = by_row[:, first:end].tolist()
+            each.rows.take([*values, *ids])
+            each.decide = self._decision(each, [int(token) for token in tokens[0]]) if tokens else _greedy(each)
 
-    def verdict(self) -> Verdict:
-        """Throw the coins. Raises GenerationError for a row on the way that cannot be sampled."""
-        return walk(self._weights, self)
+    def _decision(self, each: Scored, token_after: Sequence[int]) -> Callable[[Coins], Verdict]:
+        def drawn(node: int) -> int:
+            each.rows.check(node)
+            return token_after[node + 1]
+
+        weights = self._weights.get(each)
+        if weights is not None:
+            return lambda coins: walk(weights, _Foreseen(coins, drawn))
+        return matching(each.tree, drawn)
+
+
+def _greedy(each: Scored) -> Callable[[Coins], Verdict]:
+    return matching(each.tree, each.rows.argmax)
+
+
+@dataclass(frozen=True, slots=True)
+class _Foreseen:
+    """Coins whose draws are known beforehand: the token `drawn` after each node."""
+
+    coins: Coins
+    drawn: Callable[[int], int]
 
     def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
         """The coins' own."""
-        return self._coins.bernoulli(probability, node, purpose)
+        return self.coins.bernoulli(probability, node, purpose)
 
     def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
-        """What the coins' own uniform number drew from these weights."""
-        return self._token_after[node + 1]
+        """What the coins' own uniform number drew from these weights. Raises GenerationError if they are no law."""
+        return self.drawn(node)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def read_together(pending: Sequence[Unread]) -> None:
@@ -98,7 +175,7 @@ def read_together(pending: Sequence[Unread]) -> None:
     if not pending:
         return
     parts = [each.unread() for each in pending]
-    numbers: list[float] = torch.cat(parts).tolist()
+    numbers: list[float] = _joined(parts).tolist()
     start = 0
     for each, part in zip(pending, parts, strict=True):
         each.take(numbers[start : start + part.numel()])

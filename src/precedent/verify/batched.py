@@ -19,6 +19,7 @@ from torch import Tensor
 
 from precedent.placing import placed
 from precedent.tree import NULL, ROOT, CandidateTree, Draw, Drawn
+from precedent.verify.recursion import trials_and_points
 
 
 @dataclass(slots=True)
@@ -44,33 +45,49 @@ class BatchedWeights:
     Nothing is read back from the device before the first question of a walk, and then once: w and a of all trials.
     `check` is called with each node that the walk comes to, and raises where the node's row is not to be believed: a
     row behind a token that a grammar forbids may hold anything, and nobody gets there.
+
+    Every point is a trial here, so that a walk draws one token. With `ahead` the token after every node is drawn
+    before the walk begins: then points are left to that draw, as `recursion.Weights` does, `target_probs` is written
+    to, and becomes the laws that are left (`leftover`).
     """
 
     def __init__(
-        self, tree: CandidateTree, target_probs: Tensor, *, lazy: bool, check: Callable[[int], None] | None = None
+        self,
+        tree: CandidateTree,
+        target_probs: Tensor,
+        *,
+        lazy: bool,
+        check: Callable[[int], None] | None = None,
+        ahead: bool = False,
     ) -> None:
         self.tree, self.lazy, self._target_probs, self._check = tree, lazy, target_probs, check
         self._number: dict[tuple[int, int], int] = {}
         self._ordinals: dict[int, int] = {}
+        self._trials: dict[int, tuple[Draw, ...]] = {}
+        self._points: dict[int, dict[int, int]] = {}
         for node, draws in tree.draws_at.items():
-            for ordinal, draw in enumerate(draws):
-                self._number[node, ordinal] = len(self._number)
-                self._ordinals.setdefault(draw.child, ordinal)
-        self._worth = target_probs.new_zeros(len(tree.draws))
+            self._sort(node, draws, ahead)
+        self._worth = target_probs.new_zeros(len(self._number))
         self._accept = target_probs.new_ones(len(tree) + 2)  # of the root, of every node, and a place for nobody
-        self._left = target_probs.clone() if tree.draws else target_probs
+        self._left = target_probs if ahead or not self._number else target_probs.clone()
         self._read: Sequence[float] | None = None
         self._weigh()
 
+    def _sort(self, node: int, draws: tuple[Draw, ...], ahead: bool) -> None:
+        self._trials[node], self._points[node] = trials_and_points(self.tree, draws) if ahead else (draws, {})
+        for ordinal, draw in enumerate(self._trials[node]):
+            self._number[node, ordinal] = len(self._number)
+            self._ordinals.setdefault(draw.child, ordinal)
+
     def trials(self, node: int) -> tuple[Draw, ...]:
-        """The draws below `node`, points included, in verification order."""
+        """The draws below `node` that are tried one after the other, in verification order."""
         if self._check is not None:
             self._check(node)
-        return self.tree.draws_at.get(node, ())
+        return self._trials.get(node, ())
 
     def point_children(self, node: int) -> Mapping[int, int]:
-        """None: every point is a trial here, so that a step draws one token."""
-        return {}
+        """Token id to child node, for the points that are left to the draw of the token."""
+        return self._points.get(node, {})
 
     def ordinal(self, node: int) -> int:
         """Which trial of its parent brought `node` in first."""
@@ -96,11 +113,6 @@ class BatchedWeights:
         """Target probabilities after `node`, `[vocab_size]`."""
         return self._target_probs[node + 1]
 
-    @property
-    def leftovers(self) -> Tensor:
-        """The law B at every node once all its trials were rejected, `[num_nodes + 1, vocab_size]`."""
-        return self._left
-
     def forget_laws(self) -> None:
         """Keep the weights alone, for a walk whose last token is known beforehand."""
         self._left = self._target_probs = self._left.new_empty((len(self.tree) + 1, 0))
@@ -108,6 +120,11 @@ class BatchedWeights:
     def unread(self) -> Tensor:
         """What a walk asks for: w of all trials, then a of the root and of all nodes, in float64, unread."""
         return torch.cat([self._worth, self._accept]).double()
+
+    @property
+    def count(self) -> int:
+        """How many numbers `unread` gives."""
+        return len(self._worth) + len(self._accept)
 
     def take(self, numbers: Sequence[float]) -> None:
         """What `unread` gave, on the host: nothing more is read."""
@@ -155,7 +172,7 @@ class BatchedWeights:
         rounds: dict[tuple[int, int, bool], _Round] = {}
         laws: dict[int, tuple[int, Drawn]] = {}
         levels = self._levels()
-        for node, draws in self.tree.draws_at.items():
+        for node, draws in self._trials.items():
             for ordinal, draw in enumerate(draws):
                 is_drawn = isinstance(draw.law, Drawn)
                 each = rounds.setdefault((levels[node], ordinal, is_drawn), _Round())

@@ -97,6 +97,14 @@ class State:
         return State(1.0 if self.accept == 1.0 else 0.0, self.residual)
 
 
+def trials_and_points(tree: CandidateTree, draws: tuple[Draw, ...]) -> tuple[tuple[Draw, ...], dict[int, int]]:
+    """The draws of a node that need a coin of their own, and token id to child of the points that need none."""
+    pure = [isinstance(draw.law, Point) and tree.all_points_below[draw.child] for draw in draws]
+    at_the_end = [draw.child for draw, is_pure in zip(draws, pure, strict=True) if is_pure]
+    trials = tuple(draw for draw, is_pure in zip(draws, pure, strict=True) if not is_pure)
+    return trials, {tree.token_ids[child]: child for child in at_the_end}
+
+
 class Weights:
     """Every w, a and B of a tree: pure functions of (tree, rows), computed where a walk asks and memoised.
 
@@ -116,10 +124,7 @@ class Weights:
             self._sort(node, draws)
 
     def _sort(self, node: int, draws: tuple[Draw, ...]) -> None:
-        pure = [isinstance(draw.law, Point) and self.tree.all_points_below[draw.child] for draw in draws]
-        at_the_end = [draw.child for draw, is_pure in zip(draws, pure, strict=True) if is_pure]
-        self._points[node] = {self.tree.token_ids[child]: child for child in at_the_end}
-        self._trials[node] = tuple(draw for draw, is_pure in zip(draws, pure, strict=True) if not is_pure)
+        self._trials[node], self._points[node] = trials_and_points(self.tree, draws)
         for ordinal, draw in enumerate(self._trials[node]):
             self._ordinals.setdefault(draw.child, ordinal)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gpu_bench.setting import Setting
 from precedent.config import SamplingParams
@@ -14,7 +15,8 @@ from precedent.target import Slot, TargetModel
 from precedent.target.ordered_attention import ORDERED
 from precedent.target.split_attention import VARIANTS, StaticRows
 from precedent.tree import EMPTY_TREE, CandidateTree, TreeBuilder
-from precedent.verify import verify
+from precedent.verify import Verdict
+from precedent.verify.ahead import Scored, VerdictsAhead, computed_alike, read_together
 
 TOKENS, LENGTHS = (1, 8, 16, 32, 64), (1024, 4096, 16_384)
 BATCHES = (1, 8, 32)
@@ -142,19 +144,34 @@ def one_sequence(device: torch.device, length: int, tokens: int, tree: Candidate
 
 
 def verification_times(setting: Setting) -> Iterator[Row]:
-    """Logits to verdict, its read of the device included, for a tree of points, temperature only: share of a step."""
-    length, nodes = lengths(setting)[0], 64
-    tree, vocabulary = bushy(nodes), setting.model.config.vocab_size
-    logits = torch.randn(nodes + 1, vocabulary, device=setting.device, dtype=setting.model.dtype)
-    step = step_time(setting, setting.static, length, tree)
-    for mode, temperature in (("traversal", 0.7), ("greedy", 0.0)):
-        setting.check_time()
-        params = SamplingParams(temperature=temperature)
+    """Logits to verdicts as the decode loop comes to them, the read included, for trees of points: share of a step."""
+    nodes, vocabulary = 64, setting.model.config.vocab_size
+    for batch in (1, 8):
+        slots = [setting.slot_of(setting.static, lengths(setting)[0], nodes) for _ in range(batch)]
+        tree = bushy(nodes)
+        step = setting.milliseconds(lambda: _score_all(setting.static, slots, tree))  # noqa: B023
+        logits = torch.randn(batch, nodes + 1, vocabulary, device=setting.device, dtype=setting.model.dtype)
+        for mode, temperature in (("traversal", 0.7), ("greedy", 0.0)):
+            setting.check_time()
+            params = SamplingParams(temperature=temperature)
+            taken = setting.milliseconds(lambda: judged([tree] * batch, list(logits), params, mode))  # noqa: B023
+            yield {
+                "mode": mode,
+                "sequences": batch,
+                "nodes": nodes,
+                "vocabulary": vocabulary,
+                "ms": taken,
+                "share_of_step": taken / step,
+            }
 
-        def run() -> None:
-            rows = TargetRows(logits, tree, params)  # noqa: B023
-            batched = setting.on_cuda and mode == "traversal"  # noqa: B023
-            verify(tree, rows, mode, CounterCoins(1, 1), batched=batched)  # noqa: B023
 
-        taken = setting.milliseconds(run)
-        yield {"mode": mode, "nodes": nodes, "vocabulary": vocabulary, "ms": taken, "share_of_step": taken / step}
+def judged(
+    trees: Sequence[CandidateTree], scored: Sequence[Tensor], params: SamplingParams, mode: str
+) -> list[Verdict]:
+    """All verdicts, read at once."""
+    found = [
+        Scored(tree, TargetRows(logits, tree, params, at_once=True), CounterCoins(1, 1), mode)
+        for tree, logits in zip(trees, scored, strict=True)
+    ]
+    read_together([VerdictsAhead(together) for together in computed_alike(found)])
+    return [each.verdict() for each in found]

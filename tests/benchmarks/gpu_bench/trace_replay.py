@@ -13,14 +13,11 @@ from typing import Any
 
 from gpu_bench.recordings import Played, Recorder, Recording
 from gpu_bench.setting import Setting
-from gpu_bench.steps import BATCHES
+from gpu_bench.steps import BATCHES, judged
 from precedent.config import SamplingParams
-from precedent.sampling import CounterCoins, TargetRows
 from precedent.target import Slot
-from precedent.verify import verify
 
 Row = dict[str, Any]
-GREEDY = SamplingParams()
 
 WAYS: dict[tuple[str, str], Callable[[Recorder], Recording]] = {
     ("recall alone", "wrong answers"): Recorder.misled,
@@ -96,12 +93,8 @@ def _decode(setting: Setting, turns: Sequence[Played], batch: int) -> float:
 def _one_step(setting: Setting, running: list[tuple[Played, Slot, int]]) -> list[tuple[Played, Slot, int]]:
     """Forward, verification and commit of all; returns those that go on."""
     target = setting.static
-    scored = target.score([(slot, turn.steps[at][0]) for turn, slot, at in running])
-    left = []
-    for (turn, slot, at), logits in zip(running, scored, strict=True):
-        tree, path = turn.steps[at]
-        verify(tree, TargetRows(logits, tree, GREEDY, at_once=True), "greedy", CounterCoins(1, at))
-        target.commit(slot, tree, path, 1)
-        if at + 1 < len(turn.steps):
-            left.append((turn, slot, at + 1))
-    return left
+    proposed = [turn.steps[at] for turn, _, at in running]
+    scored = target.score([(slot, tree) for (_, slot, _), (tree, _) in zip(running, proposed, strict=True)])
+    judged([tree for tree, _ in proposed], scored, SamplingParams(), "greedy")
+    target.commit_all([(slot, tree, path, 1) for (_, slot, _), (tree, path) in zip(running, proposed, strict=True)])
+    return [(turn, slot, at + 1) for turn, slot, at in running if at + 1 < len(turn.steps)]

@@ -1,0 +1,88 @@
+"""What several sequences commit is moved together, in as few operations as one would take, and never halfway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from precedent.target import Slot, TargetModel
+from precedent.target.static_runner import StaticSettings
+from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.tree import ROOT, CandidateTree, TreeBuilder
+
+IN_AN_ARENA = StaticSettings(arena_tokens=2048, capture=False)
+
+
+class Copies(TorchDispatchMode):
+    """How many operations copy rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__ in ("index_select", "index_copy_", "copy_")
+        return func(*args, **(kwargs or {}))
+
+
+def two_branches() -> CandidateTree:
+    """Its second branch, nodes 1 and 3, does not stand in place."""
+    builder = TreeBuilder()
+    first, second = builder.add_point(ROOT, 3, "test"), builder.add_point(ROOT, 4, "test")
+    builder.add_point(first, 5, "test")
+    builder.add_point(second, 6, "test")
+    return builder.build()
+
+
+def scored(target: TargetModel, count: int) -> list[Slot]:
+    slots = [target.new_slot() for _ in range(count)]
+    for number, slot in enumerate(slots):
+        target.prefill(slot, [7 + number] * (5 + number))
+    target.score([(slot, two_branches()) for slot in slots])
+    return slots
+
+
+def rows(slot: Slot) -> Tensor:
+    """Everything committed, [layers, 2, heads, length, head_dim]."""
+    return torch.stack([torch.cat(layer.rows(0, slot.kv.length)) for layer in slot.kv.layers])
+
+
+def commit_second_branch(target: TargetModel, slots: Sequence[Slot]) -> int:
+    """Returns how many copies that took."""
+    with Copies() as copies:
+        target.commit_all([(slot, two_branches(), (1, 3), 9) for slot in slots])
+    return copies.count
+
+
+@pytest.mark.parametrize("static", [IN_AN_ARENA, None], ids=["arena", "buffers of their own"])
+def test_what_is_committed_together_is_what_each_would_commit_alone(static: StaticSettings | None) -> None:
+    target = TargetModel(tiny_causal_lm(), static=static)
+    together, alone = scored(target, 3), scored(target, 3)
+    commit_second_branch(target, together)
+    for one, other in zip(together, alone, strict=True):
+        target.commit(other, two_branches(), (1, 3), 9)
+        assert torch.equal(rows(one), rows(other))
+        assert one.token_ids[-2:] == [4, 6]
+        assert one.pending == 9
+    assert not torch.equal(rows(together[0])[..., -1, :], rows(together[1])[..., -1, :])
+
+
+def test_in_an_arena_many_sequences_take_as_many_copies_as_one() -> None:
+    target = TargetModel(tiny_causal_lm(), static=IN_AN_ARENA)
+    assert commit_second_branch(target, scored(target, 8)) == commit_second_branch(target, scored(target, 1)) == 4
+
+
+def test_a_commit_that_fails_for_one_leaves_those_before_it_whole() -> None:
+    """Lengths count rows that stand in place, whatever came after."""
+    target = TargetModel(tiny_causal_lm(), static=IN_AN_ARENA)
+    (first, second), (expected, _) = scored(target, 2), scored(target, 2)
+    target.commit(expected, two_branches(), (1, 3), 9)
+    tree = two_branches()
+    with pytest.raises(IndexError):
+        target.commit_all([(first, tree, (1, 3), 9), (second, tree, (1, 9), 9)])
+    assert torch.equal(rows(first), rows(expected))
