@@ -52,13 +52,16 @@ def start(
     coins_of: Callable[[int], Coins] = ENTROPY,
     prompt: Sequence[int] = PROMPT,
     mode: str = "",
+    num_tokens: int | None = None,
 ) -> DecodingSequence:
     """A prefilled sequence with its drafters begun."""
     slot = target.new_slot()
     target.prefill(slot, prompt)
-    shape = constraints_for(sampling, prompt, target.vocab_size, target.vocab_size)
+    shape = constraints_for(sampling, prompt)
     mode = mode or ("greedy" if sampling.greedy else "traversal")
-    request = DraftRequest("test", tuple(prompt), sampling, mode=mode, shape=shape, end_token_ids=frozenset({0}))
+    request = DraftRequest(
+        "test", tuple(prompt), sampling, mode=mode, shape=shape, num_tokens=num_tokens, end_token_ids=frozenset({0})
+    )
     return DecodingSequence(
         slot=slot,
         sampling=sampling,
@@ -70,6 +73,7 @@ def start(
         shape=shape,
         draftings={drafter.name: drafter.begin(request) for drafter in drafters},
         draw_sources=tuple(drafter.name for drafter in drafters if drafter.draws),
+        num_tokens=num_tokens,
     )
 
 
@@ -86,7 +90,7 @@ def run(target: TargetModel, sequence: DecodingSequence, planner: Planner | None
 def greedy_by_hand(target: TargetModel, sampling: SamplingParams) -> list[int]:
     """Plain greedy decoding by whole forwards, with the request's constraints."""
     output: list[int] = []
-    shape = constraints_for(sampling, PROMPT, target.vocab_size, target.vocab_size)
+    shape = constraints_for(sampling, PROMPT)
     while len(output) < sampling.max_tokens and (not output or output[-1] != 0):
         with torch.inference_mode():
             row = target.model(input_ids=torch.tensor([[*PROMPT, *output]])).logits[0, -1]
@@ -173,18 +177,18 @@ class StepCoins:
         return self._coins.categorical(weights, node + self._offset, purpose)
 
 
-def law_of_strings(target: TargetModel, sampling: SamplingParams) -> dict[tuple[int, ...], float]:
+def law_of_strings(target: TargetModel, sampling: SamplingParams, num_tokens: int) -> dict[tuple[int, ...], float]:
     """The exact law of plain sampling: all strings up to an end token or the length limit."""
     law: dict[tuple[int, ...], float] = {}
-    for string in itertools.product(range(target.vocab_size), repeat=sampling.max_tokens):
+    for string in itertools.product(range(num_tokens), repeat=sampling.max_tokens):
         cut = string[: string.index(0) + 1] if 0 in string else string
         if cut in law:
             continue
         probability = 1.0
         for i, token in enumerate(cut):
             with torch.inference_mode():
-                row = target.model(input_ids=torch.tensor([[1, 2, *cut[:i]]])).logits[0, -1]
-            shape = constraints_for(sampling, [1, 2], target.vocab_size, target.vocab_size)
+                row = target.model(input_ids=torch.tensor([[1, 2, *cut[:i]]])).logits[0, -1, :num_tokens]
+            shape = constraints_for(sampling, [1, 2])
             row = row if shape is None else shape(cut[:i], row)
             probability *= float(probs_of(row, sampling)[token])
         law[cut] = probability
@@ -200,22 +204,25 @@ def law_of_strings(target: TargetModel, sampling: SamplingParams) -> dict[tuple[
     ],
     ids=["temperature 1", "temperature, top-k and penalty"],
 )
-def test_the_law_of_whole_answers_through_the_loop_is_exact(mode: str, sampling: SamplingParams) -> None:
+@pytest.mark.parametrize("vocab_size", [3, 5], ids=["", "a head wider than the tokenizer"])
+def test_the_law_of_whole_answers_through_the_loop_is_exact(
+    mode: str, sampling: SamplingParams, vocab_size: int
+) -> None:
     """Every branch of the real loop (tiny transformers, points, draws, KV cache): the law of all strings, to 1e-9."""
-    tiny = {"vocab_size": 3, "num_hidden_layers": 1, "hidden_size": 16, "scale": 0.3}
+    tiny = {"vocab_size": vocab_size, "num_hidden_layers": 1, "hidden_size": 16, "scale": 0.3}
     target = TargetModel(tiny_causal_lm("llama", seed=8, **tiny))
     draft = TargetModel(tiny_causal_lm("llama", seed=9, **tiny))
 
     def answer(coins: Coins) -> tuple[int, ...]:
         drafters = [OracleDrafter([2, 1, 1]), DraftModelDrafter(draft)]
         coins_of = lambda number: StepCoins(coins, number)  # noqa: E731  # a closure over this branch's coins
-        sequence = start(target, drafters, sampling, coins_of=coins_of, prompt=[1, 2], mode=mode)
+        sequence = start(target, drafters, sampling, coins_of=coins_of, prompt=[1, 2], mode=mode, num_tokens=3)
         return tuple(run(target, sequence, EverythingPlanner(num_draws=2)))
 
     law: dict[tuple[int, ...], float] = defaultdict(float)
     for probability, output in enumerate_outcomes(answer):
         law[output] += probability
-    expected = {string: p for string, p in law_of_strings(target, sampling).items() if p > 0}
+    expected = {string: p for string, p in law_of_strings(target, sampling, 3).items() if p > 0}
     assert law == pytest.approx(expected, abs=1e-9)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.constraints import Chain, RepetitionPenalty, VocabularyLimit, forced_tokens
+from precedent.constraints import Chain, RepetitionPenalty, forced_tokens
 from precedent.drafters.base import Drafter, DraftRequest
 from precedent.drafters.grammar import GrammarDrafter
 from precedent.testing.drafter_contract import DrafterContract
@@ -76,13 +76,13 @@ def test_forced_tokens_are_a_chain_and_nearly_certain() -> None:
 
 
 def test_a_constraint_that_cannot_tell_forces_nothing() -> None:
-    for shape in (None, VocabularyLimit(10), RepetitionPenalty((1, 2), 1.5)):
+    for shape in (None, Chain([]), RepetitionPenalty((1, 2), 1.5)):
         drafting = GrammarDrafter().begin(DraftRequest("r", (1,), SamplingParams(), shape=shape))
         assert len(drafting.match(8)) == 0
 
 
 def test_one_constraint_of_a_chain_is_enough_to_force() -> None:
-    chain = Chain([VocabularyLimit(10), Chain([Phrases()]), RepetitionPenalty((1,), 1.5)])
+    chain = Chain([RepetitionPenalty((2,), 1.5), Chain([Phrases()]), RepetitionPenalty((1,), 1.5)])
     assert forced_tokens(chain, [5, 6]) == (7, 5)
     assert forced_tokens(Chain([]), [5, 6]) == ()
 

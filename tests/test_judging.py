@@ -181,7 +181,9 @@ def test_a_row_that_cannot_be_sampled_fails_when_the_walk_comes_to_it() -> None:
             scored.verdict()
 
 
-def sequences(target: TargetModel, sampling: SamplingParams, count: int) -> list[DecodingSequence]:
+def sequences(
+    target: TargetModel, sampling: SamplingParams, count: int, num_tokens: int | None = None
+) -> list[DecodingSequence]:
     """Prefilled, with drafts from their own prompts."""
     found = []
     for number in range(count):
@@ -193,7 +195,7 @@ def sequences(target: TargetModel, sampling: SamplingParams, count: int) -> list
             DecodingSequence(
                 slot=slot, sampling=sampling, speculation=SpeculationConfig(), mode=mode,
                 coins_of=entropy_coins(number), end_token_ids=frozenset({0}), max_tokens=40,
-                draftings={"prompt": PromptDrafter().begin(request)},
+                draftings={"prompt": PromptDrafter().begin(request)}, num_tokens=num_tokens,
             )
         )  # fmt: skip
     return found
@@ -218,11 +220,14 @@ def static_target(device: str = "cpu") -> TargetModel:
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.3)], ids=["greedy", "sampled"])
-def test_a_step_of_several_sequences_reads_once(sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_tokens", [None, 200], ids=["", "a head wider than the tokenizer"])
+def test_a_step_of_several_sequences_reads_once(
+    sampling: SamplingParams, num_tokens: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Forward, verification and commit of three sequences, trees and all; the reading itself is the one wait."""
     as_on_a_gpu(monkeypatch)
     target, planner = static_target(), Planner(CostCurve())
-    running, proposed = sequences(target, sampling, 3), 0
+    running, proposed = sequences(target, sampling, 3, num_tokens), 0
     for _ in range(4):
         with torch.inference_mode(), HostWaits() as waits:
             step(running, target, planner)

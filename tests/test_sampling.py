@@ -221,7 +221,7 @@ def test_the_matrix_of_all_rows_holds_the_very_rows(dtype: torch.dtype, shaped: 
         params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=1)
         logits = (torch.randn(4, 61, generator=generator, dtype=torch.float64) * 3).round(decimals=1).to(dtype)
         logits[2, 5:20] = -math.inf
-        shape = constraints_for(SamplingParams(repetition_penalty=1.3), [1, 2], 60, 61) if shaped else None
+        shape = constraints_for(SamplingParams(repetition_penalty=1.3), [1, 2]) if shaped else None
         by_row, at_once = (TargetRows(logits, tree, params, (8,), shape, at_once=one) for one in (False, True))
         for node in range(ROOT, len(tree)):
             assert torch.allclose(at_once.matrix()[node + 1], by_row(node), rtol=0, atol=1e-15)
@@ -249,7 +249,7 @@ def test_the_repetition_penalty_is_that_of_transformers_and_leaves_the_logits_al
     """A penalty written into the model's buffer would apply twice when a row is asked for twice."""
     logits = (torch.randn(20, generator=torch.Generator().manual_seed(1)) * 4).to(dtype)
     before = logits.clone()
-    shape = constraints_for(SamplingParams(repetition_penalty=1.7), [3, 5, 5], 20, 20)
+    shape = constraints_for(SamplingParams(repetition_penalty=1.7), [3, 5, 5])
     assert shape is not None
     mine = shape((7, 3), logits)
     theirs = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[3, 5, 5, 7, 3]]), logits.to(mine.dtype)[None])[0]
@@ -258,19 +258,20 @@ def test_the_repetition_penalty_is_that_of_transformers_and_leaves_the_logits_al
 
 
 def test_the_repetition_penalty_takes_an_empty_text() -> None:
-    shape = constraints_for(SamplingParams(repetition_penalty=2.0), [], 3, 3)
+    shape = constraints_for(SamplingParams(repetition_penalty=2.0), [])
     assert shape is not None
     assert shape((), torch.ones(3)).tolist() == [1.0, 1.0, 1.0]
 
 
-def test_padding_rows_of_the_output_head_are_masked() -> None:
-    """Ids that the tokenizer does not have can be neither drawn nor accepted."""
-    shape = constraints_for(SamplingParams(), [1], 3, 5)
+def test_the_repetition_penalty_passes_over_ids_that_a_row_does_not_have() -> None:
+    """A prompt of raw ids may hold one that only the padded output head knows."""
+    shape = constraints_for(SamplingParams(repetition_penalty=2.0), [1, 9])
     assert shape is not None
-    logits = torch.arange(5.0)
-    assert shape((), logits).tolist() == [0.0, 1.0, 2.0, -math.inf, -math.inf]
-    assert logits.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert constraints_for(SamplingParams(), [1], 5, 5) is None
+    assert shape((2, 8), torch.ones(3)).tolist() == [1.0, 0.5, 0.5]
+
+
+def test_without_wishes_there_are_no_constraints() -> None:
+    assert constraints_for(SamplingParams(temperature=0.5), [1]) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

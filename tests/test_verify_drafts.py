@@ -33,7 +33,7 @@ def test_the_draft_model_reports_the_law_it_samples(sampling: SamplingParams, po
     """A real tiny transformer: temperature, truncation, penalties, cached siblings, two draws deep."""
     model = TargetModel(tiny_causal_lm("llama", seed=3, vocab_size=4, num_hidden_layers=1, hidden_size=16, scale=0.3))
     prompt = [1, 2, 1]
-    shape = constraints_for(sampling, prompt, 4, 4)
+    shape = constraints_for(sampling, prompt)
 
     def drawing(builder: TreeBuilder, coins: Coins) -> None:
         request = DraftRequest("test", tuple(prompt), sampling, mode="traversal", shape=shape)

@@ -1,7 +1,8 @@
 """What happens to a row of logits at a node: `(output_ids, row) -> row`, with that node's own path.
 
 `output_ids` are the tokens after the prompt: the committed answer and then the node's path in the candidate tree. The
-same function is applied to target and draft model alike, so that both laws speak of the same thing.
+same function is applied to target and draft model alike, so that both laws speak of the same thing. A row has an entry
+for every id of the tokenizer; what a wider output head says of others is cut off before.
 """
 
 from __future__ import annotations
@@ -28,21 +29,6 @@ class ForcesTokens(Protocol):
         """
 
 
-class VocabularyLimit:
-    """Masks the padding rows of the output head, ids that the tokenizer does not have."""
-
-    def __init__(self, num_tokens: int) -> None:
-        self._num_tokens = num_tokens
-
-    def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
-        """Mask ids from `num_tokens` on."""
-        if row.numel() <= self._num_tokens:
-            return row
-        row = row.clone()
-        row[self._num_tokens :] = -torch.inf
-        return row
-
-
 class RepetitionPenalty:
     """Makes tokens that occurred in the prompt or the answer less likely (Keskar et al. 1909.05858, section 4.1)."""
 
@@ -51,7 +37,8 @@ class RepetitionPenalty:
 
     def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
         """Divide positive and multiply negative logits of seen tokens by the penalty."""
-        seen = torch.tensor(sorted(self._prompt_ids.union(output_ids)), dtype=torch.long, device=row.device)
+        known = sorted(token for token in self._prompt_ids.union(output_ids) if token < row.numel())
+        seen = torch.tensor(known, dtype=torch.long, device=row.device)
         row = row.to(torch.float64 if row.dtype == torch.float64 else torch.float32, copy=True)
         values = row[seen]
         row[seen] = torch.where(values < 0, values * self._penalty, values / self._penalty)
@@ -81,16 +68,10 @@ def forced_tokens(constraint: RowShaper, output_ids: Sequence[int]) -> tuple[int
 
 
 def constraints_for(
-    params: SamplingParams,
-    prompt_ids: Sequence[int],
-    num_tokens: int,
-    vocab_size: int,
-    grammar: RowShaper | None = None,
+    params: SamplingParams, prompt_ids: Sequence[int], grammar: RowShaper | None = None
 ) -> RowShaper | None:
     """The constraints that `params` asks for and the request's grammar, or None when rows stay as they are."""
     wanted: list[RowShaper] = []
-    if num_tokens < vocab_size:
-        wanted.append(VocabularyLimit(num_tokens))
     if params.repetition_penalty != 1.0:
         wanted.append(RepetitionPenalty(prompt_ids, params.repetition_penalty))
     if grammar is not None:

@@ -73,7 +73,7 @@ def _ahead(judgements: Sequence[Judgement]) -> list[Unread]:
 
 def _judge(draft: Draft, logits: Tensor) -> Judgement:
     sequence, tree, mode = draft.sequence, draft.tree, draft.sequence.mode
-    at_once = on_accelerator(logits)
+    logits, at_once = logits[:, : sequence.num_tokens], on_accelerator(logits)
     if at_once and sequence.stats.bitwise and mode == "coupled":
         logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not the same bits every time
     rows = TargetRows(logits, tree, sequence.sampling, sequence.output_ids, sequence.shape, at_once=at_once)

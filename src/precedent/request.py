@@ -72,7 +72,7 @@ def begin(request: Request, target: TargetModel, end_token_ids: frozenset[int], 
     `num_tokens` is how many the tokenizer has. Raises what a drafter raises; those begun before are in the sequence.
     """
     request.stats.bitwise = target.bitwise and request.mode in ("greedy", "coupled")
-    shape = constraints_for(request.sampling, request.prompt_ids, num_tokens, target.vocab_size, request.grammar)
+    shape = constraints_for(request.sampling, request.prompt_ids, request.grammar)
     request.sequence = sequence = DecodingSequence(
         slot=target.new_slot(),
         sampling=request.sampling,
@@ -96,6 +96,7 @@ def begin(request: Request, target: TargetModel, end_token_ids: frozenset[int], 
         tools=request.tools,
         mode=request.mode,
         shape=shape,
+        num_tokens=sequence.num_tokens,
         end_token_ids=end_token_ids,
         prediction=request.prediction,
         templates=request.templates,

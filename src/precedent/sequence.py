@@ -44,7 +44,7 @@ class DecodingSequence:
     `coins_of(step)` gives the coins of a step (`entropy_coins`, or a test's); `draftings` maps drafter names to their
     work on this request, `draw_sources` names those that cost model steps, `drafting_ahead` holds those of them that
     work while the target scores (`precedent.pearl`). `num_tokens` is how many token ids the tokenizer has (None: nobody
-    counted): a damaged cache may propose any.
+    counted): what a wider output head says of others is cut off, and a damaged cache may propose any.
     """
 
     slot: Slot

@@ -28,11 +28,11 @@ class DraftRequest:
     """What a drafter learns about a request when it begins.
 
     `query` is the text that recall embeds; `workflow_step` and `tools` (a fingerprint of the bound tools) tell requests
-    apart whose words are alike. `mode` is how its tokens are verified; `shape` is what the target does to a
-    row of logits before it samples, and a draft model must do the same. `prediction` is the caller's own guess of the
-    answer, `templates` are premade responses and the forms of the tool calls that it may make. `target_slot` gives the
-    request's place in the target model, for whoever drafts with the target's own keys and values: what is committed
-    there must stay, rows behind it may be written.
+    apart whose words are alike. `mode` is how its tokens are verified; the target cuts a row of logits after
+    `num_tokens` (None: nowhere) and does `shape` to it before it samples, and a draft model must do the same.
+    `prediction` is the caller's own guess of the answer, `templates` are premade responses and the forms of the tool
+    calls that it may make. `target_slot` gives the request's place in the target model, for whoever drafts with the
+    target's own keys and values: what is committed there must stay, rows behind it may be written.
     """
 
     request_id: str
@@ -44,6 +44,7 @@ class DraftRequest:
     tools: str = ""
     mode: str = "greedy"
     shape: RowShaper | None = None
+    num_tokens: int | None = None
     end_token_ids: frozenset[int] = frozenset()
     prediction: tuple[int, ...] = ()
     templates: tuple[Template, ...] = ()

@@ -228,7 +228,8 @@ class _DraftModelDrafting:
             return False
         with self._drafter.at_work():
             slot, tail = self._next or self._place.caught_up(drafted)
-            row = self._shaped(self._model.score([(slot, tail)])[0][-1], drafted)
+            scored = self._model.score([(slot, tail)])[0]
+            row = self._shaped(scored[-1, : self._request.num_tokens], drafted)
             new = self._drafted(row, drafted, coins, node, purpose, siblings)
             self._row = new.law.row if isinstance(new.law, Drawn) else row
             self._model.commit(slot, tail, range(len(tail)), new.token_id)
