@@ -9,7 +9,8 @@ import torch
 
 from precedent.config import SamplingParams
 from precedent.drafters.base import Drafter, DraftRequest
-from precedent.drafters.draft_model import CATCH_UP_LIMIT, DraftModelDrafter
+from precedent.drafters.draft_model import DraftModelDrafter
+from precedent.drafters.draft_place import CATCH_UP_LIMIT
 from precedent.sampling import CounterCoins, probs_of
 from precedent.target import TargetModel
 from precedent.testing.drafter_contract import DrafterContract

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from precedent.drafters.base import Candidates, Drafter, Drafting, DraftRequest, DraftsAhead, DrawsRunnersUp
+from precedent.drafters.base import (
+    Candidates,
+    Drafter,
+    Drafting,
+    DraftRequest,
+    DraftsAhead,
+    DrawsRunnersUp,
+    DrawsTogether,
+)
 from precedent.drafters.codec import TextCodec
 from precedent.errors import ConfigError
 
@@ -33,6 +41,7 @@ __all__ = [
     "Drafting",
     "DraftsAhead",
     "DrawsRunnersUp",
+    "DrawsTogether",
     "TextCodec",
     "known_drafters",
     "load_drafters",

@@ -20,6 +20,7 @@ from precedent.templates import Template
 from precedent.tree import CandidateTree, TreeBuilder
 
 if TYPE_CHECKING:
+    from precedent.drafters.in_step import Drawer, Drawing
     from precedent.target import Slot
 
 
@@ -117,6 +118,20 @@ class Drafting(Protocol):
 
     def end(self) -> None:
         """The request is over, normally or not; release everything."""
+
+
+class DrawsTogether(Drafting, Protocol):
+    """A drafting whose draws go on in step with those of other requests: `draw_together` is the same for all of them.
+
+    What `drawing` yields is between the two; run to its end it has done what `draw` does.
+    """
+
+    @property
+    def draw_together(self) -> Callable[[Sequence[Drawing]], Sequence[Drawer]]:
+        """Runs drawings of several requests to their ends, and says of each what it took and what it failed of."""
+
+    def drawing(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> Drawing:
+        """`draw`, not yet begun."""
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ the target scores (`precedent.pearl`) it shows in the next tree, if the text goe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -17,20 +17,18 @@ import torch
 from torch import Tensor
 
 from precedent.drafters.base import Candidates, Drafting, DraftRequest
+from precedent.drafters.draft_place import OwnPlace, TargetsPlace
+from precedent.drafters.in_step import Drawer, Drawing, Extending, draw_in_step
 from precedent.drafters.lookahead import DraftedToken, Lookahead
 from precedent.errors import GenerationError
 from precedent.placing import placed
 from precedent.sampling import Coins, coupled_choice, largest, largest_id, probs_of
-from precedent.target import Slot, TargetModel, common_prefix
+from precedent.target import Slot, TargetModel
 from precedent.target.prefix_pool import PrefixPool
-from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, Point, TreeBuilder, chain
+from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, Point, TreeBuilder
 
 CHOSEN = ("greedy", "coupled")
 """Modes in which the next token is a function of its row: whatever proposes it is a point."""
-
-CATCH_UP_LIMIT = 32
-"""Up to this many missed tokens ride along with the first draw; more are prefilled in chunks."""
-
 
 MAX_IDLE_BYTES = 64 * 2**20
 """What KV caches of finished requests may take; the next turn of a conversation goes on with them."""
@@ -66,9 +64,9 @@ class DraftModelDrafter:
         context = list(request.prompt_ids)
         with self.at_work():
             if self._early_exit and request.target_slot is not None:
-                place: _OwnPlace | _TargetsPlace = _TargetsPlace(self._model, request.target_slot)
+                place: OwnPlace | TargetsPlace = TargetsPlace(self._model, request.target_slot)
             else:
-                place = _OwnPlace(self._model, self._pool, request.tenant, context)
+                place = OwnPlace(self._model, self._pool, request.tenant, context)
         return _DraftModelDrafting(self, self._model, request, context, place)
 
     def close(self) -> None:
@@ -78,6 +76,10 @@ class DraftModelDrafter:
     def at_work(self) -> AbstractContextManager[object]:
         """Everything that touches the model's numbers happens in here: in order, on whichever thread."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def draw_together(self, drawings: Sequence[Drawing | Extending]) -> list[Drawer]:
+        """Let several requests draw, with one forward for all of them per token."""
+        return draw_in_step(self._model, drawings, self.at_work)
 
     def handed_on(self, law: Drawn) -> Drawn:
         """The law as the target's thread may read it: on the target's device, and safe from being overwritten."""
@@ -97,55 +99,6 @@ def _stream_on(device: torch.device) -> torch.cuda.Stream | None:
     return stream
 
 
-class _OwnPlace:
-    """A KV cache of the draft model's own, which follows the committed text when it is asked to."""
-
-    def __init__(self, model: TargetModel, pool: PrefixPool, tenant: str, context: list[int]) -> None:
-        self._model, self._pool, self._tenant, self._context = model, pool, tenant, context
-        self._slot = pool.acquire(tenant, context)
-
-    @property
-    def behind(self) -> int:
-        """Committed tokens that its KV cache lacks."""
-        return len(self._context) - common_prefix(self._slot.token_ids, self._context)
-
-    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
-        """Rewind to the committed text and what was drafted behind it.
-
-        The first missed token becomes pending, the others are returned as a chain.
-        """
-        text = [*self._context, *drafted]
-        reused = common_prefix(self._slot.token_ids, text[:-1])
-        self._model.rewind(self._slot, reused)
-        if len(text) - reused > CATCH_UP_LIMIT:
-            self._model.prefill(self._slot, text)
-        self._slot.pending, *missed = text[len(self._slot.token_ids) :]
-        return self._slot, chain(missed)
-
-    def leave(self) -> None:
-        """Keep the KV cache for the conversation's next turn."""
-        slot, self._slot = self._slot, self._model.new_slot()
-        self._pool.release(self._tenant, slot)
-
-
-class _TargetsPlace:
-    """The target's own KV cache, of which the first layers are read: there is never anything to catch up on."""
-
-    behind = 1
-
-    def __init__(self, model: TargetModel, target_slot: Callable[[], Slot]) -> None:
-        self._num_layers, self._target_slot = len(model.kv_shape.layers), target_slot
-
-    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
-        """The committed text as the target holds it, with its pending token; what was drafted is not stored there."""
-        assert not drafted, "an early exit drafts between two forwards of its target, never ahead"
-        slot = self._target_slot()
-        return Slot(slot.kv.first_layers(self._num_layers), pending=slot.pending), EMPTY_TREE
-
-    def leave(self) -> None:
-        """The target's slot is the engine's to keep."""
-
-
 class _DraftModelDrafting:
     def __init__(
         self,
@@ -153,9 +106,10 @@ class _DraftModelDrafting:
         model: TargetModel,
         request: DraftRequest,
         context: list[int],
-        place: _OwnPlace | _TargetsPlace,
+        place: OwnPlace | TargetsPlace,
     ) -> None:
         self._drafter, self._model, self._request = drafter, model, request
+        self.draw_together = drafter.draw_together
         self._context, self._place, self._ahead = context, place, Lookahead()
         self._next: tuple[Slot, CandidateTree] | None = None
         self._row: Tensor | None = None
@@ -177,12 +131,16 @@ class _DraftModelDrafting:
 
     def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
         """Show a chain of up to `num_draws` tokens below the root, drawn ahead or now; it ends at an end token."""
+        self._alone(self.drawing(builder, num_draws, coins))
+
+    def drawing(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> Drawing:
+        """`draw`, to go on in step with those of other requests."""
         if self._ahead.shown:  # for a step that came to no verdict
             self._ahead, self._next = Lookahead(), None
         parent, purpose, self._rows = ROOT, f"draft {self._drafter.name}", []
         while self._ahead.shown < num_draws:
             if not self._ahead.unseen:
-                if not self._extend(coins, parent, purpose, builder.children(parent)):
+                if not (yield from self._extend(coins, parent, purpose, builder.children(parent))):
                     return
                 assert self._row is not None
                 self._rows.append((parent, self._row))
@@ -213,23 +171,30 @@ class _DraftModelDrafting:
 
     def draw_ahead(self, coins: Coins) -> bool:
         """Draw one token more behind everything drawn so far; its coin belongs to its place in the answer."""
-        place = self._output_length + len(self._ahead.chain)
-        return self._extend(coins, place, f"draft {self._drafter.name} ahead", ())
+        before = len(self._ahead.chain)
+        place, purpose = self._output_length + before, f"draft {self._drafter.name} ahead"
+        self._alone(self._extend(coins, place, purpose, ()))
+        return len(self._ahead.chain) > before
 
     def hung_below(self, tree: CandidateTree) -> CandidateTree:
         """The tree that was scored, with the draws at hand that its rows can judge."""
         return self._ahead.hung_below(tree, self._drafter.name, self._handed_on)
 
-    @torch.inference_mode()
-    def _extend(self, coins: Coins, node: int, purpose: str, siblings: tuple[int, ...]) -> bool:
+    def _alone(self, drawing: Drawing | Extending) -> None:
+        error = self.draw_together([drawing])[0].error
+        if error is not None:
+            raise error
+
+    def _extend(self, coins: Coins, node: int, purpose: str, siblings: tuple[int, ...]) -> Extending:
         """Make the chain one token longer; False when it has come to an end token."""
         drafted = self._ahead.token_ids
         if drafted and drafted[-1] in self._request.end_token_ids:
             return False
         with self._drafter.at_work():
             slot, tail = self._next or self._place.caught_up(drafted)
-            scored = self._model.score([(slot, tail)])[0]
-            row = self._shaped(scored[-1, : self._request.num_tokens], drafted)
+        logits = yield slot, tail
+        with self._drafter.at_work():
+            row = self._shaped(logits[-1, : self._request.num_tokens], drafted)
             new = self._drafted(row, drafted, coins, node, purpose, siblings)
             self._row = new.law.row if isinstance(new.law, Drawn) else row
             self._model.commit(slot, tail, range(len(tail)), new.token_id)

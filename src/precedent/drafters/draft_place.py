@@ -1,0 +1,64 @@
+"""Where a draft model keeps the keys and values of a request: in a cache of its own, or in the target's.
+
+Either place brings the model to the end of a text when it is asked to draw behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from precedent.target import Slot, TargetModel, common_prefix
+from precedent.target.prefix_pool import PrefixPool
+from precedent.tree import EMPTY_TREE, CandidateTree, chain
+
+CATCH_UP_LIMIT = 32
+"""Up to this many missed tokens ride along with the first draw; more are prefilled in chunks."""
+
+
+class OwnPlace:
+    """A KV cache of the draft model's own, which follows the committed text when it is asked to."""
+
+    def __init__(self, model: TargetModel, pool: PrefixPool, tenant: str, context: list[int]) -> None:
+        self._model, self._pool, self._tenant, self._context = model, pool, tenant, context
+        self._slot = pool.acquire(tenant, context)
+
+    @property
+    def behind(self) -> int:
+        """Committed tokens that its KV cache lacks."""
+        return len(self._context) - common_prefix(self._slot.token_ids, self._context)
+
+    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
+        """Rewind to the committed text and what was drafted behind it.
+
+        The first missed token becomes pending, the others are returned as a chain.
+        """
+        text = [*self._context, *drafted]
+        reused = common_prefix(self._slot.token_ids, text[:-1])
+        self._model.rewind(self._slot, reused)
+        if len(text) - reused > CATCH_UP_LIMIT:
+            self._model.prefill(self._slot, text)
+        self._slot.pending, *missed = text[len(self._slot.token_ids) :]
+        return self._slot, chain(missed)
+
+    def leave(self) -> None:
+        """Keep the KV cache for the conversation's next turn."""
+        slot, self._slot = self._slot, self._model.new_slot()
+        self._pool.release(self._tenant, slot)
+
+
+class TargetsPlace:
+    """The target's own KV cache, of which the first layers are read: there is never anything to catch up on."""
+
+    behind = 1
+
+    def __init__(self, model: TargetModel, target_slot: Callable[[], Slot]) -> None:
+        self._num_layers, self._target_slot = len(model.kv_shape.layers), target_slot
+
+    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
+        """The committed text as the target holds it, with its pending token; what was drafted is not stored there."""
+        assert not drafted, "an early exit drafts between two forwards of its target, never ahead"
+        slot = self._target_slot()
+        return Slot(slot.kv.first_layers(self._num_layers), pending=slot.pending), EMPTY_TREE
+
+    def leave(self) -> None:
+        """The target's slot is the engine's to keep."""

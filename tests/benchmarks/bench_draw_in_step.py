@@ -1,0 +1,100 @@
+"""Several requests at once with a draft model: one forward per drawn token for all of them, against one for each.
+
+    python tests/benchmarks/bench_draw_in_step.py [--requests 8] [--at-once 4] [--rounds 3]
+
+The order desk's own pair drafts alone, without a cache. Both ways have an engine over the same weights and take turns;
+the first round of each is for learning what draws cost. Plain decoding is measured beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+from time import perf_counter
+from unittest.mock import patch
+
+import torch
+
+from precedent.config import SpeculationConfig
+from precedent.engine import Engine
+from precedent.generation import GenerationResult
+from precedent.langchain import ChatPrecedent
+from precedent.target.loading import load_draft, load_target
+from precedent_demo import MAX_TOKENS_PER_TURN, adapted_target, draft_folder, make_database, make_requests, run_request
+
+WAYS = {"plain": "", "one by one": "nowhere", "in step": "draw_together"}
+"""Name of a way to the method by which drafters draw together, which is not found for the second."""
+
+
+class Side:
+    """One way, its engine, and what its rounds took."""
+
+    def __init__(self, way: str, engine: Engine, results: list[GenerationResult]) -> None:
+        self.way, self._engine, self._results = way, engine, results
+        self.rates: list[float] = []
+        self.draws: list[float] = []
+        self.texts: list[tuple[int, ...]] = []
+
+    def serve(self, requests: Sequence[object], at_once: int) -> None:
+        """Serve all requests and note tokens per second of all together."""
+        self._results.clear()
+        started = perf_counter()
+        with patch("precedent.drafting.TOGETHER", WAYS[self.way]), ThreadPoolExecutor(at_once) as threads:
+            list(threads.map(self._run, requests))
+        seconds = perf_counter() - started
+        stats = [result.stats for result in self._results]
+        self.rates.append(sum(each.num_output_tokens for each in stats) / seconds)
+        self.draws.append(sum(each.num_draft_tokens for each in stats) / sum(each.num_steps for each in stats))
+        self.texts = sorted(result.token_ids for result in self._results)
+
+    def _run(self, request: object) -> None:
+        llm = ChatPrecedent.from_engine(self._engine, max_tokens=MAX_TOKENS_PER_TURN)
+        run_request(llm, request, make_database(seed=0))
+
+
+def main() -> None:
+    """Print a line for each way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, number in (("requests", 8), ("at-once", 4), ("rounds", 3)):
+        parser.add_argument(f"--{name}", type=int, default=number)
+    given = parser.parse_args()
+    sides, requests = made(), make_requests("B")[: given.requests]
+    for _ in range(1 + given.rounds):
+        for side in sides:
+            side.serve(requests, given.at_once)
+    print(
+        f"{given.requests} requests, {given.at_once} at once, {torch.get_num_threads()} threads, {given.rounds} rounds"
+    )
+    plain = median(sides[0].rates[1:])
+    for side in sides:
+        rate, same = median(side.rates[1:]), sum(map(tuple.__eq__, side.texts, sides[0].texts))
+        print(
+            f"{side.way:>10}: {rate:6.1f} tokens per second ({rate / plain:.2f}x plain), "
+            f"{median(side.draws[1:]):.2f} draws per step, {same} of {len(side.texts)} turns as plain"
+        )
+
+
+def made() -> list[Side]:
+    """The sides, over one copy of the weights."""
+    model, tokenizer = load_target(adapted_target())
+    draft = load_draft(draft_folder(), model, tokenizer)
+    sides = []
+    for way in WAYS:
+        results: list[GenerationResult] = []
+        drafters = () if way == "plain" else ("draft-model",)
+        engine = Engine(
+            model,
+            tokenizer,
+            name="the order desk's",
+            draft_model=draft if drafters else None,
+            speculation=SpeculationConfig(enabled=bool(drafters), drafters=drafters, write_back=False),
+            on_result=lambda _, result, into=results: into.append(result),
+        )
+        sides.append(Side(way, engine, results))
+    return sides
+
+
+if __name__ == "__main__":
+    main()

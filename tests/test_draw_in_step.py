@@ -1,0 +1,253 @@
+"""Draws of several requests in step: what each would have drawn alone, in as many forwards as the longest chain has."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.cost_curve import CostCurve
+from precedent.decode import step
+from precedent.drafters.base import Candidates, Drafting, DraftRequest
+from precedent.drafters.draft_model import DraftModelDrafter
+from precedent.drafting import draft_all
+from precedent.errors import PrecedentError
+from precedent.plan import Limits, Plan
+from precedent.planner import Planner
+from precedent.sampling import Coins, CounterCoins, probs_of
+from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.target import Slot, TargetModel
+from precedent.testing.enumeration import enumerate_outcomes
+from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
+
+TINY = {"vocab_size": 24, "num_hidden_layers": 2, "hidden_size": 16}
+PROMPTS = ([3, 1, 4], [5] * 60, [9, 2, 6, 5, 3, 5])
+"""The second one is prefilled in a forward of its own, the others ride along with their first draw."""
+
+
+class Watched(TargetModel):
+    """Notes how many requests each forward had; fails where a prompt begins with `guilty`."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(tiny_causal_lm("llama", seed=seed, **TINY))
+        self.batches: list[int] = []
+        self.guilty: int | None = None
+
+    def score(self, batch: Sequence[tuple[Slot, CandidateTree]]) -> list[Tensor]:
+        """Note the batch, or fail as a whole: a forward does not say whose fault it was."""
+        self.batches.append(len(batch))
+        scored = super().score(batch)
+        if any(([*slot.token_ids, slot.pending])[0] == self.guilty for slot, _ in batch):
+            raise MemoryError("no memory left")
+        return scored
+
+
+def small_target() -> TargetModel:
+    return TargetModel(tiny_causal_lm("llama", seed=1, **TINY))
+
+
+def draftings(drafter: DraftModelDrafter, mode: str) -> list[Drafting]:
+    sampling = SamplingParams() if mode == "greedy" else SamplingParams(temperature=0.9)
+    return [drafter.begin(DraftRequest(str(i), tuple(p), sampling, mode=mode)) for i, p in enumerate(PROMPTS)]
+
+
+def builder_with_a_point() -> TreeBuilder:
+    builder = TreeBuilder()
+    builder.add_point(ROOT, 7, "cache")
+    return builder
+
+
+@pytest.mark.parametrize("mode", ["greedy", "traversal"])
+def test_everybody_draws_what_it_would_have_drawn_alone(mode: str) -> None:
+    """Chains of different lengths, over several steps, laws and excluded siblings included (float64)."""
+    model = Watched(31)
+    together, alone = (draftings(DraftModelDrafter(model), mode) for _ in range(2))
+    for number, lengths in enumerate([(3, 1, 4), (2, 5, 2)]):
+        coins = [CounterCoins(i, number) for i in range(len(PROMPTS))]
+        ours, theirs = ([builder_with_a_point() for _ in PROMPTS] for _ in range(2))
+        model.batches.clear()
+        drawers = together[0].draw_together(
+            [each.drawing(*given) for each, given in zip(together, zip(ours, lengths, coins, strict=True), strict=True)]
+        )
+        assert [drawer.error for drawer in drawers] == [None] * 3
+        assert all(drawer.seconds > 0 for drawer in drawers)
+        assert model.batches == [sum(length > place for length in lengths) for place in range(max(lengths))]
+        for one, other, length, coin, mine, its in zip(together, alone, lengths, coins, ours, theirs, strict=True):
+            other.draw(its, length, coin)
+            assert_equal(mine.build(), its.build())
+            assert len(mine) == 1 + length or mode == "greedy"
+            one.committed([4, 8])
+            other.committed([4, 8])
+
+
+def assert_equal(one: CandidateTree, other: CandidateTree) -> None:
+    assert (one.token_ids, one.parents, one.sources) == (other.token_ids, other.parents, other.sources)
+    for mine, its in zip(one.draws, other.draws, strict=True):
+        assert mine.child == its.child
+        assert isinstance(mine.law, Drawn) == isinstance(its.law, Drawn)
+        if isinstance(mine.law, Drawn) and isinstance(its.law, Drawn):
+            assert mine.law.excluded == its.law.excluded
+            torch.testing.assert_close(mine.law.row, its.law.row, rtol=0, atol=1e-12)
+
+
+class AlwaysDraws(Planner):
+    """As many draws as it is told, in every step."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        super().__init__(CostCurve())
+        self.observed: list[tuple[int, float]] = []
+        self._numbers = itertools.cycle(numbers)
+
+    def plan(self, candidates: Sequence[Candidates], behind: object, limits: Limits) -> Plan:
+        """No points."""
+        return Plan(draws={"draft-model": min(next(self._numbers), limits.max_depth)})
+
+    def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float) -> None:
+        """Note what the draws of a sequence took."""
+        self.observed.append((num_draws, milliseconds))
+
+
+def sequences(target: TargetModel, drafter: DraftModelDrafter, sampling: SamplingParams) -> list[DecodingSequence]:
+    found = []
+    for number, prompt in enumerate(PROMPTS):
+        slot = target.new_slot()
+        target.prefill(slot, prompt)
+        mode = "greedy" if sampling.greedy else "traversal"
+        request = DraftRequest(str(number), tuple(prompt), sampling, mode=mode)
+        found.append(
+            DecodingSequence(
+                slot=slot, sampling=sampling, speculation=SpeculationConfig(), mode=mode,
+                coins_of=entropy_coins(number), end_token_ids=frozenset(), max_tokens=12,
+                draftings={"draft-model": drafter.begin(request)}, draw_sources=("draft-model",),
+            )
+        )  # fmt: skip
+    return found
+
+
+def test_a_step_of_three_requests_draws_in_as_many_forwards_as_its_longest_chain() -> None:
+    draft, planner = Watched(31), AlwaysDraws([2, 3, 1])
+    running = sequences(
+        TargetModel(tiny_causal_lm("llama", seed=1, **TINY)), DraftModelDrafter(draft), SamplingParams()
+    )
+    drafts = draft_all(running, planner)
+    assert draft.batches == [3, 2, 1]
+    assert [len(each.tree) for each in drafts] == [2, 3, 1]
+    assert [number for number, _ in planner.observed] == [2, 3, 1]
+    shares, seconds = [taken for _, taken in planner.observed], {each.stats.draft_model_seconds for each in running}
+    assert 0 < sum(shares) <= 1e3 * min(seconds), "the planner learns shares, each request waited for all of them"
+
+
+def test_greedy_texts_beside_others_are_plain_decodings() -> None:
+    target = small_target()
+    running = sequences(target, DraftModelDrafter(Watched(31)), SamplingParams())
+    planner = AlwaysDraws([2, 3, 1, 4, 0])
+    while left := [each for each in running if not each.finished]:
+        step(left, target, planner)
+    for each, prompt in zip(running, PROMPTS, strict=True):
+        text = list(prompt)
+        with torch.inference_mode():
+            for _ in range(12):
+                text.append(int(target.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+        assert each.output_ids == text[len(prompt) :]
+
+
+def test_a_request_whose_draws_fail_fails_alone() -> None:
+    """The forward over all three fails, then each has its own; the others draw on."""
+    draft = Watched(31)
+    draft.guilty = PROMPTS[2][0]
+    target, planner = small_target(), AlwaysDraws([2])
+    running = sequences(target, DraftModelDrafter(draft), SamplingParams())
+    drafts = draft_all(running, planner)
+    assert draft.batches == [3, 1, 1, 1, 2]
+    assert [len(each.tree) for each in drafts] == [2, 2, 0]
+    assert isinstance(running[2].error, PrecedentError)
+    assert [each.error for each in running[:2]] == [None, None]
+    assert len(planner.observed) == 2
+
+
+class NoCoins(CounterCoins):
+    """Coins that cannot be thrown."""
+
+    def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
+        """Raise."""
+        raise RuntimeError("no coins left")
+
+
+def test_an_exception_between_two_forwards_is_the_drawings_own() -> None:
+    model = Watched(31)
+    first, second, _ = draftings(DraftModelDrafter(model), "traversal")
+    builder = TreeBuilder()
+    broken, whole = first.draw_together(
+        [first.drawing(TreeBuilder(), 2, NoCoins(0, 0)), second.drawing(builder, 2, CounterCoins(0, 0))]
+    )
+    assert isinstance(broken.error, RuntimeError)
+    assert whole.error is None
+    assert len(builder) == 2
+    assert model.batches == [2, 1]
+
+
+class CoinsOf:
+    """One request's coins in one step, out of a script that is shared by all."""
+
+    def __init__(self, coins: Coins, request: int, step: int) -> None:
+        self._coins, self._name = coins, f" {request} {step}"
+
+    def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
+        """The script's."""
+        return self._coins.bernoulli(probability, node, purpose + self._name)
+
+    def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
+        """The script's."""
+        return self._coins.categorical(weights, node, purpose + self._name)
+
+
+@pytest.mark.parametrize("mode", ["traversal", "topdown"])
+def test_the_joint_law_of_two_answers_drafted_in_step_is_the_product_of_the_targets(mode: str) -> None:
+    """Every branch of the real loop over two requests, two tokens each (tiny transformers): to 1e-9."""
+    tiny = {"vocab_size": 3, "num_hidden_layers": 1, "hidden_size": 16, "scale": 0.3}
+    target, draft = (TargetModel(tiny_causal_lm("llama", seed=seed, **tiny)) for seed in (8, 9))
+    sampling, prompts = SamplingParams(temperature=1.0, max_tokens=2), ([1, 2], [2, 0, 1])
+
+    def answers(coins: Coins) -> tuple[tuple[int, ...], ...]:
+        drafter, running = DraftModelDrafter(draft), []
+        for number, prompt in enumerate(prompts):
+            slot = target.new_slot()
+            target.prefill(slot, prompt)
+            request = DraftRequest(str(number), tuple(prompt), sampling, mode=mode)
+            running.append(
+                DecodingSequence(
+                    slot=slot, sampling=sampling, speculation=SpeculationConfig(), mode=mode,
+                    coins_of=lambda at, number=number: CoinsOf(coins, number, at), end_token_ids=frozenset(),
+                    max_tokens=2, draftings={"draft-model": drafter.begin(request)}, draw_sources=("draft-model",),
+                )
+            )  # fmt: skip
+        while left := [each for each in running if not each.finished]:
+            step(left, target, AlwaysDraws([1]))
+        assert all(each.error is None for each in running)
+        return tuple(tuple(each.output_ids) for each in running)
+
+    law: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
+    for probability, texts in enumerate_outcomes(answers):
+        law[texts] += probability
+    expected = {
+        (one, other): plain(target, prompts[0], one) * plain(target, prompts[1], other)
+        for one in itertools.product(range(3), repeat=2)
+        for other in itertools.product(range(3), repeat=2)
+    }
+    assert law == pytest.approx(expected, abs=1e-9)
+
+
+def plain(target: TargetModel, prompt: list[int], text: Sequence[int]) -> float:
+    """The probability that plain sampling gives to a text."""
+    probability = 1.0
+    for place, token in enumerate(text):
+        with torch.inference_mode():
+            row = target.model(input_ids=torch.tensor([[*prompt, *text[:place]]]), use_cache=False).logits[0, -1]
+        probability *= float(probs_of(row, SamplingParams(temperature=1.0))[token])
+    return probability
