@@ -200,7 +200,7 @@ class TreeBuilder:
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     sources: list[tuple[str, ...]] = field(default_factory=list)
-    _node_of: dict[tuple[int, int], int] = field(default_factory=dict)
+    _edges: dict[tuple[int, int], int] | None = field(default_factory=dict)
     _drawn: list[Draw] = field(default_factory=list)
     _points: dict[int, Draw] = field(default_factory=dict)
     runners_up: set[int] = field(default_factory=set)
@@ -215,6 +215,13 @@ class TreeBuilder:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def _node_of(self) -> dict[tuple[int, int], int]:
+        """(parent, token id) to node, made when it is asked for."""
+        if self._edges is None:
+            self._edges = {edge: node for node, edge in enumerate(zip(self.parents, self.token_ids, strict=True))}
+        return self._edges
 
     def child(self, parent: int, token_id: int) -> int | None:
         """The node of `token_id` below `parent`, or None."""
@@ -235,7 +242,7 @@ class TreeBuilder:
         """Fill an empty builder with a trie of points in topological order, siblings distinct."""
         assert not self.token_ids
         self.token_ids, self.parents, self.sources = list(token_ids), list(parents), list(sources)
-        self._node_of = {edge: node for node, edge in enumerate(zip(parents, token_ids, strict=True))}
+        self._edges = None  # most trees are finished with this, and nobody looks for a node
         self._points = {node: Draw(parent, node, _POINT) for node, parent in enumerate(parents)}
 
     def add_draw(self, parent: int, token_id: int, law: Drawn, source: str) -> int:

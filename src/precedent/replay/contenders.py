@@ -44,6 +44,7 @@ class Drafted:
         self._drafters, self.planner, self._budget = drafters, planner, budget
         self._end_ids = frozenset({end_id})
         self.reliability = Reliability()
+        self._unjudged: list[tuple[Floats, CandidateTree, Sequence[int]]] = []
         self._draftings: list[Drafting] = []
         self._plan, self._tree, self._trust = Plan(), CandidateTree(), Trust()
 
@@ -75,19 +76,22 @@ class Drafted:
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
         """Let planner and drafters learn."""
-        self._judge(path)
+        self._unjudged.append((self._plan.estimates, self._tree, path))
         self.planner.observe(self._plan, self._tree, path)
         for drafting in self._draftings:
             drafting.committed(token_ids)
 
-    def _judge(self, path: Sequence[int]) -> None:
-        """Compare the estimates of all children of accepted nodes with what became of them."""
-        right = {ROOT, *path}
-        tried = [node for node, parent in enumerate(self._tree.parents) if parent in right]
-        outcome = np.array([node in right for node in tried], dtype=np.float64)
-        self.reliability.observe(self._plan.estimates[tried], outcome)
-
     def end(self) -> None:
-        """End all drafters."""
+        """End all drafters; what was expected is compared with what came of it only now, for a step is timed."""
         for drafting in self._draftings:
             drafting.end()
+        for estimates, tree, path in self._unjudged:
+            self._judge(estimates, tree, path)
+        self._unjudged.clear()
+
+    def _judge(self, estimates: Floats, tree: CandidateTree, path: Sequence[int]) -> None:
+        """Compare the estimates of all children of accepted nodes with what became of them."""
+        right = {ROOT, *path}
+        tried = [node for node, parent in enumerate(tree.parents) if parent in right]
+        outcome = np.array([node in right for node in tried], dtype=np.float64)
+        self.reliability.observe(estimates[tried], outcome)
