@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,11 +105,12 @@ def test_rows_of_different_laws_are_not_computed_together() -> None:
     logits = torch.randn(len(tree) + 1, VOCABULARY)
     asked = [(SAMPLED, "traversal"), (SamplingParams(temperature=0.5), "topdown"), (SamplingParams(), "greedy")]
     asked += [(SamplingParams(top_k=3), "greedy"), (SAMPLED, "topdown")]
+    asked += [(replace(SAMPLED, seed=seed), "coupled") for seed in (1, 2)]
     scored = [
         Scored(tree, TargetRows(logits, tree, params, at_once=True), CounterCoins(1, 1), mode) for params, mode in asked
     ]
     groups = [[asked.index((each.rows._params, each.mode)) for each in group] for group in computed_alike(scored)]
-    assert sorted(groups) == [[0, 4], [1], [2, 3]]
+    assert sorted(groups) == [[0, 4], [1], [2, 3], [5, 6]]
     read_ahead(scored)
     for each, (params, mode) in zip(scored, asked, strict=True):
         assert each.verdict() == verify(tree, TargetRows(logits, tree, params), mode, CounterCoins(1, 1))
@@ -189,7 +191,7 @@ def sequences(
     for number in range(count):
         slot = target.new_slot()
         target.prefill(slot, [*PROMPT[number:], 12 + number, *PROMPT])
-        mode = "greedy" if sampling.greedy else "traversal"
+        mode = "greedy" if sampling.greedy else "traversal" if sampling.seed is None else "coupled"
         request = DraftRequest("test", tuple(PROMPT), sampling, mode=mode, end_token_ids=frozenset({0}))
         found.append(
             DecodingSequence(
@@ -219,7 +221,11 @@ def static_target(device: str = "cpu") -> TargetModel:
     return TargetModel(model, static=StaticSettings(arena_tokens=4096, capture=device == "cuda"))
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.3)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(), SamplingParams(temperature=0.3), SamplingParams(temperature=0.3, seed=5)],
+    ids=["greedy", "sampled", "seeded"],
+)
 @pytest.mark.parametrize("num_tokens", [None, 200], ids=["", "a head wider than the tokenizer"])
 def test_a_step_of_several_sequences_reads_once(
     sampling: SamplingParams, num_tokens: int | None, monkeypatch: pytest.MonkeyPatch

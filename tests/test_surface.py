@@ -33,6 +33,7 @@ LAYERS = (
     "templates",
     "placing",
     "device_memory",
+    "coupling",
     "tree",
     "sampling",
     "logprobs",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2
+from scipy.stats import chi2, kstest
 
 from precedent.config import SamplingParams
+from precedent.coupling import chosen, coupled_choice, coupled_noise, exponential, noise_key
 from precedent.errors import ConfigError
-from precedent.sampling import CounterCoins, TargetRows, coupled_choice, coupled_noise
+from precedent.sampling import CounterCoins, TargetRows
 from precedent.testing.enumeration import ReplayCoins, ToyRows
 from precedent.testing.random_trees import random_problem, toy_model
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder, chain
@@ -98,18 +99,41 @@ def test_a_token_without_probability_is_never_chosen() -> None:
     assert {coupled_choice(probs, seed, 0) for seed in range(200)} == {1}
 
 
-def test_the_rarest_noise_does_not_choose_a_token_without_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rarest_noise_does_not_choose_a_token_without_probability() -> None:
     """A uniform number of exactly 0 once in 2^53: were its noise infinite, all scores would be 0 and token 0 chosen."""
+    for uniform in (0.0, 1.0 - 2.0**-53):
+        noise = exponential(torch.full((3,), uniform, dtype=torch.float64))
+        assert int((torch.tensor([0.0, 0.0, 1e-300], dtype=torch.float64) / noise).argmax()) == 2
 
-    class Zeros:
-        def __init__(self, bits: object) -> None:
-            pass
 
-        def random(self, size: int) -> np.ndarray:
-            return np.zeros(size)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_choice_is_the_argmax_of_probabilities_by_noise(dtype: torch.dtype) -> None:
+    """What takes few logarithms against what takes all of them, on a row alone and on several at once."""
+    sizes = (1, 7, 1023, 1024, 1025, 5000)
+    for seed in range(300):
+        generator, size = torch.Generator().manual_seed(seed), sizes[seed % len(sizes)]
+        rows = torch.randn(3, size, generator=generator, dtype=dtype).mul((0.1, 1.0, 4.0)[seed % 3]).softmax(-1)
+        rows[:, torch.rand(size, generator=generator) < 0.3 * (seed % 2)] = 0.0
+        rows[:, -1] += 1e-3
+        expected = [int((row.double() / coupled_noise(seed, place, size)).argmax()) for place, row in enumerate(rows)]
+        assert [coupled_choice(row, seed, place) for place, row in enumerate(rows)] == expected
+        assert chosen(rows, [noise_key(seed, place) for place in range(3)]).tolist() == expected
 
-    monkeypatch.setattr(np.random, "Generator", Zeros)
-    assert coupled_choice(torch.tensor([0.0, 0.0, 1.0]), 0, 0) == 2
+
+def test_equal_scores_choose_the_lowest_id() -> None:
+    """In bfloat16 and with zeros; equal probabilities alone are told apart by their noise."""
+    assert coupled_choice(torch.zeros(5), 1, 1) == 0
+    assert len({coupled_choice(torch.ones(5, dtype=torch.bfloat16) / 5, seed, 0) for seed in range(60)}) == 5
+
+
+def test_the_noise_is_exponential_and_independent_between_neighbours() -> None:
+    """Kolmogorov-Smirnov at 1e-4, over token ids of one place and over places and seeds of one token id."""
+    by_token = coupled_noise(3, 0, 20_000).numpy()
+    by_place = np.array([float(coupled_noise(5, place, 2)[1]) for place in range(4000)])
+    by_seed = np.array([float(coupled_noise(seed, 0, 2)[1]) for seed in range(4000)])
+    for noise in (by_token, by_place, by_seed):
+        assert kstest(noise, "expon").pvalue > 1e-4
+        assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 4 / len(noise) ** 0.5
 
 
 def test_coupled_without_a_seed_is_refused() -> None:

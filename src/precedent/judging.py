@@ -13,6 +13,7 @@ from precedent.failures import as_ours
 from precedent.pearl import Judged, judge
 from precedent.sampling import TargetRows
 from precedent.verify.ahead import (
+    COUPLED,
     GREEDY,
     LAZY,
     KnownCoins,
@@ -74,10 +75,10 @@ def _ahead(judgements: Sequence[Judgement]) -> list[Unread]:
 def _judge(draft: Draft, logits: Tensor) -> Judgement:
     sequence, tree, mode = draft.sequence, draft.tree, draft.sequence.mode
     logits, at_once = logits[:, : sequence.num_tokens], on_accelerator(logits)
-    if at_once and sequence.stats.bitwise and mode == "coupled":
+    if at_once and sequence.stats.bitwise and mode == COUPLED:
         logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not the same bits every time
     rows = TargetRows(logits, tree, sequence.sampling, sequence.output_ids, sequence.shape, at_once=at_once)
-    known = mode in LAZY or (mode == GREEDY and sequence.shape is None)
+    known = mode in LAZY or (mode in (GREEDY, COUPLED) and sequence.shape is None)
     if at_once and known and not sequence.draws_at_hand and isinstance(coins := sequence.coins(), KnownCoins):
         scored = Scored(tree, rows, coins, mode)
         return Judgement(draft, rows, partial(_judged, scored), scored)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from precedent.config import SamplingParams
+from precedent.coupling import coupled_choice, noise_key
 from precedent.errors import ConfigError, GenerationError
 from precedent.tree import ROOT, CandidateTree
 
@@ -25,7 +26,6 @@ RowShaper = Callable[[Sequence[int], Tensor], Tensor]
 """`(output_ids, logits_row [vocab_size]) -> logits_row`: constraints applied for the text that precedes the row."""
 
 
-SMALLEST_COIN = 2.0**-54  # half the step of a uniform number in [0, 1)
 INFINITY, NEGATIVE_INFINITY = 0x7F80, 0xFF80  # as bits of bfloat16
 COLDEST = 1e-30  # below this temperature float32 logits overflow; one-hot (shared by exact ties) long before
 
@@ -92,13 +92,6 @@ def categorical_rows(weights: Tensor, uniforms: Tensor) -> Tensor:
     return torch.minimum(index, last)[:, 0]
 
 
-def coupled_noise(seed: int, position: int, vocab_size: int) -> Tensor:
-    """Standard exponential noise `[vocab_size]` (float64, CPU): a function of (seed, position in the output) alone."""
-    key = hashlib.blake2b(f"{seed} {position}".encode(), digest_size=16).digest()
-    uniform = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).random(vocab_size)
-    return -torch.from_numpy(uniform).clamp_(min=SMALLEST_COIN).log()  # neither 0 nor infinite: zero scores stay below
-
-
 def largest_id(row: Tensor) -> int:
     """The lowest id of the largest number of a row `[vocab_size]`, or of a NaN if one is there."""
     return largest(row)[1] if row.is_cpu else int(row.argmax())  # the number itself would cost a GPU another wait
@@ -120,16 +113,6 @@ def largest(row: Tensor) -> tuple[float, int]:
     numbers = wide.numpy()
     token = int(numbers.argmax())  # several times as fast as torch's, most of all in bfloat16
     return float(numbers[token]), token
-
-
-def coupled_choice(probs: Tensor, seed: int, position: int) -> int:
-    """A sample from `probs` `[vocab_size]` that is a function of them and of (seed, position).
-
-    The Gumbel-max trick without its logarithms: `argmax(probs / noise)`. Two models that choose with the same seed and
-    position agree far more often than two that draw (Daliri et al. 2408.07978).
-    """
-    noise = coupled_noise(seed, position, probs.numel()).to(probs.device)
-    return largest_id(probs.to(torch.float64) / noise)
 
 
 def probs_of(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -210,9 +193,19 @@ class TargetRows:
 
     def coupled(self, node: int) -> int:
         """The token that the seed's noise chooses after `node`. Raises GenerationError as `__call__` does."""
+        return coupled_choice(self(node), self._seed, self._position(node))
+
+    def noise_keys(self) -> list[int]:
+        """The key of the seed's noise after the root and after every node. Raises ConfigError without a seed."""
+        depths = [0, *self._tree.depths.tolist()]
+        keys = [noise_key(self._seed, len(self._output_ids) + depth) for depth in range(max(depths) + 1)]
+        return [keys[depth] for depth in depths]
+
+    @property
+    def _seed(self) -> int:
         if self._params.seed is None:
             raise ConfigError("mode='coupled' needs a seed: give SamplingParams(seed=...)")
-        return coupled_choice(self(node), self._params.seed, self._position(node))
+        return self._params.seed
 
     def __call__(self, node: int) -> Tensor:
         """Probabilities after `node` (`ROOT` for the row after the committed text), `[vocab_size]`.

@@ -6,9 +6,11 @@ from functools import cache
 from time import perf_counter
 
 import numpy as np
+import torch
 
 from precedent.config import SamplingParams
 from precedent.cost_curve import CostCurve
+from precedent.coupling import coupled_choice
 from precedent.drafters.alignment import Trail
 from precedent.drafters.base import DraftRequest
 from precedent.drafters.known_texts import follow_known_text
@@ -36,6 +38,7 @@ def compile_inner_loops() -> None:
     outcomes(candidates.nodes, np.array([5], dtype=np.int32))
     _follow_a_trail()
     follow_known_text(np.array([5], dtype=np.int32))
+    coupled_choice(torch.ones(2), 0, 0)
 
 
 def milliseconds_of_width(target: TargetModel, width: int) -> float:

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from precedent.coupling import coupled_choice
 from precedent.drafters.base import Candidates, Drafting, DraftRequest
 from precedent.drafters.draft_place import OwnPlace, TargetsPlace
 from precedent.drafters.in_step import Drawer, Drawing, Extending, draw_in_step
 from precedent.drafters.lookahead import DraftedToken, Lookahead
 from precedent.errors import GenerationError
 from precedent.placing import placed
-from precedent.sampling import Coins, coupled_choice, largest, largest_id, probs_of
+from precedent.sampling import Coins, largest, largest_id, probs_of
 from precedent.target import Slot, TargetModel
 from precedent.target.prefix_pool import PrefixPool
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, Point, TreeBuilder

@@ -16,7 +16,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from precedent.sampling import Coins, coupled_choice
+from precedent.coupling import coupled_choice
+from precedent.sampling import Coins
 from precedent.tree import CandidateTree
 from precedent.verify import Rows, Verdict, prepare
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from precedent.coupling import chosen
 from precedent.placing import placed
 from precedent.sampling import Coins, TargetRows, categorical_rows
 from precedent.tree import ROOT, CandidateTree, Point
@@ -28,7 +29,7 @@ from precedent.verify.walk import NEXT, walk
 LAZY = {"traversal": True, "topdown": False}
 """Modes that can be weighed ahead, and whether their coins are lazy."""
 
-GREEDY = "greedy"
+GREEDY, COUPLED = "greedy", "coupled"
 
 MOST_AT_ONCE = 1 << 24
 """Probabilities that are computed together, at most: with their cumulative sums in float64 about 0.4 GB."""
@@ -54,7 +55,7 @@ class KnownCoins(Coins, Protocol):
 
 @dataclass(slots=True, eq=False)
 class Scored:
-    """A scored tree in one of the modes `LAZY` or `GREEDY`; `VerdictsAhead` brings what its verdict needs."""
+    """A scored tree in one of the modes above; `VerdictsAhead` brings what its verdict needs."""
 
     tree: CandidateTree
     rows: TargetRows
@@ -77,7 +78,8 @@ def computed_alike(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
     """Those whose rows become laws in the same way, at most `MOST_AT_ONCE` numbers together."""
     groups: dict[object, list[Scored]] = {}
     for each in scored:
-        groups.setdefault(None if each.mode == GREEDY else each.rows.law, []).append(each)
+        kind = None if each.mode == GREEDY else (each.rows.law, each.mode == COUPLED)
+        groups.setdefault(kind, []).append(each)
     for group in groups.values():
         together, numbers = list[Scored](), 0
         for each in group:
@@ -102,11 +104,16 @@ class VerdictsAhead:
         self._by_row = [*logits.max(-1)]
         self._weights: dict[Scored, BatchedWeights] = {}
         if scored[0].mode != GREEDY:
-            self._by_row.append(self._tokens_after(scored[0].rows.law_of(logits)))
+            probs = scored[0].rows.law_of(logits)
+            self._by_row.append(self._chosen(probs) if scored[0].mode == COUPLED else self._drawn(probs))
         by_tree = [weights.unread() for weights in self._weights.values()]
         self._unread = torch.cat([*by_tree, *(numbers.double() for numbers in self._by_row)])
 
-    def _tokens_after(self, probs: Tensor) -> Tensor:
+    def _chosen(self, probs: Tensor) -> Tensor:
+        """The token that its seed's noise chooses after every row, `[rows]`."""
+        return chosen(probs, [key for each in self._scored for key in each.rows.noise_keys()])
+
+    def _drawn(self, probs: Tensor) -> Tensor:
         """The token after every row if its walk ended there, `[rows]`; `probs` become what is left of them by then."""
         uniforms = [each.coins.uniforms(range(ROOT, len(each.tree)), NEXT) for each in self._scored]
         for each, part in zip(self._scored, probs.split([each.size for each in self._scored]), strict=True):
