@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,9 +14,12 @@ from torch import Tensor
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
 from precedent.decode import step
+from precedent.drafters import in_step
 from precedent.drafters.base import Candidates, Drafting, DraftRequest
 from precedent.drafters.draft_model import DraftModelDrafter
+from precedent.drafters.in_step import Drawer, Drawing
 from precedent.drafting import draft_all
+from precedent.draw_gate import DrawGate
 from precedent.errors import PrecedentError
 from precedent.plan import Limits, Plan
 from precedent.planner import Planner
@@ -24,7 +28,7 @@ from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.target import Slot, TargetModel
 from precedent.testing.enumeration import enumerate_outcomes
 from precedent.testing.tiny_models import tiny_causal_lm
-from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder, chain
 
 TINY = {"vocab_size": 24, "num_hidden_layers": 2, "hidden_size": 16}
 PROMPTS = ([3, 1, 4], [5] * 60, [9, 2, 6, 5, 3, 5])
@@ -102,15 +106,17 @@ class AlwaysDraws(Planner):
     def __init__(self, numbers: Sequence[int]) -> None:
         super().__init__(CostCurve())
         self.observed: list[tuple[int, float]] = []
+        self.together: set[int] = set()
         self._numbers = itertools.cycle(numbers)
 
     def plan(self, candidates: Sequence[Candidates], behind: object, limits: Limits) -> Plan:
         """No points."""
         return Plan(draws={"draft-model": min(next(self._numbers), limits.max_depth)})
 
-    def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float) -> None:
-        """Note what the draws of a sequence took."""
+    def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
+        """Note what the draws of a sequence took, and beside how many."""
         self.observed.append((num_draws, milliseconds))
+        self.together.add(together)
 
 
 def sequences(target: TargetModel, drafter: DraftModelDrafter, sampling: SamplingParams) -> list[DecodingSequence]:
@@ -139,6 +145,7 @@ def test_a_step_of_three_requests_draws_in_as_many_forwards_as_its_longest_chain
     assert draft.batches == [3, 2, 1]
     assert [len(each.tree) for each in drafts] == [2, 3, 1]
     assert [number for number, _ in planner.observed] == [2, 3, 1]
+    assert planner.together == {3}
     shares, seconds = [taken for _, taken in planner.observed], {each.stats.draft_model_seconds for each in running}
     assert 0 < sum(shares) <= 1e3 * min(seconds), "the planner learns shares, each request waited for all of them"
 
@@ -190,6 +197,76 @@ def test_an_exception_between_two_forwards_is_the_drawings_own() -> None:
     assert whole.error is None
     assert len(builder) == 2
     assert model.batches == [2, 1]
+
+
+class Clock:
+    """Time that passes only where somebody waits."""
+
+    def __init__(self) -> None:
+        self.seconds, self.pending = 0.0, False
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def read(self) -> None:
+        """The first to read what a forward computes waits for all of it, as on a GPU."""
+        self.seconds, self.pending = self.seconds + 5.0 * self.pending, False
+
+
+def test_a_forward_that_is_waited_for_later_is_shared_by_all_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first to read must not be charged the whole of it, nor the others nothing."""
+    clock, model = Clock(), Watched(31)
+    monkeypatch.setattr(in_step, "perf_counter", clock)
+
+    def reading(slot: Slot, tree: CandidateTree) -> Drawing:
+        clock.pending = True
+        yield slot, tree
+        clock.read()
+
+    slots = [model.new_slot() for _ in range(3)]
+    for slot in slots:
+        model.prefill(slot, [1, 2, 3])
+    trees = [EMPTY_TREE, EMPTY_TREE, chain([4, 5])]
+    asking = [reading(slot, tree) for slot, tree in zip(slots, trees, strict=True)]
+    drawers = in_step.draw_in_step(model, asking, nullcontext)
+    assert [drawer.seconds for drawer in drawers] == pytest.approx([1.0, 1.0, 3.0])
+
+
+def test_a_drafter_that_breaks_the_protocol_fails_its_own_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes back, or does not; those without its draws go on."""
+    drafter = DraftModelDrafter(Watched(31))
+    running = sequences(small_target(), drafter, SamplingParams())
+    for each in running[:2]:
+        monkeypatch.setattr(each.draftings["draft-model"], "draw_together", no_drawers)
+    drafts = draft_all(running, AlwaysDraws([2]))
+    assert [len(each.tree) for each in drafts] == [0, 0, 2]
+    assert [each.error is None for each in running] == [False, False, True]
+
+
+def no_drawers(drawings: Sequence[Drawing]) -> list[Drawer]:
+    return []
+
+
+def test_a_law_wider_than_the_targets_rows_is_refused_by_name() -> None:
+    """A drafter that does not cut its rows where the tokenizer ends, and one that draws an id beyond it."""
+    running = sequences(small_target(), DraftModelDrafter(Watched(31)), SamplingParams(temperature=1.0))
+    for each in running[:2]:
+        each.num_tokens = 20  # its drafter was told of none
+    drafts = draft_all(running, AlwaysDraws([2]))
+    assert "from a law of 24 tokens, and the target chooses among 20" in str(running[0].error)
+    assert [len(each.tree) for each in drafts] == [0, 0, 2]
+    assert running[2].error is None
+
+
+def test_what_a_draw_costs_is_kept_apart_by_how_many_draw_together() -> None:
+    gate = DrawGate()
+    for together, milliseconds in ((1, 4.0), (4, 1.0), (4, 1.2)):
+        gate.observe(1, 0, milliseconds, together)
+    costs = []
+    for requests in (1, 3, 4, 9):
+        gate.together = requests
+        costs.append(gate.milliseconds(2))
+    assert costs == [8.0, 8.0, 2.0, 2.0], "a request left alone does not believe in the share that it had beside others"
 
 
 class CoinsOf:

@@ -27,11 +27,10 @@ from precedent.target import TargetModel
 from precedent.target.host_waits import HostWaits
 from precedent.target.static_runner import StaticSettings
 from precedent.testing.tiny_models import tiny_causal_lm
-from precedent.tree import ROOT, CandidateTree, Drawn, Point, TreeBuilder
-from precedent.verify import Verdict, verify, walk
+from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
 from precedent.verify import ahead as ahead_module
+from precedent.verify import verify
 from precedent.verify.ahead import Scored, Unread, VerdictsAhead, computed_alike, read_together
-from precedent.verify.batched import BatchedWeights
 
 VOCABULARY = 40
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95)
@@ -87,16 +86,9 @@ def test_verdicts_read_together_are_those_of_the_same_coins(mode: str) -> None:
         assert read_ahead(scored) == 1
         for number, tree, found in zip(numbers, trees, scored, strict=True):
             verdict = found.verdict()
-            assert verdict == ahead_of_none(tree, target_rows(tree, number), mode, CounterCoins(7, number))
+            assert verdict == verify(tree, target_rows(tree, number), mode, CounterCoins(7, number)), "as the reference"
             lengths.add(len(verdict.path))
     assert {0, 1, 2} <= lengths
-
-
-def ahead_of_none(tree: CandidateTree, rows: TargetRows, mode: str, coins: CounterCoins) -> Verdict:
-    """The reference where a tree holds points alone; with draws, the weights at once and a token drawn at the end."""
-    if all(isinstance(draw.law, Point) for draw in tree.draws):
-        return verify(tree, rows, mode, coins)
-    return walk(BatchedWeights(tree, rows.matrix().clone(), lazy=mode == "traversal", ahead=True), coins)
 
 
 def test_rows_of_different_laws_are_not_computed_together() -> None:
@@ -221,6 +213,12 @@ def static_target(device: str = "cpu") -> TargetModel:
     return TargetModel(model, static=StaticSettings(arena_tokens=4096, capture=device == "cuda"))
 
 
+def likely_above(target: TargetModel, num_tokens: int) -> None:
+    """Give the ids that no tokenizer has by far the largest logits or the smallest, half of the time each."""
+    with torch.no_grad():
+        target.model.get_output_embeddings().weight[num_tokens:] *= 50.0
+
+
 @pytest.mark.parametrize(
     "sampling",
     [SamplingParams(), SamplingParams(temperature=0.3), SamplingParams(temperature=0.3, seed=5)],
@@ -233,12 +231,15 @@ def test_a_step_of_several_sequences_reads_once(
     """Forward, verification and commit of three sequences, trees and all; the reading itself is the one wait."""
     as_on_a_gpu(monkeypatch)
     target, planner = static_target(), Planner(CostCurve())
+    if num_tokens is not None:
+        likely_above(target, num_tokens)
     running, proposed = sequences(target, sampling, 3, num_tokens), 0
     for _ in range(4):
         with torch.inference_mode(), HostWaits() as waits:
             step(running, target, planner)
         assert waits.names == ["resolve_neg"], "one list is read"
         assert all(sequence.error is None for sequence in running)
+        assert num_tokens is None or max(max(sequence.output_ids) for sequence in running) < num_tokens
         proposed = sum(sequence.stats.num_draft_tokens for sequence in running)
     assert proposed > 0
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precedent.target import Slot, TargetModel
+from precedent.target.kv_arena import BlockArena
 from precedent.target.static_runner import StaticSettings
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
@@ -82,7 +83,20 @@ def test_a_commit_that_fails_for_one_leaves_those_before_it_whole() -> None:
     target = TargetModel(tiny_causal_lm(), static=IN_AN_ARENA)
     (first, second), (expected, _) = scored(target, 2), scored(target, 2)
     target.commit(expected, two_branches(), (1, 3), 9)
-    tree = two_branches()
-    with pytest.raises(IndexError):
-        target.commit_all([(first, tree, (1, 3), 9), (second, tree, (1, 9), 9)])
+    errors = target.commit_all([(first, two_branches(), (1, 3), 9), (second, two_branches(), (1, 9), 9)])
+    assert errors[0] is None
+    assert isinstance(errors[1], IndexError)
     assert torch.equal(rows(first), rows(expected))
+    assert second.kv.length == len(second.token_ids) == 5
+
+
+def test_moves_that_fail_fail_those_whose_rows_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TargetModel(tiny_causal_lm(), static=IN_AN_ARENA)
+    first, second = scored(target, 2)
+
+    def full(arena: BlockArena, sources: Tensor, destinations: Tensor) -> None:
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr(BlockArena, "move", full)
+    chain, branch = (first, two_branches(), (0,), 9), (second, two_branches(), (1, 3), 9)
+    assert [type(error) for error in target.commit_all([chain, branch])] == [type(None), MemoryError]

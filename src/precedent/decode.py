@@ -96,20 +96,18 @@ def _committed(judgements: Sequence[Judgement], target: TargetModel) -> list[tup
             decided.append((judgement, judgement.decide()))
         except Exception as error:
             judgement.draft.sequence.error = as_ours(error, "verifying")
-    try:
-        target.commit_all(
-            [
-                (judgement.draft.sequence.slot, tree, verdict.path, verdict.next_token)
-                for judgement, (tree, _, verdict) in decided
-            ]
-        )
-    except Exception as error:
-        for judgement, _ in decided:
-            judgement.draft.sequence.error = as_ours(error, "committing")
-        return []
+    errors = target.commit_all(
+        [
+            (judgement.draft.sequence.slot, tree, verdict.path, verdict.next_token)
+            for judgement, (tree, _, verdict) in decided
+        ]
+    )
+    for (judgement, _), failure in zip(decided, errors, strict=True):
+        if failure is not None:
+            judgement.draft.sequence.error = as_ours(failure, "committing")
     for judgement in judgements:
         judgement.draft.sequence.stats.verify_seconds += perf_counter() - started
-    return decided
+    return [each for each in decided if each[0].draft.sequence.error is None]
 
 
 def _account(judgement: Judgement, judged: Judged, planner: Planner) -> StepResult:

@@ -8,12 +8,13 @@ from time import perf_counter
 from typing import cast
 
 from precedent.drafters.base import Drafting, DrawsRunnersUp, DrawsTogether
+from precedent.errors import GenerationError
 from precedent.failures import as_ours
 from precedent.plan import Limits, Plan
 from precedent.planner import Planner
 from precedent.sampling import Coins
 from precedent.sequence import DecodingSequence, StepResult
-from precedent.tree import EMPTY_TREE, CandidateTree, TreeBuilder
+from precedent.tree import EMPTY_TREE, CandidateTree, Drawn, TreeBuilder
 
 TOGETHER = "draw_together"
 """Looked for in each step: to ask whether an object is of a protocol takes far longer."""
@@ -57,20 +58,35 @@ def draft_all(sequences: Sequence[DecodingSequence], planner: Planner) -> list[D
     """Plan for each beside the rows and expected tokens of all others as they are by then, and draw for all in step."""
     rows, tokens, drafts, draws = len(sequences), float(len(sequences)), list[Draft](), list[_Draws]()
     for sequence in sequences:
-        limits = replace(sequence.limits, rows_beside=rows - 1, tokens_beside=tokens - 1.0)
+        limits = replace(sequence.limits, rows_beside=rows - 1, tokens_beside=tokens - 1.0, requests=len(sequences))
         draft = Draft(sequence)
         try:
             draws += _planned(draft, planner, limits)
         except Exception as error:
             draft.fail(error)
         drafts.append(draft)
-        rows += len(draft.plan.builder) + sum(draft.plan.draws.values())
+        rows += len(draft.plan.builder) + sum(draft.plan.draws.values()) + sum(draft.plan.runners_up.values())
         tokens += draft.plan.expected_tokens - 1.0
     for together in _in_step(draws):
         _draw([each for each in together if each.draft.sequence.error is None], planner)
     for draft in drafts:
         draft.tree = draft.plan.builder.build()
+        if draft.plan.draws:
+            _check_drawn(draft)
     return drafts
+
+
+def _check_drawn(draft: Draft) -> None:
+    """Fail a sequence for which a drafter drew what the target's rows do not have, before they are compared."""
+    num_tokens, tree = draft.sequence.num_tokens, draft.tree
+    if num_tokens is None or not tree:
+        return
+    widths = {draw.law.row.shape[-1] for draw in tree.draws if isinstance(draw.law, Drawn)} - {num_tokens}
+    if widths or max(tree.token_ids) >= num_tokens:
+        drawn = f"from a law of {max(widths)} tokens" if widths else f"token {max(tree.token_ids)}"
+        told = f"the target chooses among {num_tokens}: its rows must be cut there (DraftRequest.num_tokens)"
+        draft.fail(GenerationError(f"a drafter drew {drawn}, and {told}"))
+        draft.tree = EMPTY_TREE
 
 
 def _planned(draft: Draft, planner: Planner, limits: Limits) -> list[_Draws]:
@@ -102,7 +118,7 @@ def _draw(draws: Sequence[_Draws], planner: Planner) -> None:
         if error is not None:
             each.draft.fail(error)
         elif not each.at_hand:  # else they were made before, and only shown now
-            planner.observe_draws(each.source, each.number, each.behind, seconds * 1e3)
+            planner.observe_draws(each.source, each.number, each.behind, seconds * 1e3, len(draws))
     taken = perf_counter() - started
     for each in draws:
         each.draft.sequence.stats.draft_model_seconds += taken
@@ -115,8 +131,11 @@ def _outcomes(draws: Sequence[_Draws]) -> list[tuple[float, Exception | None]]:
     together = getattr(draws[0].drafting, TOGETHER, None) if draws else None
     if together is None:
         return [_alone(each) for each in draws]
-    drawings = [cast(DrawsTogether, each.drafting).drawing(*each.given) for each in draws]
-    return [(drawer.seconds, drawer.error) for drawer in together(drawings)]
+    try:
+        drawings = [cast(DrawsTogether, each.drafting).drawing(*each.given) for each in draws]
+        return [(drawer.seconds, drawer.error) for drawer, _ in zip(together(drawings), draws, strict=True)]
+    except Exception as error:  # of a drafter that keeps its own drawings apart, or none; nobody knows whose
+        return [(0.0, error) for _ in draws]
 
 
 def _alone(draws: _Draws) -> tuple[float, Exception | None]:

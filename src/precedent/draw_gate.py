@@ -41,7 +41,8 @@ FORGOTTEN = 0.8
 class DrawGate:
     """The account of one drafter that costs model steps; all times in milliseconds.
 
-    `drawing_steps` by `catch_ups` is how many steps with draws followed one catching up, of late.
+    `drawing_steps` by `catch_ups` is how many steps with draws followed one catching up, of late. `together` is how
+    many requests may draw in step: a draw costs each of them its share, so times are kept apart by their number.
     """
 
     elapsed: float = 0.0
@@ -50,10 +51,11 @@ class DrawGate:
     trial_steps_left: int = TRIAL_STEPS
     on_trial: bool = False
     behind: int = 0
+    together: int = 1
     milliseconds_per_missed_token: float = 0.0
     drawing_steps: float = SPREAD_OVER
     catch_ups: float = 1.0
-    _each: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _each: dict[int, deque[float]] = field(default_factory=dict)
 
     @property
     def measured(self) -> bool:
@@ -66,7 +68,13 @@ class DrawGate:
         A draft model on its own draws in every step of a request; beside a cache it may be asked once, and then never.
         """
         share = self.catch_ups / self.drawing_steps
-        return num_draws * min(self._each, default=0.0) + self.behind * self.milliseconds_per_missed_token * share
+        return num_draws * self._of_one + self.behind * self.milliseconds_per_missed_token * share
+
+    @property
+    def _of_one(self) -> float:
+        """What a draw costs beside so many: as was seen with no more requests than that, else with the fewest."""
+        fewer = [number for number in self._each if number <= self.together]
+        return min(self._each[max(fewer) if fewer else min(self._each)]) if self._each else 0.0
 
     def decide(self, wanted: int, open_mass: float = 1.0) -> int:
         """How many draws to make when `wanted` seem to pay (0: none); the points found leave `open_mass` to them.
@@ -84,14 +92,15 @@ class DrawGate:
             self.trial_steps_left, self.last_trial = TRIAL_STEPS, 0.0
         return wanted
 
-    def observe(self, num_draws: int, behind: int, milliseconds: float) -> None:
-        """Learn what the draws of a step cost, of which the first had `behind` tokens to catch up on."""
+    def observe(self, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
+        """Learn what a request's draws cost that were made `together` with others', `behind` tokens to catch up on."""
         if behind > FAR_BEHIND:
-            catching_up = milliseconds - num_draws * min(self._each, default=0.0)
+            catching_up = milliseconds - num_draws * self._of_one
             self.milliseconds_per_missed_token = max(0.0, catching_up) / behind
             self.drawing_steps, self.catch_ups = FORGOTTEN * self.drawing_steps, FORGOTTEN * self.catch_ups + 1.0
         else:
-            self._each.append(milliseconds / max(num_draws, 1))
+            times = self._each.setdefault(together, deque(maxlen=REMEMBERED))
+            times.append(milliseconds / max(num_draws, 1))
         self.drawing_steps = min(self.drawing_steps + 1.0, MOST_STEPS * self.catch_ups)
         if self.on_trial:
             self.spent_on_trials += milliseconds

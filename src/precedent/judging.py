@@ -66,10 +66,11 @@ def _ahead(judgements: Sequence[Judgement]) -> list[Unread]:
     try:
         return [VerdictsAhead([each.scored for each in judgements if each.scored is not None])]
     except Exception as error:
-        if len(judgements) == 1:
-            judgements[0].draft.sequence.error = as_ours(error, "verifying")
-            return []
-        return [unread for each in judgements for unread in _ahead([each])]
+        failure = as_ours(error, "verifying")  # without the frames, which would keep what was computed
+    if len(judgements) == 1:
+        judgements[0].draft.sequence.error = failure
+        return []
+    return [unread for each in judgements for unread in _ahead([each])]
 
 
 def _judge(draft: Draft, logits: Tensor) -> Judgement:

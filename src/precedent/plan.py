@@ -19,16 +19,17 @@ _NONE = np.empty(0, dtype=np.int64)
 class Limits:
     """What one sequence allows in this step: nodes, draws, tokens until its end, and the tokens that end it.
 
-    `rows_beside` and `tokens_beside` are the rows of the other sequences of the step and the tokens expected of them:
-    a node pays when it raises the rate of all of them together, for all of them wait for it. `at_hand` are the draws
-    that each source which drafts beside the target (`precedent.pearl`) has made already, `widening` the sources that
-    can name a second token beside each draw, `trust` what this request knows of each source.
+    `requests` are in the step, this one included; `rows_beside` and `tokens_beside` are the rows of the others and the
+    tokens expected of them: a node pays when it raises the rate of all of them together, for all of them wait for it.
+    `at_hand` are the draws that each source which drafts beside the target (`precedent.pearl`) has made already,
+    `widening` the sources that can name a second token beside each draw, `trust` what this request knows of each.
     """
 
     max_nodes: int
     max_draws: int
     max_depth: int
     end_token_ids: frozenset[int]
+    requests: int = 1
     rows_beside: int = 0
     tokens_beside: float = 0.0
     at_hand: Mapping[str, int] = field(default_factory=dict)

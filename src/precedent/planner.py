@@ -97,7 +97,7 @@ class Planner:
                 plan.draws[source] = number
                 continue
             gate = self._gates.setdefault(source, DrawGate())
-            gate.behind = missed
+            gate.behind, gate.together = missed, limits.requests
             best = self._best_number(source, most, width, expected, open_mass, gate.milliseconds)
             number = min(gate.decide(best, open_mass), most)
             if number:
@@ -204,9 +204,9 @@ class Planner:
             chances.append(chance)
         return list(accumulate(chances, mul))
 
-    def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float) -> None:
-        """Learn what draws of `source` cost, `behind` tokens of catching up included."""
-        self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds)
+    def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
+        """Learn what a request's draws of `source` cost, made `together` with others', `behind` tokens caught up on."""
+        self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds, together)
 
     def observe_draws_ahead(self, source: str, behind: int, milliseconds: float) -> None:
         """Learn how long a step waited for a source that drew beside its forward, and had so much to catch up on."""

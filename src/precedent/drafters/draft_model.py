@@ -195,7 +195,7 @@ class _DraftModelDrafting:
             slot, tail = self._next or self._place.caught_up(drafted)
         logits = yield slot, tail
         with self._drafter.at_work():
-            row = self._shaped(logits[-1, : self._request.num_tokens], drafted)
+            row = self._shaped(_kept(logits[-1, : self._request.num_tokens]), drafted)
             new = self._drafted(row, drafted, coins, node, purpose, siblings)
             self._row = new.law.row if isinstance(new.law, Drawn) else row
             self._model.commit(slot, tail, range(len(tail)), new.token_id)
@@ -245,6 +245,11 @@ class _DraftModelDrafting:
         with self._drafter.at_work():
             self._place.leave()
         self._ahead, self._next, self._row, self._rows = Lookahead(), None, None, []
+
+
+def _kept(row: Tensor) -> Tensor:
+    """The row, which is remembered for a while, without the logits of all others that were scored with it."""
+    return row.clone() if row.untyped_storage().nbytes() > 2 * row.nbytes else row
 
 
 def _checked(probs: Tensor) -> Tensor:

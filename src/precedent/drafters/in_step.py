@@ -13,6 +13,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from precedent.failures import is_out_of_memory
 from precedent.target import Slot, TargetModel
 from precedent.tree import CandidateTree
 
@@ -26,7 +27,7 @@ Extending = Generator[Wanted, Tensor, bool]
 class Drawer:
     """One request's drawing: what it wants scored next (None: it has ended), and what it failed of.
 
-    `seconds` are its own and its share of the forwards that it took part in.
+    `seconds` are those before its first forward, and its share of every round that it took part in, by rows.
     """
 
     drawing: Drawing | Extending
@@ -34,9 +35,13 @@ class Drawer:
     seconds: float = 0.0
     error: Exception | None = None
 
+    @property
+    def rows(self) -> int:
+        """How many rows it wants scored."""
+        return 0 if self.wanted is None else len(self.wanted[1]) + 1
+
     def go_on(self, logits: Tensor | Exception | None) -> None:
         """Go on with what was scored, None at first; an exception is thrown where it was waited for."""
-        started = perf_counter()
         try:
             failed = isinstance(logits, Exception)
             self.wanted = self.drawing.throw(logits) if failed else self.drawing.send(logits)  # type: ignore[arg-type]
@@ -44,7 +49,6 @@ class Drawer:
             self.wanted = None
         except Exception as error:
             self.wanted, self.error = None, error
-        self.seconds += perf_counter() - started
 
 
 @torch.inference_mode()
@@ -57,16 +61,27 @@ def draw_in_step(
     """
     drawers = [Drawer(drawing) for drawing in drawings]
     for drawer in drawers:
-        drawer.go_on(None)
-    while asking := [drawer for drawer in drawers if drawer.wanted is not None]:
         started = perf_counter()
-        with at_work():
-            scored = _scored(model, [drawer.wanted for drawer in asking if drawer.wanted is not None])
-        share = (perf_counter() - started) / len(asking)
-        for drawer, logits in zip(asking, scored, strict=True):
-            drawer.seconds += share
-            drawer.go_on(logits)
+        drawer.go_on(None)
+        drawer.seconds = perf_counter() - started
+    while asking := [drawer for drawer in drawers if drawer.wanted is not None]:
+        _round(model, asking, at_work)
     return drawers
+
+
+def _round(model: TargetModel, asking: Sequence[Drawer], at_work: Callable[[], AbstractContextManager[object]]) -> None:
+    """One forward for all of them, and what each makes of it.
+
+    It is timed as a whole: a GPU has only begun when its forward returns, and the first that reads waits for all.
+    """
+    started, rows = perf_counter(), [drawer.rows for drawer in asking]
+    with at_work():
+        scored = _scored(model, [drawer.wanted for drawer in asking if drawer.wanted is not None])
+    for drawer, logits in zip(asking, scored, strict=True):
+        drawer.go_on(logits)
+    seconds = perf_counter() - started
+    for drawer, count in zip(asking, rows, strict=True):
+        drawer.seconds += seconds * count / sum(rows)
 
 
 def _scored(model: TargetModel, wanted: Sequence[Wanted]) -> list[Tensor | Exception]:
@@ -74,4 +89,7 @@ def _scored(model: TargetModel, wanted: Sequence[Wanted]) -> list[Tensor | Excep
     try:
         return [*model.score(wanted)]
     except Exception as error:
-        return [error] if len(wanted) == 1 else [_scored(model, [each])[0] for each in wanted]
+        failure = error
+    if is_out_of_memory(failure):
+        failure.with_traceback(None)  # its frames hold the very tensors that did not fit
+    return [failure] if len(wanted) == 1 else [_scored(model, [each])[0] for each in wanted]

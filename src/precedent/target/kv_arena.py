@@ -33,15 +33,20 @@ class Region:
 
 
 class Moves:
-    """Rows of several sequences that go elsewhere in their arenas, all at once: as few operations as for one."""
+    """Rows of several sequences that go elsewhere in their arenas, all at once: as few operations as for one.
+
+    `by` is whose rows are added next, `asked` is everybody whose rows were.
+    """
 
     def __init__(self) -> None:
         self._of: dict[BlockArena, list[Int64s]] = {}
+        self.by, self.asked = 0, set[int]()
 
     def add(self, region: Region, sources: Int64s, start: int) -> None:
         """Rows `sources` of a region go to its rows from `start` on."""
         pairs = np.stack([sources, start + np.arange(len(sources))]) + region.start
         self._of.setdefault(region.arena, []).append(pairs)
+        self.asked.add(self.by)
 
     def make(self) -> None:
         """Move them; nothing is written before everything was read."""

@@ -38,6 +38,9 @@ PREFILL_CHUNK = 512
 
 Tokens = Sequence[int] | NDArray[np.int64]
 
+Commit = tuple["Slot", CandidateTree, Sequence[int], int]
+"""A slot, the tree that was scored, the nodes that were accepted of it, and the token that becomes pending."""
+
 NOTHING_PENDING = -1
 """`Slot.pending` while a prompt is still being computed."""
 
@@ -222,20 +225,26 @@ class TargetModel:
 
     def commit(self, slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: int) -> None:
         """Keep the pending token and the accepted `path` (node indices); `next_token` becomes pending."""
-        self.commit_all([(slot, tree, path, next_token)])
+        (error,) = self.commit_all([(slot, tree, path, next_token)])
+        if error is not None:
+            raise error
 
     @torch.inference_mode()
-    def commit_all(self, batch: Sequence[tuple[Slot, CandidateTree, Sequence[int], int]]) -> None:
-        """`commit` for several sequences: what lies in the arena is moved together."""
+    def commit_all(self, batch: Sequence[Commit]) -> list[Exception | None]:
+        """`commit` for several sequences, what lies in the arena moved together; says which failed, and of what."""
+        errors: list[Exception | None] = [None] * len(batch)
         moves = Moves()
+        for place, commit in enumerate(batch):
+            try:
+                moves.by = place
+                _commit(*commit, moves)
+            except Exception as error:
+                errors[place] = error
         try:
-            for slot, tree, path, next_token in batch:
-                slot.kv.keep([0, *(node + 1 for node in path)], moves)
-                slot.token_ids.append(slot.pending)
-                slot.token_ids.extend(tree.token_ids[node] for node in path)
-                slot.pending = next_token
-        finally:
             moves.make()
+        except Exception as error:
+            errors = [each or (error if place in moves.asked else None) for place, each in enumerate(errors)]
+        return errors
 
     def rewind(self, slot: Slot, length: int) -> None:
         """Forget all committed tokens from `length` on, and whatever was scored behind them."""
@@ -249,6 +258,13 @@ class TargetModel:
     def plain_step(self, slot: Slot) -> Tensor:
         """Logits after the pending token alone, `[1, vocab_size]`."""
         return self.score([(slot, EMPTY_TREE)])[0]
+
+
+def _commit(slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: int, moves: Moves) -> None:
+    accepted = [tree.token_ids[node] for node in path]
+    slot.kv.keep([0, *(node + 1 for node in path)], moves)
+    slot.token_ids += [slot.pending, *accepted]
+    slot.pending = next_token
 
 
 def common_prefix(left: Tokens, right: Tokens) -> int:

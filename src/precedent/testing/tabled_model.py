@@ -59,10 +59,13 @@ class TabledModel:
         slot.token_ids += [slot.pending, *(tree.token_ids[node] for node in path)]
         slot.pending = next_token
 
-    def commit_all(self, batch: Sequence[tuple[TabledSlot, CandidateTree, Sequence[int], int]]) -> None:
-        """`commit` for several sequences."""
+    def commit_all(
+        self, batch: Sequence[tuple[TabledSlot, CandidateTree, Sequence[int], int]]
+    ) -> list[Exception | None]:
+        """`commit` for several sequences, of which none can fail."""
         for verdict in batch:
             self.commit(*verdict)
+        return [None] * len(batch)
 
     def rewind(self, slot: TabledSlot, length: int) -> None:
         """Forget all committed tokens from `length` on."""
