@@ -8,13 +8,14 @@ class TestMyDrafter(DrafterContract):
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from precedent.config import SamplingParams
 from precedent.drafters.base import NODE, Candidates, Drafter, Drafting, DraftRequest, DrawsRunnersUp
 from precedent.sampling import CounterCoins
-from precedent.tree import ROOT, CandidateTree, TreeBuilder
+from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
 
 
 class DrafterContract:
@@ -141,6 +142,20 @@ class DrafterContract:
         tree.check()
         assert len(tree.draws) <= (3 if drafter.draws else 0)
         drafting.end()
+
+    @pytest.mark.parametrize("mode", ["greedy", "traversal"])
+    def test_draws_are_among_the_tokenizers_ids(self, mode: str) -> None:
+        """Where the target cuts its rows, before the end of a padded output head, a drafter's laws end as well."""
+        drafter, num_tokens = self.make_drafter(), self.vocab_size - 3
+        sampling = SamplingParams(temperature=0.0 if mode == "greedy" else 3.0)
+        request = replace(self.make_request(), sampling=sampling, mode=mode, num_tokens=num_tokens)
+        for step in range(8 if drafter.draws else 0):
+            drafting, builder = drafter.begin(request), TreeBuilder()
+            drafting.draw(builder, 3, CounterCoins(entropy=7, step=step))
+            drafting.end()
+            assert all(token < num_tokens for token in builder.token_ids)
+            laws = [draw.law for draw in builder.build().draws]
+            assert all(law.row.shape == (num_tokens,) for law in laws if isinstance(law, Drawn))
 
     def test_runners_up_respect_their_number(self) -> None:
         """What is named beside draws is new in the tree, noted, and no more than was asked for."""
