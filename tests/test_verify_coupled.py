@@ -120,6 +120,16 @@ def test_the_choice_is_the_argmax_of_probabilities_by_noise(dtype: torch.dtype) 
         assert chosen(rows, [noise_key(seed, place) for place in range(3)]).tolist() == expected
 
 
+@pytest.mark.gpu
+def test_on_cuda_the_choice_is_that_of_a_cpu() -> None:
+    """The hash is exact on any device; logarithms may differ in the last bit, which no two scores here do."""
+    rows = torch.randn(40, 128_256, generator=torch.Generator().manual_seed(0)).mul(3).softmax(-1)
+    keys = [noise_key(7, place % 5) for place in range(40)]
+    expected = [coupled_choice(row, 7, place % 5) for place, row in enumerate(rows)]
+    assert chosen(rows.cuda(), keys).tolist() == expected
+    assert coupled_choice(rows[3].cuda(), 7, 3) == expected[3]
+
+
 def test_equal_scores_choose_the_lowest_id() -> None:
     """In bfloat16 and with zeros; equal probabilities alone are told apart by their noise."""
     assert coupled_choice(torch.zeros(5), 1, 1) == 0

@@ -134,7 +134,7 @@ def _outcomes(draws: Sequence[_Draws]) -> list[tuple[float, Exception | None]]:
     try:
         drawings = [cast(DrawsTogether, each.drafting).drawing(*each.given) for each in draws]
         return [(drawer.seconds, drawer.error) for drawer, _ in zip(together(drawings), draws, strict=True)]
-    except Exception as error:  # of a drafter that keeps its own drawings apart, or none; nobody knows whose
+    except Exception as error:  # raised by the drafter itself, not by one of the drawings: nobody knows whose it is
         return [(0.0, error) for _ in draws]
 
 
