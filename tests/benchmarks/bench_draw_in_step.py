@@ -21,7 +21,9 @@ from precedent.config import SpeculationConfig
 from precedent.engine import Engine
 from precedent.generation import GenerationResult
 from precedent.langchain import ChatPrecedent
+from precedent.target import TargetModel
 from precedent.target.loading import load_draft, load_target
+from precedent.tree import EMPTY_TREE
 from precedent_demo import MAX_TOKENS_PER_TURN, adapted_target, draft_folder, make_database, make_requests, run_request
 
 WAYS = {"plain": "", "one by one": "nowhere", "in step": "draw_together"}
@@ -60,13 +62,17 @@ def main() -> None:
     for name, number in (("requests", 8), ("at-once", 4), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=number)
     given = parser.parse_args()
-    sides, requests = made(), make_requests("B")[: given.requests]
+    (sides, draft), requests = made(), make_requests("B")[: given.requests]
     for _ in range(1 + given.rounds):
         for side in sides:
             side.serve(requests, given.at_once)
     print(
         f"{given.requests} requests, {given.at_once} at once, {torch.get_num_threads()} threads, {given.rounds} rounds"
     )
+    for count in (1, 2, 4, 8):
+        print(f"a forward of the draft model for {count}: {1e3 * forward_seconds(draft, count):.2f} ms")
+    pairs = [step / alone for alone, step in zip(sides[1].rates[1:], sides[2].rates[1:], strict=True)]
+    print(f"in step by one by one: median {median(pairs):.2f}, {min(pairs):.2f} to {max(pairs):.2f}")
     plain = median(sides[0].rates[1:])
     for side in sides:
         rate, same = median(side.rates[1:]), sum(map(tuple.__eq__, side.texts, sides[0].texts))
@@ -76,8 +82,22 @@ def main() -> None:
         )
 
 
-def made() -> list[Side]:
-    """The sides, over one copy of the weights."""
+def forward_seconds(model: TargetModel, count: int) -> float:
+    """One row for each of `count` requests behind 600 tokens: the median of forty."""
+    times, slots = [], [model.new_slot() for _ in range(count)]
+    for number, slot in enumerate(slots):
+        model.prefill(slot, [5 + number] * 600)
+    for _ in range(40):
+        started = perf_counter()
+        model.score([(slot, EMPTY_TREE) for slot in slots])
+        times.append(perf_counter() - started)
+        for slot in slots:
+            model.discard(slot)
+    return median(times)
+
+
+def made() -> tuple[list[Side], TargetModel]:
+    """The sides, over one copy of the weights, and the draft model."""
     model, tokenizer = load_target(adapted_target())
     draft = load_draft(draft_folder(), model, tokenizer)
     sides = []
@@ -93,7 +113,7 @@ def made() -> list[Side]:
             on_result=lambda _, result, into=results: into.append(result),
         )
         sides.append(Side(way, engine, results))
-    return sides
+    return sides, TargetModel(draft)
 
 
 if __name__ == "__main__":

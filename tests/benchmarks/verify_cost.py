@@ -1,14 +1,24 @@
-"""What verification costs at a large vocabulary, from the target's logits to a verdict; printed by bench_verify.py."""
+"""What verification costs at a large vocabulary, from the target's logits to a verdict; printed by bench_verify.py.
+
+    python tests/benchmarks/verify_cost.py
+
+prints what needs no model: operations of a step's verdicts as a GPU would launch them, and what a seeded choice takes.
+"""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import torch
+from gpu_bench.steps import bushy, judged
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from precedent.config import SamplingParams
+from precedent.coupling import coupled_choice, coupled_noise
 from precedent.sampling import CounterCoins, TargetRows
 from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
 from precedent.verify import prepare
@@ -54,3 +64,64 @@ def _milliseconds(tree: CandidateTree, logits: Tensor, mode: str, batched: bool)
         prepare(tree, rows, mode, batched=batched)(CounterCoins(3, number))
         times.append((perf_counter() - started) * 1e3)
     return statistics.median(times[1:])
+
+
+class _Counting(TorchDispatchMode):
+    """How many operations compute or copy anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += not (func.is_view or "empty" in func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def operations(run: Callable[[], object]) -> int:
+    """What a run would launch on a GPU."""
+    with torch.inference_mode(), _Counting() as counting:
+        run()
+    return counting.operations
+
+
+def verdicts_of(count: int, tree: CandidateTree, params: SamplingParams, mode: str) -> dict[str, object]:
+    """Operations of the verdicts on `count` trees: each weighed by itself, and all together as the decode loop does."""
+    logits = [torch.randn(len(tree) + 1, 1000) for _ in range(count)]
+
+    def each() -> None:
+        for one in logits:
+            rows = TargetRows(one, tree, params, at_once=True)
+            prepare(tree, rows, mode, batched=True)(CounterCoins(1, 1))
+
+    together = operations(lambda: judged([tree] * count, logits, params, mode))
+    return {"mode": mode, "sequences": count, "draws": len({d for d in tree.draws if isinstance(d.law, Drawn)}),
+            "each by itself": operations(each), "together": together}  # fmt: skip
+
+
+def choice_of(vocab_size: int) -> dict[str, object]:
+    """Microseconds of a seeded choice, and of the argmax over the noise of all tokens."""
+    probs = torch.randn(vocab_size, generator=torch.Generator().manual_seed(0)).mul(3).softmax(0)
+    ways: dict[str, Callable[[int], object]] = {
+        "choice": lambda place: coupled_choice(probs, 1, place),
+        "all logarithms": lambda place: int((probs.double() / coupled_noise(1, place, vocab_size)).argmax()),
+    }
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for place in range(60):
+        for way, choose in ways.items():
+            started = perf_counter()
+            choose(place)
+            times[way].append((perf_counter() - started) * 1e6)
+    return {"vocabulary": vocab_size} | {way: round(statistics.median(taken)) for way, taken in times.items()}
+
+
+if __name__ == "__main__":
+    sampled, greedy = SamplingParams(temperature=0.7), SamplingParams()
+    print("operations of a step's verdicts, trees of 64 nodes")
+    for sequences in (1, 8):
+        print(verdicts_of(sequences, bushy(64), sampled, "traversal"))
+        print(verdicts_of(sequences, bushy(64), greedy, "greedy"))
+        print(verdicts_of(sequences, cost_tree(6, 58, 1000, "cpu")[0], sampled, "traversal"))
+    print("microseconds of a seeded choice")
+    for size in (49_152, 151_936):
+        print(choice_of(size))
