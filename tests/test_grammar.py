@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import AddedToken
@@ -27,6 +29,8 @@ from precedent.grammar import (
     closed,
     unenforceable,
 )
+from precedent.grammar import constraint as constraint_module
+from precedent.grammar.constraint import unpacked
 from precedent.langchain.structured import call_form
 from precedent.testing.scripted_engine import chatml_tokenizer
 from precedent.text.tool_formats import builtin
@@ -138,6 +142,43 @@ def test_masks_depend_on_the_path_alone_whatever_was_asked_before() -> None:
         token = script[len(path)] if on_script and rng.random() < 0.9 else rng.choice(sorted(choices))
         if token not in ENDS:
             paths.append((*path, token))
+
+
+def test_all_rows_are_masked_as_each_of_them_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths in any order, twice, outside of the grammar and behind its end; rows wider than the tokenizer."""
+    rng, rows = random.Random(5), torch.randn(7, len(PLAIN) + 5, dtype=torch.bfloat16)
+    a, b = PLAIN.encode("ab", add_special_tokens=False)
+    paths = [(), (a,), (a, b), (a, b, ENDS[0]), (b,), (b, a), (a,)]
+    before = rows.clone()
+    monkeypatch.setattr(constraint_module, "BESIDE_A_FORWARD", math.inf)
+    for _ in range(5):
+        rng.shuffle(paths)
+        alone = [constraint(Regex("ab"))(path, row) for path, row in zip(paths, rows, strict=True)]
+        assert torch.equal(constraint(Regex("ab")).shape_all(paths, rows), torch.stack(alone))
+    assert torch.equal(rows, before)
+    assert sum(bool(row.isinf().any()) for row in alone) == 4
+
+
+def test_masks_that_take_long_are_not_found_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But those that were found before it was noticed are kept."""
+    monkeypatch.setattr(constraint_module, "BESIDE_A_FORWARD", -1.0)
+    shape, rows, found = constraint(Regex("ab")), torch.randn(3, len(PLAIN)), []
+    allowed = shape._matcher.allowed
+    monkeypatch.setattr(shape._matcher, "allowed", lambda: found.append(1) or allowed())
+    (a,) = PLAIN.encode("a", add_special_tokens=False)
+    for _ in range(2):
+        assert shape.shape_all([(a, a), (a,), ()], rows) is None
+        assert len(found) == 1, "one more would be asked for, were the first not kept"
+    assert torch.equal(shape((), rows[0]), constraint(Regex("ab"))((), rows[0]))
+    assert len(found) == 1
+
+
+def test_bits_are_spread_out_on_any_device() -> None:
+    """The operations that a GPU runs, here on a CPU."""
+    bits = np.random.default_rng(0).integers(0, 256, (5, 33), dtype=np.uint8)
+    spread = unpacked(torch.from_numpy(bits))
+    assert spread.dtype == torch.bool
+    assert spread.tolist() == np.unpackbits(bits, axis=1, bitorder="little").astype(bool).tolist()
 
 
 def test_what_is_forced_is_alone_in_its_mask_and_ends_at_a_choice() -> None:

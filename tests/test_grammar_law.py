@@ -19,6 +19,7 @@ from scipy.stats import chi2, ncx2
 from torch import Tensor
 
 from precedent.config import SamplingParams, SpeculationConfig
+from precedent.constraints import RowShaper
 from precedent.cost_curve import CostCurve
 from precedent.decode import step
 from precedent.drafters.base import DraftRequest
@@ -28,8 +29,9 @@ from precedent.grammar import GrammarConstraint
 from precedent.grammar.guidance import GuidanceMatcher, compiled
 from precedent.plan import Limits, Plan
 from precedent.planner import Planner
-from precedent.sampling import Coins, RowShaper, TargetRows
+from precedent.sampling import Coins
 from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.target_rows import TargetRows
 from precedent.testing.drafters import OracleDrafter
 from precedent.testing.enumeration import DraftProcess, ExactLaw, TargetLaw, exact_law
 from precedent.testing.random_trees import toy_model

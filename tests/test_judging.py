@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precedent import judging
-from precedent import sampling as sampling_module
+from precedent import target_rows as rows_module
 from precedent.config import SamplingParams, SpeculationConfig
+from precedent.constraints import RowShaper, constraints_for
 from precedent.cost_curve import CostCurve
 from precedent.decode import step
 from precedent.drafters.base import DraftRequest
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafting import Draft
 from precedent.errors import GenerationError
+from precedent.grammar import GrammarConstraint
+from precedent.grammar import constraint as constraint_module
+from precedent.grammar.matching import Words
 from precedent.plan import Plan
 from precedent.planner import Planner
-from precedent.sampling import CounterCoins, TargetRows, categorical_rows
+from precedent.sampling import CounterCoins, categorical_rows
 from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.target import TargetModel
 from precedent.target.host_waits import HostWaits
 from precedent.target.static_runner import StaticSettings
+from precedent.target_rows import TargetRows
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
 from precedent.verify import ahead as ahead_module
@@ -219,14 +226,91 @@ def likely_above(target: TargetModel, num_tokens: int) -> None:
         target.model.get_output_embeddings().weight[num_tokens:] *= 50.0
 
 
+class EvenIds:
+    """A grammar of one rule: even and odd ids in turns."""
+
+    def allowed(self) -> Words:
+        return np.full(8, 0x55555555 << self._taken % 2, dtype=np.uint32).view(np.int32)
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    def advance(self, token_ids: Sequence[int]) -> int:
+        for number, token in enumerate(token_ids):
+            if token % 2 != self._taken % 2:
+                return number
+            self._taken += 1
+        return len(token_ids)
+
+    def go_back(self, num_tokens: int) -> None:
+        self._taken -= num_tokens
+
+    def forced(self) -> list[int]:
+        return []
+
+
+def constraints() -> RowShaper:
+    """A grammar and a penalty."""
+    found = constraints_for(SamplingParams(repetition_penalty=1.2), PROMPT, GrammarConstraint(EvenIds(), [0]))
+    assert found is not None
+    return found
+
+
+def test_constrained_texts_do_not_hang_on_how_rows_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token of a text is where its grammar allows it."""
+    target, texts = static_target(), []
+    for at_once in (False, True):
+        if at_once:
+            as_on_a_gpu(monkeypatch)
+        running, planner = sequences(target, SamplingParams(), 3), Planner(CostCurve())
+        for sequence in running:
+            sequence.shape = constraints()
+        for _ in range(6):
+            step([sequence for sequence in running if not sequence.finished], target, planner)
+            assert all(sequence.error is None for sequence in running), [sequence.error for sequence in running]
+        texts.append([sequence.output_ids for sequence in running])
+    for one, other in zip(*texts, strict=True):
+        common = min(len(one), len(other))
+        assert one[:common] == other[:common]
+        assert common >= 6
+        assert all(token % 2 == place % 2 for place, token in enumerate(one))
+
+
+@pytest.fixture(autouse=True)
+def masks_are_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraint_module, "BESIDE_A_FORWARD", math.inf)
+
+
+@pytest.mark.parametrize("mode", ["greedy", "traversal", "topdown", "coupled"])
+def test_verdicts_are_the_same_when_masks_take_long(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then rows are computed where the walk comes."""
+    params = SamplingParams(temperature=0.0 if mode == "greedy" else 0.9, seed=3)
+    for number, beside in enumerate((math.inf, -1.0)):
+        monkeypatch.setattr(constraint_module, "BESIDE_A_FORWARD", beside)
+        for seed in range(30):
+            tree = mixed_tree(seed) if seed % 2 and mode in ahead_module.LAZY else points_alone(seed)
+            logits = torch.randn(len(tree) + 1, VOCABULARY, generator=torch.Generator().manual_seed(seed)).mul(2)
+            rows = TargetRows(logits, tree, params, (), constraints(), at_once=True)
+            assert rows.at_once is (number == 0)
+            reference = TargetRows(logits, tree, params, (), constraints())
+            expected = verify(tree, reference, mode, CounterCoins(7, seed))
+            if rows.at_once:
+                scored = Scored(tree, rows, CounterCoins(7, seed), mode)
+                read_ahead([scored])
+                assert scored.verdict() == expected
+            else:
+                assert verify(tree, rows, mode, CounterCoins(7, seed)) == expected
+
+
 @pytest.mark.parametrize(
     "sampling",
     [SamplingParams(), SamplingParams(temperature=0.3), SamplingParams(temperature=0.3, seed=5)],
     ids=["greedy", "sampled", "seeded"],
 )
 @pytest.mark.parametrize("num_tokens", [None, 200], ids=["", "a head wider than the tokenizer"])
+@pytest.mark.parametrize("constrained", [False, True], ids=["", "constrained"])
 def test_a_step_of_several_sequences_reads_once(
-    sampling: SamplingParams, num_tokens: int | None, monkeypatch: pytest.MonkeyPatch
+    sampling: SamplingParams, num_tokens: int | None, constrained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forward, verification and commit of three sequences, trees and all; the reading itself is the one wait."""
     as_on_a_gpu(monkeypatch)
@@ -234,6 +318,8 @@ def test_a_step_of_several_sequences_reads_once(
     if num_tokens is not None:
         likely_above(target, num_tokens)
     running, proposed = sequences(target, sampling, 3, num_tokens), 0
+    for sequence in running if constrained else ():
+        sequence.shape = constraints()
     for _ in range(4):
         with torch.inference_mode(), HostWaits() as waits:
             step(running, target, planner)
@@ -290,14 +376,14 @@ def test_seeded_rows_are_made_into_laws_one_by_one_where_bits_must_not_hang_on_h
 ) -> None:
     """A cumulative sum over several rows at once may be cut otherwise than one over a row alone."""
     shapes: list[int] = []
-    law_of = sampling_module.probs_of
+    law_of = rows_module.probs_of
 
     def noted(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         shapes.append(logits.dim())
         return law_of(logits, params)
 
     as_on_a_gpu(monkeypatch)
-    monkeypatch.setattr(sampling_module, "probs_of", noted)
+    monkeypatch.setattr(rows_module, "probs_of", noted)
     target, seeded = static_target(), SamplingParams(temperature=0.3, seed=3, top_p=0.9)
     running = sequences(target, seeded, 1)[0]
     running.mode, running.stats.bitwise = "coupled", bitwise
@@ -307,8 +393,11 @@ def test_seeded_rows_are_made_into_laws_one_by_one_where_bits_must_not_hang_on_h
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("constrained", [False, True], ids=["", "constrained"])
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.3)], ids=["greedy", "sampled"])
-def test_on_cuda_a_step_waits_once(sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_a_step_waits_once(
+    sampling: SamplingParams, constrained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CUDA raises an error at any wait but the one read, for graphs that are replayed."""
 
     def allowed(read: Callable[[Sequence[Unread]], None]) -> Callable[[Sequence[Unread]], None]:
@@ -323,6 +412,8 @@ def test_on_cuda_a_step_waits_once(sampling: SamplingParams, monkeypatch: pytest
     for _ in range(3):  # every size that comes has been captured
         played(target, sampling)
     running = sequences(target, sampling, 3)
+    for sequence in running if constrained else ():
+        sequence.shape = constraints()
     monkeypatch.setattr(judging, "read_together", allowed(read_together))
     try:
         torch.cuda.set_sync_debug_mode("error")

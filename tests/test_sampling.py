@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,9 +21,10 @@ from transformers import (
 )
 
 from precedent.config import SamplingParams
-from precedent.constraints import constraints_for
+from precedent.constraints import RepetitionPenalty, constraints_for, shaped_rows
 from precedent.errors import GenerationError
-from precedent.sampling import CounterCoins, TargetRows, largest_id, probs_of
+from precedent.sampling import CounterCoins, largest_id, probs_of
+from precedent.target_rows import TargetRows
 from precedent.tree import ROOT, chain
 
 AT_ONCE = pytest.mark.parametrize("at_once", [False, True], ids=["row by row", "at once"])
@@ -225,7 +227,7 @@ def test_the_matrix_of_all_rows_holds_the_very_rows(dtype: torch.dtype, shaped: 
         by_row, at_once = (TargetRows(logits, tree, params, (8,), shape, at_once=one) for one in (False, True))
         for node in range(ROOT, len(tree)):
             assert torch.allclose(at_once.matrix()[node + 1], by_row(node), rtol=0, atol=1e-15)
-            assert torch.equal(at_once(node), at_once.matrix()[node + 1]) or shaped
+            assert torch.equal(at_once(node), at_once.matrix()[node + 1])
             assert at_once.argmax(node) == by_row.argmax(node)
             assert at_once.coupled(node) == by_row.coupled(node)
             by_row.check(node)
@@ -268,6 +270,48 @@ def test_the_repetition_penalty_passes_over_ids_that_a_row_does_not_have() -> No
     shape = constraints_for(SamplingParams(repetition_penalty=2.0), [1, 9])
     assert shape is not None
     assert shape((2, 8), torch.ones(3)).tolist() == [1.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_all_rows_are_penalised_as_each_of_them_is(dtype: torch.dtype) -> None:
+    """Paths of a tree and paths that share nothing, ids that rows do not have, and the same path twice."""
+    logits = (torch.randn(5, 20, generator=torch.Generator().manual_seed(4)) * 4).to(dtype)
+    before, shape = logits.clone(), RepetitionPenalty([3, 5, 40], 1.7)
+    for paths in (
+        [(7, 3), (7, 3, 1), (7, 3, 1, 19), (7, 3, 2), (7, 3, 90)],
+        [(), (1,), (2,), (19, 18, 17), (19, 18, 17)],
+        [(6,)] * 5,
+    ):
+        together = shaped_rows(shape, paths, logits)
+        assert torch.equal(together, torch.stack([shape(*one) for one in zip(paths, logits, strict=True)]))
+    assert torch.equal(logits, before)
+
+
+@AT_ONCE
+@pytest.mark.parametrize("together", [False, True], ids=["each row", "all rows"])
+def test_a_constraint_that_fails_at_a_node_fails_who_comes_there(at_once: bool, together: bool) -> None:
+    """A grammar may become too complex behind a branch that is never taken."""
+
+    class Failing(RepetitionPenalty):
+        def __call__(self, output_ids: Sequence[int], row: torch.Tensor) -> torch.Tensor:
+            if output_ids[-1] == 2:
+                raise GenerationError("too complex")
+            return super().__call__(output_ids, row)
+
+        def shape_all(self, paths: Sequence[tuple[int, ...]], rows: torch.Tensor) -> torch.Tensor:
+            raise GenerationError("too complex")
+
+    failing, logits = Failing([3], 1.5), torch.randn(4, 20)
+    shape = failing if together else failing.__call__
+    params = SamplingParams(temperature=0.5, seed=1)
+    rows = TargetRows(logits, chain([4, 2, 9]), params, (7,), shape, at_once=at_once)
+    fine = TargetRows(logits, chain([4, 2, 9]), params, (7,), RepetitionPenalty([3], 1.5), at_once=at_once)
+    for node in (ROOT, 0, 2):
+        assert torch.equal(rows(node), fine(node))
+        assert rows.argmax(node) == fine.argmax(node)
+    for ask in (rows, rows.argmax, rows.coupled, rows.logits):
+        with pytest.raises(GenerationError, match="too complex"):
+            ask(1)
 
 
 def test_without_wishes_there_are_no_constraints() -> None:

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from precedent.config import SamplingParams
 from precedent.errors import GenerationError
-from precedent.sampling import CounterCoins, TargetRows
+from precedent.sampling import CounterCoins
+from precedent.target_rows import TargetRows
 from precedent.testing.enumeration import ToyRows, enumerate_outcomes
 from precedent.testing.random_trees import random_problem
 from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder

@@ -7,14 +7,19 @@ for every id of the tokenizer; what a wider output head says of others is cut of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from os.path import commonprefix
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.sampling import RowShaper
+from precedent.placing import placed
+
+RowShaper = Callable[[Sequence[int], Tensor], Tensor]
+"""`(output_ids, logits_row [vocab_size]) -> logits_row`: constraints applied for the text that precedes the row."""
 
 
 @runtime_checkable
@@ -29,6 +34,22 @@ class ForcesTokens(Protocol):
         """
 
 
+@runtime_checkable
+class ShapesTogether(Protocol):
+    """A constraint that shapes many rows in a few operations; an optional part of every constraint.
+
+    On a GPU all rows of a tree are shaped, while the forward that computes them may still be running: what waits for
+    the device waits for all of it.
+    """
+
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor) -> Tensor | None:
+        """What calling the constraint with each of the paths makes of its row: `rows` is `[len(paths), vocab_size]`.
+
+        The very same numbers; `rows` is not written to, and nothing is read back from its device. None where it would
+        take so long that to be asked for single rows is better.
+        """
+
+
 class RepetitionPenalty:
     """Makes tokens that occurred in the prompt or the answer less likely (Keskar et al. 1909.05858, section 4.1)."""
 
@@ -37,12 +58,35 @@ class RepetitionPenalty:
 
     def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
         """Divide positive and multiply negative logits of seen tokens by the penalty."""
-        known = sorted(token for token in self._prompt_ids.union(output_ids) if token < row.numel())
-        seen = torch.tensor(known, dtype=torch.long, device=row.device)
-        row = row.to(torch.float64 if row.dtype == torch.float64 else torch.float32, copy=True)
-        values = row[seen]
-        row[seen] = torch.where(values < 0, values * self._penalty, values / self._penalty)
+        seen = _indices(self._known(output_ids, row.numel()), row)
+        row = _wide(row, copy=True)
+        row[seen] = self._penalised(row[seen])
         return row
+
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor) -> Tensor:
+        """The same to each row."""
+        shared, size = commonprefix(paths), rows.shape[-1]  # noqa: RUF071 (of token ids, not of names of files)
+        places = [row * size + token for row, path in enumerate(paths) for token in path[len(shared) :] if token < size]
+        seen = torch.zeros_like(rows, dtype=torch.bool)
+        seen.index_fill_(1, _indices(self._known(shared, size), rows), True)
+        seen.view(-1).index_fill_(0, _indices(places, rows), True)
+        rows = _wide(rows)
+        return torch.where(seen, self._penalised(rows), rows)
+
+    def _known(self, output_ids: Iterable[int], vocab_size: int) -> list[int]:
+        return sorted(token for token in self._prompt_ids.union(output_ids) if token < vocab_size)
+
+    def _penalised(self, values: Tensor) -> Tensor:
+        return torch.where(values < 0, values * self._penalty, values / self._penalty)
+
+
+def _indices(ids: Sequence[int], rows: Tensor) -> Tensor:
+    return placed(np.array(ids, dtype=np.int64), rows.device)
+
+
+def _wide(rows: Tensor, *, copy: bool = False) -> Tensor:
+    """At least float32, as transformers penalises."""
+    return rows.to(torch.float64 if rows.dtype == torch.float64 else torch.float32, copy=copy)
 
 
 class Chain:
@@ -57,9 +101,23 @@ class Chain:
             row = constraint(output_ids, row)
         return row
 
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor) -> Tensor | None:
+        """Apply all constraints to all rows in order."""
+        shaped: Tensor | None = rows
+        for constraint in self._constraints:
+            shaped = None if shaped is None else shaped_rows(constraint, paths, shaped)
+        return shaped
+
     def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
         """What one of them forces, all must allow: the longest of their answers."""
         return max((forced_tokens(constraint, output_ids) for constraint in self._constraints), key=len, default=())
+
+
+def shaped_rows(constraint: RowShaper, paths: Sequence[tuple[int, ...]], rows: Tensor) -> Tensor | None:
+    """What a constraint makes of rows `[len(paths), vocab_size]`, each behind its own path; None if that takes long."""
+    if isinstance(constraint, ShapesTogether):
+        return constraint.shape_all(paths, rows)
+    return torch.stack([constraint(path, row) for path, row in zip(paths, rows, strict=True)])
 
 
 def forced_tokens(constraint: RowShaper, output_ids: Sequence[int]) -> tuple[int, ...]:

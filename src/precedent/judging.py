@@ -11,7 +11,7 @@ from torch import Tensor
 from precedent.drafting import Draft
 from precedent.failures import as_ours
 from precedent.pearl import Judged, judge
-from precedent.sampling import TargetRows
+from precedent.target_rows import TargetRows
 from precedent.verify.ahead import (
     COUPLED,
     GREEDY,
@@ -79,12 +79,13 @@ def _judge(draft: Draft, logits: Tensor) -> Judgement:
     if at_once and sequence.stats.bitwise and mode == COUPLED:
         logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not the same bits every time
     rows = TargetRows(logits, tree, sequence.sampling, sequence.output_ids, sequence.shape, at_once=at_once)
-    known = mode in LAZY or (mode in (GREEDY, COUPLED) and sequence.shape is None)
-    if at_once and known and not sequence.draws_at_hand and isinstance(coins := sequence.coins(), KnownCoins):
+    at_once = rows.at_once
+    is_known = mode in (*LAZY, GREEDY, COUPLED) and not sequence.draws_at_hand
+    if at_once and is_known and isinstance(coins := sequence.coins(), KnownCoins):
         scored = Scored(tree, rows, coins, mode)
         return Judgement(draft, rows, partial(_judged, scored), scored)
     decide = partial(judge, sequence, tree, rows, batched=at_once and mode in LAZY)
-    return Judgement(draft, rows, decide, unread=rows if at_once and sequence.shape is None else None)
+    return Judgement(draft, rows, decide, unread=rows if at_once else None)
 
 
 def _judged(scored: Scored) -> Judged:

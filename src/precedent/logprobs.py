@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class LogitRows(Protocol):
-    """The rows of a scored tree (`precedent.sampling.TargetRows`)."""
+    """The rows of a scored tree (`precedent.target_rows.TargetRows`)."""
 
     def logits(self, node: int, /) -> Tensor:
         """Constrained logits after `node`, `[vocab_size]`."""

@@ -30,9 +30,10 @@ from precedent.drafting import Draft
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.failures import as_ours
 from precedent.planner import Planner
-from precedent.sampling import Coins, TargetRows
+from precedent.sampling import Coins
 from precedent.sequence import DecodingSequence
 from precedent.target import TargetModel
+from precedent.target_rows import TargetRows
 from precedent.tree import CandidateTree
 from precedent.verify import Verdict, verify
 

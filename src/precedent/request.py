@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.constraints import constraints_for
+from precedent.constraints import RowShaper, constraints_for
 from precedent.drafters import Drafter, DraftRequest
 from precedent.generation import Generation, GenerationResult
 from precedent.logprobs import TokenLogprob
-from precedent.sampling import RowShaper
 from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.stats import GenerationStats
 from precedent.target import TargetModel

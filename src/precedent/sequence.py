@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from precedent.config import SamplingParams, SpeculationConfig
+from precedent.constraints import RowShaper
 from precedent.drafters.base import Candidates, Drafting, DraftsAhead, DrawsRunnersUp
 from precedent.errors import PrecedentError
 from precedent.logprobs import TokenLogprob
 from precedent.plan import Limits
-from precedent.sampling import Coins, CounterCoins, RowShaper
+from precedent.sampling import Coins, CounterCoins
 from precedent.stats import GenerationStats
 from precedent.target import Slot
 from precedent.trust import Trust

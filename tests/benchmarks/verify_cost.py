@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from precedent.config import SamplingParams
 from precedent.coupling import coupled_choice, coupled_noise
-from precedent.sampling import CounterCoins, TargetRows
+from precedent.sampling import CounterCoins
+from precedent.target_rows import TargetRows
 from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
 from precedent.verify import prepare
 

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.config import SamplingParams
-from precedent.sampling import Coins, RowShaper
+from precedent.constraints import RowShaper
+from precedent.sampling import Coins
 from precedent.templates import Template
 from precedent.tree import CandidateTree, TreeBuilder
 

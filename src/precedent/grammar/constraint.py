@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -11,10 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from precedent.grammar.matching import TokenMatcher, Words
+from precedent.placing import placed
 from precedent.target import common_prefix
 
 MOST_MASKS = 256
 """Masks kept of one request: several steps' worth of nodes, which target, draft model and drafters ask for in turn."""
+
+
+BESIDE_A_FORWARD = 2e-3
+"""Seconds for the masks of all nodes of a tree, which are found while a GPU computes its rows."""
 
 
 class GrammarConstraint:
@@ -31,9 +37,19 @@ class GrammarConstraint:
     def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
         """Mask what the grammar does not allow behind `output_ids`; all of it at a dead end."""
         words = self._words(tuple(output_ids))
-        if words is None:
-            return row
-        return row.masked_fill(~_as_tensor(words, row), -torch.inf)
+        return row if words is None else row.masked_fill(_forbidden([words], row[None])[0], -torch.inf)
+
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor) -> Tensor | None:
+        """The same to each row; None if their masks take longer than `BESIDE_A_FORWARD`, as those of free text may.
+
+        What was found until then is kept. Paths are walked one beside the other, whatever order they come in.
+        """
+        words, until = dict[tuple[int, ...], Words | None](), perf_counter() + BESIDE_A_FORWARD
+        for path in sorted(paths):
+            if words and perf_counter() > until:
+                return None
+            words[path] = self._words(path)
+        return rows.masked_fill(_forbidden([words[path] for path in paths], rows), -torch.inf)
 
     def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
         """The tokens that must follow, up to the first place with a choice or the end of the answer."""
@@ -51,7 +67,7 @@ class GrammarConstraint:
         words = self._words(path)
         if words is None or np.count_nonzero(words) != 1:
             return []
-        tokens = np.flatnonzero(_bits(words))
+        tokens = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
         return tokens.tolist() if tokens.size == 1 else []
 
     def _words(self, path: tuple[int, ...]) -> Words | None:
@@ -75,13 +91,27 @@ class GrammarConstraint:
         return len(self._path) == len(path)
 
 
-def _bits(words: Words) -> NDArray[np.uint8]:
-    return np.unpackbits(words.view(np.uint8), bitorder="little")
+def _forbidden(masks: Sequence[Words | None], rows: Tensor) -> Tensor:
+    """Which tokens of each row are not allowed, `[rows, vocab_size]` bool on their device.
+
+    Ids that a mask lacks are not; where there is no mask all are.
+    """
+    size = rows.shape[-1]
+    forbidden = np.full((len(masks), (size + 7) // 8), 0xFF, dtype=np.uint8)
+    for row, words in zip(forbidden, masks, strict=True):
+        given = row if words is None else words.view(np.uint8)[: row.size]
+        row[: given.size] ^= given
+    return _spread(forbidden, rows.device)[:, :size]
 
 
-def _as_tensor(words: Words, row: Tensor) -> Tensor:
-    """Which tokens of a row are allowed, `[vocab_size]` bool on the row's device; ids that the mask lacks are not."""
-    allowed = torch.zeros(row.numel(), dtype=torch.bool)
-    bits = _bits(words)[: row.numel()]
-    allowed[: bits.size] = torch.from_numpy(bits).bool()
-    return allowed.to(row.device, non_blocking=True)
+def _spread(bits: NDArray[np.uint8], device: torch.device) -> Tensor:
+    """`[rows, bytes]` as `[rows, 8 * bytes]` bool; they are sent to another device before that, an eighth as many."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(bits, axis=1, bitorder="little")).view(torch.bool)
+    return unpacked(placed(bits, device))
+
+
+def unpacked(bits: Tensor) -> Tensor:
+    """The bits of bytes `[rows, bytes]`, the lowest first, `[rows, 8 * bytes]` bool on their device."""
+    spread: Tensor = bits[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return spread.bitwise_and_(1).flatten(1).bool()

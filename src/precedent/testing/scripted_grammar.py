@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from precedent.sampling import RowShaper, largest_id
+from precedent.constraints import RowShaper
+from precedent.sampling import largest_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

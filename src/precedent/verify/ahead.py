@@ -19,7 +19,8 @@ from torch import Tensor
 
 from precedent.coupling import chosen
 from precedent.placing import placed
-from precedent.sampling import Coins, TargetRows, categorical_rows
+from precedent.sampling import Coins, categorical_rows
+from precedent.target_rows import TargetRows
 from precedent.tree import ROOT, CandidateTree, Point
 from precedent.verify.batched import BatchedWeights
 from precedent.verify.matching import matching

@@ -26,7 +26,7 @@ from precedent.verify.walk import walk
 
 
 class Rows(Protocol):
-    """The target model's rows over one tree (`precedent.sampling.TargetRows`)."""
+    """The target model's rows over one tree (`precedent.target_rows.TargetRows`)."""
 
     def __call__(self, node: int, /) -> Tensor:
         """Target probabilities after `node` (`ROOT` for the first position), `[vocab_size]`."""
@@ -43,7 +43,7 @@ class Rows(Protocol):
 
 @runtime_checkable
 class RowsAtOnce(Protocol):
-    """Rows that come as one matrix (`precedent.sampling.TargetRows`)."""
+    """Rows that come as one matrix (`precedent.target_rows.TargetRows`)."""
 
     def matrix(self) -> Tensor:
         """All probabilities, `[num_nodes + 1, vocab_size]`, row 0 for the root; not yet checked."""
