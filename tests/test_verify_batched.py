@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from precedent.testing.random_trees import random_problem
 from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
 from precedent.verify import prepare, verify
 from precedent.verify.batched import BatchedWeights
+from precedent.verify.recursion import Weights
 from precedent.verify.walk import walk
+from precedent.verify.weighing import Weighing
 
 READS_BACK = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique")
 
@@ -63,12 +66,14 @@ def test_weighing_reads_nothing_back_from_the_device(lazy: bool) -> None:
     assert counting.names.count("searchsorted") == 1, "a step draws one token, however deep the cached path"
 
 
-def test_a_deep_tree_of_points_is_weighed_in_as_many_rounds_as_it_is_wide() -> None:
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_deep_tree_is_weighed_in_as_many_stages_as_it_is_wide(lazy: bool) -> None:
     """Launches, not arithmetic, are what a small tree costs on a GPU."""
     tree, rows = large_tree(100)
     with Recording() as recording:
-        BatchedWeights(tree, rows, lazy=True)
-    assert recording.names.count("scatter") == 5, "four points beside the draw, and one round for all below them"
+        BatchedWeights(tree, rows, lazy=lazy)
+    assert recording.names.count("sum") == 6, "the draw and four points beside it, and once for all shortened laws"
+    assert recording.names.count("clamp") == 5 + 5 * lazy, "the deeper draws are tried one level after the other"
 
 
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
@@ -85,6 +90,47 @@ def test_the_same_coins_give_the_same_verdict_on_trees_without_points(mode: str)
             assert one == other
             compared += 1
     assert compared > 100
+
+
+def test_trees_weighed_together_have_the_weights_that_each_has_alone() -> None:
+    """Lazy and eager ones, of every feature and size, each with rows of its own somewhere among those of others."""
+    together: dict[int, list[tuple[CandidateTree, torch.Tensor, bool]]] = {}
+    for seed in range(60):
+        problem = random_problem(seed, max_trees=27)
+        for number, (_, tree) in enumerate(enumerate_outcomes(problem.draft)):
+            rows = torch.stack([ToyRows(problem.target, tree)(node) for node in range(ROOT, len(tree))])
+            together.setdefault(rows.shape[1], []).append((tree, rows, number % 3 > 0))
+    for group in together.values():
+        first_rows = list(accumulate((len(rows) + 2 for _, rows, _ in group), initial=1))  # others' between
+        left = torch.ones(first_rows[-1], group[0][1].shape[1], dtype=torch.float64)
+        views = [left[first : first + len(one[1])] for first, one in zip(first_rows, group, strict=False)]
+        for view, (_, rows, _) in zip(views, group, strict=True):
+            view.copy_(rows)
+        weights = [
+            BatchedWeights(tree, view, lazy=lazy, ahead=True)
+            for (tree, _, lazy), view in zip(group, views, strict=True)
+        ]
+        weighing = Weighing(weights, left, first_rows[:-1])
+        numbers = weighing.unread().tolist()
+        assert len(numbers) == weighing.count
+        weighing.take(numbers)
+        for found, (tree, rows, lazy) in zip(weights, group, strict=True):
+            assert_same_weights(found, Weights(tree, lambda node, rows=rows: rows[node + 1], lazy=lazy))
+    assert sum(map(len, together.values())) > 400
+
+
+def assert_same_weights(found: BatchedWeights, expected: Weights) -> None:
+    """At every node, after any number of rejections; the reference lets nodes with points alone below wait as well."""
+    for node in range(ROOT, len(found.tree)):
+        if node != ROOT and found.lazy and not found.defers(node):
+            continue
+        assert found.trials(node) == expected.trials(node)
+        assert found.accept(node) == pytest.approx(expected.accept(node), abs=1e-12)
+        if expected.accept(node) > 0.0:
+            leftover = expected.leftover(node)
+            assert torch.allclose(found.leftover(node), leftover / leftover.sum(), rtol=0, atol=1e-12)
+        for ordinal in range(len(found.trials(node))):
+            assert found.worth(node, ordinal) == pytest.approx(expected.worth(node, ordinal), abs=1e-12)
 
 
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0.7, top_k=40, top_p=0.9), SamplingParams(min_p=0.1)])

@@ -15,6 +15,7 @@ from precedent.tree import EMPTY_TREE, NULL, ROOT, CandidateTree, Drawn, Point, 
 from precedent.verify import MODES, FirstHalf, Rows, Verdict, Weights, find_mode, prepare, verify, walk
 from precedent.verify.batched import BatchedWeights
 from precedent.verify.matching import matching
+from precedent.verify.weighing import Weighing
 
 REJECTION_MODES = ("traversal", "topdown")
 EXACT = 1e-12
@@ -38,6 +39,7 @@ def first_half_of(mode: str, way: str) -> FirstHalf:
     def first_half(tree: CandidateTree, rows: Rows) -> Callable[[Coins], Verdict]:
         laws_of_rows = torch.stack([rows(node) for node in range(ROOT, len(tree))])
         weights = BatchedWeights(tree, laws_of_rows, lazy=mode == "traversal", ahead=True)
+        Weighing([weights], laws_of_rows)
         return lambda coins: walk(weights, coins)
 
     return first_half

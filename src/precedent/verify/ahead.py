@@ -26,6 +26,7 @@ from precedent.verify.batched import BatchedWeights
 from precedent.verify.matching import matching
 from precedent.verify.verdict import Verdict
 from precedent.verify.walk import NEXT, walk
+from precedent.verify.weighing import Weighing
 
 LAZY = {"traversal": True, "topdown": False}
 """Modes that can be weighed ahead, and whether their coins are lazy."""
@@ -100,15 +101,15 @@ class VerdictsAhead:
     """
 
     def __init__(self, scored: Sequence[Scored]) -> None:
-        self._scored = scored
+        self._scored, self._weighing = scored, list[Weighing]()
         logits = _joined([each.rows.logits_of_all() for each in scored])
         self._by_row = [*logits.max(-1)]
         self._weights: dict[Scored, BatchedWeights] = {}
         if scored[0].mode != GREEDY:
             probs = scored[0].rows.law_of(logits)
             self._by_row.append(self._chosen(probs) if scored[0].mode == COUPLED else self._drawn(probs))
-        by_tree = [weights.unread() for weights in self._weights.values()]
-        self._unread = torch.cat([*by_tree, *(numbers.double() for numbers in self._by_row)])
+        weights = [weighing.unread() for weighing in self._weighing]
+        self._unread = torch.cat([*weights, *(numbers.double() for numbers in self._by_row)])
 
     def _chosen(self, probs: Tensor) -> Tensor:
         """The token that its seed's noise chooses after every row, `[rows]`."""
@@ -117,10 +118,14 @@ class VerdictsAhead:
     def _drawn(self, probs: Tensor) -> Tensor:
         """The token after every row if its walk ended there, `[rows]`; `probs` become what is left of them by then."""
         uniforms = [each.coins.uniforms(range(ROOT, len(each.tree)), NEXT) for each in self._scored]
-        for each, part in zip(self._scored, probs.split([each.size for each in self._scored]), strict=True):
-            if not all(isinstance(draw.law, Point) for draw in each.tree.draws):
-                lazy, check = LAZY[each.mode], each.rows.check
-                self._weights[each] = BatchedWeights(each.tree, part, lazy=lazy, check=check, ahead=True)
+        first_rows = accumulate((each.size for each in self._scored), initial=0)
+        drawn = {each: row for each, row in zip(self._scored, first_rows, strict=False) if _has_draws(each.tree)}
+        for each in drawn:
+            lazy, check = LAZY[each.mode], each.rows.check
+            own = probs[drawn[each] : drawn[each] + each.size]
+            self._weights[each] = BatchedWeights(each.tree, own, lazy=lazy, check=check, ahead=True)
+        if drawn:
+            self._weighing.append(Weighing(list(self._weights.values()), probs, list(drawn.values())))
         tokens = categorical_rows(probs, placed(np.concatenate(uniforms), probs.device))
         for weights in self._weights.values():
             weights.forget_laws()
@@ -133,9 +138,9 @@ class VerdictsAhead:
     def take(self, numbers: Sequence[float]) -> None:
         """Hand each sequence its own."""
         start = 0
-        for weights in self._weights.values():
-            weights.take(numbers[start : start + weights.count])
-            start += weights.count
+        for weighing in self._weighing:
+            weighing.take(numbers[: weighing.count])
+            start = weighing.count
         by_row = np.reshape(numbers[start:], (len(self._by_row), -1))
         ends = accumulate((each.size for each in self._scored), initial=0)
         for each, (first, end) in zip(self._scored, pairwise(ends), strict=True):
@@ -172,6 +177,10 @@ class _Foreseen:
     def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
         """What the coins' own uniform number drew from these weights. Raises GenerationError if they are no law."""
         return self.drawn(node)
+
+
+def _has_draws(tree: CandidateTree) -> bool:
+    return not all(isinstance(draw.law, Point) for draw in tree.draws)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from precedent.tree import NULL, ROOT, CandidateTree, Draw, Drawn, Point
+from precedent.verify.trials import Trials
 
 RowsOf = Callable[[int], Tensor]
 """Target probabilities after a node (`ROOT` for the first position), `[vocab_size]`."""
@@ -97,48 +98,14 @@ class State:
         return State(1.0 if self.accept == 1.0 else 0.0, self.residual)
 
 
-def trials_and_points(tree: CandidateTree, draws: tuple[Draw, ...]) -> tuple[tuple[Draw, ...], dict[int, int]]:
-    """The draws of a node that need a coin of their own, and token id to child of the points that need none."""
-    pure = [isinstance(draw.law, Point) and tree.all_points_below[draw.child] for draw in draws]
-    at_the_end = [draw.child for draw, is_pure in zip(draws, pure, strict=True) if is_pure]
-    trials = tuple(draw for draw, is_pure in zip(draws, pure, strict=True) if not is_pure)
-    return trials, {tree.token_ids[child]: child for child in at_the_end}
-
-
-class Weights:
-    """Every w, a and B of a tree: pure functions of (tree, rows), computed where a walk asks and memoised.
-
-    `trials(node)` are the draws that need a coin of their own. Point children whose whole subtree is points are not
-    among them: drawing the next token and descending while it is such a child is optimal for them and touches fewer
-    rows.
-    """
+class Weights(Trials):
+    """Every w, a and B of a tree: pure functions of (tree, rows), computed where a walk asks and memoised."""
 
     def __init__(self, tree: CandidateTree, rows: RowsOf, *, lazy: bool) -> None:
-        self.tree, self.row, self.lazy = tree, rows, lazy
+        super().__init__(tree, lazy=lazy)
+        self.row = rows
         self._states: dict[int, list[State]] = {}
         self._laws: dict[int, Tensor] = {}
-        self._ordinals: dict[int, int] = {}
-        self._trials: dict[int, tuple[Draw, ...]] = {}
-        self._points: dict[int, dict[int, int]] = {}
-        for node, draws in tree.draws_at.items():
-            self._sort(node, draws)
-
-    def _sort(self, node: int, draws: tuple[Draw, ...]) -> None:
-        self._trials[node], self._points[node] = trials_and_points(self.tree, draws)
-        for ordinal, draw in enumerate(self._trials[node]):
-            self._ordinals.setdefault(draw.child, ordinal)
-
-    def trials(self, node: int) -> tuple[Draw, ...]:
-        """The draws below `node` that are tried one after the other, in verification order."""
-        return self._trials.get(node, ())
-
-    def point_children(self, node: int) -> dict[int, int]:
-        """Token id to child node, for the point children that are handled after all trials."""
-        return self._points.get(node, {})
-
-    def ordinal(self, node: int) -> int:
-        """Which trial of its parent brought `node` in first."""
-        return self._ordinals[node]
 
     def worth(self, node: int, ordinal: int) -> float:
         """The weight w of a trial below `node` once all earlier ones were rejected."""
@@ -170,10 +137,6 @@ class Weights:
     def left(self, node: int) -> State:
         """(a, B) at `node` after all its trials were rejected."""
         return self.state(node, len(self.trials(node)))
-
-    def defers(self, node: int) -> bool:
-        """Whether the coin of `node` is thrown after its subtree (lazily), not before it."""
-        return self.lazy
 
     def _after(self, state: State, draw: Draw) -> State:
         if isinstance(draw.law, Drawn):
