@@ -21,7 +21,7 @@ from precedent.config import SamplingParams
 from precedent.coupling import coupled_choice, coupled_noise
 from precedent.sampling import CounterCoins
 from precedent.target_rows import TargetRows
-from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.tree import CandidateTree, Drawn
 from precedent.verify import prepare
 
 LARGE_VOCABULARY = 150_000
@@ -31,13 +31,8 @@ REPEATS = 4
 def cost_tree(num_draws: int, num_points: int, vocab_size: int, device: str) -> tuple[CandidateTree, Tensor]:
     """A chain of draws beside cached branches, and target logits `[num_nodes + 1, vocab_size]`, float32."""
     generator = torch.Generator().manual_seed(0)
-    builder, branches, node = TreeBuilder(), [ROOT] * 4, ROOT
-    for number in range(num_points):
-        branches[number % 4] = builder.add_point(branches[number % 4], number % 4, "cache")
-    for _ in range(num_draws):
-        row = torch.randn(vocab_size, generator=generator).softmax(0).to(device)
-        node = builder.add_draw(node, 10, Drawn(row, builder.children(node)), "draft")
-    tree = builder.build()
+    draft_rows = torch.randn(num_draws, vocab_size, generator=generator).softmax(1).to(device)
+    tree = bushy(num_draws + num_points, list(draft_rows))
     return tree, torch.randn(len(tree) + 1, vocab_size, generator=generator).to(device)
 
 

@@ -15,12 +15,14 @@ from precedent.target import Slot, TargetModel
 from precedent.target.ordered_attention import ORDERED
 from precedent.target.split_attention import VARIANTS, StaticRows
 from precedent.target_rows import TargetRows
-from precedent.tree import EMPTY_TREE, CandidateTree, TreeBuilder
+from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder
 from precedent.verify import Verdict
 from precedent.verify.ahead import Scored, VerdictsAhead, computed_alike, read_together
 
 TOKENS, LENGTHS = (1, 8, 16, 32, 64), (1024, 4096, 16_384)
 BATCHES = (1, 8, 32)
+NUM_DRAWS = 6
+"""Of a draft model, beside what a cache proposes."""
 FLEX_TOKENS = (1, 16, 64)
 """Where FlexAttention is measured: each compilation takes its time."""
 
@@ -87,11 +89,13 @@ def _score_all(target: TargetModel, slots: list[Slot], tree: CandidateTree) -> N
         target.discard(slot)
 
 
-def bushy(num_nodes: int) -> CandidateTree:
-    """A tree of four chains below the root: what a cache proposes."""
-    builder, ends = TreeBuilder(), [-1] * 4
-    for number in range(num_nodes):
+def bushy(num_nodes: int, draft_rows: Sequence[Tensor] = ()) -> CandidateTree:
+    """A tree of four chains below the root, what a cache proposes, beside a chain drawn from a draft model's rows."""
+    builder, ends, node = TreeBuilder(), [ROOT] * 4, ROOT
+    for number in range(num_nodes - len(draft_rows)):
         ends[number % 4] = builder.add_point(ends[number % 4], number % 400, "bench")
+    for row in draft_rows:
+        node = builder.add_draw(node, 410, Drawn(row, builder.children(node)), "draft")
     return builder.build() if num_nodes else EMPTY_TREE
 
 
@@ -145,21 +149,27 @@ def one_sequence(device: torch.device, length: int, tokens: int, tree: Candidate
 
 
 def verification_times(setting: Setting) -> Iterator[Row]:
-    """Logits to verdicts as the decode loop comes to them, the read included, for trees of points: share of a step."""
+    """Logits to verdicts as the decode loop comes to them, the read included: milliseconds, and the share of a step."""
     nodes, vocabulary = 64, setting.model.config.vocab_size
     for batch in (1, 8):
         slots = [setting.slot_of(setting.static, lengths(setting)[0], nodes) for _ in range(batch)]
         tree = bushy(nodes)
         step = setting.milliseconds(lambda: _score_all(setting.static, slots, tree))  # noqa: B023
         logits = torch.randn(batch, nodes + 1, vocabulary, device=setting.device, dtype=setting.model.dtype)
-        for mode, temperature in (("traversal", 0.7), ("greedy", 0.0)):
+        drafted = torch.randn(NUM_DRAWS, vocabulary, device=setting.device).softmax(1)
+        for mode, temperature, draft_rows in (
+            ("traversal", 0.7, []),
+            ("traversal", 0.7, list(drafted)),
+            ("greedy", 0.0, []),
+        ):
             setting.check_time()
-            params = SamplingParams(temperature=temperature)
-            taken = setting.milliseconds(lambda: judged([tree] * batch, list(logits), params, mode))  # noqa: B023
+            params, trees = SamplingParams(temperature=temperature), [bushy(nodes, draft_rows)] * batch
+            taken = setting.milliseconds(lambda: judged(trees, list(logits), params, mode))  # noqa: B023
             yield {
                 "mode": mode,
                 "sequences": batch,
                 "nodes": nodes,
+                "draws": len(draft_rows),
                 "vocabulary": vocabulary,
                 "ms": taken,
                 "share_of_step": taken / step,
