@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from precedent import judging
 from precedent import pearl as pearl_module
 from precedent.at_once import AtOnce
 from precedent.config import SamplingParams, SpeculationConfig
@@ -31,18 +32,22 @@ from precedent.errors import ConfigError, GenerationError, RequestCancelled, Uns
 from precedent.pearl import Pearl, pearl_for
 from precedent.plan import Limits, Plan
 from precedent.planner import Planner
-from precedent.sampling import Coins
+from precedent.sampling import Coins, CounterCoins
 from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.target import TargetModel
 from precedent.target.first_layers import first_layers, layers_of
+from precedent.target.host_waits import HostWaits
 from precedent.target.loading import load_draft
+from precedent.target_rows import TargetRows
 from precedent.testing.drafters import OracleDrafter, RandomDrafter
 from precedent.testing.enumeration import CoinsOfAStep, enumerate_outcomes
 from precedent.testing.random_trees import toy_model
 from precedent.testing.tabled_model import TabledModel
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-from precedent.tree import CandidateTree, Drawn, Point, TreeBuilder
+from precedent.tree import ROOT, CandidateTree, Drawn, Point, TreeBuilder
+from precedent.unscored import RowsSoFar, judged
 from precedent.verify import verify
+from precedent.verify.ahead import Scored, VerdictsAhead, computed_alike, read_together
 
 PROMPT = (11, 7, 200, 31, 5, 7)
 ENTROPY = entropy_coins(1)
@@ -159,10 +164,14 @@ CHOSEN_TEXTS = {
 }
 
 
+@pytest.mark.parametrize("read_at_once", [False, True], ids=["", "read at once"])
 @pytest.mark.parametrize("sampling", CHOSEN_TEXTS.values(), ids=CHOSEN_TEXTS)
-def test_chosen_texts_are_those_of_plain_decoding(target: TargetModel, pearl: Pearl, sampling: SamplingParams) -> None:
+def test_chosen_texts_are_those_of_plain_decoding(
+    target: TargetModel, pearl: Pearl, sampling: SamplingParams, read_at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Greedy, and with a seed: a helpful draft model, a useless one, memory and nonsense beside them change nothing."""
     plain = run(target, start(target, [], sampling), None)
+    monkeypatch.setattr(judging, "on_accelerator", lambda logits: read_at_once)
     oracle, adversary = OracleDrafter(plain), RandomDrafter(target.vocab_size)
     for others in ([], [oracle], [adversary], [oracle, adversary]):
         for draft in (good_draft(), bad_draft()):
@@ -363,13 +372,47 @@ def test_a_lookahead_that_is_dropped_for_what_it_holds_is_seen(monkeypatch: pyte
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
 def test_the_verifier_for_gpus_judges_unscored_leaves_alike(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All weights at once, a row of nothing behind each leaf: the same law."""
-    monkeypatch.setattr(pearl_module, "verify", lambda *given, batched: verify(*given, batched=True))
+    monkeypatch.setattr(judging, "verify", lambda *given, batched: verify(*given, batched=True))
 
     def drafters() -> list[Drafter]:
         return [OracleDrafter((1, 0, 1, 1)), toy_draft()]
 
     law = answer_law(drafters, mode, length=3, most_ahead=2)
     assert distance(law, target_law(3)) < EXACT
+
+
+def tree_of(number: int, num_draws: int) -> CandidateTree:
+    """A point and a chain of draws; with one draw more it is the same tree and a leaf."""
+    generator, builder, node = torch.Generator().manual_seed(number), TreeBuilder(), ROOT
+    builder.add_point(ROOT, 1, "cache")
+    for _ in range(num_draws):
+        law = Drawn(torch.rand(5, generator=generator).softmax(0), builder.children(node))
+        node = builder.add_draw(node, int(torch.multinomial(law.probs(), 1, generator=generator)), law, "draft")
+    return builder.build()
+
+
+@pytest.mark.parametrize("mode", ["traversal", "topdown", "greedy", "coupled"])
+def test_unscored_leaves_are_judged_with_one_read(mode: str) -> None:
+    """Together with the tree of another sequence, and to the verdict that the same coins come to row by row."""
+    params, used = SamplingParams(temperature=0.0 if mode == "greedy" else 0.8, seed=2), 0
+    for number in range(150):
+        tree, whole = tree_of(number, 1), tree_of(number, 2)
+        logits = torch.randn(len(tree) + 1, 5, generator=torch.Generator().manual_seed(number)).mul(0.3)
+        rows = TargetRows(logits, tree, params, at_once=True)
+        scored = [
+            Scored(whole, RowsSoFar(rows, len(tree), len(whole)), CounterCoins(3, number), mode),
+            Scored(tree, TargetRows(logits, tree, params, at_once=True), CounterCoins(4, number), mode),
+        ]
+        with torch.inference_mode(), HostWaits() as waits:
+            read_together([VerdictsAhead(together) for together in computed_alike(scored)])
+            verdicts = [each.verdict() for each in scored]
+        assert waits.names == ["resolve_neg"], "one list is read"
+        by_row = TargetRows(logits, tree, params)
+        expected = verify(whole, RowsSoFar(by_row, len(tree), len(whole)), mode, CounterCoins(3, number))
+        assert judged(whole, len(tree), verdicts[0]) == judged(whole, len(tree), expected)
+        assert verdicts[1] == verify(tree, by_row, mode, CounterCoins(4, number))
+        used += verdicts[0].path[-1:] == (len(tree),)
+    assert used > 0
 
 
 # How many

@@ -56,6 +56,7 @@ LAYERS = (
     "sequence",
     "drafting",
     "pearl",
+    "unscored",
     "judging",
     "decode",
     "grammar",

@@ -14,12 +14,13 @@ from precedent.errors import PrecedentError
 from precedent.failures import as_ours
 from precedent.judging import Judgement, judge_all, on_accelerator
 from precedent.logprobs import logprobs_of
-from precedent.pearl import Judged, Pearl, wait_for
+from precedent.pearl import Pearl, wait_for
 from precedent.planner import Planner
 from precedent.sequence import DecodingSequence, StepResult
 from precedent.stats import TARGET
 from precedent.target import TargetModel
 from precedent.tree import ROOT
+from precedent.unscored import Judged
 
 log = logging.getLogger(__name__)
 

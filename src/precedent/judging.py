@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
 from precedent.drafting import Draft
 from precedent.failures import as_ours
-from precedent.pearl import Judged, judge
 from precedent.target_rows import TargetRows
+from precedent.unscored import Judged, RowsSoFar, judged, with_draws_at_hand
+from precedent.verify import verify
 from precedent.verify.ahead import (
     COUPLED,
     GREEDY,
@@ -29,8 +29,8 @@ from precedent.verify.ahead import (
 class Judgement:
     """A scored draft: its rows, how to come to its verdict, and what must be read before.
 
-    `decide` gives the tree that was verified, its accepted nodes, and the verdict (`pearl.judge`). `scored` is there
-    where verdicts are known ahead, and read together with those of others; `unread` where it reads by itself.
+    `decide` gives the tree that was verified, its accepted nodes, and the verdict (`precedent.unscored`). `scored` is
+    there where verdicts are known ahead, and read together with those of others; `unread` where it reads by itself.
     """
 
     draft: Draft
@@ -79,15 +79,15 @@ def _judge(draft: Draft, logits: Tensor) -> Judgement:
     if at_once and sequence.stats.bitwise and mode == COUPLED:
         logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not the same bits every time
     rows = TargetRows(logits, tree, sequence.sampling, sequence.output_ids, sequence.shape, at_once=at_once)
-    at_once = rows.at_once
-    is_known = mode in (*LAZY, GREEDY, COUPLED) and not sequence.draws_at_hand
-    if at_once and is_known and isinstance(coins := sequence.coins(), KnownCoins):
-        scored = Scored(tree, rows, coins, mode)
-        return Judgement(draft, rows, partial(_judged, scored), scored)
-    decide = partial(judge, sequence, tree, rows, batched=at_once and mode in LAZY)
+    whole, at_once = with_draws_at_hand(sequence, tree), rows.at_once
+    so_far = rows if len(whole) == len(tree) else RowsSoFar(rows, len(tree), len(whole))
+    coins = sequence.coins()
+    if at_once and mode in (*LAZY, GREEDY, COUPLED) and isinstance(coins, KnownCoins):
+        scored = Scored(whole, so_far, coins, mode)
+        return Judgement(draft, rows, lambda: judged(whole, len(tree), scored.verdict()), scored)
+
+    def decide() -> Judged:
+        verdict = verify(whole, so_far, mode, coins, batched=at_once and mode in LAZY)
+        return judged(whole, len(tree), verdict)
+
     return Judgement(draft, rows, decide, unread=rows if at_once else None)
-
-
-def _judged(scored: Scored) -> Judged:
-    verdict = scored.verdict()
-    return scored.tree, verdict.path, verdict

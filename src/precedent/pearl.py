@@ -18,13 +18,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from precedent.config import is_lossy
 from precedent.drafters.base import DraftsAhead
 from precedent.drafting import Draft
 from precedent.errors import ConfigError, UnsupportedError
@@ -33,9 +31,6 @@ from precedent.planner import Planner
 from precedent.sampling import Coins
 from precedent.sequence import DecodingSequence
 from precedent.target import TargetModel
-from precedent.target_rows import TargetRows
-from precedent.tree import CandidateTree
-from precedent.verify import Verdict, verify
 
 
 @dataclass(slots=True, eq=False)
@@ -155,73 +150,3 @@ def wait_for(scored: Sequence[Tensor]) -> None:
     """Wait until these rows are computed: a GPU is still at work when its forward has returned."""
     for device in {rows.device for rows in scored if rows.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
-
-
-class RowsSoFar:
-    """The rows of a tree whose last nodes were drawn while the others were scored.
-
-    Behind those the target has said nothing yet. Verification may ask, and what it hears stands for no law: a verdict
-    that gets there ends there.
-    """
-
-    def __init__(self, rows: TargetRows, num_scored: int, num_nodes: int) -> None:
-        self._rows, self._num_scored, self._num_unscored = rows, num_scored, num_nodes - num_scored
-
-    def __call__(self, node: int) -> Tensor:
-        """Target probabilities after `node`, `[vocab_size]`."""
-        return self._rows(node) if node < self._num_scored else self._unknown
-
-    def logits(self, node: int) -> Tensor:
-        """The constrained logits after `node`, `[vocab_size]`."""
-        return self._rows.logits(node) if node < self._num_scored else self._unknown
-
-    def argmax(self, node: int) -> int:
-        """The greedy token after `node`."""
-        return self._rows.argmax(node) if node < self._num_scored else 0
-
-    def coupled(self, node: int) -> int:
-        """The token that the seed's noise chooses after `node`."""
-        return self._rows.coupled(node) if node < self._num_scored else 0
-
-    def matrix(self) -> Tensor:
-        """All probabilities, `[num_nodes + 1, vocab_size]`, row 0 for the root."""
-        matrix = self._rows.matrix()
-        unknown = torch.zeros_like(matrix[:1]).index_fill_(1, torch.zeros(1, dtype=torch.long, device=matrix.device), 1)
-        return torch.cat([matrix, unknown.expand(self._num_unscored, -1)])
-
-    def check(self, node: int) -> None:
-        """Raise GenerationError if the row after a scored `node` cannot be sampled."""
-        if node < self._num_scored:
-            self._rows.check(node)
-
-    @cached_property
-    def _unknown(self) -> Tensor:
-        """A law that is cheap to draw from."""
-        unknown = torch.zeros_like(self._rows(-1))
-        unknown[0] = 1.0
-        return unknown
-
-
-Judged = tuple[CandidateTree, tuple[int, ...], Verdict]
-"""The tree that was verified, the nodes that were accepted of it, and the verdict."""
-
-
-def judge(sequence: DecodingSequence, tree: CandidateTree, rows: TargetRows, *, batched: bool) -> Judged:
-    """Verify a scored tree together with what was drawn beside the forward: (tree, accepted nodes, verdict).
-
-    The tree may have leaves more than was scored. Where the accepted nodes end at one, its token is the verdict's next
-    token, and the verdict's path ends before it.
-    """
-    whole = tree
-    if sequence.draws_at_hand and not is_lossy(sequence.mode):
-        for drafting in sequence.drafting_ahead.values():
-            whole = drafting.hung_below(whole)
-    if len(whole) == len(tree):
-        verdict = verify(whole, rows, sequence.mode, sequence.coins(), batched=batched)
-        return whole, verdict.path, verdict
-    so_far = RowsSoFar(rows, len(tree), len(whole))
-    verdict = verify(whole, so_far, sequence.mode, sequence.coins(), batched=batched)
-    path = verdict.path
-    if path and path[-1] >= len(tree):
-        verdict = Verdict(path[:-1], whole.token_ids[path[-1]], verdict.kind, verdict.spent_tv)
-    return whole, path, verdict

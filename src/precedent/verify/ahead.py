@@ -7,7 +7,7 @@ one of them would take, and a step reads the numbers of all of them at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Protocol, runtime_checkable
@@ -20,7 +20,6 @@ from torch import Tensor
 from precedent.coupling import chosen
 from precedent.placing import placed
 from precedent.sampling import Coins, categorical_rows
-from precedent.target_rows import TargetRows
 from precedent.tree import ROOT, CandidateTree, Point
 from precedent.verify.batched import BatchedWeights
 from precedent.verify.matching import matching
@@ -55,12 +54,42 @@ class KnownCoins(Coins, Protocol):
         """A uniform number in [0, 1) for each of the nodes, `[nodes]`."""
 
 
+class RowsAhead(Protocol):
+    """A tree's rows, to be computed and read together with those of others (`precedent.target_rows.TargetRows`)."""
+
+    @property
+    def law(self) -> Hashable:
+        """What makes a law of a row: rows of two sequences with the same can be computed together."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Numbers in a row."""
+
+    def logits_of_all(self) -> Tensor:
+        """The constrained logits, `[num_nodes + 1, vocab_size]`."""
+
+    def law_of(self, logits: Tensor, /) -> Tensor:
+        """Probabilities of any logits `[..., vocab_size]`, made as these rows' are."""
+
+    def noise_keys(self) -> list[int]:
+        """The key of the seed's noise after the root and after every node."""
+
+    def take(self, numbers: Sequence[float], /) -> None:
+        """The largest logit of every row, then their ids."""
+
+    def check(self, node: int, /) -> None:
+        """Raise GenerationError if the row after `node` cannot be sampled."""
+
+    def argmax(self, node: int, /) -> int:
+        """The greedy token after `node`."""
+
+
 @dataclass(slots=True, eq=False)
 class Scored:
     """A scored tree in one of the modes above; `VerdictsAhead` brings what its verdict needs."""
 
     tree: CandidateTree
-    rows: TargetRows
+    rows: RowsAhead
     coins: KnownCoins
     mode: str
     decide: Callable[[Coins], Verdict] | None = None
