@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from precedent.config import SamplingParams
 from precedent.drafters.base import Drafter, DraftRequest
+from precedent.drafters.draft_law import drawn_beside, drawn_with_one_read
 from precedent.drafters.draft_model import DraftModelDrafter
 from precedent.drafters.draft_place import CATCH_UP_LIMIT
+from precedent.drafters.lookahead import DraftedToken
+from precedent.errors import GenerationError
 from precedent.sampling import CounterCoins, probs_of
 from precedent.target import TargetModel
+from precedent.target.host_waits import HostWaits
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
 from precedent.testing.tiny_models import tiny_causal_lm
@@ -114,6 +119,34 @@ def test_exclusion_gives_way_when_nothing_else_could_be_drawn() -> None:
     tree.check()
     assert tree.token_ids == (top,)
     assert isinstance(tree.draws[0].law, Drawn)
+
+
+def test_a_draw_with_one_read_is_the_draw_of_the_same_coin() -> None:
+    """Siblings that leave much, little, nothing, and none at all; a row of one token."""
+    generator, fell_back = torch.Generator().manual_seed(0), 0
+    for number in range(300):
+        row = torch.rand(12, generator=generator).pow(8 * (number % 3)).softmax(0)
+        siblings = tuple(torch.randperm(12, generator=generator)[: number % 5].tolist())
+        if number % 7 == 0:
+            row = torch.zeros(12).index_fill_(0, torch.tensor([*siblings, 3]), 1.0)
+            row /= row.sum()
+        given = row, siblings, CounterCoins(9, number), number, "draft"
+        with torch.inference_mode(), HostWaits() as waits:
+            token, law = drawn_with_one_read(*given)
+        assert waits.names == ["resolve_neg"], "one list is read"
+        expected = drawn_beside(*given)
+        assert token == expected.token_id
+        assert isinstance(law, Drawn)
+        assert isinstance(expected.law, Drawn)
+        assert (law.excluded, law.row is row) == (expected.law.excluded, True)
+        fell_back += bool(siblings) and not law.excluded
+    assert fell_back > 5
+
+
+@pytest.mark.parametrize("draw", [drawn_beside, drawn_with_one_read])
+def test_a_row_that_holds_nan_is_not_drawn_from(draw: Callable[..., DraftedToken]) -> None:
+    with pytest.raises(GenerationError, match="hold NaN"):
+        draw(torch.full((5,), torch.nan), (1,), CounterCoins(0, 0), 0, "draft")
 
 
 def turn(drafter: DraftModelDrafter, prompt: list[int], tenant: str) -> tuple[int, list[int]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from precedent.drafting import Draft
 from precedent.failures import as_ours
+from precedent.sampling import KnownCoins
 from precedent.target_rows import TargetRows
 from precedent.unscored import Judged, RowsSoFar, judged, with_draws_at_hand
 from precedent.verify import verify
@@ -16,7 +17,6 @@ from precedent.verify.ahead import (
     COUPLED,
     GREEDY,
     LAZY,
-    KnownCoins,
     Scored,
     Unread,
     VerdictsAhead,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -33,6 +33,14 @@ class Coins(Protocol):
 
     def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
         """An index drawn in proportion to the non-negative `weights`, `[vocab_size]`."""
+
+
+@runtime_checkable
+class KnownCoins(Coins, Protocol):
+    """Coins that are functions of (node, purpose) alone (`CounterCoins`)."""
+
+    def uniforms(self, nodes: Iterable[int], purpose: str) -> NDArray[np.float64]:
+        """A uniform number in [0, 1) for each of the nodes, `[nodes]`."""
 
 
 class CounterCoins:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from precedent.coupling import coupled_choice
 from precedent.drafters.base import Candidates, Drafting, DraftRequest
+from precedent.drafters.draft_law import drawn_beside, law_beside
 from precedent.drafters.draft_place import OwnPlace, TargetsPlace
 from precedent.drafters.in_step import Drawer, Drawing, Extending, draw_in_step
 from precedent.drafters.lookahead import DraftedToken, Lookahead
-from precedent.errors import GenerationError
 from precedent.placing import placed
 from precedent.sampling import Coins, largest, largest_id, probs_of
 from precedent.target import Slot, TargetModel
@@ -165,7 +165,7 @@ class _DraftModelDrafting:
             left = row.index_fill(0, placed(np.array(taken), row.device), -torch.inf)
             logit, token = largest(left)
             return None if logit == -torch.inf else DraftedToken(token, Point())
-        law = _law(row, taken)
+        law = law_beside(row, taken)
         if law.excluded != taken:
             return None
         return DraftedToken(coins.categorical(law.probs(), parent, f"runner-up {self._drafter.name}"), law)
@@ -215,8 +215,7 @@ class _DraftModelDrafting:
         """The next token: a choice where the mode makes it one, else a draw."""
         if self._request.mode in CHOSEN:
             return DraftedToken(self._choose(row, self._output_length + len(drafted)), Point())
-        law = _law(_checked(probs_of(row, self._request.sampling)), siblings)
-        return DraftedToken(coins.categorical(law.probs(), node, purpose), law)
+        return drawn_beside(probs_of(row, self._request.sampling), siblings, coins, node, purpose)
 
     def _choose(self, row: Tensor, position: int) -> int:
         """What the target would choose if it thought alike: the argmax, or the choice of the seed's noise."""
@@ -250,16 +249,3 @@ class _DraftModelDrafting:
 def _kept(row: Tensor) -> Tensor:
     """The row, which is remembered for a while, without the logits of all others that were scored with it."""
     return row.clone() if row.untyped_storage().nbytes() > 2 * row.nbytes else row
-
-
-def _checked(probs: Tensor) -> Tensor:
-    """The very probabilities; a law that holds NaN would bend the answer unseen. Raises GenerationError."""
-    if not float(probs.sum()) > 0.0:
-        raise GenerationError("the draft model's probabilities hold NaN: load it in another dtype, or go without it")
-    return probs
-
-
-def _law(row: Tensor, siblings: tuple[int, ...]) -> Drawn:
-    """The row without the siblings, unless nothing would be left to draw."""
-    left = 1.0 - float(row[list(siblings)].sum()) if siblings else 1.0
-    return Drawn(row, siblings) if siblings and left > 1e-6 else Drawn(row)

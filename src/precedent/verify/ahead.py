@@ -7,19 +7,18 @@ one of them would take, and a step reads the numbers of all of them at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from precedent.coupling import chosen
 from precedent.placing import placed
-from precedent.sampling import Coins, categorical_rows
+from precedent.sampling import Coins, KnownCoins, categorical_rows
 from precedent.tree import ROOT, CandidateTree, Point
 from precedent.verify.batched import BatchedWeights
 from precedent.verify.matching import matching
@@ -44,14 +43,6 @@ class Unread(Protocol):
 
     def take(self, numbers: Sequence[float]) -> None:
         """The same numbers on the host."""
-
-
-@runtime_checkable
-class KnownCoins(Coins, Protocol):
-    """Coins that are functions of (node, purpose) alone (`precedent.sampling.CounterCoins`)."""
-
-    def uniforms(self, nodes: Iterable[int], purpose: str) -> NDArray[np.float64]:
-        """A uniform number in [0, 1) for each of the nodes, `[nodes]`."""
 
 
 class RowsAhead(Protocol):
