@@ -51,7 +51,7 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 ARCHITECTURES = tuple(_OWN)
-"""Model types of transformers, as tests/test_target_architectures.py runs them."""
+"""Model types of transformers, as tests/target/test_target_architectures.py runs them."""
 
 ONE_BY_ONE = frozenset({"stablelm", "falcon"})
 """Those that do not go through transformers' attention interface: scored one sequence after the other."""

@@ -1,6 +1,6 @@
 """Processes that hold a model together, forked from one that has imported everything: imports take longest.
 
-    python tests/divided_program.py
+    python tests/target/divided_program.py
 
 Reads commands as JSON, one a line: a scenario, its settings, a folder for what each process prints and finds out, and
 the environment of every process. Answers with their process ids, and once all have ended with their exit codes. Run by

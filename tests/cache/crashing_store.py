@@ -1,6 +1,6 @@
 """Four processes read and write one cache and are killed at random moments; then the parent looks at what is left.
 
-    python tests/crashing_store.py FOLDER KILLS SEED
+    python tests/cache/crashing_store.py FOLDER KILLS SEED
 
 Prints counts as JSON; an assertion that fails ends it with a traceback. Run by `test_store_crashes.py`.
 """
