@@ -10,17 +10,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
 
 import torch
 from gpu_bench.steps import bushy, judged
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from precedent.config import SamplingParams
 from precedent.coupling import coupled_choice, coupled_noise
 from precedent.sampling import CounterCoins
 from precedent.target_rows import TargetRows
+from precedent.testing.operations import Operations
 from precedent.tree import CandidateTree, Drawn
 from precedent.verify import prepare
 
@@ -62,23 +61,11 @@ def _milliseconds(tree: CandidateTree, logits: Tensor, mode: str, batched: bool)
     return statistics.median(times[1:])
 
 
-class _Counting(TorchDispatchMode):
-    """How many operations compute or copy anything."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operations += not (func.is_view or "empty" in func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 def operations(run: Callable[[], object]) -> int:
     """What a run would launch on a GPU."""
-    with torch.inference_mode(), _Counting() as counting:
+    with torch.inference_mode(), Operations() as counting:
         run()
-    return counting.operations
+    return len(counting.launched)
 
 
 def verdicts_of(count: int, tree: CandidateTree, params: SamplingParams, mode: str) -> dict[str, object]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from precedent import judging
 from precedent import target_rows as rows_module
@@ -33,6 +31,7 @@ from precedent.target import TargetModel
 from precedent.target.host_waits import HostWaits
 from precedent.target.static_runner import StaticSettings
 from precedent.target_rows import TargetRows
+from precedent.testing.operations import Operations
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
 from precedent.verify import ahead as ahead_module
@@ -145,24 +144,11 @@ def test_as_many_operations_for_many_sequences_as_for_one(mode: str, tree: Candi
         trees = [tree] * count
         rows = [TargetRows(torch.randn(len(tree) + 1, VOCABULARY), tree, params, at_once=True) for tree in trees]
         scored = [Scored(tree, its, CounterCoins(1, 1), mode) for tree, its in zip(trees, rows, strict=True)]
-        with Counting() as counting:
+        with Operations() as counting:
             read_ahead(scored)
-        return counting.operations
+        return len(counting.launched)
 
     assert operations(8) <= operations(1) + 2 <= most
-
-
-class Counting(TorchDispatchMode):
-    """How many operations compute or copy anything."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        self.operations += not (func.is_view or "empty" in func.overloadpacket.__name__)
-        return found
 
 
 def test_tokens_of_all_rows_are_those_of_one_row_after_the_other() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chi2
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -25,6 +23,7 @@ from precedent.constraints import RepetitionPenalty, constraints_for, shaped_row
 from precedent.errors import GenerationError
 from precedent.sampling import CounterCoins, largest_id, probs_of
 from precedent.target_rows import TargetRows
+from precedent.testing.operations import Operations
 from precedent.tree import ROOT, chain
 
 AT_ONCE = pytest.mark.parametrize("at_once", [False, True], ids=["row by row", "at once"])
@@ -145,18 +144,6 @@ class FixedUniform(CounterCoins):
         return self.value
 
 
-class Counting(TorchDispatchMode):
-    """Notes which operations ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 LARGEST = 1.0 - 2.0**-53
 
 
@@ -236,7 +223,7 @@ def test_the_matrix_of_all_rows_holds_the_very_rows(dtype: torch.dtype, shaped: 
 @AT_ONCE
 def test_rows_ask_for_no_more_than_they_must(at_once: bool) -> None:
     """On a CPU one row after the other; on a GPU what decoding needs of all rows comes back in one piece."""
-    counting = Counting()
+    counting = Operations()
     logits = torch.randn(4, 50, dtype=torch.bfloat16)
     rows = TargetRows(logits, chain([4, 2, 9]), SamplingParams(), at_once=at_once)
     with counting:

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from precedent.target import Slot, TargetModel
 from precedent.target.kv_arena import BlockArena
 from precedent.target.static_runner import StaticSettings
+from precedent.testing.operations import Operations
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 
 IN_AN_ARENA = StaticSettings(arena_tokens=2048, capture=False)
 
 
-class Copies(TorchDispatchMode):
+class Copies(Operations):
     """How many operations copy rows."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func.overloadpacket.__name__ in ("index_select", "index_copy_", "copy_")
-        return func(*args, **(kwargs or {}))
+    @property
+    def count(self) -> int:
+        return sum(name in ("index_select", "index_copy_", "copy_") for name in self.names)
 
 
 def two_branches() -> CandidateTree:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from precedent.config import SamplingParams
 from precedent.errors import GenerationError
 from precedent.sampling import CounterCoins
 from precedent.target_rows import TargetRows
 from precedent.testing.enumeration import ToyRows, enumerate_outcomes
+from precedent.testing.operations import Operations
 from precedent.testing.random_trees import random_problem
 from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
 from precedent.verify import prepare, verify
@@ -24,18 +23,6 @@ from precedent.verify.walk import walk
 from precedent.verify.weighing import Weighing
 
 READS_BACK = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique")
-
-
-class Recording(TorchDispatchMode):
-    """Notes which operations ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 def large_tree(vocab_size: int, *, device: str = "cpu", num_points: int = 58) -> tuple[CandidateTree, torch.Tensor]:
@@ -58,10 +45,10 @@ def large_tree(vocab_size: int, *, device: str = "cpu", num_points: int = 58) ->
 def test_weighing_reads_nothing_back_from_the_device(lazy: bool) -> None:
     """On a GPU each such operation would wait for everything before it."""
     tree, rows = large_tree(100)
-    with Recording() as recording:
+    with Operations() as recording:
         weights = BatchedWeights(tree, rows, lazy=lazy)
     assert not set(recording.names) & set(READS_BACK)
-    with Recording() as counting:
+    with Operations() as counting:
         walk(weights, CounterCoins(0, 0))
     assert counting.names.count("searchsorted") == 1, "a step draws one token, however deep the cached path"
 
@@ -70,7 +57,7 @@ def test_weighing_reads_nothing_back_from_the_device(lazy: bool) -> None:
 def test_a_deep_tree_is_weighed_in_as_many_stages_as_it_is_wide(lazy: bool) -> None:
     """Launches, not arithmetic, are what a small tree costs on a GPU."""
     tree, rows = large_tree(100)
-    with Recording() as recording:
+    with Operations() as recording:
         BatchedWeights(tree, rows, lazy=lazy)
     assert recording.names.count("sum") == 6, "the draw and four points beside it, and once for all shortened laws"
     assert recording.names.count("clamp") == 5 + 5 * lazy, "the deeper draws are tried one level after the other"
@@ -139,7 +126,7 @@ def test_logits_become_weights_without_waiting_for_the_device(mode: str, params:
     """No row is asked for alone, which would cost a launch and a check each; truncation included."""
     tree, _ = large_tree(100)
     rows = TargetRows(torch.randn(len(tree) + 1, 100), tree, replace(params, temperature=0.7), at_once=True)
-    with Recording() as recording:
+    with Operations() as recording:
         decide = prepare(tree, rows, mode, batched=True)
     assert not set(recording.names) & set(READS_BACK)
     assert recording.names.count("_softmax") == 1
