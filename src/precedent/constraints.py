@@ -19,7 +19,10 @@ from precedent.config import SamplingParams
 from precedent.placing import placed
 
 RowShaper = Callable[[Sequence[int], Tensor], Tensor]
-"""`(output_ids, logits_row [vocab_size]) -> logits_row`: constraints applied for the text that precedes the row."""
+"""`(output_ids, logits_row [vocab_size]) -> logits_row`: constraints applied for the text that precedes the row.
+
+The row given is not written to: it is asked for again.
+"""
 
 
 @runtime_checkable
@@ -42,11 +45,11 @@ class ShapesTogether(Protocol):
     the device waits for all of it.
     """
 
-    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor) -> Tensor | None:
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
         """What calling the constraint with each of the paths makes of its row: `rows` is `[len(paths), vocab_size]`.
 
-        The very same numbers; `rows` is not written to, and nothing is read back from its device. None where it would
-        take so long that to be asked for single rows is better.
+        The very same numbers; `rows` is not written to, and nothing is read back from its device. None where the host
+        is not done by `until` (seconds of `perf_counter`): then it is asked for the rows to which the walk comes.
         """
 
 
@@ -63,8 +66,8 @@ class RepetitionPenalty:
         row[seen] = self._penalised(row[seen])
         return row
 
-    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor) -> Tensor:
-        """The same to each row."""
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor:
+        """The same to each row, which takes the host no time."""
         shared, size = commonprefix(paths), rows.shape[-1]  # noqa: RUF071 (of token ids, not of names of files)
         places = [row * size + token for row, path in enumerate(paths) for token in path[len(shared) :] if token < size]
         seen = torch.zeros_like(rows, dtype=torch.bool)
@@ -101,11 +104,11 @@ class Chain:
             row = constraint(output_ids, row)
         return row
 
-    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor) -> Tensor | None:
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
         """Apply all constraints to all rows in order."""
         shaped: Tensor | None = rows
         for constraint in self._constraints:
-            shaped = None if shaped is None else shaped_rows(constraint, paths, shaped)
+            shaped = None if shaped is None else shaped_rows(constraint, paths, shaped, until)
         return shaped
 
     def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
@@ -113,11 +116,9 @@ class Chain:
         return max((forced_tokens(constraint, output_ids) for constraint in self._constraints), key=len, default=())
 
 
-def shaped_rows(constraint: RowShaper, paths: Sequence[tuple[int, ...]], rows: Tensor) -> Tensor | None:
-    """What a constraint makes of rows `[len(paths), vocab_size]`, each behind its own path; None if that takes long."""
-    if isinstance(constraint, ShapesTogether):
-        return constraint.shape_all(paths, rows)
-    return torch.stack([constraint(path, row) for path, row in zip(paths, rows, strict=True)])
+def shaped_rows(constraint: RowShaper, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
+    """What a constraint makes of rows, each behind its own path; None where it shapes them one by one."""
+    return constraint.shape_all(paths, rows, until) if isinstance(constraint, ShapesTogether) else None
 
 
 def forced_tokens(constraint: RowShaper, output_ids: Sequence[int]) -> tuple[int, ...]:
@@ -129,9 +130,9 @@ def constraints_for(
     params: SamplingParams, prompt_ids: Sequence[int], grammar: RowShaper | None = None
 ) -> RowShaper | None:
     """The constraints that `params` asks for and the request's grammar, or None when rows stay as they are."""
-    wanted: list[RowShaper] = []
-    if params.repetition_penalty != 1.0:
-        wanted.append(RepetitionPenalty(prompt_ids, params.repetition_penalty))
+    wanted: list[RowShaper] = []  # in either order the same, but masks may turn out not to be found together
     if grammar is not None:
         wanted.append(grammar)
+    if params.repetition_penalty != 1.0:
+        wanted.append(RepetitionPenalty(prompt_ids, params.repetition_penalty))
     return Chain(wanted) if wanted else None

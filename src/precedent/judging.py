@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 from torch import Tensor
 
@@ -24,6 +25,9 @@ from precedent.verify.ahead import (
     read_together,
 )
 
+BESIDE_A_FORWARD = 2e-3
+"""Seconds for the masks of all nodes of all trees of a step, which are found while a GPU computes their rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -42,10 +46,10 @@ class Judgement:
 
 def judge_all(drafts: Sequence[Draft], scored: Sequence[Tensor]) -> list[Judgement]:
     """The judgements of all that can be judged; a sequence that cannot carries its error."""
-    judgements = []
+    judgements, until = [], perf_counter() + BESIDE_A_FORWARD
     for draft, logits in zip(drafts, scored, strict=True):
         try:
-            judgements.append(_judge(draft, logits))
+            judgements.append(_judge(draft, logits, until))
         except Exception as error:
             draft.sequence.error = as_ours(error, "verifying")
     ahead = {each.scored: each for each in judgements if each.scored is not None}
@@ -73,13 +77,15 @@ def _ahead(judgements: Sequence[Judgement]) -> list[Unread]:
     return [unread for each in judgements for unread in _ahead([each])]
 
 
-def _judge(draft: Draft, logits: Tensor) -> Judgement:
+def _judge(draft: Draft, logits: Tensor, until: float) -> Judgement:
     sequence, tree, mode = draft.sequence, draft.tree, draft.sequence.mode
     logits, at_once = logits[:, : sequence.num_tokens], on_accelerator(logits)
     if at_once and sequence.stats.bitwise and mode == COUPLED:
         logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not the same bits every time
-    rows = TargetRows(logits, tree, sequence.sampling, sequence.output_ids, sequence.shape, at_once=at_once)
-    whole, at_once = with_draws_at_hand(sequence, tree), rows.at_once
+    rows = TargetRows(
+        logits, tree, sequence.sampling, sequence.output_ids, sequence.shape, at_once=at_once, until=until
+    )
+    whole, at_once = with_draws_at_hand(sequence, tree), rows.compute_together()
     so_far = rows if len(whole) == len(tree) else RowsSoFar(rows, len(tree), len(whole))
     coins = sequence.coins()
     if at_once and mode in (*LAZY, GREEDY, COUPLED) and isinstance(coins, KnownCoins):

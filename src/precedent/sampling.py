@@ -100,8 +100,8 @@ def largest_id(row: Tensor) -> int:
 def largest(row: Tensor) -> tuple[float, int]:
     """The largest number of a row `[vocab_size]`, or a NaN if one is there, and the lowest id that has it."""
     if not row.is_cpu:
-        token = int(row.argmax())
-        return float(row[token]), token
+        value, token = torch.stack([number.double() for number in row.max(-1)]).tolist()
+        return value, int(token)
     values = row.detach()
     if row.dtype == torch.bfloat16:
         bits = values.view(torch.int16).numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -22,8 +23,9 @@ class TargetRows:
     `logits` is `[num_nodes + 1, vocab_size]`: row 0 follows the committed text, row i + 1 follows node i. `shape`
     applies the request's constraints with the node's own path. On a CPU a row is computed when it is asked for: an
     all-point tree pays only for the rows that a walk visits. On a GPU (`at_once`, decided by the device unless given)
-    all rows are one matrix, constrained together, and what a walk needs to know of them is read back together. A
-    constraint that fails at a node fails who asks for that node's row, and nobody else.
+    all rows are one matrix, constrained together, and what a walk needs to know of them is read back together; but
+    where a constraint cannot do that `until` then (seconds of `perf_counter`), or fails at a node to which nobody may
+    come, rows are computed as on a CPU.
     """
 
     def __init__(
@@ -35,27 +37,32 @@ class TargetRows:
         shape: RowShaper | None = None,
         *,
         at_once: bool | None = None,
+        until: float = math.inf,
     ) -> None:
         self._logits, self._tree, self._params = logits, tree, params
         self._output_ids, self._shape = output_ids, shape
-        self._may_be_at_once = logits.is_cuda if at_once is None else at_once
+        self._may_be_at_once, self._until = logits.is_cuda if at_once is None else at_once, until
         self._probs: dict[int, Tensor] = {}
-        self._failures: dict[int, Exception] = {}
         self._read: tuple[list[float], list[int]] | None = None
 
-    @cached_property
-    def at_once(self) -> bool:
-        """Whether all rows are computed together; asked for beside the forward, this constrains them meanwhile."""
-        return self._may_be_at_once and self._shaped_together is not None
+    def compute_together(self) -> bool:
+        """Constrain all rows together, unless that was done before; says whether they are."""
+        return self._may_be_at_once and self._together is not None
 
     def logits(self, node: int) -> Tensor:
-        """The constrained logits after `node`, `[vocab_size]`."""
-        row = self._logits[node + 1]
-        return row if self._shape is None else self._shape(self._text_before(node), row)
+        """The constrained logits after `node`, `[vocab_size]`. Raises what a constraint raises for that node."""
+        if self._shape is None or self.compute_together():
+            return self._all_logits[node + 1]
+        return self._constrained(self._shape, node)
+
+    def certainty(self) -> Tensor:
+        """Logits of token 0 for certain, `[vocab_size]`: a row for a node that was not scored."""
+        index = torch.zeros(1, dtype=torch.long, device=self._logits.device)
+        return torch.full_like(self._logits[0], -torch.inf).index_fill_(0, index, 0.0)
 
     def argmax(self, node: int) -> int:
         """The greedy token after `node`, the lowest id on ties. Raises GenerationError on NaN or if all are masked."""
-        if self.at_once:
+        if self.compute_together():
             self.check(node)
             return self._largest[1][node + 1]
         value, token = largest(self.logits(node))
@@ -83,7 +90,7 @@ class TargetRows:
 
         Raises GenerationError on NaN or if all are masked.
         """
-        if self.at_once:
+        if self.compute_together():
             self.check(node)
             return self.matrix()[node + 1]
         if node not in self._probs:
@@ -119,38 +126,29 @@ class TargetRows:
         return self._all_probs
 
     def check(self, node: int) -> None:
-        """Raise GenerationError if the row after `node` holds NaN or infinity, or if all its tokens are masked.
-
-        What a constraint raised for that row is raised here as well.
-        """
-        value = self._largest[0][node + 1]
-        if node in self._failures:
-            raise self._failures[node]
-        self._check(value, node)
+        """Raise GenerationError if the row after `node` holds NaN or infinity, or if all its tokens are masked."""
+        self._check(self._largest[0][node + 1], node)
 
     @cached_property
     def _all_logits(self) -> Tensor:
-        return self._one_by_one() if self._shaped_together is None else self._shaped_together
-
-    @cached_property
-    def _shaped_together(self) -> Tensor | None:
         if self._shape is None:
             return self._logits
-        nodes = range(ROOT, len(self._tree))
-        try:
-            return shaped_rows(self._shape, [self._text_before(node) for node in nodes], self._logits)
-        except Exception:  # at one node perhaps, which no walk may ever come to
-            return self._one_by_one()
+        if self._together is not None:
+            return self._together
+        return torch.stack([self._constrained(self._shape, node) for node in range(ROOT, len(self._tree))])
 
-    def _one_by_one(self) -> Tensor:
-        return torch.stack([self._logits_or_failure(node) for node in range(ROOT, len(self._tree))])
-
-    def _logits_or_failure(self, node: int) -> Tensor:
+    @cached_property
+    def _together(self) -> Tensor | None:
+        if self._shape is None:
+            return self._logits
+        paths = [self._text_before(node) for node in range(ROOT, len(self._tree))]
         try:
-            return self.logits(node)
-        except Exception as error:
-            self._failures[node] = error.with_traceback(None)
-            return self._logits[node + 1]
+            return shaped_rows(self._shape, paths, self._logits, self._until)
+        except Exception:  # at one node perhaps, which no walk may ever come to: who comes there hears of it
+            return None
+
+    def _constrained(self, shape: RowShaper, node: int) -> Tensor:
+        return shape(self._text_before(node), self._logits[node + 1])
 
     def _text_before(self, node: int) -> tuple[int, ...]:
         return (*self._output_ids, *self._tree.tokens_to(node))

@@ -14,7 +14,7 @@ from torch import Tensor
 from precedent.config import is_lossy
 from precedent.sequence import DecodingSequence
 from precedent.target_rows import TargetRows
-from precedent.tree import ROOT, CandidateTree
+from precedent.tree import CandidateTree
 from precedent.verify import Verdict
 
 
@@ -75,21 +75,16 @@ class RowsSoFar:
         if node < self._num_scored:
             self._rows.check(node)
 
-    def unread(self) -> Tensor:
-        """What the scored rows have to read."""
-        return self._rows.unread()
-
     def take(self, numbers: Sequence[float]) -> None:
-        """The largest number of each row and its id, on the host: of the scored rows, or of all."""
-        count, scored = len(numbers) // 2, self._num_scored + 1
-        self._rows.take([*numbers[:scored], *numbers[count : count + scored]])
+        """The largest logit of every row, then their ids; those of unscored leaves say nothing."""
+        ids = len(numbers) // 2
+        scored = self._num_scored + 1
+        self._rows.take([*numbers[:scored], *numbers[ids : ids + scored]])
 
     @cached_property
     def _unknown(self) -> Tensor:
-        """Logits of a law that is cheap to draw from: token 0 for certain."""
-        row = self._rows.logits(ROOT)
-        unknown = torch.full_like(row, -torch.inf)
-        return unknown.index_fill_(0, torch.zeros(1, dtype=torch.long, device=row.device), 0.0)
+        """Logits of a law that is cheap to draw from."""
+        return self._rows.certainty()
 
 
 def with_draws_at_hand(sequence: DecodingSequence, tree: CandidateTree) -> CandidateTree:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -275,23 +277,22 @@ def test_constrained_texts_do_not_hang_on_how_rows_are_computed(monkeypatch: pyt
 
 @pytest.fixture(autouse=True)
 def masks_are_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constraint_module, "BESIDE_A_FORWARD", math.inf)
+    monkeypatch.setattr(judging, "BESIDE_A_FORWARD", math.inf)
 
 
 @pytest.mark.parametrize("mode", ["greedy", "traversal", "topdown", "coupled"])
-def test_verdicts_are_the_same_when_masks_take_long(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_are_the_same_when_masks_take_long(mode: str) -> None:
     """Then rows are computed where the walk comes."""
     params = SamplingParams(temperature=0.0 if mode == "greedy" else 0.9, seed=3)
-    for number, beside in enumerate((math.inf, -1.0)):
-        monkeypatch.setattr(constraint_module, "BESIDE_A_FORWARD", beside)
+    for until in (math.inf, -math.inf):
         for seed in range(30):
             tree = mixed_tree(seed) if seed % 2 and mode in ahead_module.LAZY else points_alone(seed)
             logits = torch.randn(len(tree) + 1, VOCABULARY, generator=torch.Generator().manual_seed(seed)).mul(2)
-            rows = TargetRows(logits, tree, params, (), constraints(), at_once=True)
-            assert rows.at_once is (number == 0)
+            rows = TargetRows(logits, tree, params, (), constraints(), at_once=True, until=until)
+            assert rows.compute_together() is (until > 0)
             reference = TargetRows(logits, tree, params, (), constraints())
             expected = verify(tree, reference, mode, CounterCoins(7, seed))
-            if rows.at_once:
+            if rows.compute_together():
                 scored = Scored(tree, rows, CounterCoins(7, seed), mode)
                 read_ahead([scored])
                 assert scored.verdict() == expected
@@ -387,6 +388,58 @@ def test_seeded_rows_are_made_into_laws_one_by_one_where_bits_must_not_hang_on_h
     step([running], target, Planner(CostCurve()))
     assert running.error is None
     assert set(shapes) == {1 if bitwise else 2}
+
+
+def test_masks_have_two_milliseconds_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one step, however many trees it has: the later ones do with a walk from row to row."""
+    as_on_a_gpu(monkeypatch)
+    monkeypatch.setattr(judging, "BESIDE_A_FORWARD", 2e-3)
+    clock = iter([0.0, *[1e-3] * 9, *[3e-3] * 99])
+    monkeypatch.setattr(judging, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(constraint_module, "perf_counter", lambda: next(clock))
+    running = sequences(static_target(), SamplingParams(), 3)
+    for sequence in running:
+        sequence.shape = constraints()
+    drafts = [Draft(sequence, Plan(), points_alone(0)) for sequence in running]
+    judgements = judging.judge_all(drafts, [torch.randn(9, VOCABULARY) for _ in drafts])
+    assert [judgement.scored is not None for judgement in judgements] == [True, False, False]
+    assert all(judgement.decide()[2].next_token in range(VOCABULARY) for judgement in judgements)
+
+
+@pytest.mark.parametrize("mode", ["greedy", "traversal", "coupled"])
+def test_what_a_step_computed_goes_with_it(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices of all rows are large, on a GPU most of all: they cannot wait for the garbage collector."""
+    as_on_a_gpu(monkeypatch)
+    params = SamplingParams(temperature=0.0 if mode == "greedy" else 0.8, seed=1)
+    running, gone = sequences(static_target(), params, 2), []
+    for sequence in running:
+        sequence.mode = mode
+    monkeypatch.setattr(rows_module, "probs_of", noting(rows_module.probs_of, gone))
+    gc.collect()
+    gc.disable()
+    try:
+        trees = [mixed_tree(1) if mode == "traversal" else points_alone(1) for _ in running]
+        drafts = [Draft(sequence, Plan(), tree) for sequence, tree in zip(running, trees, strict=True)]
+        logits = [torch.randn(len(tree) + 1, VOCABULARY) for tree in trees]
+        gone += [weakref.ref(each) for each in logits]
+        judgements = judging.judge_all(drafts, logits)
+        decided = [judgement.decide() for judgement in judgements]
+        del judgements, logits, decided
+        assert len(gone) == 2 + (mode != "greedy")
+        assert [each() for each in gone] == [None] * len(gone)
+    finally:
+        gc.enable()
+
+
+def noting(law_of: Callable[..., torch.Tensor], made: list[weakref.ref[torch.Tensor]]) -> Callable[..., torch.Tensor]:
+    """The same, with a weak reference to each result."""
+
+    def noted(*given: object) -> torch.Tensor:
+        found = law_of(*given)
+        made.append(weakref.ref(found))
+        return found
+
+    return noted
 
 
 @pytest.mark.gpu

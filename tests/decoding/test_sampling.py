@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -19,7 +21,7 @@ from transformers import (
 )
 
 from precedent.config import SamplingParams
-from precedent.constraints import RepetitionPenalty, constraints_for, shaped_rows
+from precedent.constraints import RepetitionPenalty, RowShaper, constraints_for, shaped_rows
 from precedent.errors import GenerationError
 from precedent.sampling import CounterCoins, largest_id, probs_of
 from precedent.target_rows import TargetRows
@@ -269,36 +271,56 @@ def test_all_rows_are_penalised_as_each_of_them_is(dtype: torch.dtype) -> None:
         [(), (1,), (2,), (19, 18, 17), (19, 18, 17)],
         [(6,)] * 5,
     ):
-        together = shaped_rows(shape, paths, logits)
+        together = shaped_rows(shape, paths, logits, math.inf)
+        assert together is not None
         assert torch.equal(together, torch.stack([shape(*one) for one in zip(paths, logits, strict=True)]))
     assert torch.equal(logits, before)
 
 
-@AT_ONCE
-@pytest.mark.parametrize("together", [False, True], ids=["each row", "all rows"])
-def test_a_constraint_that_fails_at_a_node_fails_who_comes_there(at_once: bool, together: bool) -> None:
-    """A grammar may become too complex behind a branch that is never taken."""
+class Failing(RepetitionPenalty):
+    """Behind token 2."""
 
-    class Failing(RepetitionPenalty):
-        def __call__(self, output_ids: Sequence[int], row: torch.Tensor) -> torch.Tensor:
-            if output_ids[-1] == 2:
-                raise GenerationError("too complex")
-            return super().__call__(output_ids, row)
-
-        def shape_all(self, paths: Sequence[tuple[int, ...]], rows: torch.Tensor) -> torch.Tensor:
+    def __call__(self, output_ids: Sequence[int], row: torch.Tensor) -> torch.Tensor:
+        if output_ids[-1:] == (2,):
             raise GenerationError("too complex")
+        return super().__call__(output_ids, row)
 
-    failing, logits = Failing([3], 1.5), torch.randn(4, 20)
-    shape = failing if together else failing.__call__
-    params = SamplingParams(temperature=0.5, seed=1)
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: torch.Tensor, until: float) -> torch.Tensor:
+        return torch.stack([self(*one) for one in zip(paths, rows, strict=True)])
+
+
+@AT_ONCE
+@pytest.mark.parametrize("shape", [Failing([3], 1.5), Failing([3], 1.5).__call__], ids=["all rows", "each row"])
+def test_a_constraint_that_fails_at_a_node_fails_who_comes_there(at_once: bool, shape: RowShaper) -> None:
+    """A grammar may become too complex behind a branch that is never taken; it keeps nothing alive either."""
+    params, logits = SamplingParams(temperature=0.5, seed=1), torch.randn(4, 20)
     rows = TargetRows(logits, chain([4, 2, 9]), params, (7,), shape, at_once=at_once)
     fine = TargetRows(logits, chain([4, 2, 9]), params, (7,), RepetitionPenalty([3], 1.5), at_once=at_once)
+    assert not rows.compute_together()
     for node in (ROOT, 0, 2):
         assert torch.equal(rows(node), fine(node))
+        assert torch.equal(rows.logits(node), fine.logits(node))
         assert rows.argmax(node) == fine.argmax(node)
     for ask in (rows, rows.argmax, rows.coupled, rows.logits):
         with pytest.raises(GenerationError, match="too complex"):
             ask(1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_rows_go_when_nobody_holds_them(fails: bool) -> None:
+    """They are large: they cannot wait for the garbage collector."""
+    rows = TargetRows(
+        torch.randn(3, 20), chain([4, 2 if fails else 1]), SamplingParams(), (), Failing([3], 1.5), at_once=True
+    )
+    assert rows.compute_together() is not fails
+    rows.argmax(ROOT)
+    gone = weakref.ref(rows)
+    gc.disable()
+    try:
+        del rows
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_without_wishes_there_are_no_constraints() -> None:

@@ -153,6 +153,38 @@ def test_a_row_behind_a_forbidden_token_fails_nobody(mode: str, params: Sampling
         verify(tree, TargetRows(logits, tree, params), mode, CounterCoins(0, 0), batched=batched)
 
 
+def test_a_law_that_excludes_what_does_not_exist_changes_no_other() -> None:
+    for outside in (7, -1):
+        builder = TreeBuilder()
+        builder.add_draw(ROOT, 1, Drawn(torch.rand(5).softmax(0), (outside,)), "draft")
+        with pytest.raises(IndexError, match="not among the 5"):
+            BatchedWeights(builder.build(), torch.rand(2, 5).softmax(1), lazy=True)
+
+
+@pytest.mark.gpu
+def test_on_cuda_every_feature_is_weighed_without_waiting() -> None:
+    """Points with draws below, exclusions, and masks of what is kept; several trees."""
+    generator, builder = torch.Generator().manual_seed(3), TreeBuilder()
+    point = builder.add_point(ROOT, 1, "cache")
+    for parent in (point, ROOT):
+        row = torch.rand(50, generator=generator).softmax(0).cuda()
+        builder.add_draw(parent, 2, Drawn(row, (3, 4), row > row.median()), "draft")
+    tree = builder.build()
+    probs = torch.rand(2 * (len(tree) + 1), 50, generator=generator).softmax(1)
+    left = probs.cuda()
+    weights = [BatchedWeights(tree, part, lazy=True, ahead=True) for part in left.split(len(tree) + 1)]
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        Weighing(weights, left, [0, len(tree) + 1])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for each, rows in zip(weights, probs.split(len(tree) + 1), strict=True):
+        reference = Weights(tree, lambda node, rows=rows: rows[node + 1].cuda(), lazy=True)
+        for node in range(ROOT, len(tree)):
+            for ordinal in range(len(each.trials(node))):
+                assert each.worth(node, ordinal) == pytest.approx(reference.worth(node, ordinal), rel=1e-4)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("lazy", [False, True])
 def test_on_cuda_the_device_is_waited_for_only_when_the_walk_reads(lazy: bool) -> None:

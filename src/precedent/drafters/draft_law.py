@@ -16,20 +16,16 @@ LEAST_LEFT = 1e-6
 """The probability that siblings must leave, for a draw without them."""
 
 
-def law_beside(row: Tensor, siblings: tuple[int, ...]) -> Drawn:
-    """The row without the siblings, unless nothing would be left to draw."""
-    return _law(row, siblings, float(_left(row, siblings)) if siblings else 1.0)
-
-
 def drawn_beside(row: Tensor, siblings: tuple[int, ...], coins: Coins, node: int, purpose: str) -> DraftedToken:
-    """A draw from that law; `row` is `[vocab_size]`. Raises GenerationError if it holds NaN.
+    """A draw from a row `[vocab_size]` without the siblings, unless nothing would be left to draw.
 
+    Raises GenerationError if the row holds NaN.
     Where reading means waiting for a device, and the coin is known beforehand, one read is all.
     """
     if not row.is_cpu and isinstance(coins, KnownCoins):
         return drawn_with_one_read(row, siblings, coins, node, purpose)
     _check(float(row.sum()))
-    law = law_beside(row, siblings)
+    law = _law(row, siblings, float(_left(row, siblings)) if siblings else 1.0)
     return DraftedToken(coins.categorical(law.probs(), node, purpose), law)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from precedent.coupling import coupled_choice
 from precedent.drafters.base import Candidates, Drafting, DraftRequest
-from precedent.drafters.draft_law import drawn_beside, law_beside
+from precedent.drafters.draft_law import drawn_beside
 from precedent.drafters.draft_place import OwnPlace, TargetsPlace
 from precedent.drafters.in_step import Drawer, Drawing, Extending, draw_in_step
 from precedent.drafters.lookahead import DraftedToken, Lookahead
@@ -165,10 +165,8 @@ class _DraftModelDrafting:
             left = row.index_fill(0, placed(np.array(taken), row.device), -torch.inf)
             logit, token = largest(left)
             return None if logit == -torch.inf else DraftedToken(token, Point())
-        law = law_beside(row, taken)
-        if law.excluded != taken:
-            return None
-        return DraftedToken(coins.categorical(law.probs(), parent, f"runner-up {self._drafter.name}"), law)
+        drawn = drawn_beside(row, taken, coins, parent, f"runner-up {self._drafter.name}")
+        return drawn if isinstance(drawn.law, Drawn) and drawn.law.excluded == taken else None
 
     def draw_ahead(self, coins: Coins) -> bool:
         """Draw one token more behind everything drawn so far; its coin belongs to its place in the answer."""

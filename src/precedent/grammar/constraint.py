@@ -19,10 +19,6 @@ MOST_MASKS = 256
 """Masks kept of one request: several steps' worth of nodes, which target, draft model and drafters ask for in turn."""
 
 
-BESIDE_A_FORWARD = 2e-3
-"""Seconds for the masks of all nodes of a tree, which are found while a GPU computes its rows."""
-
-
 class GrammarConstraint:
     """Masks the rows of one request by its grammar; one matcher walks to and fro between the nodes.
 
@@ -39,14 +35,14 @@ class GrammarConstraint:
         words = self._words(tuple(output_ids))
         return row if words is None else row.masked_fill(_forbidden([words], row[None])[0], -torch.inf)
 
-    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor) -> Tensor | None:
-        """The same to each row; None if their masks take longer than `BESIDE_A_FORWARD`, as those of free text may.
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
+        """The same to each row; None if their masks are not found `until` then, as those of free text may not be.
 
-        What was found until then is kept. Paths are walked one beside the other, whatever order they come in.
+        What was found is kept. Paths are walked one beside the other, whatever order they come in.
         """
-        words, until = dict[tuple[int, ...], Words | None](), perf_counter() + BESIDE_A_FORWARD
+        words = dict[tuple[int, ...], Words | None]()
         for path in sorted(paths):
-            if words and perf_counter() > until:
+            if perf_counter() > until:
                 return None
             words[path] = self._words(path)
         return rows.masked_fill(_forbidden([words[path] for path in paths], rows), -torch.inf)

@@ -19,7 +19,7 @@ from torch import Tensor
 from precedent.coupling import chosen
 from precedent.placing import placed
 from precedent.sampling import Coins, KnownCoins, categorical_rows
-from precedent.tree import ROOT, CandidateTree, Point
+from precedent.tree import ROOT, CandidateTree, Drawn, Point
 from precedent.verify.batched import BatchedWeights
 from precedent.verify.matching import matching
 from precedent.verify.verdict import Verdict
@@ -33,6 +33,9 @@ GREEDY, COUPLED = "greedy", "coupled"
 
 MOST_AT_ONCE = 1 << 24
 """Probabilities that are computed together, at most: with their cumulative sums in float64 about 0.4 GB."""
+
+COPIES = 4
+"""Rows that a draw takes while it is weighed: its law, and what was there, is honoured and is left."""
 
 
 class Unread(Protocol):
@@ -90,6 +93,12 @@ class Scored:
         """How many rows it has."""
         return len(self.tree) + 1
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers are computed of it: rows, and for every draw its law and what its rejection leaves."""
+        laws = sum(isinstance(draw.law, Drawn) for draw in self.tree.draws)
+        return (self.size + COPIES * laws) * self.rows.vocab_size
+
     def verdict(self) -> Verdict:
         """Throw the coins, once all numbers were read. Raises GenerationError for a row on the way without a law."""
         assert self.decide is not None, "its numbers were not read"
@@ -105,10 +114,10 @@ def computed_alike(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
     for group in groups.values():
         together, numbers = list[Scored](), 0
         for each in group:
-            numbers += each.size * each.rows.vocab_size
+            numbers += each.numbers
             if together and numbers > MOST_AT_ONCE:
                 yield together
-                together, numbers = [], each.size * each.rows.vocab_size
+                together, numbers = [], each.numbers
             together.append(each)
         yield together
 
@@ -117,7 +126,7 @@ class VerdictsAhead:
     """All that the walks through some trees, which are `computed_alike`, may ask for.
 
     The verdicts are those of the same coins without it. A tree of points alone is verified by drawing the token after
-    every node and going where it leads; draws are weighed tree by tree.
+    every node and going where it leads; the draws of all others are weighed together.
     """
 
     def __init__(self, scored: Sequence[Scored]) -> None:
@@ -169,8 +178,10 @@ class VerdictsAhead:
             each.decide = self._decision(each, [int(token) for token in tokens[0]]) if tokens else _greedy(each)
 
     def _decision(self, each: Scored, token_after: Sequence[int]) -> Callable[[Coins], Verdict]:
+        check = each.rows.check  # not `each`, which keeps what this returns: in a circle they would outlive their step
+
         def drawn(node: int) -> int:
-            each.rows.check(node)
+            check(node)
             return token_after[node + 1]
 
         weights = self._weights.get(each)

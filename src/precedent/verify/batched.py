@@ -24,8 +24,8 @@ class BatchedWeights(Trials):
     believed: a row behind a token that a grammar forbids may hold anything, and nobody gets there.
 
     Every point is a trial here, so that a walk draws one token. With `ahead` the token after every node is drawn
-    before the walk begins: then points are left to that draw, as `recursion.Weights` does, `target_probs` becomes the
-    laws that are left (`leftover`), and a `Weighing` of this and other trees is to follow.
+    before the walk begins: then points are left to that draw, as `recursion.Weights` does, and a `Weighing` of this and
+    other trees is to follow, of whose rows `target_probs` is a part: it becomes the laws that are left (`leftover`).
     """
 
     def __init__(

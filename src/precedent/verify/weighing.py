@@ -69,21 +69,23 @@ class _Trial:
 class Weighing:
     """The weights of trees whose rows lie in `left` `[rows, vocab_size]`, each from its own of `first_rows` on.
 
-    `left` holds the target's probabilities, is written to, and holds the laws that are left in the end. Nothing is read
-    back from its device before the first question.
+    `left` holds the target's probabilities, is written to, and holds the laws that are left in the end; it is not kept.
+    Nothing is read back from its device before the first question.
     """
 
     def __init__(self, trees: Sequence[Weighable], left: Tensor, first_rows: Sequence[int] = (0,)) -> None:
         found = [trial for each in zip(trees, first_rows, strict=True) for trial in _scheduled(*each)]
         trials = sorted(found, key=attrgetter("stage", "level"))
-        self._left, self._worth = left, left.new_zeros(len(trials))
+        self._worth = left.new_zeros(len(trials))
         self._accept = left.new_ones(len(left) + 1)  # and a place for nobody
         self._read: Sequence[float] | None = None
+        numbers: dict[int, dict[tuple[int, int], int]] = {id(tree): {} for tree in trees}
+        for number, trial in enumerate(trials):
+            numbers[id(trial.tree)][trial.place] = number
         for tree, first_row in zip(trees, first_rows, strict=True):
-            numbers = {trial.place: number for number, trial in enumerate(trials) if trial.tree is tree}
-            tree.weighed_by(self, first_row, numbers)
+            tree.weighed_by(self, first_row, numbers[id(tree)])
         if trials:
-            self._weigh(trials)
+            self._weigh(trials, left)
 
     def worth(self, number: int) -> float:
         """The weight w of a trial once all earlier ones of its node were rejected."""
@@ -112,26 +114,26 @@ class Weighing:
             self._read = self.unread().tolist()
         return self._read
 
-    def _weigh(self, trials: Sequence[_Trial]) -> None:
+    def _weigh(self, trials: Sequence[_Trial], left: Tensor) -> None:
         laws = list({id(trial.law): trial.law for trial in trials if trial.law is not None}.values())
-        probs = _probs(laws, self._left, with_points=any(trial.law is None for trial in trials))
+        probs = _probs(laws, left, with_points=any(trial.law is None for trial in trials))
         law_rows = {id(law): row for row, law in enumerate([*laws, None])}
         by_kind = sorted(trials, key=lambda trial: (trial.stage, trial.law is None))
-        numbers = [[trial.numbers(law_rows, nobody=len(self._left)) for trial in order] for order in (trials, by_kind)]
-        table, kinds = _placed(numbers, self._left).transpose(1, 2)
+        numbers = [[trial.numbers(law_rows, nobody=len(left)) for trial in order] for order in (trials, by_kind)]
+        table, kinds = _placed(numbers, left).transpose(1, 2)
         start = 0
         for _, group in groupby(trials, attrgetter("stage")):
             stage = list(group)
             end = start + len(stage)
-            self._try(stage, table[:, start:end], probs, self._worth[start:end])
-            self._reject(sum(trial.law is not None for trial in stage), kinds[:, start:end], probs)
+            self._try(stage, table[:, start:end], probs, left, self._worth[start:end])
+            self._reject(sum(trial.law is not None for trial in stage), kinds[:, start:end], probs, left)
             start = end
 
-    def _try(self, stage: Sequence[_Trial], table: Tensor, probs: Tensor, worth: Tensor) -> None:
+    def _try(self, stage: Sequence[_Trial], table: Tensor, probs: Tensor, left: Tensor, worth: Tensor) -> None:
         """The w of all trials of a stage, and with which weight their children are entered, level by level."""
         rows, tokens, law_rows, live, waiting = table
         law_prob = probs[law_rows, tokens]
-        ratio = torch.where(law_prob > 0.0, self._left[rows, tokens] / law_prob, 0.0)
+        ratio = torch.where(law_prob > 0.0, left[rows, tokens] / law_prob, 0.0)
         ratio = ratio.clamp_(max=torch.finfo(ratio.dtype).max) * live
         start = 0
         for _, group in groupby(stage, attrgetter("level")):
@@ -142,11 +144,11 @@ class Weighing:
                 self._accept[waiting[at]] = worth[at]
             start = at.stop
 
-    def _reject(self, num_draws: int, kinds: Tensor, probs: Tensor) -> None:
+    def _reject(self, num_draws: int, kinds: Tensor, probs: Tensor, left: Tensor) -> None:
         """What a and B of the nodes of a stage become once its trials, those of draws first, were rejected."""
         rows, tokens, law_rows, _, _ = kinds
-        accept, left = self._accept[rows, None], self._left[rows]
-        rest = accept * left
+        accept, before = self._accept[rows, None], left[rows]
+        rest = accept * before
         if num_draws:
             rest[:num_draws].sub_(probs[law_rows[:num_draws]]).clamp_(min=0.0)
         if num_draws < len(rows):
@@ -154,7 +156,8 @@ class Weighing:
         mass = rest.sum(1, keepdim=True)
         # Nothing is left at a = 1 by rounding alone: such a draw is never rejected, and B stays.
         self._accept[rows] = (mass / (mass + (1.0 - accept))).nan_to_num_(nan=1.0)[:, 0]
-        self._left[rows] = torch.where(mass > torch.finfo(mass.dtype).tiny, rest / mass, left)
+        is_some = mass > torch.finfo(mass.dtype).tiny
+        left[rows] = torch.where(is_some, rest.div_(mass), before, out=rest)
 
 
 def _scheduled(tree: Weighable, first_row: int) -> Iterator[_Trial]:
@@ -177,6 +180,8 @@ def _probs(laws: Sequence[Drawn], like: Tensor, *, with_points: bool) -> Tensor:
     """`Drawn.probs` of all laws, `[laws, vocab_size]`, and last a row of ones for whatever points there are."""
     rows = torch.stack([*(law.row.to(like) for law in laws), *([torch.ones_like(like[0])] if with_points else [])])
     size = rows.shape[1]
+    if any(not 0 <= token < size for law in laws for token in law.excluded):
+        raise IndexError(f"a draw's law excludes a token that is not among the {size} there are")
     places = [row * size + token for row, law in enumerate(laws) for token in law.excluded]
     if places:
         rows.view(-1).index_fill_(0, _placed(places, like), 0.0)
@@ -184,7 +189,7 @@ def _probs(laws: Sequence[Drawn], like: Tensor, *, with_points: bool) -> Tensor:
         rows[shortened] /= rows[shortened].sum(1, keepdim=True).clamp_(min=SMALLEST_MASS)
     for row, law in enumerate(laws):
         if law.keep_mask is not None:
-            rows[row].mul_(law.keep_mask)
+            rows[row].mul_(law.keep_mask.to(like.device))
     return rows
 
 
