@@ -431,6 +431,18 @@ def test_what_a_step_computed_goes_with_it(mode: str, monkeypatch: pytest.Monkey
         gc.enable()
 
 
+def test_laws_go_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and tokens are all that is kept: `MOST_AT_ONCE` bounds what several groups take, one after the other."""
+    gone: list[weakref.ref[torch.Tensor]] = []
+    monkeypatch.setattr(rows_module, "probs_of", noting(rows_module.probs_of, gone))
+    trees = [mixed_tree(1), mixed_tree(2)]
+    scored = [Scored(tree, target_rows(tree, 0), CounterCoins(1, 1), "traversal") for tree in trees]
+    ahead = VerdictsAhead(scored)
+    assert [each() for each in gone] == [None]
+    read_together([ahead])
+    assert all(0 <= each.verdict().next_token < VOCABULARY for each in scored)
+
+
 def noting(law_of: Callable[..., torch.Tensor], made: list[weakref.ref[torch.Tensor]]) -> Callable[..., torch.Tensor]:
     """The same, with a weak reference to each result."""
 
