@@ -166,12 +166,13 @@ def test_on_cuda_every_feature_is_weighed_without_waiting() -> None:
     """Points with draws below, exclusions, and masks of what is kept; several trees."""
     generator, builder = torch.Generator().manual_seed(3), TreeBuilder()
     point = builder.add_point(ROOT, 1, "cache")
-    for parent in (point, ROOT):
+    for parent in (point, ROOT, ROOT):
         row = torch.rand(50, generator=generator).softmax(0).cuda()
-        builder.add_draw(parent, 2, Drawn(row, (3, 4), row > row.median()), "draft")
+        builder.add_draw(parent, int(row.argmax()), Drawn(row, (3, 4), row > row.median()), "draft")
+    builder.add_draw(ROOT, int(row.argmin()), Drawn(row, (3, 4), row > row.median()), "draft")  # swallowed
     tree = builder.build()
     probs = torch.rand(2 * (len(tree) + 1), 50, generator=generator).softmax(1)
-    left = probs.cuda()
+    left = probs.clone().cuda()
     weights = [BatchedWeights(tree, part, lazy=True, ahead=True) for part in left.split(len(tree) + 1)]
     try:
         torch.cuda.set_sync_debug_mode("error")
