@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from functools import cached_property
@@ -15,6 +16,8 @@ from precedent.coupling import coupled_choice, noise_key
 from precedent.errors import ConfigError, GenerationError
 from precedent.sampling import largest, probs_of
 from precedent.tree import ROOT, CandidateTree
+
+log = logging.getLogger(__name__)
 
 
 class TargetRows:
@@ -145,6 +148,7 @@ class TargetRows:
         try:
             return shaped_rows(self._shape, paths, self._logits, self._until)
         except Exception:  # at one node perhaps, which no walk may ever come to: who comes there hears of it
+            log.debug("rows could not be constrained together", exc_info=True)
             return None
 
     def _constrained(self, shape: RowShaper, node: int) -> Tensor:

@@ -292,7 +292,7 @@ class Failing(RepetitionPenalty):
 @AT_ONCE
 @pytest.mark.parametrize("shape", [Failing([3], 1.5), Failing([3], 1.5).__call__], ids=["all rows", "each row"])
 def test_a_constraint_that_fails_at_a_node_fails_who_comes_there(at_once: bool, shape: RowShaper) -> None:
-    """A grammar may become too complex behind a branch that is never taken; it keeps nothing alive either."""
+    """A grammar may become too complex behind a branch that is never taken."""
     params, logits = SamplingParams(temperature=0.5, seed=1), torch.randn(4, 20)
     rows = TargetRows(logits, chain([4, 2, 9]), params, (7,), shape, at_once=at_once)
     fine = TargetRows(logits, chain([4, 2, 9]), params, (7,), RepetitionPenalty([3], 1.5), at_once=at_once)

@@ -19,7 +19,7 @@ from torch import Tensor
 from precedent.coupling import chosen
 from precedent.placing import placed
 from precedent.sampling import Coins, KnownCoins, categorical_rows
-from precedent.tree import ROOT, CandidateTree, Drawn, Point
+from precedent.tree import ROOT, CandidateTree, Drawn
 from precedent.verify.batched import BatchedWeights
 from precedent.verify.matching import matching
 from precedent.verify.verdict import Verdict
@@ -94,10 +94,14 @@ class Scored:
         return len(self.tree) + 1
 
     @property
+    def num_draws(self) -> int:
+        """How many draws of a draft model it has."""
+        return sum(isinstance(draw.law, Drawn) for draw in self.tree.draws)
+
+    @property
     def numbers(self) -> int:
         """How many numbers are computed of it: rows, and for every draw its law and what its rejection leaves."""
-        laws = sum(isinstance(draw.law, Drawn) for draw in self.tree.draws)
-        return (self.size + COPIES * laws) * self.rows.vocab_size
+        return (self.size + COPIES * self.num_draws) * self.rows.vocab_size
 
     def verdict(self) -> Verdict:
         """Throw the coins, once all numbers were read. Raises GenerationError for a row on the way without a law."""
@@ -130,14 +134,15 @@ class VerdictsAhead:
     """
 
     def __init__(self, scored: Sequence[Scored]) -> None:
-        self._scored, self._weighing = scored, list[Weighing]()
+        self._scored = scored
+        self._weighing: Weighing | None = None
         logits = _joined([each.rows.logits_of_all() for each in scored])
         self._by_row = [*logits.max(-1)]
         self._weights: dict[Scored, BatchedWeights] = {}
         if scored[0].mode != GREEDY:
             probs = scored[0].rows.law_of(logits)
             self._by_row.append(self._chosen(probs) if scored[0].mode == COUPLED else self._drawn(probs))
-        weights = [weighing.unread() for weighing in self._weighing]
+        weights = list[Tensor]() if self._weighing is None else [self._weighing.unread()]
         self._unread = torch.cat([*weights, *(numbers.double() for numbers in self._by_row)])
 
     def _chosen(self, probs: Tensor) -> Tensor:
@@ -148,13 +153,13 @@ class VerdictsAhead:
         """The token after every row if its walk ended there, `[rows]`; `probs` become what is left of them by then."""
         uniforms = [each.coins.uniforms(range(ROOT, len(each.tree)), NEXT) for each in self._scored]
         first_rows = accumulate((each.size for each in self._scored), initial=0)
-        drawn = {each: row for each, row in zip(self._scored, first_rows, strict=False) if _has_draws(each.tree)}
+        drawn = {each: row for each, row in zip(self._scored, first_rows, strict=False) if each.num_draws}
         for each in drawn:
             lazy, check = LAZY[each.mode], each.rows.check
             own = probs[drawn[each] : drawn[each] + each.size]
             self._weights[each] = BatchedWeights(each.tree, own, lazy=lazy, check=check, ahead=True)
         if drawn:
-            self._weighing.append(Weighing(list(self._weights.values()), probs, list(drawn.values())))
+            self._weighing = Weighing(list(self._weights.values()), probs, list(drawn.values()))
         tokens = categorical_rows(probs, placed(np.concatenate(uniforms), probs.device))
         for weights in self._weights.values():
             weights.forget_laws()
@@ -166,11 +171,10 @@ class VerdictsAhead:
 
     def take(self, numbers: Sequence[float]) -> None:
         """Hand each sequence its own."""
-        start = 0
-        for weighing in self._weighing:
-            weighing.take(numbers[: weighing.count])
-            start = weighing.count
-        by_row = np.reshape(numbers[start:], (len(self._by_row), -1))
+        count = 0 if self._weighing is None else self._weighing.count
+        if self._weighing is not None:
+            self._weighing.take(numbers[:count])
+        by_row = np.reshape(numbers[count:], (len(self._by_row), -1))
         ends = accumulate((each.size for each in self._scored), initial=0)
         for each, (first, end) in zip(self._scored, pairwise(ends), strict=True):
             values, ids, *tokens = by_row[:, first:end].tolist()
@@ -208,10 +212,6 @@ class _Foreseen:
     def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
         """What the coins' own uniform number drew from these weights. Raises GenerationError if they are no law."""
         return self.drawn(node)
-
-
-def _has_draws(tree: CandidateTree) -> bool:
-    return not all(isinstance(draw.law, Point) for draw in tree.draws)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
