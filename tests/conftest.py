@@ -11,7 +11,7 @@ import torch
 from hypothesis import settings
 from pytest_socket import disable_socket
 
-from precedent.at_once import AtOnce
+from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.pytest_plugin import assert_lossless, precedent_engine
 
 
@@ -49,15 +49,15 @@ def pytest_runtest_setup() -> None:
 @pytest.fixture
 def searches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding waits for recall's searches: what is drafted does not hang on which thread was faster."""
-    monkeypatch.setattr("precedent.engine._two_threads", lambda own_threads: AtOnce())
+    monkeypatch.setattr("precedent.engine.engine._two_threads", lambda own_threads: AtOnce())
     monkeypatch.setattr("precedent.custom_generate.prepared.ThreadPoolExecutor", lambda *settings: AtOnce())
 
 
 @pytest.fixture(params=["matrix unit", "vector unit"])
 def each_unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of bfloat16 on the processor's matrix unit, where it has one, and as other processors make them."""
-    from precedent.target import row_products
-    from precedent.target.tile_kernels import tiles_at_hand
+    from precedent.target.cpu import row_products
+    from precedent.target.cpu.tile_kernels import tiles_at_hand
 
     if request.param == "vector unit":
         monkeypatch.setattr(row_products, "tiles_at_hand", lambda: False)

@@ -28,11 +28,11 @@ from transformers.generation.streamers import BaseStreamer
 
 import precedent
 from precedent.cache import SpeculationCache
-from precedent.cost_curve import CostCurve
-from precedent.coupling import coupled_choice
 from precedent.custom_generate import prepared
 from precedent.custom_generate.prepared import prepared_for
 from precedent.errors import ConfigError, GenerationError, UnsupportedError
+from precedent.planning.costs import CostCurve
+from precedent.sampling.coupling import coupled_choice
 from precedent.target import TargetModel
 from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
 from precedent.testing.embedders import HashEmbedder

@@ -137,7 +137,7 @@ def test_imports_point_one_way(file: Path) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["from precedent.engine import Engine", "def f():\n    import precedent.cli.app", "from . import tree"],
+    ["from precedent.engine.engine import Engine", "def f():\n    import precedent.cli.app", "from . import tree"],
 )
 def test_the_layering_check_sees_an_import_that_points_the_other_way(source: str) -> None:
     assert upward_imports("verify", ast.parse(source)) != []

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from precedent.cache import SpeculationCache
     from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
     from precedent.custom_generate import generate
-    from precedent.engine import Engine
+    from precedent.engine.engine import Engine
     from precedent.errors import (
         CacheError,
         CacheMismatchError,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from precedent.langchain import ChatPrecedent, PrecedentRecorder
-    from precedent.templates import Template, Templates
+    from precedent.text.templates import Template, Templates
 
 __version__ = "0.1.0"
 
@@ -60,14 +60,14 @@ __all__ = [
 
 _HOMES = {
     "ChatPrecedent": "precedent.langchain",
-    "Engine": "precedent.engine",
+    "Engine": "precedent.engine.engine",
     "EngineLimits": "precedent.config",
     "PrecedentRecorder": "precedent.langchain",
     "SamplingParams": "precedent.config",
     "SpeculationCache": "precedent.cache",
     "SpeculationConfig": "precedent.config",
-    "Template": "precedent.templates",
-    "Templates": "precedent.templates",
+    "Template": "precedent.text.templates",
+    "Templates": "precedent.text.templates",
     "generate": "precedent.custom_generate",
 }
 

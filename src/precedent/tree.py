@@ -51,7 +51,7 @@ class Drawn:
 
     def probs(self) -> Tensor:
         """The law that was sampled, `[vocab_size]`; sums to 1, or to less with a `keep_mask`."""
-        from precedent.placing import placed  # here: trees without draws need no torch
+        from precedent.runtime.placing import placed  # here: trees without draws need no torch
 
         law = self.row
         if self.excluded:

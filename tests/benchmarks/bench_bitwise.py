@@ -21,9 +21,9 @@ from bench_rounding import SUBJECTS
 
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.target import TargetModel, common_prefix
-from precedent.target.loading import load_target
+from precedent.target.load.loading import load_target
 from precedent.text.prompt import render_prompt
 
 FORMS = (

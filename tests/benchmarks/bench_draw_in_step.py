@@ -18,11 +18,11 @@ from unittest.mock import patch
 import torch
 
 from precedent.config import SpeculationConfig
-from precedent.engine import Engine
-from precedent.generation import GenerationResult
+from precedent.engine.engine import Engine
+from precedent.engine.generation import GenerationResult
 from precedent.langchain import ChatPrecedent
 from precedent.target import TargetModel
-from precedent.target.loading import load_draft, load_target
+from precedent.target.load.loading import load_draft, load_target
 from precedent.tree import EMPTY_TREE
 from precedent_demo import MAX_TOKENS_PER_TURN, adapted_target, draft_folder, make_database, make_requests, run_request
 
@@ -43,7 +43,7 @@ class Side:
         """Serve all requests and note tokens per second of all together."""
         self._results.clear()
         started = perf_counter()
-        with patch("precedent.drafting.TOGETHER", WAYS[self.way]), ThreadPoolExecutor(at_once) as threads:
+        with patch("precedent.decoding.draft.TOGETHER", WAYS[self.way]), ThreadPoolExecutor(at_once) as threads:
             list(threads.map(self._run, requests))
         seconds = perf_counter() - started
         stats = [result.stats for result in self._results]

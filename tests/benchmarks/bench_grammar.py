@@ -21,7 +21,7 @@ from precedent.grammar import Answer, GrammarConstraint, GuidanceEngine, JsonSch
 from precedent.grammar.guidance import GuidanceMatcher, compiled
 from precedent.grammar.lark import to_lark
 from precedent.langchain.structured import call_form
-from precedent.target.loading import load_target
+from precedent.target.load.loading import load_target
 from precedent.text.tool_formats.builtin import HERMES
 
 LARGE = 151_936

@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 
 from precedent.cache import EmbedderIdentity, NewCompletion, SQLiteStore
-from precedent.drafters.occurrences import HIT, Weights
-from precedent.drafters.tenant_memory import TenantMemory
-from precedent.drafters.token_index import TokenIndex, reversed_context, sorted_segment
-from precedent.warm_up import compile_inner_loops
+from precedent.drafters.matching.occurrences import HIT, Weights
+from precedent.drafters.matching.token_index import TokenIndex, reversed_context, sorted_segment
+from precedent.drafters.recall.tenant_memory import TenantMemory
+from precedent.engine.warm_up import compile_inner_loops
 
 VOCABULARY, LENGTH, PASSAGES = 49_152, 60, 400
 TENANT, TOKENIZER = "bench", "tokenizer"

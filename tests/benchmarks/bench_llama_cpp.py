@@ -22,7 +22,7 @@ import torch
 from precedent.cli.bench_lineup import Lineup
 from precedent.cli.bench_modes import Contestant, Timing
 from precedent.cli.bench_prompts import PromptSet, order_desk_prompts, trace_prompts
-from precedent.target.packaged import DEMO_TARGET, _packaged_gguf
+from precedent.target.load.packaged import DEMO_TARGET, _packaged_gguf
 
 CONTEXT = 4096
 

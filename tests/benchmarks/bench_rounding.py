@@ -12,7 +12,7 @@ import argparse
 
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.target import common_prefix
 from precedent.text.prompt import render_prompt
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from precedent.target import TargetModel
-from precedent.target.cpu_linear import PackedLinear
-from precedent.target.loading import load_target
-from precedent.target.row_products import row_product
+from precedent.target.cpu.linear import PackedLinear
+from precedent.target.cpu.row_products import row_product
+from precedent.target.load.loading import load_target
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder, chain
 
 SHAPES = ((1536, 576), (49152, 576))

@@ -26,11 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from precedent.cache import Bounds, EmbedderIdentity, NewCompletion, SQLiteStore, rows
-from precedent.cache.index import SimilarityIndex
-from precedent.cache.records import Payload, Vector
-from precedent.drafters.tenant_memory import TenantMemory
-from precedent.warm_up import compile_inner_loops
+from precedent.cache import Bounds, EmbedderIdentity, NewCompletion, SQLiteStore
+from precedent.cache.search.index import SimilarityIndex
+from precedent.cache.store import rows
+from precedent.cache.store.records import Payload, Vector
+from precedent.drafters.recall.tenant_memory import TenantMemory
+from precedent.engine.warm_up import compile_inner_loops
 
 DIMENSION, TENANT, TOKENIZER = 384, "bench", "tokenizer"
 EMBEDDER = EmbedderIdentity("bench", "bench", DIMENSION)

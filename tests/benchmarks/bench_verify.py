@@ -34,10 +34,10 @@ from verify_cost import LARGE_VOCABULARY, measure_cost
 from verify_trees import TEXTS, DraftModel, Made, NoisyTarget, Place, SmallModel, places
 
 from precedent.config import SamplingParams
-from precedent.sampling import CounterCoins
+from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
-from precedent.target.loading import DEMO_TARGET, load_draft, load_target
-from precedent.target_rows import TargetRows
+from precedent.target.load.loading import DEMO_TARGET, load_draft, load_target
 from precedent.tree import ROOT, CandidateTree
 from precedent.verify import Weights, prepare
 from precedent.verify.kseq import KSeqWeights

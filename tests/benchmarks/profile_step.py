@@ -19,8 +19,11 @@ from typing import Any
 import torch
 
 from precedent import Engine, SamplingParams, SpeculationConfig
-from precedent.stats import GenerationStats
-from precedent.target import attention, cpu_linear, cpu_norm, row_layer
+from precedent.decoding.stats import GenerationStats
+from precedent.target import attention
+from precedent.target.cpu import linear as cpu_linear
+from precedent.target.cpu import norm as cpu_norm
+from precedent.target.cpu import row_layer
 
 PROMPT = "".join(f"Order {n}: the lamp was sent on Monday and will arrive on Thursday.\n" for n in range(1001, 1030))
 PARTS = {

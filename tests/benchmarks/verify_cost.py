@@ -16,9 +16,9 @@ from gpu_bench.steps import bushy, judged
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.coupling import coupled_choice, coupled_noise
-from precedent.sampling import CounterCoins
-from precedent.target_rows import TargetRows
+from precedent.sampling.coupling import coupled_choice, coupled_noise
+from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.target_rows import TargetRows
 from precedent.testing.operations import Operations
 from precedent.tree import CandidateTree, Drawn
 from precedent.verify import prepare

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.coupling import coupled_noise
-from precedent.sampling import CounterCoins, probs_of
+from precedent.sampling.coupling import coupled_noise
+from precedent.sampling.probabilities import CounterCoins, probs_of
 from precedent.target import Slot, TargetModel
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from precedent.cache import NewCompletion, Selection, SQLiteStore, verify_cache
-from precedent.cache.index import SimilarityIndex
-from precedent.drafters.token_index import sorted_segment
+from precedent.cache.search.index import SimilarityIndex
+from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
 from precedent.testing.store_contract import EMBEDDER, unit_vector
 

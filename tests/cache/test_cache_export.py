@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from precedent.cache import NewCompletion, Selection, SpeculationCache, SQLiteStore, StoredCompletion
 from precedent.cache.backend import Record
-from precedent.cache.embedder import embed_one, identity_of
-from precedent.cache.exporting import MANIFEST, checksum_of, export_cache
-from precedent.cache.importing import NO_TEXT, import_cache
+from precedent.cache.maintain.exporting import MANIFEST, checksum_of, export_cache
+from precedent.cache.maintain.importing import NO_TEXT, import_cache
+from precedent.cache.search.embedder import embed_one, identity_of
 from precedent.errors import CacheError, CacheMismatchError
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer
@@ -172,7 +172,7 @@ def test_only_the_selected_are_exported(tmp_path):
 
 
 def test_many_records_make_several_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("precedent.cache.exporting.RECORDS_OF_PART", 4)
+    monkeypatch.setattr("precedent.cache.maintain.exporting.RECORDS_OF_PART", 4)
     store, other, seen = stored([record(n, query=f"q {n}") for n in range(10)]), SQLiteStore.open(), []
     manifest = export_cache(store, tmp_path / "out", ALL, seen.append)
     assert ([part["records"] for part in manifest["parts"]], seen) == ([4, 4, 2], [4, 4, 2])

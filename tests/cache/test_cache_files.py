@@ -252,7 +252,7 @@ def test_a_read_only_cache_is_used_warns_once_and_stores_nothing(tmp_path, caplo
 
 def test_a_file_that_may_not_be_written_opens_read_only(tmp_path, monkeypatch):
     file = filled(tmp_path / "a.sqlite")
-    monkeypatch.setattr("precedent.cache.store.os.access", lambda path, mode: Path(path) != file)
+    monkeypatch.setattr("precedent.cache.sqlite_store.os.access", lambda path, mode: Path(path) != file)
     store = SQLiteStore.open(file)
     assert store.stats().read_only
     assert store.insert(completion(100), unit_vector(1), EMBEDDER) == 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from precedent.cache import EmbedderIdentity, Selection, SQLiteStore, flat_index
-from precedent.cache.grouped_index import GroupedIndex, assigned, group, num_groups
-from precedent.cache.index import SimilarityIndex
+from precedent.cache import EmbedderIdentity, Selection, SQLiteStore
+from precedent.cache.search import flat_index
+from precedent.cache.search.grouped_index import GroupedIndex, assigned, group, num_groups
+from precedent.cache.search.index import SimilarityIndex
 from precedent.testing.store_contract import completion
 
 pytest.importorskip("faiss")
@@ -30,9 +31,9 @@ def topics(seed: int, count: int) -> np.ndarray:
 @pytest.fixture
 def few_are_many(monkeypatch):
     """Grouping from 64 vectors on."""
-    monkeypatch.setattr("precedent.cache.grouped_index.GROUPED_FROM", 64)
-    monkeypatch.setattr("precedent.cache.partition_vectors.GROUPED_FROM", 64)
-    monkeypatch.setattr("precedent.cache.grouped_index.GROUP_SIZE", 8)
+    monkeypatch.setattr("precedent.cache.search.grouped_index.GROUPED_FROM", 64)
+    monkeypatch.setattr("precedent.cache.search.partition_vectors.GROUPED_FROM", 64)
+    monkeypatch.setattr("precedent.cache.search.grouped_index.GROUP_SIZE", 8)
 
 
 def pages_of(vectors: np.ndarray):
@@ -61,7 +62,7 @@ def found(index: SimilarityIndex, query: np.ndarray, k: int = 10, tenant: str = 
 
 
 def test_all_groups_together_find_what_brute_force_finds(monkeypatch):
-    monkeypatch.setattr("precedent.cache.grouped_index.GROUPS_READ", 10**6)
+    monkeypatch.setattr("precedent.cache.search.grouped_index.GROUPS_READ", 10**6)
     vectors = topics(1, 3000)
     index = GroupedIndex(group(np.arange(1, 3001), pages_of(vectors), lambda: False))
     index.add(topics(2, 100))
@@ -197,7 +198,7 @@ def test_damaged_groups_are_read_from_the_rows(tmp_path, few_are_many, part):
 
 
 def test_without_faiss_nothing_is_grouped(tmp_path, few_are_many, monkeypatch):
-    monkeypatch.setattr("precedent.cache.index.can_group", lambda: False)
+    monkeypatch.setattr("precedent.cache.search.index.can_group", lambda: False)
     store, vectors = SQLiteStore.open(tmp_path), topics(1, 100)
     index = SimilarityIndex(store, store.partition_vectors)
     ids = insert_all(store, vectors)

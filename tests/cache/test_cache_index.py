@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from precedent.cache import EmbedderIdentity, Selection, SQLiteStore
-from precedent.cache.flat_index import FaissFlatIndex, NumpyFlatIndex, new_flat_index
-from precedent.cache.index import SimilarityIndex
+from precedent.cache.search.flat_index import FaissFlatIndex, NumpyFlatIndex, new_flat_index
+from precedent.cache.search.index import SimilarityIndex
 from precedent.errors import CacheError
 from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
 
@@ -131,7 +131,7 @@ def test_searching_leaves_the_number_of_threads_as_it_was():
         torch.set_num_threads(3)
         torch.get_num_threads()  # PyTorch sets the number up in each thread when it is first needed, and then no more
         import numpy as np
-        from precedent.cache.flat_index import FaissFlatIndex
+        from precedent.cache.search.flat_index import FaissFlatIndex
         index = FaissFlatIndex(4)
         index.add(np.eye(4, dtype=np.float32))
         index.search(np.eye(4, dtype=np.float32)[0], 2)

@@ -7,14 +7,14 @@ import mmap
 import numpy as np
 import pytest
 
-from precedent.cache.scratch import Scratch
-from precedent.drafters.occurrences import HIT, Weights
-from precedent.drafters.token_index import TokenIndex, reversed_context, sorted_segment
+from precedent.cache.snapshot.scratch import Scratch
+from precedent.drafters.matching.occurrences import HIT, Weights
+from precedent.drafters.matching.token_index import TokenIndex, reversed_context, sorted_segment
 
 
 @pytest.fixture
 def everything_is_large(monkeypatch):
-    monkeypatch.setattr("precedent.cache.scratch.MAPPED_FROM", 1)
+    monkeypatch.setattr("precedent.cache.snapshot.scratch.MAPPED_FROM", 1)
 
 
 def is_mapped(array: np.ndarray) -> bool:
@@ -59,7 +59,7 @@ def test_without_a_disk_arrays_are_in_memory(tmp_path, monkeypatch, everything_i
 
     folder = tmp_path / "none" if reason == "no folder" else tmp_path
     if reason == "no room":
-        monkeypatch.setattr("precedent.cache.scratch.os.posix_fallocate", full)
+        monkeypatch.setattr("precedent.cache.snapshot.scratch.os.posix_fallocate", full)
     array = Scratch(folder).resized(np.arange(5, dtype=np.int32), 8, -1)
     assert array.tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
     assert not is_mapped(array)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from precedent.cache import NewCompletion, Selection, SQLiteStore
-from precedent.cache.eviction import common_level
-from precedent.cache.files import create_file, database_path
+from precedent.cache.store.eviction import common_level
+from precedent.cache.store.files import create_file, database_path
 from precedent.errors import CacheError
 from precedent.testing.store_contract import EMBEDDER, StoreContract, completion, ids_of, unit_vector
 
@@ -232,7 +232,7 @@ def test_no_trace_is_left_in_pages_that_were_split_and_merged(tmp_path):
 
 
 def test_forget_says_so_when_another_process_keeps_the_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("precedent.cache.connection.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("precedent.cache.store.connection.BUSY_SECONDS", 0.05)
     store = SQLiteStore.open(tmp_path)
     row_id = store.insert(completion(1, text="secret"), unit_vector(1), EMBEDDER)
     reader = sqlite3.connect(tmp_path / "precedent.sqlite", isolation_level=None)

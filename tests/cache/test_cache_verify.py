@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from precedent.cache import Selection, SpeculationCache, SQLiteStore, verify_cache
-from precedent.cache.schema import FORMAT_VERSION
-from precedent.drafters.token_index import sorted_segment
+from precedent.cache.store.schema import FORMAT_VERSION
+from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError, CacheMismatchError
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.store_contract import EMBEDDER, completion, ids_of, unit_vector
@@ -178,7 +178,7 @@ def test_a_destroyed_page_costs_its_records_only(tmp_path):
 
 
 def test_a_file_in_use_is_not_swapped(tmp_path, monkeypatch):
-    monkeypatch.setattr("precedent.cache.connection.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("precedent.cache.store.connection.BUSY_SECONDS", 0.05)
     file = filled(tmp_path)
     reader = sqlite3.connect(file, isolation_level=None)
     reader.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -270,7 +270,7 @@ def test_a_file_of_the_first_format_becomes_one_of_today(tmp_path):
 def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     file = in_format_1(tmp_path)
     before = schema_of(file)
-    monkeypatch.setattr("precedent.cache.schema._SINCE_2", "CREATE TABLE gone (id);\nnot SQL;\n")
+    monkeypatch.setattr("precedent.cache.store.schema._SINCE_2", "CREATE TABLE gone (id);\nnot SQL;\n")
     with pytest.raises(CacheError, match="syntax error"):
         SQLiteStore.open(file)
     assert schema_of(file) == before
@@ -285,7 +285,7 @@ def test_an_old_file_that_may_not_be_written_is_refused(tmp_path):
 
 
 def test_gone_lists_what_went_and_says_when_it_no_longer_knows(tmp_path, monkeypatch):
-    monkeypatch.setattr("precedent.cache.eviction.REMEMBERED_EPOCHS", 3)
+    monkeypatch.setattr("precedent.cache.store.eviction.REMEMBERED_EPOCHS", 3)
     store = SQLiteStore.open(filled(tmp_path))
     start = store.epoch()
     assert store.gone_since(start) == (start, pytest.approx(np.array([])))

@@ -19,15 +19,15 @@ from langchain_core.outputs import ChatGeneration, Generation
 
 from precedent import ChatPrecedent
 from precedent.cache import Selection, SQLiteStore
-from precedent.cache.filling import Vectors
-from precedent.cache.fingerprint import prompt_fingerprint, tokenizer_fingerprint
+from precedent.cache.maintain.filling import Vectors
+from precedent.cache.store.fingerprint import prompt_fingerprint, tokenizer_fingerprint
 from precedent.errors import PromptError, UnsupportedError
 from precedent.langchain.answer_caches import is_answer_cache, read_answer_cache
 from precedent.langchain.recorded_answers import AnswerReader, store_answers
-from precedent.replay.traces import read_trajectories
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_engine import ScriptedEngine
 from precedent.testing.tiny_models import byte_tokenizer
+from precedent.text.traces import read_trajectories
 
 ALL = Selection()
 TOOL = {
@@ -221,9 +221,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from precedent.cache import SQLiteStore
-from precedent.cache.filling import Vectors
+from precedent.cache.maintain.filling import Vectors
 from precedent.langchain.recorded_answers import AnswerReader, store_answers
-from precedent.replay.traces import read_trajectories
+from precedent.text.traces import read_trajectories
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer
 

@@ -14,9 +14,9 @@ import pytest
 from precedent.cache import Bounds, Selection, SpeculationCache
 from precedent.cache.opening import open_store
 from precedent.config import SamplingParams
-from precedent.cost_curve import CostCurve
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.errors import CacheError, CacheMismatchError
+from precedent.planning.costs import CostCurve
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.store_contract import DIMENSION, EMBEDDER, StoreContract, completion, ids_of, unit_vector
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -248,9 +248,9 @@ ENGINE = """
 import sys
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.testing.embedders import HashEmbedder
-from precedent.cost_curve import CostCurve
+from precedent.planning.costs import CostCurve
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 class FlatCost(CostCurve):  # what is drafted must not hang on how busy this machine is

@@ -19,22 +19,23 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precedent.at_once import AtOnce
 from precedent.cache import NewCompletion, Selection, SpeculationCache, SQLiteStore
-from precedent.cache.partition import MAX_SEGMENTS, Partition
-from precedent.cache.segment import Segment, is_sound, kept
-from precedent.cache.segment_files import MANIFEST, SegmentFiles
+from precedent.cache.snapshot.partition import MAX_SEGMENTS, Partition
+from precedent.cache.snapshot.segment import Segment, is_sound, kept
+from precedent.cache.snapshot.segment_files import MANIFEST, SegmentFiles
 from precedent.config import SamplingParams
-from precedent.drafters import DrafterParts, tenant_memory
+from precedent.drafters import DrafterParts
 from precedent.drafters.base import DraftRequest
-from precedent.drafters.context_order import START
 from precedent.drafters.factories import recall
-from precedent.drafters.nearness import Nearness
-from precedent.drafters.occurrences import HIT, ROOM, Weights
-from precedent.drafters.recall import RecallDrafter
-from precedent.drafters.tenant_memory import TenantMemory
-from precedent.drafters.token_index import TokenIndex, reversed_context, sorted_segment
+from precedent.drafters.matching.context_order import START
+from precedent.drafters.matching.occurrences import HIT, ROOM, Weights
+from precedent.drafters.matching.token_index import TokenIndex, reversed_context, sorted_segment
+from precedent.drafters.recall import tenant_memory
+from precedent.drafters.recall.drafter import RecallDrafter
+from precedent.drafters.recall.nearness import Nearness
+from precedent.drafters.recall.tenant_memory import TenantMemory
 from precedent.errors import CacheError
+from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.embedders import HashEmbedder
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=30), min_size=1, max_size=8)
@@ -392,7 +393,7 @@ def test_what_was_evicted_is_masked_at_once_and_erased_by_the_next_sealing(tmp_p
 
 def test_the_loser_skips_sealing_and_a_forgetful_one_says_so(tmp_path, monkeypatch):
     """Somebody else holds the lock: sealing is left to them, forgetting reports what it could not erase."""
-    monkeypatch.setattr("precedent.cache.sealing.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("precedent.cache.snapshot.sealing.LOCK_SECONDS", 0.05)
     store = stored(tmp_path)
     memory = memory_of(store)
     memory.seal()
@@ -649,8 +650,8 @@ def test_a_process_killed_while_sealing_loses_nothing(tmp_path):
     code = """
         import os, signal, sys
         from precedent.cache import NewCompletion, SQLiteStore
-        from precedent.cache.segment_files import SegmentFiles
-        from precedent.drafters.tenant_memory import TenantMemory
+        from precedent.cache.snapshot.segment_files import SegmentFiles
+        from precedent.drafters.recall.tenant_memory import TenantMemory
         store = SQLiteStore.open(sys.argv[1])
         for number in range(30):
             store.insert(NewCompletion((5, 6, number), "tok", "model", "shop"), None, None)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from precedent.cache import Bounds, NewCompletion, Selection, SpeculationCache, SQLiteStore, verify_cache
-from precedent.cache.index import SimilarityIndex
-from precedent.drafters.tenant_memory import TenantMemory
+from precedent.cache.search.index import SimilarityIndex
+from precedent.drafters.recall.tenant_memory import TenantMemory
 from precedent.errors import CacheError
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.store_contract import EMBEDDER, completion, ids_of, unit_vector
@@ -158,7 +158,7 @@ def test_drafting_follows_evictions_without_reading_the_rows_again(tmp_path, mon
     store._database._writer.execute("PRAGMA synchronous=OFF")
     memory = TenantMemory(store.partition("default", "tok"))
     memory.read(store, "default", "tok")
-    monkeypatch.delattr("precedent.cache.partition.Partition.directory")
+    monkeypatch.delattr("precedent.cache.snapshot.partition.Partition.directory")
     for n in range(1, 200):
         add(store, n)
         memory.read(store, "default", "tok")

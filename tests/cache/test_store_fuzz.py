@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from precedent.cache import EmbedderIdentity, NewCompletion, Selection, SQLiteStore, StoredCompletion, verify_cache
-from precedent.cache.index import SimilarityIndex
-from precedent.drafters.token_index import sorted_segment
+from precedent.cache.search.index import SimilarityIndex
+from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
 from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
 
@@ -192,8 +192,8 @@ def used(cache: Path, held: dict[int, StoredCompletion]) -> bool:
 @pytest.fixture
 def few_are_many(monkeypatch):
     """Grouping from 64 vectors on."""
-    monkeypatch.setattr("precedent.cache.grouped_index.GROUPED_FROM", 64)
-    monkeypatch.setattr("precedent.cache.partition_vectors.GROUPED_FROM", 64)
+    monkeypatch.setattr("precedent.cache.search.grouped_index.GROUPED_FROM", 64)
+    monkeypatch.setattr("precedent.cache.search.partition_vectors.GROUPED_FROM", 64)
 
 
 def test_hostile_records(tmp_path):

@@ -17,12 +17,12 @@ import pytest
 
 import precedent
 from precedent.cache import NewCompletion, SpeculationCache, never_store
-from precedent.cache.embedder import embed_one
+from precedent.cache.search.embedder import embed_one
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.drafters.token_index import sorted_segment
-from precedent.engine import Engine
+from precedent.drafters.matching.token_index import sorted_segment
+from precedent.engine.engine import Engine
 from precedent.errors import CacheError
+from precedent.planning.costs import CostCurve
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -165,7 +165,7 @@ WITHOUT_PICKLE = """
     sys.addaudithook(lambda event, _: refused() if event == "pickle.find_class" else None)
     from precedent.cache import NewCompletion, SpeculationCache, verify_cache
     from precedent.cache import grouped_index, partition_vectors
-    from precedent.cache.segment import COMPLETION, Segment
+    from precedent.cache.snapshot.segment import COMPLETION, Segment
     from precedent.testing.embedders import HashEmbedder
     grouped_index.GROUPED_FROM = partition_vectors.GROUPED_FROM = 20
 

@@ -16,9 +16,9 @@ from rich.text import Text
 from precedent.cli import app as cli
 from precedent.cli.options import DEFAULT_TARGET
 from precedent.cli.run import STYLES, _pieces, _style
-from precedent.engine import Emission
+from precedent.engine.engine import Emission
 from precedent.errors import ModelLoadError
-from precedent.target.loading import DEMO_TARGET
+from precedent.target.load.loading import DEMO_TARGET
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -98,7 +98,7 @@ def test_an_error_of_several_lines_is_shown_as_one(
     def fail(*args: object, **settings: object) -> None:
         raise ModelLoadError("first line\n  second line")
 
-    monkeypatch.setattr("precedent.engine.Engine.load", fail)
+    monkeypatch.setattr("precedent.engine.engine.Engine.load", fail)
     assert precedent("run", "x", monkeypatch=monkeypatch) == 2
     assert capsys.readouterr().err == "error: first line second line\n"
 
@@ -107,7 +107,7 @@ def test_ctrl_c_ends_with_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object, **settings: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("precedent.engine.Engine.load", interrupt)
+    monkeypatch.setattr("precedent.engine.engine.Engine.load", interrupt)
     assert precedent("run", "x", monkeypatch=monkeypatch) == 130
 
 

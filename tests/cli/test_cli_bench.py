@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from precedent import cost_curve
 from precedent.cli import app as cli
 from precedent.cli import bench_lineup
 from precedent.cli.bench import MODES, STANDARD_MODES, _chosen_modes
@@ -21,6 +20,7 @@ from precedent.cli.bench_modes import Timing
 from precedent.cli.bench_prompts import conversation_turns, trace_prompts
 from precedent.cli.bench_report import summary
 from precedent.errors import ConfigError, PromptError
+from precedent.planning import costs as cost_curve
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 

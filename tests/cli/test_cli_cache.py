@@ -226,8 +226,8 @@ def test_filling_a_cache_evicts_nothing(folder, tmp_path, monkeypatch):
 @pytest.fixture
 def model(monkeypatch):
     """A model and an embedder that need no download."""
-    monkeypatch.setattr("precedent.target.loading.load_tokenizer", lambda name: byte_tokenizer())
-    monkeypatch.setattr("precedent.cache.filling.resolve", lambda chosen: HashEmbedder())
+    monkeypatch.setattr("precedent.target.load.loading.load_tokenizer", lambda name: byte_tokenizer())
+    monkeypatch.setattr("precedent.cache.maintain.filling.resolve", lambda chosen: HashEmbedder())
 
 
 def test_warm_fills_a_new_cache_says_what_it_skipped_and_goes_on(tmp_path, model):

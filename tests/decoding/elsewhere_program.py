@@ -30,26 +30,26 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import backend_registration
 
-from precedent import judging
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.constraints import RowShaper, constraints_for
-from precedent.cost_curve import CostCurve
-from precedent.decode import step
+from precedent.decoding import judging
+from precedent.decoding.loop import step
+from precedent.decoding.sequence import DecodingSequence, entropy_coins
+from precedent.decoding.unscored import RowsSoFar
 from precedent.drafters.base import DraftRequest
-from precedent.drafters.draft_law import drawn_beside
+from precedent.drafters.model.distribution import drawn_beside
 from precedent.drafters.prompt import PromptDrafter
 from precedent.grammar import GrammarConstraint
-from precedent.placing import placed
-from precedent.planner import Planner
-from precedent.sampling import CounterCoins
-from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.planning.costs import CostCurve
+from precedent.planning.planner import Planner
+from precedent.runtime.placing import placed
+from precedent.sampling.constraints import RowShaper, constraints_for
+from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
-from precedent.target.kv_shape import KVShape
-from precedent.target.static_runner import StaticRunner, StaticSettings
-from precedent.target_rows import TargetRows
+from precedent.target.cuda.static_runner import StaticRunner, StaticSettings
+from precedent.target.kv.shape import KVShape
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
-from precedent.unscored import RowsSoFar
 from precedent.verify.ahead import Scored, Unread, VerdictsAhead, computed_alike
 
 NAME = "elsewhere"

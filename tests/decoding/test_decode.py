@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.constraints import constraints_for
-from precedent.cost_curve import CostCurve
-from precedent.decode import step
+from precedent.decoding.loop import step
+from precedent.decoding.sequence import DecodingSequence, entropy_coins
 from precedent.drafters.base import Drafter, DraftRequest
-from precedent.drafters.draft_model import DraftModelDrafter
-from precedent.plan import Limits, Plan
-from precedent.planner import Planner
-from precedent.sampling import Coins, probs_of
-from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.planning.costs import CostCurve
+from precedent.planning.plan import Limits, Plan
+from precedent.planning.planner import Planner
+from precedent.sampling.constraints import constraints_for
+from precedent.sampling.probabilities import Coins, probs_of
 from precedent.target import TargetModel
 from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
 from precedent.testing.enumeration import enumerate_outcomes

@@ -18,8 +18,9 @@ import torch
 from precedent import config, verify
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
+from precedent.engine.generation import Generation
+from precedent.engine.shared import shared_engine
 from precedent.errors import (
     CacheError,
     CapacityError,
@@ -30,8 +31,7 @@ from precedent.errors import (
     PromptError,
     RequestCancelled,
 )
-from precedent.generation import Generation
-from precedent.shared_engines import shared_engine
+from precedent.planning.costs import CostCurve
 from precedent.target import Slot
 from precedent.testing.drafters import OracleDrafter
 from precedent.testing.embedders import HashEmbedder
@@ -628,7 +628,7 @@ def test_the_interpreter_ends_with_requests_running() -> None:
     script = """
 import threading
 from precedent.config import SamplingParams
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.errors import RequestCancelled
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 engine = Engine.load(tiny_causal_lm("llama"), tokenizer=byte_tokenizer())

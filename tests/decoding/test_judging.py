@@ -12,27 +12,27 @@ import numpy as np
 import pytest
 import torch
 
-from precedent import judging
-from precedent import target_rows as rows_module
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.constraints import RowShaper, constraints_for
-from precedent.cost_curve import CostCurve
-from precedent.decode import step
+from precedent.decoding import judging
+from precedent.decoding.draft import Draft
+from precedent.decoding.loop import step
+from precedent.decoding.sequence import DecodingSequence, entropy_coins
 from precedent.drafters.base import DraftRequest
 from precedent.drafters.prompt import PromptDrafter
-from precedent.drafting import Draft
 from precedent.errors import GenerationError
 from precedent.grammar import GrammarConstraint
 from precedent.grammar import constraint as constraint_module
 from precedent.grammar.matching import Words
-from precedent.plan import Plan
-from precedent.planner import Planner
-from precedent.sampling import CounterCoins, categorical_rows
-from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.planning.costs import CostCurve
+from precedent.planning.plan import Plan
+from precedent.planning.planner import Planner
+from precedent.sampling import target_rows as rows_module
+from precedent.sampling.constraints import RowShaper, constraints_for
+from precedent.sampling.probabilities import CounterCoins, categorical_rows
+from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
-from precedent.target.host_waits import HostWaits
-from precedent.target.static_runner import StaticSettings
-from precedent.target_rows import TargetRows
+from precedent.target.cuda.host_waits import HostWaits
+from precedent.target.cuda.static_runner import StaticSettings
 from precedent.testing.operations import Operations
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder

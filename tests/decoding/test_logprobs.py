@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from precedent import Engine, SamplingParams, SpeculationConfig
+from precedent.engine.generation import GenerationResult
 from precedent.errors import ConfigError
-from precedent.generation import GenerationResult
 from precedent.testing.scripted_model import fixed_cost
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 

@@ -9,15 +9,16 @@ import threading
 
 import pytest
 
-from precedent import openmp, worker
-from precedent.cache import embedder
+from precedent.cache.search import embedder
 from precedent.config import SamplingParams
-from precedent.engine import Engine
+from precedent.engine import worker
+from precedent.engine.engine import Engine
+from precedent.runtime import openmp
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 COUNTED = """
 import os, time, torch
-from precedent.openmp import release_workers
+from precedent.runtime.openmp import release_workers
 torch.set_num_threads(2)
 def count(): return len(os.listdir("/proc/self/task"))
 def compute(): torch.randn(4000, 400) @ torch.randn(400, 4000); torch.randn(10**6).exp()

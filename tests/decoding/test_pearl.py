@@ -16,36 +16,36 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent import judging
-from precedent import pearl as pearl_module
-from precedent.at_once import AtOnce
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.decode import step
-from precedent.drafters import draft_model
+from precedent.decoding import judging
+from precedent.decoding import pearl as pearl_module
+from precedent.decoding.loop import step
+from precedent.decoding.pearl import Pearl, pearl_for
+from precedent.decoding.sequence import DecodingSequence, entropy_coins
+from precedent.decoding.unscored import RowsSoFar, judged
 from precedent.drafters.base import Candidates, Drafter, DraftRequest
-from precedent.drafters.draft_model import DraftModelDrafter
-from precedent.drafters.lookahead import DraftedToken, Lookahead
-from precedent.draw_gate import TRIAL_STEPS
-from precedent.engine import Engine
+from precedent.drafters.model import drafter as draft_model
+from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.drafters.model.lookahead import DraftedToken, Lookahead
+from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, GenerationError, RequestCancelled, UnsupportedError
-from precedent.pearl import Pearl, pearl_for
-from precedent.plan import Limits, Plan
-from precedent.planner import Planner
-from precedent.sampling import Coins, CounterCoins
-from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.planning.costs import CostCurve
+from precedent.planning.draw_gate import TRIAL_STEPS
+from precedent.planning.plan import Limits, Plan
+from precedent.planning.planner import Planner
+from precedent.runtime.inline_executor import AtOnce
+from precedent.sampling.probabilities import Coins, CounterCoins
+from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
-from precedent.target.first_layers import first_layers, layers_of
-from precedent.target.host_waits import HostWaits
-from precedent.target.loading import load_draft
-from precedent.target_rows import TargetRows
+from precedent.target.cuda.host_waits import HostWaits
+from precedent.target.load.first_layers import first_layers, layers_of
+from precedent.target.load.loading import load_draft
 from precedent.testing.drafters import OracleDrafter, RandomDrafter
 from precedent.testing.enumeration import CoinsOfAStep, enumerate_outcomes
 from precedent.testing.random_trees import toy_model
 from precedent.testing.tabled_model import TabledModel
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, Drawn, Point, TreeBuilder
-from precedent.unscored import RowsSoFar, judged
 from precedent.verify import verify
 from precedent.verify.ahead import Scored, VerdictsAhead, computed_alike, read_together
 

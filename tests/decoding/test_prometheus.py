@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from precedent import SamplingParams
-from precedent.prometheus import prometheus_text
+from precedent.engine.prometheus import prometheus_text
 from precedent.testing.pytest_plugin import EngineMaker
 
 LINE = re.compile(r"# (HELP|TYPE) [a-z_:0-9]+ .+|[a-z_:0-9]+\{.*\} [0-9.e+-]+")

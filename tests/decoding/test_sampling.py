@@ -21,10 +21,10 @@ from transformers import (
 )
 
 from precedent.config import SamplingParams
-from precedent.constraints import RepetitionPenalty, RowShaper, constraints_for, shaped_rows
 from precedent.errors import GenerationError
-from precedent.sampling import CounterCoins, largest_id, probs_of
-from precedent.target_rows import TargetRows
+from precedent.sampling.constraints import RepetitionPenalty, RowShaper, constraints_for, shaped_rows
+from precedent.sampling.probabilities import CounterCoins, largest_id, probs_of
+from precedent.sampling.target_rows import TargetRows
 from precedent.testing.operations import Operations
 from precedent.tree import ROOT, chain
 

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from precedent.admission import Admission
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.delivery import store_and_finish
 from precedent.drafters import Drafter
 from precedent.drafters.prompt import PromptDrafter
+from precedent.engine.admission import Admission
+from precedent.engine.delivery import store_and_finish
+from precedent.engine.request import Request
+from precedent.engine.scheduler import Scheduler
 from precedent.errors import CapacityError, ConfigError, GenerationError, PrecedentError, RequestCancelled
-from precedent.failures import OutOfMemory
-from precedent.planner import Planner
-from precedent.request import Request
-from precedent.scheduler import Scheduler
+from precedent.planning.costs import CostCurve
+from precedent.planning.planner import Planner
+from precedent.runtime.failures import OutOfMemory
 from precedent.target import Slot, TargetModel
 from precedent.target.model import PREFILL_CHUNK
 from precedent.testing.drafters import OracleDrafter, RandomDrafter
@@ -319,7 +319,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers(target: WatchedTarget) -
 def test_the_default_budget_is_a_share_of_the_free_memory(
     target: WatchedTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("precedent.admission.free_bytes", lambda device: 1000)
+    monkeypatch.setattr("precedent.engine.admission.free_bytes", lambda device: 1000)
     assert Admission(target, EngineLimits()).max_kv_bytes == 500
     assert Admission(target, EngineLimits(max_kv_bytes=7)).max_kv_bytes == 7
 

@@ -17,9 +17,9 @@ pytest.importorskip("peft")
 
 import peft
 
+from precedent.engine.generation import GenerationResult
 from precedent.errors import ModelLoadError
-from precedent.generation import GenerationResult
-from precedent.target.loading import load_target
+from precedent.target.load.loading import load_target
 from precedent.testing.scripted_model import scripted_model_engine
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.prompt import Message, render_prompt

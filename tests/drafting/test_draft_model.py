@@ -10,14 +10,14 @@ import torch
 
 from precedent.config import SamplingParams
 from precedent.drafters.base import Drafter, DraftRequest
-from precedent.drafters.draft_law import drawn_beside, drawn_with_one_read
-from precedent.drafters.draft_model import DraftModelDrafter
-from precedent.drafters.draft_place import CATCH_UP_LIMIT
-from precedent.drafters.lookahead import DraftedToken
+from precedent.drafters.model.distribution import drawn_beside, drawn_with_one_read
+from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.drafters.model.lookahead import DraftedToken
+from precedent.drafters.model.place import CATCH_UP_LIMIT
 from precedent.errors import GenerationError
-from precedent.sampling import CounterCoins, probs_of
+from precedent.sampling.probabilities import CounterCoins, probs_of
 from precedent.target import TargetModel
-from precedent.target.host_waits import HostWaits
+from precedent.target.cuda.host_waits import HostWaits
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
 from precedent.testing.tiny_models import tiny_causal_lm

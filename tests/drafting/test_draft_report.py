@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from precedent.cli import app as cli
-from precedent.target.first_layers import first_layers
+from precedent.target.load.first_layers import first_layers
 from precedent.testing.tiny_draft import PROMPTS, tiny_target
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.training.measure import Measurement, expected_tokens

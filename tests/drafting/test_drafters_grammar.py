@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.constraints import Chain, RepetitionPenalty, forced_tokens
 from precedent.drafters.base import Drafter, DraftRequest
 from precedent.drafters.grammar import GrammarDrafter
+from precedent.sampling.constraints import Chain, RepetitionPenalty, forced_tokens
 from precedent.testing.drafter_contract import DrafterContract
 
 END = 2

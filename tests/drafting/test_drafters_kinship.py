@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from precedent.at_once import AtOnce
 from precedent.cache import NewCompletion, SpeculationCache
-from precedent.cache.records import StoredCompletion
+from precedent.cache.store.records import StoredCompletion
 from precedent.config import SamplingParams
 from precedent.drafters.base import Candidates, DraftRequest
-from precedent.drafters.kinship import RECORD, SAME_STEP, SAME_TOOLS, YOUTH, kinship
-from precedent.drafters.recall import RecallDrafter
+from precedent.drafters.recall.drafter import RecallDrafter
+from precedent.drafters.recall.kinship import RECORD, SAME_STEP, SAME_TOOLS, YOUTH, kinship
+from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.embedders import HashEmbedder
 from precedent.tree import ROOT
 

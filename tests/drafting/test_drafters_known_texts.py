@@ -12,10 +12,10 @@ from precedent.drafters.base import Candidates, Drafter, Drafting, DraftRequest
 from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.slot_values import PromptValues
 from precedent.drafters.templates import TemplateDrafter
-from precedent.templates import Hole, Template, Templates
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.tiny_models import byte_tokenizer
 from precedent.text.codec import TokenizerCodec
+from precedent.text.templates import Hole, Template, Templates
 from precedent.tree import ROOT
 
 END = 2

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from precedent.at_once import AtOnce
 from precedent.cache import NewCompletion, SpeculationCache
-from precedent.cache.fingerprint import prompt_fingerprint
-from precedent.cache.records import Hit, StoredCompletion
+from precedent.cache.store.fingerprint import prompt_fingerprint
+from precedent.cache.store.records import Hit, StoredCompletion
 from precedent.config import SamplingParams
 from precedent.drafters.base import Candidates, Drafter, DraftRequest
 from precedent.drafters.prompt import PromptDrafter
-from precedent.drafters.recall import RecallDrafter
+from precedent.drafters.recall.drafter import RecallDrafter
+from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.embedders import HashEmbedder
 from precedent.tree import ROOT

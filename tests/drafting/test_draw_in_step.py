@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.decode import step
-from precedent.drafters import in_step
+from precedent.decoding.draft import draft_all
+from precedent.decoding.loop import step
+from precedent.decoding.sequence import DecodingSequence, entropy_coins
 from precedent.drafters.base import Candidates, Drafting, DraftRequest
-from precedent.drafters.draft_model import DraftModelDrafter
-from precedent.drafters.in_step import Drawer, Drawing
-from precedent.drafting import draft_all
-from precedent.draw_gate import DrawGate
+from precedent.drafters.model import in_step
+from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.drafters.model.in_step import Drawer, Drawing
 from precedent.errors import PrecedentError
-from precedent.plan import Limits, Plan
-from precedent.planner import Planner
-from precedent.sampling import Coins, CounterCoins, probs_of
-from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.planning.costs import CostCurve
+from precedent.planning.draw_gate import DrawGate
+from precedent.planning.plan import Limits, Plan
+from precedent.planning.planner import Planner
+from precedent.sampling.probabilities import Coins, CounterCoins, probs_of
 from precedent.target import Slot, TargetModel
 from precedent.testing.enumeration import enumerate_outcomes
 from precedent.testing.tiny_models import tiny_causal_lm

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
 from precedent.drafters.base import Drafter, DraftRequest
-from precedent.drafters.draft_model import DraftModelDrafter
-from precedent.engine import Engine
-from precedent.sampling import CounterCoins
+from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.engine.engine import Engine
+from precedent.planning.costs import CostCurve
+from precedent.sampling.probabilities import CounterCoins
 from precedent.target import Slot, TargetModel
-from precedent.target.first_layers import exits_early, first_layers
+from precedent.target.load.first_layers import exits_early, first_layers
 from precedent.testing.draft_law import check_draft_law
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.tiny_architectures import settings_of

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from precedent.calibration import Calibration
-from precedent.cost_curve import CostCurve
 from precedent.drafters.base import Candidates
-from precedent.draw_gate import TRIAL_DRAWS, TRIAL_STEPS, DrawGate
-from precedent.plan import Limits
-from precedent.planner import Planner
+from precedent.planning.calibration import Calibration
+from precedent.planning.costs import CostCurve
+from precedent.planning.draw_gate import TRIAL_DRAWS, TRIAL_STEPS, DrawGate
+from precedent.planning.plan import Limits
+from precedent.planning.planner import Planner
+from precedent.planning.trust import Trust
 from precedent.tree import ROOT, CandidateTree, Drawn
-from precedent.trust import Trust
 
 ROOMY = Limits(max_nodes=32, max_draws=6, max_depth=40, end_token_ids=frozenset())
 

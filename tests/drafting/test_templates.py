@@ -8,7 +8,7 @@ import pytest
 
 import precedent
 from precedent.errors import ConfigError
-from precedent.templates import Hole, Template, Templates
+from precedent.text.templates import Hole, Template, Templates
 from precedent.text.tool_formats import ParsedCall, whole_parts
 from precedent.text.tool_formats.builtin import HERMES
 from precedent.text.tool_formats.parser import TaggedParser

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from precedent.drafters import token_index
-from precedent.drafters.context_order import LENGTHS_BELOW_BEST, MAX_MATCH, START
-from precedent.drafters.occurrences import HIT, Occurrences, Weights
-from precedent.drafters.token_index import TokenIndex, reversed_context
+from precedent.drafters.matching import token_index
+from precedent.drafters.matching.context_order import LENGTHS_BELOW_BEST, MAX_MATCH, START
+from precedent.drafters.matching.occurrences import HIT, Occurrences, Weights
+from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=30), min_size=1, max_size=6)
 CONTEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=30)

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.decode import step
+from precedent.decoding.loop import step
+from precedent.decoding.sequence import DecodingSequence, entropy_coins
 from precedent.drafters.base import Candidates
-from precedent.plan import Limits
-from precedent.planner import Planner
-from precedent.sampling import Coins
-from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.planning.costs import CostCurve
+from precedent.planning.plan import Limits
+from precedent.planning.planner import Planner
+from precedent.planning.trust import REMEMBERED, STRENGTH, Trust, outcomes_by_source
+from precedent.sampling.probabilities import Coins
 from precedent.target import TargetModel
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder
-from precedent.trust import REMEMBERED, STRENGTH, Trust, outcomes_by_source
 
 ROOMY = Limits(max_nodes=32, max_draws=0, max_depth=40, end_token_ids=frozenset())
 

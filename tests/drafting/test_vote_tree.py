@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precedent.drafters.base import Candidates
-from precedent.drafters.context_order import START
-from precedent.drafters.occurrences import HIT, Weights
-from precedent.drafters.token_index import TokenIndex, reversed_context
-from precedent.drafters.vote_tree import MAX_DEPTH, VotePrior, prior_estimate, vote_tree
+from precedent.drafters.matching.context_order import START
+from precedent.drafters.matching.occurrences import HIT, Weights
+from precedent.drafters.matching.token_index import TokenIndex, reversed_context
+from precedent.drafters.matching.vote_tree import MAX_DEPTH, VotePrior, prior_estimate, vote_tree
 from precedent.tree import ROOT
 
 CONTEXT = 99

@@ -15,7 +15,6 @@ import torch
 from tokenizers import AddedToken
 
 from precedent.config import SamplingParams
-from precedent.constraints import constraints_for, shaped_rows
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.grammar import (
     ANY_OBJECT,
@@ -35,6 +34,7 @@ from precedent.grammar import (
 from precedent.grammar import constraint as constraint_module
 from precedent.grammar.constraint import unpacked
 from precedent.langchain.structured import call_form
+from precedent.sampling.constraints import constraints_for, shaped_rows
 from precedent.testing.scripted_engine import chatml_tokenizer
 from precedent.text.tool_formats import builtin
 

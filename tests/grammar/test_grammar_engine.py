@@ -10,10 +10,10 @@ import torch
 
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.errors import UnsupportedError
 from precedent.grammar import Grammar, GrammarConstraint, GuidanceEngine, JsonSchema, Regex
+from precedent.planning.costs import CostCurve
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 

@@ -19,19 +19,19 @@ from scipy.stats import chi2, ncx2
 from torch import Tensor
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.constraints import RowShaper
-from precedent.cost_curve import CostCurve
-from precedent.decode import step
+from precedent.decoding.loop import step
+from precedent.decoding.sequence import DecodingSequence, entropy_coins
 from precedent.drafters.base import DraftRequest
-from precedent.drafters.draft_model import DraftModelDrafter
 from precedent.drafters.grammar import GrammarDrafter
+from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.grammar import GrammarConstraint
 from precedent.grammar.guidance import GuidanceMatcher, compiled
-from precedent.plan import Limits, Plan
-from precedent.planner import Planner
-from precedent.sampling import Coins
-from precedent.sequence import DecodingSequence, entropy_coins
-from precedent.target_rows import TargetRows
+from precedent.planning.costs import CostCurve
+from precedent.planning.plan import Limits, Plan
+from precedent.planning.planner import Planner
+from precedent.sampling.constraints import RowShaper
+from precedent.sampling.probabilities import Coins
+from precedent.sampling.target_rows import TargetRows
 from precedent.testing.drafters import OracleDrafter
 from precedent.testing.enumeration import DraftProcess, ExactLaw, TargetLaw, exact_law
 from precedent.testing.random_trees import toy_model

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.decode import step
+from precedent.decoding.loop import step
+from precedent.decoding.sequence import DecodingSequence, entropy_coins
 from precedent.drafters.base import Drafter, DraftRequest
-from precedent.drafters.draft_model import DraftModelDrafter
 from precedent.drafters.grammar import GrammarDrafter
+from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.grammar import GrammarConstraint, GuidanceEngine, JsonSchema, closed
-from precedent.planner import Planner
-from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.planning.costs import CostCurve
+from precedent.planning.planner import Planner
 from precedent.testing.drafters import OracleDrafter
 from precedent.testing.scripted_engine import chatml_tokenizer
 from precedent.testing.tabled_model import TabledModel

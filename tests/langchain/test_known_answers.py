@@ -12,14 +12,14 @@ from langchain_core.tools import tool
 from torch import Tensor
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
-from precedent.templates import Template, Templates
+from precedent.planning.costs import CostCurve
 from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.prompt import hermes_template
+from precedent.text.templates import Template, Templates
 
 PROMPT = list(b"look up order 17, then order 18, then order 19")
 SAMPLING = SamplingParams(max_tokens=48)
@@ -123,7 +123,7 @@ def test_forced_tokens_are_drafted_through_the_engines_loop(engine: Engine, monk
         def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
             return ((), (97, 98, 99), (98, 99), (99,))[len(output_ids) % 4]
 
-    monkeypatch.setattr("precedent.request.constraints_for", lambda *_: Abc())
+    monkeypatch.setattr("precedent.engine.request.constraints_for", lambda *_: Abc())
     expected = engine.submit(PROMPT, SAMPLING, speculation=PLAIN).result()
     got = engine.submit(PROMPT, SAMPLING, speculation=only("grammar")).result()
     assert got.token_ids == expected.token_ids

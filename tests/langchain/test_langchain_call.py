@@ -261,7 +261,7 @@ def test_configurable_fields_of_a_model_keep_its_engine() -> None:
 
 
 def test_the_switch_turns_speculation_off_in_a_running_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    from precedent.checks import unless_switched_off
+    from precedent.engine.checks import unless_switched_off
 
     config = SpeculationConfig(max_nodes=7)
     monkeypatch.delenv("PRECEDENT_SPECULATION", raising=False)
@@ -280,7 +280,7 @@ def test_model_kwargs_reach_the_loading_of_weights(monkeypatch: pytest.MonkeyPat
         asked.update(settings, name=name)
         raise ModelLoadError("far enough")
 
-    monkeypatch.setattr("precedent.engine.load_target", load_target)
+    monkeypatch.setattr("precedent.engine.engine.load_target", load_target)
     with pytest.raises(ModelLoadError, match="far enough"):
         ChatPrecedent(model="m", model_kwargs={"revision": "v2"}).invoke("hi")
     assert (asked["name"], asked["model_kwargs"]) == ("m", {"revision": "v2"})

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.langchain import ChatPrecedent
 from precedent.testing.scripted_model import scripted_model_engine
 

@@ -19,7 +19,7 @@ from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.tools import tool
 from pydantic import BaseModel, create_model
 
-import precedent.shared_engines
+import precedent.engine.shared
 from precedent.config import SpeculationConfig
 from precedent.errors import ConfigError, ContextOverflowError, GenerationError, PromptError, UnsupportedError
 from precedent.langchain import ChatPrecedent
@@ -530,7 +530,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         time.sleep(0.02)
         return ScriptedEngine(TOKENIZER, lambda prompt: "a")
 
-    monkeypatch.setattr(precedent.shared_engines, "shared_engine", load)
+    monkeypatch.setattr(precedent.engine.shared, "shared_engine", load)
     return calls
 
 

@@ -16,10 +16,10 @@ from langchain_core.messages import AIMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from precedent.cache import SpeculationCache
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.engines import EngineHolder
-from precedent.target.packaged import DEMO_TARGET
+from precedent.target.load.packaged import DEMO_TARGET
 from precedent.testing.embedders import HashEmbedder
 
 pytestmark = [pytest.mark.integration, pytest.mark.model, pytest.mark.filterwarnings("default")]

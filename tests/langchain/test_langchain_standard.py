@@ -21,7 +21,7 @@ from langchain_tests.unit_tests import ChatModelUnitTests, EmbeddingsUnitTests
 from langchain_tests.unit_tests.chat_models import ChatModelTests
 
 from precedent.cache import NewCompletion, SpeculationCache
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.langchain import ChatPrecedent, PrecedentEmbeddings
 from precedent.langchain.engines import EngineHolder
 from precedent.testing.embedders import HashEmbedder

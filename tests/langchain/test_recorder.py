@@ -32,9 +32,9 @@ from typer.testing import CliRunner
 from precedent import ConfigError, PrecedentRecorder
 from precedent.cli.app import app
 from precedent.langchain import recorder as module
-from precedent.replay.traces import read_trajectories
 from precedent.replay.turns import TurnReader
 from precedent.testing.tiny_models import byte_tokenizer
+from precedent.text.traces import read_trajectories
 
 CALL = {"name": "look_up", "args": {"order": "A 1"}, "id": "call-1", "type": "tool_call"}
 

@@ -13,16 +13,16 @@ import pytest
 from typer.testing import CliRunner
 
 from precedent.cli.app import app
-from precedent.drafters.token_index import TokenIndex, reversed_context
+from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.errors import ConfigError, PromptError
 from precedent.replay.baselines import PromptLookup, best_suffix_tree, commonest_chains
 from precedent.replay.pool import Answer
 from precedent.replay.run import Settings, replay
 from precedent.replay.simulate import accepted_path
-from precedent.replay.traces import read_trajectories
 from precedent.replay.turns import Turn, TurnReader
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer
+from precedent.text.traces import read_trajectories
 from precedent.tree import TreeBuilder, chain
 
 CALL = {"function": {"name": "look_up", "arguments": '{"order": "A 1"}'}}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from precedent.drafters.token_index import TokenIndex
+from precedent.drafters.matching.token_index import TokenIndex
 from precedent.errors import UnsupportedError
 from precedent.replay import arctic
 from precedent.replay.baselines import suffix_tree

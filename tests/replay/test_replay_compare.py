@@ -24,11 +24,11 @@ from precedent.replay.repetition import repeated_tokens
 from precedent.replay.results import Replay
 from precedent.replay.run import Settings, replay
 from precedent.replay.simulate import Report, Tally, replay_turn
-from precedent.replay.traces import read_trajectories
 from precedent.replay.tree_picture import SeenTree, tree_svg
 from precedent.replay.turns import Turn
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer
+from precedent.text.traces import read_trajectories
 from precedent.tree import CandidateTree, TreeBuilder, chain
 
 NAMES = ("ada", "bob", "cleo", "dan", "eve", "finn", "gus", "hana")

@@ -23,12 +23,13 @@ import torch
 
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.errors import PrecedentError
 from precedent.langchain import ChatPrecedent
-from precedent.target import TargetModel, processes
-from precedent.target.loading import load_target
+from precedent.planning.costs import CostCurve
+from precedent.target import TargetModel
+from precedent.target.load.loading import load_target
+from precedent.target.parallel import processes
 from precedent.testing.embedders import HashEmbedder
 
 PLAIN = SpeculationConfig(enabled=False, write_back=False)

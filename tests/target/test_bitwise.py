@@ -17,16 +17,17 @@ import torch
 
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.failures import OutOfMemory
 from precedent.langchain import ChatPrecedent
-from precedent.target import Slot, TargetModel, bitwise, split_attention, static_runner, static_shape
+from precedent.planning.costs import CostCurve
+from precedent.runtime.failures import OutOfMemory
+from precedent.target import Slot, TargetModel, bitwise
 from precedent.target.bitwise import MOST_ROWS
-from precedent.target.kernel_code import LANES
-from precedent.target.row_attention import VECTORS, fits
-from precedent.target.static_runner import StaticSettings
+from precedent.target.cpu.kernel_code import LANES
+from precedent.target.cpu.row_attention import VECTORS, fits
+from precedent.target.cuda import split_attention, static_runner, static_shape
+from precedent.target.cuda.static_runner import StaticSettings
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder

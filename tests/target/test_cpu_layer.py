@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from precedent.target import TargetModel
-from precedent.target.cpu_layer import fuse_layers
-from precedent.target.first_layers import first_layers
-from precedent.target.kernel_code import LANES
-from precedent.target.row_attention import fits
-from precedent.target.tile_kernels import DEPTH
+from precedent.target.cpu.fused_layer import fuse_layers
+from precedent.target.cpu.kernel_code import LANES
+from precedent.target.cpu.row_attention import fits
+from precedent.target.cpu.tile_kernels import DEPTH
+from precedent.target.load.first_layers import first_layers
 from precedent.testing.row_models import (
     BY_ROWS,
     DIM,

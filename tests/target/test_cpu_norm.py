@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from precedent.target.cpu_norm import FEW_ROWS, fuse_norms
-from precedent.target.kernel_code import FUSED, LANES
+from precedent.target.cpu.kernel_code import FUSED, LANES
+from precedent.target.cpu.norm import FEW_ROWS, fuse_norms
 
 pytestmark = pytest.mark.skipif(not FUSED, reason="the processor lacks fused operations")
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from precedent.target import Slot, TargetModel
-from precedent.target.kv_arena import BlockArena
-from precedent.target.static_runner import StaticSettings
+from precedent.target.cuda.static_runner import StaticSettings
+from precedent.target.kv.arena import BlockArena
 from precedent.testing.operations import Operations
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, T5Config
 
 from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
-from precedent.target import TargetModel, packaged
-from precedent.target.loading import DEMO_TARGET, load_draft, load_target
+from precedent.target import TargetModel
+from precedent.target.load import packaged
+from precedent.target.load.loading import DEMO_TARGET, load_draft, load_target
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PROMPT = torch.tensor([[5, 7, 11, 13]])

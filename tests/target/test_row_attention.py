@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from precedent.target import TargetModel
-from precedent.target.kernel_code import LANES
-from precedent.target.row_attention import QUERIES, VECTORS, Sight, fits, row_attention
+from precedent.target.cpu.kernel_code import LANES
+from precedent.target.cpu.row_attention import QUERIES, VECTORS, Sight, fits, row_attention
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
 

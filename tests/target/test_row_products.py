@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from precedent.target import TargetModel
-from precedent.target.cpu_linear import PackedLinear, pack_linears
-from precedent.target.kernel_code import LANES
-from precedent.target.row_products import LONG_ROW, PIECE, TOGETHER, fits, row_product
-from precedent.target.tile_kernels import DEPTH
+from precedent.target.cpu.kernel_code import LANES
+from precedent.target.cpu.linear import PackedLinear, pack_linears
+from precedent.target.cpu.row_products import LONG_ROW, PIECE, TOGETHER, fits, row_product
+from precedent.target.cpu.tile_kernels import DEPTH
 from precedent.testing.tiny_models import tiny_causal_lm
 
 pytestmark = pytest.mark.skipif(
@@ -137,7 +137,7 @@ def test_a_layer_that_was_cast_or_replaced_meanwhile(dtype: torch.dtype) -> None
 
 def test_without_memory_for_copies_all_rows_go_through_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model too large for packed copies is decoded as fast; only its prompts are slower."""
-    monkeypatch.setattr("precedent.target.cpu_linear.MEMORY_SHARE", 0.0)
+    monkeypatch.setattr("precedent.target.cpu.linear.MEMORY_SHARE", 0.0)
     model = nn.Sequential(nn.Linear(LANES, 8).to(torch.bfloat16))
     assert pack_linears(model) == 0
     layer = model[0]

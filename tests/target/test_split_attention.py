@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.target.ordered_attention import ORDERED, ordered, ordered_by_triton, ordered_named
-from precedent.target.split_attention import (
+from precedent.target.cuda.ordered_attention import ORDERED, ordered, ordered_by_triton, ordered_named
+from precedent.target.cuda.split_attention import (
     VARIANTS,
     Partial,
     StaticRows,
@@ -238,7 +238,7 @@ def test_in_the_order_of_positions_a_row_is_the_same_bits_in_a_tree_and_alone(na
 
 @NEEDS_TRITON
 def test_work_is_cut_so_that_every_multiprocessor_has_some() -> None:
-    from precedent.target.triton_attention import LEAST_KEYS, plan
+    from precedent.target.cuda.triton_attention import LEAST_KEYS, plan
 
     def cut(width: int, longest: int) -> tuple[int, int, int]:
         one = torch.zeros(1, dtype=torch.long)
@@ -276,7 +276,7 @@ def compiled(program: str) -> list[str]:
 COMPILED = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from precedent.target.triton_attention import attend_part
+from precedent.target.cuda.triton_attention import attend_part
 
 sizes = dict.fromkeys(("DIM", "VALUE_DIM", "DIM_BLOCK", "VALUE_BLOCK"), 128)
 sizes |= dict(KV_HEADS=8, GROUP=4, WIDTH=16, TILE=64, KEYS=64)
@@ -295,7 +295,7 @@ COMPILED_IN_ORDER = """
 import re
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from precedent.target.triton_ordered import attend_piece
+from precedent.target.cuda.triton_ordered import attend_piece
 
 for shared in (True, False):
     sizes = dict.fromkeys(("DIM", "VALUE_DIM", "DIM_BLOCK", "VALUE_BLOCK"), 128)

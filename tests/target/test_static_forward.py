@@ -18,21 +18,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, UnsupportedError
+from precedent.planning.costs import CostCurve
 from precedent.target import Slot, TargetModel
 from precedent.target.attention import attention
-from precedent.target.cuda_graphs import GraphStore, Replay, Run
-from precedent.target.first_layers import first_layers
-from precedent.target.host_waits import HostWaits
-from precedent.target.kv_arena import KEPT_FREE, KVArena
-from precedent.target.kv_cache import KVCache
-from precedent.target.packing import chain_rows
-from precedent.target.static_forward import StaticForward
-from precedent.target.static_runner import StaticSettings
-from precedent.target.static_shape import LEAST_KEYS, MOST_WIDTH, StaticShape, shape_for
-from precedent.target.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
+from precedent.target.cuda.graphs import GraphStore, Replay, Run
+from precedent.target.cuda.host_waits import HostWaits
+from precedent.target.cuda.static_forward import StaticForward
+from precedent.target.cuda.static_runner import StaticSettings
+from precedent.target.cuda.static_shape import LEAST_KEYS, MOST_WIDTH, StaticShape, shape_for
+from precedent.target.kv.arena import KEPT_FREE, KVArena
+from precedent.target.kv.cache import KVCache
+from precedent.target.kv.packing import chain_rows
+from precedent.target.load.first_layers import first_layers
+from precedent.target.load.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
 

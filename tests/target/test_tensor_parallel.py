@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 
 from precedent.config import EngineLimits
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, GenerationError, PrecedentError, UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.target import KVCache, Slot, TargetModel
-from precedent.target.loading import load_target
-from precedent.target.mirroring import Follower, LeadingRunner, MirroredKV
-from precedent.target.processes import Processes
+from precedent.target.load.loading import load_target
+from precedent.target.parallel.mirroring import Follower, LeadingRunner, MirroredKV
+from precedent.target.parallel.processes import Processes
 from precedent.target.runner import Runner
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
@@ -398,8 +398,8 @@ def test_running_out_of_memory_before_a_forward_leaves_the_processes_together(mo
 
 
 def test_processes_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("precedent.admission.free_bytes", lambda device: 1000)
-    from precedent.admission import Admission
+    monkeypatch.setattr("precedent.engine.admission.free_bytes", lambda device: 1000)
+    from precedent.engine.admission import Admission
 
     target = ToldTarget()
     assert Admission(target, EngineLimits()).max_kv_bytes == 500

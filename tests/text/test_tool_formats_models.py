@@ -18,12 +18,12 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
+from precedent.decoding.stats import TARGET, GenerationStats
+from precedent.engine.generation import Emission, GenerationResult
 from precedent.errors import UnsupportedError
-from precedent.generation import Emission, GenerationResult
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.messages import to_template_messages
-from precedent.stats import TARGET, GenerationStats
 from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent.text.answers import answer_syntax
 from precedent.text.assembly import TextAssembler

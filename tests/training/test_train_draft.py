@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
-from precedent.target.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
+from precedent.target.load.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
 from precedent.testing.tiny_architectures import settings_of
 from precedent.testing.tiny_draft import PLAN, PROMPTS, RECIPE, tiny_target, train_tiny
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm

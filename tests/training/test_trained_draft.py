@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.drafters.base import Drafter, DraftRequest
-from precedent.drafters.draft_model import DraftModelDrafter
-from precedent.engine import Engine
+from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.engine.engine import Engine
 from precedent.errors import ModelLoadError
 from precedent.target import TargetModel
-from precedent.target.loading import load_draft, load_target
-from precedent.target.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
+from precedent.target.load.loading import load_draft, load_target
+from precedent.target.load.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
 from precedent.testing.draft_law import check_draft_law
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.tiny_draft import PROMPTS, tiny_target, train_tiny

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from precedent.cache import NewCompletion
-from precedent.cache.fingerprint import tokenizer_fingerprint
-from precedent.cache.store import SQLiteStore
+from precedent.cache.sqlite_store import SQLiteStore
+from precedent.cache.store.fingerprint import tokenizer_fingerprint
 from precedent.errors import CacheError, PromptError
 from precedent.testing.tiny_draft import PROMPTS, RECIPE, tiny_target
 from precedent.testing.tiny_models import byte_tokenizer

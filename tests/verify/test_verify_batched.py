@@ -10,8 +10,8 @@ import torch
 
 from precedent.config import SamplingParams
 from precedent.errors import GenerationError
-from precedent.sampling import CounterCoins
-from precedent.target_rows import TargetRows
+from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.target_rows import TargetRows
 from precedent.testing.enumeration import ToyRows, enumerate_outcomes
 from precedent.testing.operations import Operations
 from precedent.testing.random_trees import random_problem

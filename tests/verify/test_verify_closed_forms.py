@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from precedent.sampling import Coins
+from precedent.sampling.probabilities import Coins
 from precedent.testing.enumeration import DraftProcess, ToyRows, enumerate_outcomes, exact_law
 from precedent.testing.random_trees import always, independent_paths, sibling_draws, toy_model
 from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder

@@ -8,10 +8,10 @@ import torch
 from scipy.stats import chi2, kstest
 
 from precedent.config import SamplingParams
-from precedent.coupling import chosen, coupled_choice, coupled_noise, exponential, noise_key
 from precedent.errors import ConfigError
-from precedent.sampling import CounterCoins
-from precedent.target_rows import TargetRows
+from precedent.sampling.coupling import chosen, coupled_choice, coupled_noise, exponential, noise_key
+from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.target_rows import TargetRows
 from precedent.testing.enumeration import ReplayCoins, ToyRows
 from precedent.testing.random_trees import random_problem, toy_model
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder, chain

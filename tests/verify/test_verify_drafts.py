@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from precedent.config import SamplingParams
-from precedent.constraints import constraints_for
 from precedent.drafters.base import DraftRequest
-from precedent.drafters.draft_model import DraftModelDrafter
-from precedent.sampling import Coins
+from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.sampling.constraints import constraints_for
+from precedent.sampling.probabilities import Coins
 from precedent.target import TargetModel
 from precedent.testing.draft_law import check_draft_law, draft_law_error
 from precedent.testing.random_trees import random_problem

@@ -9,14 +9,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from precedent.sampling import CounterCoins
+from precedent.sampling.probabilities import CounterCoins
 from precedent.testing.enumeration import ReplayCoins, ToyRows, enumerate_outcomes, exact_law
 from precedent.testing.random_trees import Problem, random_problem, toy_model
 from precedent.tree import CandidateTree
 from precedent.verify import MODES, find_mode, judged, prepare, verify
+from precedent.verify.lossy.relaxed import RelaxedRows, relaxed
+from precedent.verify.lossy.rules import Mentored, TopBeta, Typical
 from precedent.verify.modes import BATCHED
-from precedent.verify.relaxed import RelaxedRows, relaxed
-from precedent.verify.rules import Mentored, TopBeta, Typical
 
 EXACT = 1e-12
 FIRST, COUNT, BLOCK = 20_000, 600, 40

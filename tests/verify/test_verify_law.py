@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from precedent.errors import ConfigError
-from precedent.sampling import Coins, CounterCoins
+from precedent.sampling.probabilities import Coins, CounterCoins
 from precedent.testing.enumeration import ExactLaw, ReplayCoins, ToyRows, enumerate_outcomes, exact_law
 from precedent.testing.random_trees import Problem, independent_paths, random_problem, toy_model
 from precedent.tree import EMPTY_TREE, NULL, ROOT, CandidateTree, Drawn, Point, TreeBuilder, chain

@@ -17,13 +17,13 @@ from scipy.optimize import brentq
 from scipy.stats import chi2, ncx2
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.decode import step
+from precedent.decoding.loop import step
+from precedent.decoding.sequence import DecodingSequence, entropy_coins
 from precedent.drafters.base import DraftRequest
-from precedent.drafters.draft_model import DraftModelDrafter
-from precedent.plan import Limits, Plan
-from precedent.planner import Planner
-from precedent.sequence import DecodingSequence, entropy_coins
+from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.planning.costs import CostCurve
+from precedent.planning.plan import Limits, Plan
+from precedent.planning.planner import Planner
 from precedent.target import TargetModel
 from precedent.testing.drafters import OracleDrafter
 from precedent.testing.tabled_model import TabledModel

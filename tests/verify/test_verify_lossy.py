@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import minimize
 
 from precedent.errors import ConfigError
-from precedent.sampling import Coins, CounterCoins
+from precedent.sampling.probabilities import Coins, CounterCoins
 from precedent.testing.enumeration import ToyRows, enumerate_outcomes, exact_law
 from precedent.testing.random_trees import (
     always,
@@ -22,8 +22,8 @@ from precedent.testing.random_trees import (
 )
 from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder, chain
 from precedent.verify import LOSSY_MODES, MODES, Verdict, find_mode, judged, prepare, verify
-from precedent.verify.relaxed import Offer
-from precedent.verify.rules import Mentored, TopBeta, Typical
+from precedent.verify.lossy.relaxed import Offer
+from precedent.verify.lossy.rules import Mentored, TopBeta, Typical
 
 TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
 DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
@@ -312,7 +312,7 @@ def test_an_installed_judge_is_found_by_name(monkeypatch: pytest.MonkeyPatch) ->
     """Entry-point group `precedent.judges`."""
     point = SimpleNamespace(name="mine", load=lambda: lambda: lambda *_: 1.0)
     monkeypatch.setattr(
-        "precedent.verify.judge.entry_points", lambda group, name="mine": [point] if name == "mine" else []
+        "precedent.verify.lossy.judge.entry_points", lambda group, name="mine": [point] if name == "mine" else []
     )
     tree = chain([0])
     rows = ToyRows(always(torch.tensor([0.0, 1.0])), tree)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from precedent.sampling import Coins
+from precedent.sampling.probabilities import Coins
 from precedent.testing.enumeration import DraftProcess, ExactLaw, exact_law
 from precedent.testing.random_trees import always, independent_paths, sibling_draws, toy_model
 from precedent.tree import NULL, ROOT, CandidateTree, Draw, Drawn, Point, TreeBuilder

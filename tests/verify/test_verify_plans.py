@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from precedent.sampling import Coins, CounterCoins
+from precedent.sampling.probabilities import Coins, CounterCoins
 from precedent.testing.enumeration import DraftProcess, TargetLaw, ToyRows, enumerate_outcomes, exact_law
 from precedent.testing.random_trees import always, independent_paths, near, random_problem, sibling_draws, toy_model
 from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder

@@ -3,16 +3,19 @@
 Importing it loads none of FAISS, sentence-transformers and torch; they are imported when first needed.
 """
 
-from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
-from precedent.cache.completion_store import CompletionStore
-from precedent.cache.embedder import Embedder, SentenceTransformerEmbedder
-from precedent.cache.fingerprint import (
+from precedent.cache.maintain.verifying import Finding, VerifyReport, verify_cache
+from precedent.cache.search.embedder import Embedder, SentenceTransformerEmbedder
+from precedent.cache.speculation_cache import SpeculationCache
+from precedent.cache.sqlite_store import SQLiteStore
+from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, Bounds
+from precedent.cache.store.completion_store import CompletionStore
+from precedent.cache.store.fingerprint import (
     model_fingerprint,
     prompt_fingerprint,
     tokenizer_fingerprint,
     tools_fingerprint,
 )
-from precedent.cache.records import (
+from precedent.cache.store.records import (
     CacheStats,
     EmbedderIdentity,
     Hit,
@@ -21,10 +24,7 @@ from precedent.cache.records import (
     StoredCompletion,
     TenantStats,
 )
-from precedent.cache.redaction import Redact, never_store
-from precedent.cache.speculation_cache import SpeculationCache
-from precedent.cache.store import SQLiteStore
-from precedent.cache.verifying import Finding, VerifyReport, verify_cache
+from precedent.cache.store.redaction import Redact, never_store
 
 __all__ = [
     "DEFAULT_MAX_BYTES",

@@ -5,12 +5,16 @@ with the URL and the settings of `precedent.cache.opening.open_store`. `preceden
 tests it.
 """
 
-from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
-from precedent.cache.completion_store import CompletionStore
-from precedent.cache.connection import folded
-from precedent.cache.embedder import Embedder, identity_of
-from precedent.cache.eviction import KEPT_SHARE, common_level
-from precedent.cache.records import (
+from precedent.cache.maintain.transfer import Record, payload_of
+from precedent.cache.maintain.verifying import Finding, VerifyReport
+from precedent.cache.search.embedder import Embedder, identity_of
+from precedent.cache.search.same_embedder import maker_of, require_same
+from precedent.cache.snapshot.segment import Ids
+from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, Bounds
+from precedent.cache.store.completion_store import CompletionStore
+from precedent.cache.store.connection import folded
+from precedent.cache.store.eviction import KEPT_SHARE, common_level
+from precedent.cache.store.records import (
     CacheStats,
     EmbedderIdentity,
     NewCompletion,
@@ -21,11 +25,7 @@ from precedent.cache.records import (
     Vector,
     storable,
 )
-from precedent.cache.rows import completion_of, vector_of
-from precedent.cache.same_embedder import maker_of, require_same
-from precedent.cache.segment import Ids
-from precedent.cache.transfer import Record, payload_of
-from precedent.cache.verifying import Finding, VerifyReport
+from precedent.cache.store.rows import completion_of, vector_of
 
 __all__ = [
     "DEFAULT_MAX_BYTES",

@@ -10,18 +10,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
-from precedent.cache.completion_store import CompletionStore
-from precedent.cache.embedder import Embedder, embed_one, identity_of, resolve
-from precedent.cache.index import SimilarityIndex
 from precedent.cache.opening import open_store, shown, url_scheme
-from precedent.cache.partition import Partition
-from precedent.cache.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant
-from precedent.cache.redaction import Redact, apply
-from precedent.cache.same_embedder import require_same
-from precedent.cache.segment import Ids
-from precedent.cache.similarity import SimilarityOf
-from precedent.cache.store import SQLiteStore
+from precedent.cache.search.embedder import Embedder, embed_one, identity_of, resolve
+from precedent.cache.search.index import SimilarityIndex
+from precedent.cache.search.same_embedder import require_same
+from precedent.cache.search.similarity import SimilarityOf
+from precedent.cache.snapshot.partition import Partition
+from precedent.cache.snapshot.segment import Ids
+from precedent.cache.sqlite_store import SQLiteStore
+from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, Bounds
+from precedent.cache.store.completion_store import CompletionStore
+from precedent.cache.store.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant
+from precedent.cache.store.redaction import Redact, apply
 from precedent.errors import CacheError
 
 REMEMBERED_QUERIES = 256
@@ -30,7 +30,7 @@ DEFAULT_MAX_INDEX_BYTES = 256 * 2**20
 """Bytes that the token indexes of a cache in memory take unless told otherwise: some 20 million tokens."""
 
 DEFAULT_MAX_MAPPED_BYTES = 4 * 2**30
-"""The same of a cache on disk, whose large arrays are mapped (`precedent.cache.scratch`): some 300 million tokens."""
+"""The same of a cache on disk, whose large arrays are mapped (`snapshot.scratch`): some 300 million tokens."""
 
 
 class SpeculationCache:
@@ -38,7 +38,7 @@ class SpeculationCache:
 
     A tenant is a hard partition: no method returns a completion of another tenant than the one it was given.
     `max_index_bytes` bounds what drafting keeps of it in memory. `redact` sees each completion before it is embedded
-    and stored (`precedent.cache.redaction`).
+    and stored (`precedent.cache.store.redaction`).
     """
 
     def __init__(

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from precedent.cache import NewCompletion, SpeculationCache
-from precedent.cache.embedder import resolve
-from precedent.cache.fingerprint import prompt_fingerprint, tokenizer_fingerprint
+from precedent.cache.search.embedder import resolve
+from precedent.cache.store.fingerprint import prompt_fingerprint, tokenizer_fingerprint
 from precedent.cli.bench_modes import (
     PROMPT_LOOKUP,
     Contestant,
@@ -19,10 +19,10 @@ from precedent.cli.bench_modes import (
     query_of,
 )
 from precedent.config import SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
+from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
-from precedent.target.loading import load_draft, load_target
+from precedent.target.load.loading import load_draft, load_target
 from precedent.testing.drafters import NullDrafter
 
 if TYPE_CHECKING:

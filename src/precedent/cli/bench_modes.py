@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from precedent.config import SamplingParams
 from precedent.drafters import Drafting, DraftRequest
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.testing.drafters import OracleDrafter
 
 if TYPE_CHECKING:

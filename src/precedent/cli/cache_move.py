@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from precedent.cache import Selection
-from precedent.cache.exporting import export_cache
-from precedent.cache.importing import Imported, import_cache, read_manifest
+from precedent.cache.maintain.exporting import export_cache
+from precedent.cache.maintain.importing import Imported, import_cache, read_manifest
 from precedent.cli.cache_store import (
     UNBOUNDED,
     BeforeOption,
@@ -73,7 +73,7 @@ def import_export(
 
 
 def _writer(target: str) -> Any:
-    from precedent.target.loading import load_tokenizer
+    from precedent.target.load.loading import load_tokenizer
     from precedent.text.codec import TokenizerCodec
 
     return TokenizerCodec(load_tokenizer(target))

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from precedent.cache import Bounds, CompletionStore, Redact, never_store
 from precedent.cache.opening import open_store
-from precedent.cache.redaction import in_turn
+from precedent.cache.store.redaction import in_turn
 from precedent.errors import CacheError
 
 CacheArgument = Annotated[

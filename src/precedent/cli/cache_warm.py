@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from precedent.cache.filling import Filled, Vectors
+from precedent.cache.maintain.filling import Filled, Vectors
 from precedent.cli.cache_store import (
     UNBOUNDED,
     CacheArgument,
@@ -47,7 +47,7 @@ def warm(
 ) -> None:
     """Store recorded answers as if the model had given them. Run it again after an interruption: it goes on."""
     from precedent.langchain.recorded_answers import AnswerReader, store_answers
-    from precedent.target.loading import load_tokenizer
+    from precedent.target.load.loading import load_tokenizer
 
     hook = redaction(never_store, redact)
     reader = AnswerReader(load_tokenizer(target), tenant=tenant)
@@ -63,7 +63,7 @@ def warm(
 
 def _calls(sources: Iterable[Path], skipped: Any) -> Iterator[Any]:
     from precedent.langchain.answer_caches import is_answer_cache, read_answer_cache
-    from precedent.replay.traces import read_trajectories
+    from precedent.text.traces import read_trajectories
 
     for source in sources:
         if is_answer_cache(source):

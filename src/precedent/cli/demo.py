@@ -67,7 +67,7 @@ def demo(
     if json:
         write_json(json, results)
     if html:
-        from precedent.report import write_page
+        from precedent.replay.provenance import write_page
 
         write_page(html, results, bench.runs, bench.engines["plain"].tokenizer)
     bench.close()
@@ -98,7 +98,7 @@ def _measured(
     from precedent.cache import SpeculationCache
     from precedent.cli.demo_runs import TOPDOWN, WAYS, Bench
     from precedent.cli.demo_state import DemoState
-    from precedent.target.loading import load_draft, load_target
+    from precedent.target.load.loading import load_draft, load_target
     from precedent_demo import MAX_TOKENS_PER_TURN
 
     with console.status(f"loading {target} (converted once on a fresh machine, about half a minute)"):

@@ -16,11 +16,11 @@ import torch
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.cli.percentiles import percentiles
 from precedent.config import SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.engine import Engine
-from precedent.generation import GenerationResult
+from precedent.decoding.stats import GenerationStats
+from precedent.engine.engine import Engine
+from precedent.engine.generation import GenerationResult
 from precedent.langchain import ChatPrecedent
-from precedent.stats import GenerationStats
+from precedent.planning.costs import CostCurve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

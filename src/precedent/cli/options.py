@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
-"""`precedent.target.loading.DEMO_TARGET`, repeated because importing that loads torch; a test compares the two."""
+"""`precedent.target.load.loading.DEMO_TARGET`, repeated because importing that loads torch; a test compares the two."""
 
 
 def _in_a_folder(path: Path | None) -> Path | None:

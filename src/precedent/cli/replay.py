@@ -68,7 +68,7 @@ def replay(
     from precedent.replay.page import ShownTurns, pictures_of, write_page
     from precedent.replay.run import Settings
     from precedent.replay.run import replay as run_replay
-    from precedent.target.loading import load_tokenizer
+    from precedent.target.load.loading import load_tokenizer
 
     names = _listed("--drafters", drafters)
     without = _listed("--ablate", ablate) if ablate else ()
@@ -138,6 +138,6 @@ def _groups(path: Path | None, split: str | None) -> frozenset[str]:
 
 
 def _embedder(name: str | None) -> Any:
-    from precedent.cache.embedder import SentenceTransformerEmbedder, default_model
+    from precedent.cache.search.embedder import SentenceTransformerEmbedder, default_model
 
     return None if name == "none" else SentenceTransformerEmbedder(name or default_model())

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from precedent.cache import SpeculationCache
     from precedent.config import SamplingParams
-    from precedent.engine import Engine, Generation, GenerationResult
+    from precedent.engine.engine import Engine, Generation, GenerationResult
 
 STYLES = {"target": "default", "recall": "green", "prompt": "cyan", "draft-model": "magenta"}
 OTHER_STYLES = ("yellow", "blue", "red")
@@ -98,7 +98,7 @@ def _open_cache(path: Path) -> SpeculationCache:
 
 def _load(target: str, draft_model: str | None, settings: dict[str, Any]) -> Engine:
     with Console(stderr=True).status(f"loading {target}"):
-        from precedent.engine import Engine
+        from precedent.engine.engine import Engine
 
         return Engine.load(target, draft_model=draft_model, **settings)
 

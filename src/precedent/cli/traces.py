@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from precedent.replay.traces import records
+from precedent.text.traces import records
 
 LONGEST_SYSTEM_TEXT = 600
 """Characters kept of a system message: policies of real traces are longer than a small model's patience."""

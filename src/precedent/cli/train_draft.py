@@ -112,7 +112,7 @@ def measure_draft(
 
     They are measured on answers to the prompts that train-draft with the same --seed holds out.
     """
-    from precedent.target.loading import load_draft
+    from precedent.target.load.loading import load_draft
     from precedent.training.plan import Recipe
 
     recipe = Recipe(temperature=temperature, answer_tokens=answer_tokens, seed=seed)
@@ -143,7 +143,7 @@ def _check_folder(out: Path, resume: bool) -> None:
 def _load(
     console: Console, target: str, device: str | None, dtype: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    from precedent.target.loading import load_target
+    from precedent.target.load.loading import load_target
 
     with console.status(f"loading {target}"):
         return load_target(target, device=device, dtype=dtype)
@@ -176,7 +176,7 @@ def _measured(
     bars: _Bars,
 ) -> dict[str, Any]:
     """The report on all drafts, on the same answers of the target."""
-    from precedent.target.trained_draft import name_of
+    from precedent.target.load.trained_draft import name_of
     from precedent.training.measure import Measurement
     from precedent.training.teacher import Author
 

@@ -16,17 +16,17 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from precedent.cache import NewCompletion
-from precedent.cache.fingerprint import prompt_fingerprint
-from precedent.checks import unless_switched_off
+from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.custom_generate.laws import RowLaw, RowStop, end_token_ids
 from precedent.custom_generate.prepared import Prepared, Speculators, fingerprint_of, prepared_for
 from precedent.custom_generate.refusals import check_call, dropped_by_generate
-from precedent.decode import step
+from precedent.decoding.loop import step
+from precedent.decoding.sequence import DecodingSequence, entropy_coins
+from precedent.decoding.stats import GenerationStats
 from precedent.drafters import Drafter, DraftRequest
+from precedent.engine.checks import unless_switched_off
 from precedent.errors import ConfigError
-from precedent.sequence import DecodingSequence, entropy_coins
-from precedent.stats import GenerationStats
 from precedent.target import Slot
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from precedent.cache import SpeculationCache
-from precedent.cache.fingerprint import model_fingerprint, tokenizer_fingerprint
-from precedent.cost_curve import START_UP_WIDTHS, CostCurve
+from precedent.cache.store.fingerprint import model_fingerprint, tokenizer_fingerprint
 from precedent.custom_generate.twin import state_of, twin_of
 from precedent.drafters import Drafter, DrafterParts, load_drafters
+from precedent.engine.warm_up import compile_inner_loops
 from precedent.errors import ConfigError
-from precedent.planner import Planner
+from precedent.planning.costs import START_UP_WIDTHS, CostCurve
+from precedent.planning.planner import Planner
 from precedent.target import TargetModel
 from precedent.tree import chain
-from precedent.warm_up import compile_inner_loops
 
 PREFIX_TOKENS = 33
 TRIES = 2

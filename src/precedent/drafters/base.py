@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.config import SamplingParams
-from precedent.constraints import RowShaper
-from precedent.sampling import Coins
-from precedent.templates import Template
+from precedent.sampling.constraints import RowShaper
+from precedent.sampling.probabilities import Coins
+from precedent.text.templates import Template
 from precedent.tree import CandidateTree, TreeBuilder
 
 if TYPE_CHECKING:
-    from precedent.drafters.in_step import Drawer, Drawing
+    from precedent.drafters.model.in_step import Drawer, Drawing
     from precedent.target import Slot
 
 
@@ -145,7 +145,7 @@ class DrawsRunnersUp(Drafting, Protocol):
 
 @runtime_checkable
 class DraftsAhead(Drafting, Protocol):
-    """A drafting that can go on drawing behind its part of the tree while the target scores it (`precedent.pearl`).
+    """A drafting that can go on drawing behind its part of the tree while the target scores it (`decoding.pearl`).
 
     It may then run on another thread than the target, and never at once with anything else that the drafter does.
     """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from precedent.cache.speculation_cache import SpeculationCache
 from precedent.drafters import DrafterParts
 from precedent.drafters.base import Drafter
-from precedent.drafters.draft_model import DraftModelDrafter
 from precedent.drafters.grammar import GrammarDrafter
+from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.prompt import PromptDrafter
-from precedent.drafters.recall import RecallDrafter
+from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.drafters.templates import TemplateDrafter
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precedent.constraints import forced_tokens
 from precedent.drafters.base import Candidates, DraftRequest
-from precedent.sampling import Coins
+from precedent.sampling.constraints import forced_tokens
+from precedent.sampling.probabilities import Coins
 from precedent.tree import TreeBuilder
 
 _CERTAIN = 0.999

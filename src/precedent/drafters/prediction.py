@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from precedent.drafters.base import DraftRequest
-from precedent.drafters.known_texts import KnownText, KnownTextDrafting
-from precedent.drafters.vote_tree import VotePrior
+from precedent.drafters.matching.known_texts import KnownText, KnownTextDrafting
+from precedent.drafters.matching.vote_tree import VotePrior
 
 # Chosen by hand: callers predict what they believe in, and every answered request calibrates it further.
 _PRIOR = VotePrior(offset=-1.0, odds=0.9, length=1.2, count=0.0, similarity=0.0).as_array()

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from precedent.drafters.base import Candidates, DraftRequest
-from precedent.drafters.context_order import MAX_MATCH
-from precedent.drafters.occurrences import HIT, Weights
-from precedent.drafters.token_index import TokenIndex, reversed_context
-from precedent.drafters.vote_tree import VotePrior, vote_tree
-from precedent.sampling import Coins
+from precedent.drafters.matching.context_order import MAX_MATCH
+from precedent.drafters.matching.occurrences import HIT, Weights
+from precedent.drafters.matching.token_index import TokenIndex, reversed_context
+from precedent.drafters.matching.vote_tree import VotePrior, vote_tree
+from precedent.sampling.probabilities import Coins
 from precedent.tree import TreeBuilder
 
 _MAX_OCCURRENCES = 128

@@ -13,10 +13,10 @@ from functools import lru_cache, reduce
 
 from precedent.drafters.base import DraftRequest
 from precedent.drafters.codec import TextCodec
-from precedent.drafters.known_texts import UNKNOWN, KnownText, KnownTextDrafting
+from precedent.drafters.matching.known_texts import UNKNOWN, KnownText, KnownTextDrafting
+from precedent.drafters.matching.vote_tree import VotePrior
 from precedent.drafters.slot_values import PromptValues
-from precedent.drafters.vote_tree import VotePrior
-from precedent.templates import Template, Templates
+from precedent.text.templates import Template, Templates
 
 RECENT_TOKENS = 1024
 """How much of the prompt, from its end, is searched for values."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from precedent.grammar.matching import TokenMatcher, Words
-from precedent.placing import placed
+from precedent.runtime.placing import placed
 from precedent.target import common_prefix
 
 MOST_MASKS = 256

@@ -16,7 +16,7 @@ from langchain_core.caches import BaseCache, InMemoryCache
 from langchain_core.load import dumps
 
 from precedent.errors import PromptError, UnsupportedError
-from precedent.replay.traces import Skip, Trajectory, trajectory_of
+from precedent.text.traces import Skip, Trajectory, trajectory_of
 
 TABLES = ("full_llm_cache", "full_md5_llm_cache")
 """Where LangChain's `SQLiteCache` and `SQLAlchemyMd5Cache` keep prompt and response."""

@@ -31,7 +31,7 @@ from precedent.text.query import recall_query
 from precedent.text.tool_schema import tools_fingerprint
 
 if TYPE_CHECKING:
-    from precedent.engine import Engine, Generation, GenerationResult
+    from precedent.engine.engine import Engine, Generation, GenerationResult
 
 
 class ChatPrecedent(FollowsRunMetadata, Described):

@@ -12,12 +12,12 @@ from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, Us
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
-from precedent.stats import TARGET
+from precedent.decoding.stats import TARGET
 from precedent.text.tool_formats import CallArguments, CallBegin, CallEnd, Event, InvalidCall, Reasoning, Text
 from precedent.text.tool_formats.seal import ARGUMENTS, WHOLE, seal_of
 
 if TYPE_CHECKING:
-    from precedent.engine import Emission, GenerationResult
+    from precedent.engine.engine import Emission, GenerationResult
     from precedent.text.answers import AnswerSyntax
 
 FIRST_INDEX_OF_V1 = 1_000_000

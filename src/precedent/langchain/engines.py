@@ -10,12 +10,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from precedent.engine.sharing import key_of
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.sharing import key_of
 
 if TYPE_CHECKING:
     from precedent.cache import SpeculationCache
-    from precedent.engine import Engine
+    from precedent.engine.engine import Engine
 
 _LOADING, _NOTING = threading.Lock(), threading.Lock()
 _RUNNING: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -95,7 +95,7 @@ class EngineHolder:
         )
 
     def _load(self, settings: EngineSettings) -> Engine:
-        from precedent.shared_engines import shared_engine
+        from precedent.engine.shared import shared_engine
 
         target, tokenizer = self._weights or (settings.model, None)
         engine = shared_engine(

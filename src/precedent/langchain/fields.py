@@ -29,7 +29,7 @@ from precedent.langchain.structured import check_strict
 from precedent.langchain.telemetry import current_span, describe_request
 
 if TYPE_CHECKING:
-    from precedent.engine import Engine, Generation
+    from precedent.engine.engine import Engine, Generation
 
 STANDARD_BUT_IDLE = ("api_key", "timeout", "max_retries")
 """Constructor arguments that LangChain gives every chat model and that mean nothing for weights in this process."""

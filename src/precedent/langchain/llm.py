@@ -17,8 +17,8 @@ from precedent.langchain.telemetry import current_span, describe_result
 from precedent.text.query import recall_query
 
 if TYPE_CHECKING:
-    from precedent.engine import Engine, GenerationResult
-    from precedent.engine import Generation as Running
+    from precedent.engine.engine import Engine, GenerationResult
+    from precedent.engine.engine import Generation as Running
 
 
 class PrecedentLLM(EngineFields, BaseLLM):

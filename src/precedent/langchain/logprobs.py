@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from precedent.logprobs import TokenLogprob
+from precedent.sampling.logprobs import TokenLogprob
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

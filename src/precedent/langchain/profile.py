@@ -13,7 +13,7 @@ from precedent.grammar import is_installed
 from precedent.text.tool_formats.reasoning import REASONING
 
 if TYPE_CHECKING:
-    from precedent.engine import Engine
+    from precedent.engine.engine import Engine
 
 TEXT_ONLY = ModelProfile(
     text_inputs=True,

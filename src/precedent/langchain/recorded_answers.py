@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import BaseMessage, convert_to_messages
 
-from precedent.cache.completion_store import CompletionStore
-from precedent.cache.filling import Filled, Progress, Vectors, fill
-from precedent.cache.fingerprint import prompt_fingerprint
-from precedent.cache.records import StoredCompletion, check_tenant
-from precedent.cache.redaction import Redact
-from precedent.cache.transfer import Record
+from precedent.cache.maintain.filling import Filled, Progress, Vectors, fill
+from precedent.cache.maintain.transfer import Record
+from precedent.cache.store.completion_store import CompletionStore
+from precedent.cache.store.fingerprint import prompt_fingerprint
+from precedent.cache.store.records import StoredCompletion, check_tenant
+from precedent.cache.store.redaction import Redact
 from precedent.errors import PrecedentError, PromptError
 from precedent.langchain.messages import to_template_messages
-from precedent.replay.traces import Message, Trajectory
 from precedent.text.codec import TokenizerCodec
 from precedent.text.prompt import render_prompt, told_answer
 from precedent.text.query import recall_query
 from precedent.text.tool_schema import tools_fingerprint
+from precedent.text.traces import Message, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

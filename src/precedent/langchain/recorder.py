@@ -31,7 +31,7 @@ from precedent.langchain.recording import (
     redacted,
     token_usage,
 )
-from precedent.replay.traces import TORN_MARK
+from precedent.text.traces import TORN_MARK
 
 _log = logging.getLogger(__name__)
 

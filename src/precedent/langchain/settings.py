@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.templates import Template, Templates
+from precedent.text.templates import Template, Templates
 from precedent.text.tool_skeletons import tool_templates
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
-from precedent.cache.completion_store import CompletionStore
-from precedent.cache.records import Hit, Selection, StoredCompletion, Vector, digest
-from precedent.cache.similarity import SimilarityOf
+from precedent.cache.search.similarity import SimilarityOf
+from precedent.cache.store.completion_store import CompletionStore
+from precedent.cache.store.records import Hit, Selection, StoredCompletion, Vector, digest
 from precedent.errors import CacheError, ConfigError, PrecedentError
 
 AT_ONCE = 256

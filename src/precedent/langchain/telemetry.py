@@ -12,7 +12,7 @@ from precedent.langchain.settings import SAMPLING
 
 if TYPE_CHECKING:
     from precedent.config import SamplingParams
-    from precedent.generation import GenerationResult
+    from precedent.engine.generation import GenerationResult
 
 PROVIDER = "precedent"
 

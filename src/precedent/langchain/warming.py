@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.messages import BaseMessage, convert_to_messages
 
 from precedent.cache import NewCompletion
-from precedent.cache.fingerprint import prompt_fingerprint
+from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.errors import ConfigError, PrecedentError
 from precedent.langchain.messages import to_template_messages
-from precedent.replay.traces import read_trajectories
 from precedent.text.prompt import render_prompt, told_answer
 from precedent.text.query import recall_query
 from precedent.text.tool_schema import tools_fingerprint
+from precedent.text.traces import read_trajectories
 
 if TYPE_CHECKING:
-    from precedent.engine import Engine
+    from precedent.engine.engine import Engine
     from precedent.text.history import Message
 
 Conversation = Sequence[Any]

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from precedent.at_once import AtOnce
-from precedent.cache.records import Hit, StoredCompletion
-from precedent.compiled import Floats, Int32s
+from precedent.cache.store.records import Hit, StoredCompletion
 from precedent.drafters import Candidates, Drafter, DrafterParts, Drafting, DraftRequest, load_drafters
-from precedent.drafters.alignment import Trail
-from precedent.drafters.recall import RecallDrafter, RecallDrafting
+from precedent.drafters.matching.alignment import Trail
+from precedent.drafters.recall.drafter import RecallDrafter, RecallDrafting
 from precedent.errors import ConfigError
-from precedent.plan import Limits, Plan
-from precedent.planner import Planner
+from precedent.planning.choose import Choice
+from precedent.planning.plan import Limits, Plan
+from precedent.planning.planner import Planner
+from precedent.planning.trust import Trust
 from precedent.replay.pool import Pool
-from precedent.sampling import Coins
+from precedent.runtime.compiled import Floats, Int32s
+from precedent.runtime.inline_executor import AtOnce
+from precedent.sampling.probabilities import Coins
 from precedent.tree import TreeBuilder
-from precedent.tree_plan import Choice
-from precedent.trust import Trust
 
 IDEAS = {
     "similarity": "recall without search: all completions weigh alike, but for those of the very same prompt",

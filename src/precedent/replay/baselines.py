@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from precedent.compiled import Int32s, compiled
-from precedent.drafters.context_order import MAX_MATCH, START, bounds, matched
-from precedent.drafters.token_index import TokenIndex, reversed_context
+from precedent.drafters.matching.context_order import MAX_MATCH, START, bounds, matched
+from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.replay.pool import Pool
 from precedent.replay.turns import Turn
+from precedent.runtime.compiled import Int32s, compiled
 from precedent.tree import ROOT, CandidateTree, TreeBuilder, chain
 
 LONGEST_MATCH = 64

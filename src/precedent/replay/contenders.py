@@ -7,15 +7,15 @@ from typing import Protocol
 
 import numpy as np
 
-from precedent.calibration import Reliability
-from precedent.compiled import Floats
 from precedent.config import SamplingParams
 from precedent.drafters.base import Drafter, Drafting, DraftRequest
-from precedent.plan import Limits, Plan
-from precedent.planner import Planner
+from precedent.planning.calibration import Reliability
+from precedent.planning.plan import Limits, Plan
+from precedent.planning.planner import Planner
+from precedent.planning.trust import Trust
 from precedent.replay.turns import Turn
+from precedent.runtime.compiled import Floats
 from precedent.tree import ROOT, CandidateTree
-from precedent.trust import Trust
 
 
 class Contender(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precedent.drafters.base import Drafter
-from precedent.planner import Planner
+from precedent.planning.planner import Planner
 from precedent.replay import arctic
 from precedent.replay.ablation import PLANNERS, DrafterShelf, check
 from precedent.replay.baselines import PromptLookup, SuffixDecoding, SuffixTree

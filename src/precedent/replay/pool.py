@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.cache.fingerprint import prompt_fingerprint
-from precedent.cache.records import Hit, StoredCompletion
-from precedent.drafters.token_index import TokenIndex
+from precedent.cache.store.fingerprint import prompt_fingerprint
+from precedent.cache.store.records import Hit, StoredCompletion
+from precedent.drafters.matching.token_index import TokenIndex
 from precedent.replay.turns import Turn
 
 Vectors = Mapping[str, NDArray[np.float32]]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from precedent.calibration import Reliability
+from precedent.planning.calibration import Reliability
 from precedent.replay.lineup import Entry
 from precedent.replay.repetition import Answers
 from precedent.replay.settings import Settings, step_costs

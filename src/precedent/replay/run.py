@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from precedent.cache.embedder import Embedder
+from precedent.cache.search.embedder import Embedder
 from precedent.replay.lineup import Entry, lineup
 from precedent.replay.pool import Answer, Pool, Vectors
 from precedent.replay.results import Replay
 from precedent.replay.settings import CURVES, Settings, step_costs
 from precedent.replay.simulate import Report, Watch, replay_turn
-from precedent.replay.traces import Trajectory, read_trajectories
 from precedent.replay.turns import Turn, TurnReader
+from precedent.text.traces import Trajectory, read_trajectories
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

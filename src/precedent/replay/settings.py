@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from precedent.compiled import Floats
-from precedent.cost_curve import CostCurve
 from precedent.errors import ConfigError
+from precedent.planning.costs import CostCurve
 from precedent.replay.pool import POOLS
+from precedent.runtime.compiled import Floats
 
 CURVES = {
     "flat": {1: 1.0, 257: 1.0},

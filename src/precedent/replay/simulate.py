@@ -10,9 +10,9 @@ from time import perf_counter
 
 import numpy as np
 
-from precedent.compiled import Floats
 from precedent.replay.contenders import Contender
 from precedent.replay.turns import Turn
+from precedent.runtime.compiled import Floats
 from precedent.tree import ROOT, CandidateTree
 
 Watch = Callable[[CandidateTree, Sequence[int], Sequence[int]], None]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from precedent.replay.traces import Message, Trajectory
 from precedent.text.query import recall_query
 from precedent.text.tool_schema import tools_fingerprint
+from precedent.text.traces import Message, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,10 +18,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from precedent.errors import UnsupportedError
-from precedent.target.packing import Forward, running_forward
-from precedent.target.row_attention import fits, row_attention
+from precedent.target.cpu.row_attention import fits, row_attention
+from precedent.target.cuda.static_forward import StaticForward
+from precedent.target.kv.packing import Forward, running_forward
 from precedent.target.row_masks import RowMasks, Rule, View
-from precedent.target.static_forward import StaticForward
 
 NAME = "precedent"
 

@@ -16,20 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from precedent.errors import UnsupportedError
-from precedent.failures import OutOfMemory
-from precedent.target.cpu_layer import FusedLayer
-from precedent.target.cpu_linear import FEW_ROWS, PackedLinear
-from precedent.target.ordered_attention import PIECE
-from precedent.target.static_runner import StaticRunner, StaticSettings, fitted
-from precedent.target.static_shape import LEAST_KEYS
+from precedent.runtime.failures import OutOfMemory
+from precedent.target.cpu.fused_layer import FusedLayer
+from precedent.target.cpu.linear import FEW_ROWS, PackedLinear
+from precedent.target.cpu.swapped import is_swapped
+from precedent.target.cuda.ordered_attention import PIECE
+from precedent.target.cuda.static_runner import StaticRunner, StaticSettings, fitted
+from precedent.target.cuda.static_shape import LEAST_KEYS
 from precedent.target.support import FULL_ATTENTION, attention_kinds
-from precedent.target.swapped import is_swapped
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from precedent.target.kv_shape import KVShape
+    from precedent.target.kv.shape import KVShape
     from precedent.target.model import Slot, TargetModel
     from precedent.target.runner import Runner
 

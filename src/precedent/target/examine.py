@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.errors import UnsupportedError
-from precedent.target.kv_cache import KVCache
-from precedent.target.kv_shape import KVShape, ShapeObserver
-from precedent.target.packing import chain_rows, tree_rows
+from precedent.target.kv.cache import KVCache
+from precedent.target.kv.packing import chain_rows, tree_rows
+from precedent.target.kv.shape import KVShape, ShapeObserver
 from precedent.target.runner import Runner, use_tree_attention
 from precedent.tree import ROOT, TreeBuilder
 

@@ -19,16 +19,16 @@ from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
 from precedent.target import bitwise as same_bits
-from precedent.target.cpu_layer import fuse_layers
-from precedent.target.cpu_linear import pack_linears
-from precedent.target.cpu_norm import fuse_norms
+from precedent.target.cpu.fused_layer import fuse_layers
+from precedent.target.cpu.linear import pack_linears
+from precedent.target.cpu.norm import fuse_norms
+from precedent.target.cpu.row_forward import use_all_layers
+from precedent.target.cuda.static_runner import StaticRunner, StaticSettings, static_runner
 from precedent.target.examine import examine
-from precedent.target.kv_arena import Moves
-from precedent.target.kv_cache import KVCache
-from precedent.target.packing import chain_rows, tree_rows
-from precedent.target.row_forward import use_all_layers
+from precedent.target.kv.arena import Moves
+from precedent.target.kv.cache import KVCache
+from precedent.target.kv.packing import chain_rows, tree_rows
 from precedent.target.sharding import check_whole
-from precedent.target.static_runner import StaticRunner, StaticSettings, static_runner
 from precedent.target.support import check_supported, context_length
 from precedent.tree import EMPTY_TREE, CandidateTree
 

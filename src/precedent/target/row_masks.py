@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function
 
-from precedent.placing import placed
-from precedent.target.packing import Forward, Rows
-from precedent.target.row_attention import Sight
-from precedent.target.row_layer import LayerShape, Part, RowLayers
+from precedent.runtime.placing import placed
+from precedent.target.cpu.row_attention import Sight
+from precedent.target.cpu.row_layer import LayerShape, Part, RowLayers
+from precedent.target.kv.packing import Forward, Rows
 
 Rule = Callable[..., Any]
 """transformers' mask function: (batch index, head index, query position, key position) -> visible."""

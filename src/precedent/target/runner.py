@@ -15,7 +15,7 @@ from transformers.masking_utils import causal_mask_function, sliding_window_caus
 
 from precedent.errors import UnsupportedError
 from precedent.target.attention import NAME
-from precedent.target.packing import Forward, Rows
+from precedent.target.kv.packing import Forward, Rows
 from precedent.target.row_masks import Rule, additive, visible_keys
 from precedent.target.support import FULL_ATTENTION, SLIDING_ATTENTION, attention_kinds
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from precedent.sampling import Coins
+from precedent.sampling.probabilities import Coins
 from precedent.testing.enumeration import enumerate_outcomes
 from precedent.tree import NULL, CandidateTree, Drawn, TreeBuilder
 

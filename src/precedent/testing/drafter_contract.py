@@ -14,7 +14,7 @@ import pytest
 
 from precedent.config import SamplingParams
 from precedent.drafters.base import NODE, Candidates, Drafter, Drafting, DraftRequest, DrawsRunnersUp
-from precedent.sampling import CounterCoins
+from precedent.sampling.probabilities import CounterCoins
 from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
 
 

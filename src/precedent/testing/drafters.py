@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from precedent.drafters.base import Candidates, DraftRequest
-from precedent.sampling import Coins
+from precedent.sampling.probabilities import Coins
 from precedent.tree import ROOT, TreeBuilder
 
 

@@ -16,8 +16,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from precedent.coupling import coupled_choice
-from precedent.sampling import Coins
+from precedent.sampling.coupling import coupled_choice
+from precedent.sampling.probabilities import Coins
 from precedent.tree import CandidateTree
 from precedent.verify import Rows, Verdict, prepare
 

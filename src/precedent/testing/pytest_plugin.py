@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 if TYPE_CHECKING:
-    from precedent.engine import Engine
+    from precedent.engine.engine import Engine
     from precedent.testing.lossless import Runs
     from precedent.testing.scripted_engine import Script
 

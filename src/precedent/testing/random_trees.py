@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from precedent.sampling import Coins
+from precedent.sampling.probabilities import Coins
 from precedent.testing.enumeration import DraftProcess, TargetLaw
 from precedent.tree import NULL, ROOT, CandidateTree, Drawn, TreeBuilder
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.target import Slot, TargetModel
-from precedent.target.cpu_linear import PackedLinear
-from precedent.target.kernel_code import LANES
-from precedent.target.row_attention import VECTORS
-from precedent.target.tile_kernels import DEPTH
+from precedent.target.cpu.kernel_code import LANES
+from precedent.target.cpu.linear import PackedLinear
+from precedent.target.cpu.row_attention import VECTORS
+from precedent.target.cpu.tile_kernels import DEPTH
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from precedent.config import SamplingParams, SpeculationConfig
+from precedent.decoding.stats import TARGET, GenerationStats
+from precedent.engine.generation import Emission, Generation, GenerationResult, cancelled_error
 from precedent.errors import ContextOverflowError, GenerationError
-from precedent.generation import Emission, Generation, GenerationResult, cancelled_error
 from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
-from precedent.logprobs import TokenLogprob
-from precedent.stats import TARGET, GenerationStats
-from precedent.templates import Template, Templates
+from precedent.sampling.logprobs import TokenLogprob
 from precedent.testing.scripted_grammar import follow
 from precedent.text.assembly import TextAssembler
+from precedent.text.templates import Template, Templates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from precedent.constraints import RowShaper
-from precedent.sampling import largest_id
+from precedent.sampling.constraints import RowShaper
+from precedent.sampling.probabilities import largest_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

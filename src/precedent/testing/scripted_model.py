@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from precedent.at_once import AtOnce
-from precedent.cost_curve import CostCurve
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
+from precedent.planning.costs import CostCurve
+from precedent.runtime.inline_executor import AtOnce
 from precedent.target import TargetModel
 from precedent.target.model import Slot
 from precedent.testing.scripted_engine import Script, answers_of

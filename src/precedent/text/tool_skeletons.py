@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from precedent.templates import Hole, Template
+from precedent.text.templates import Hole, Template
 from precedent.text.tool_formats.builtin import HERMES
 from precedent.text.tool_formats.description import ToolFormat
 from precedent.text.tool_schema import referenced

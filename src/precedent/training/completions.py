@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from precedent.cache.fingerprint import tokenizer_fingerprint
-from precedent.cache.records import StoredCompletion
-from precedent.cache.store import SQLiteStore
+from precedent.cache.sqlite_store import SQLiteStore
+from precedent.cache.store.fingerprint import tokenizer_fingerprint
+from precedent.cache.store.records import StoredCompletion
 from precedent.errors import CacheError
 from precedent.text.prompt import render_prompt
 from precedent.training.texts import Text

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from precedent.checks import end_token_ids
+from precedent.engine.checks import end_token_ids
 from precedent.errors import UnsupportedError
-from precedent.target.first_layers import layers_of
-from precedent.target.trained_draft import (
+from precedent.target.load.first_layers import layers_of
+from precedent.target.load.trained_draft import (
     DraftSettings,
     embeddings_fingerprint,
     layers_fingerprint,

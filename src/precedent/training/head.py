@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from precedent.errors import UnsupportedError
 from precedent.target import common_prefix
-from precedent.target.first_layers import base_of
+from precedent.target.load.first_layers import base_of
 from precedent.target.support import FULL_ATTENTION, attention_kinds
 
 PROBE = (0, 1, 1, 0, 1)

@@ -20,10 +20,10 @@ from transformers import PreTrainedModel
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.drafters.base import DraftRequest
-from precedent.drafters.draft_model import DraftModelDrafter
-from precedent.sampling import CounterCoins, probs_of
+from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.sampling.probabilities import CounterCoins, probs_of
 from precedent.target import Slot, TargetModel
-from precedent.target.first_layers import exits_early
+from precedent.target.load.first_layers import exits_early
 from precedent.training.texts import Text
 from precedent.tree import EMPTY_TREE, TreeBuilder, chain
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from precedent.config import check_fields
 from precedent.errors import ConfigError, ModelLoadError
-from precedent.target.trained_draft import holds_draft, read_settings
+from precedent.target.load.trained_draft import holds_draft, read_settings
 from precedent.training.student import Student
 from precedent.training.texts import Lesson
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from precedent.errors import PromptError
-from precedent.replay.traces import Trajectory, read_trajectories
 from precedent.text.prompt import render_prompt
+from precedent.text.traces import Trajectory, read_trajectories
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

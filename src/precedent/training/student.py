@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent.target.first_layers import base_of
-from precedent.target.trained_draft import HEAD_TOKENS, Weights, draft_beside, initial_weights, layer_weights
+from precedent.target.load.first_layers import base_of
+from precedent.target.load.trained_draft import HEAD_TOKENS, Weights, draft_beside, initial_weights, layer_weights
 from precedent.training.head import OutputHead
 from precedent.training.texts import Lesson
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
-from precedent.cost_curve import CostCurve
-from precedent.engine import Engine
-from precedent.target.cpu_linear import native_bfloat16
+from precedent.engine.engine import Engine
+from precedent.planning.costs import CostCurve
+from precedent.target.cpu.linear import native_bfloat16
 from precedent.training.head import OutputHead, Reader
 from precedent.training.prompts import Prompt
 from precedent.training.texts import Lesson, Shard, Text

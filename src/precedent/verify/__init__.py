@@ -11,19 +11,19 @@ Every mode has two halves: `prepare(tree, rows, mode)` throws no coins, its resu
 * `greedy` (exact match with the argmax) and `coupled` (exact match with the token that the seed's noise chooses):
   `precedent.verify.matching`;
 * `lossy_mentored:kl=0.05`, `lossy_typical:epsilon=0.09,delta=0.3`, `lossy_top_beta:beta=3,tau=1`:
-  `precedent.verify.relaxed`, and `lossy_judge:name=...`: `precedent.verify.judge`. Their verdicts say what they spent.
+  `lossy.relaxed`, and `lossy_judge:name=...`: `lossy.judge`. Their verdicts say what they spent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from precedent.sampling import Coins
+from precedent.sampling.probabilities import Coins
 from precedent.tree import CandidateTree
-from precedent.verify.judge import Judge, judged
+from precedent.verify.lossy.judge import Judge, judged
+from precedent.verify.lossy.relaxed import relaxed
 from precedent.verify.modes import LOSSY_MODES, MODES, FirstHalf, Rows, find_mode
 from precedent.verify.recursion import Weights
-from precedent.verify.relaxed import relaxed
 from precedent.verify.verdict import Verdict
 from precedent.verify.walk import walk
 

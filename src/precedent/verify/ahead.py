@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from precedent.coupling import chosen
-from precedent.placing import placed
-from precedent.sampling import Coins, KnownCoins, categorical_rows
+from precedent.runtime.placing import placed
+from precedent.sampling.coupling import chosen
+from precedent.sampling.probabilities import Coins, KnownCoins, categorical_rows
 from precedent.tree import ROOT, CandidateTree, Drawn
 from precedent.verify.batched import BatchedWeights
 from precedent.verify.matching import matching
@@ -49,7 +49,7 @@ class Unread(Protocol):
 
 
 class RowsAhead(Protocol):
-    """A tree's rows, to be computed and read together with those of others (`precedent.target_rows.TargetRows`)."""
+    """A tree's rows, to be computed and read together with those of others (`TargetRows`)."""
 
     @property
     def law(self) -> Hashable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from precedent.sampling import Coins
+from precedent.sampling.probabilities import Coins
 from precedent.tree import ROOT, CandidateTree
 from precedent.verify.verdict import Verdict
 

@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 from precedent.errors import ConfigError
-from precedent.sampling import Coins
+from precedent.sampling.probabilities import Coins
 from precedent.tree import ROOT, CandidateTree
 from precedent.verify.batched import BatchedWeights
-from precedent.verify.judge import judged, load_judge
 from precedent.verify.kseq import KSeqWeights
+from precedent.verify.lossy.judge import judged, load_judge
+from precedent.verify.lossy.relaxed import relaxed
+from precedent.verify.lossy.rules import Mentored, TopBeta, Typical
 from precedent.verify.matching import matching
 from precedent.verify.recursion import Weights
-from precedent.verify.relaxed import relaxed
-from precedent.verify.rules import Mentored, TopBeta, Typical
 from precedent.verify.transport import TransportWeights
 from precedent.verify.verdict import Verdict
 from precedent.verify.walk import walk
 
 
 class Rows(Protocol):
-    """The target model's rows over one tree (`precedent.target_rows.TargetRows`)."""
+    """The target model's rows over one tree (`precedent.sampling.target_rows.TargetRows`)."""
 
     def __call__(self, node: int, /) -> Tensor:
         """Target probabilities after `node` (`ROOT` for the first position), `[vocab_size]`."""
@@ -43,7 +43,7 @@ class Rows(Protocol):
 
 @runtime_checkable
 class RowsAtOnce(Protocol):
-    """Rows that come as one matrix (`precedent.target_rows.TargetRows`)."""
+    """Rows that come as one matrix (`precedent.sampling.target_rows.TargetRows`)."""
 
     def matrix(self) -> Tensor:
         """All probabilities, `[num_nodes + 1, vocab_size]`, row 0 for the root; not yet checked."""

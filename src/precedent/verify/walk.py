@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from precedent.sampling import Coins
+from precedent.sampling.probabilities import Coins
 from precedent.tree import ROOT, CandidateTree, Draw
 from precedent.verify.verdict import Verdict
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from precedent.placing import placed
+from precedent.runtime.placing import placed
 from precedent.tree import NULL, SMALLEST_MASS, CandidateTree, Draw, Drawn
 
 

@@ -17,11 +17,11 @@ from gpu_bench.setting import Setting, TimeIsUp
 from precedent.cache import SpeculationCache
 from precedent.cli.demo_runs import MEMORY, TENANT, Run, Turn
 from precedent.config import SpeculationConfig
-from precedent.engine import Engine
+from precedent.engine.engine import Engine
 from precedent.langchain import ChatPrecedent
 from precedent.target import TargetModel
-from precedent.target.loading import load_draft, load_target
-from precedent.target.static_runner import StaticSettings
+from precedent.target.cuda.static_runner import StaticSettings
+from precedent.target.load.loading import load_draft, load_target
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 

@@ -9,10 +9,10 @@ from typing import Any
 from gpu_bench.setting import Setting
 from gpu_bench.steps import bushy, lengths, step_time
 from precedent.config import SamplingParams
-from precedent.sampling import CounterCoins
+from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
-from precedent.target.static_runner import StaticSettings
-from precedent.target_rows import TargetRows
+from precedent.target.cuda.static_runner import StaticSettings
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
 from precedent.verify import verify
 

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from precedent.target import Slot, TargetModel
-from precedent.target.static_runner import StaticSettings
+from precedent.target.cuda.static_runner import StaticSettings
 
 LLAMA_3_8B: dict[str, Any] = {
     "vocab_size": 128_256,

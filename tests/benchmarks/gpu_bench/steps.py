@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gpu_bench.setting import Setting
 from precedent.config import SamplingParams
-from precedent.sampling import CounterCoins
+from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.target_rows import TargetRows
 from precedent.target import Slot, TargetModel
-from precedent.target.ordered_attention import ORDERED
-from precedent.target.split_attention import VARIANTS, StaticRows
-from precedent.target_rows import TargetRows
+from precedent.target.cuda.ordered_attention import ORDERED
+from precedent.target.cuda.split_attention import VARIANTS, StaticRows
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder
 from precedent.verify import Verdict
 from precedent.verify.ahead import Scored, VerdictsAhead, computed_alike, read_together

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from precedent.errors import ModelLoadError
-from precedent.target.packaged import demo_folder
+from precedent.target.load.packaged import demo_folder
 
 NAME = "smollm2-135m-order-desk"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

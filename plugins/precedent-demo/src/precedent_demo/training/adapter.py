@@ -20,7 +20,7 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from precedent.errors import PrecedentError
-from precedent.target.loading import DEMO_TARGET, load_target
+from precedent.target.load.loading import DEMO_TARGET, load_target
 from precedent_demo.training import checkpoints
 from precedent_demo.training.batches import Batch, batches
 from precedent_demo.training.checkpoints import Progress

@@ -24,8 +24,8 @@ from precedent.errors import PrecedentError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from precedent.engine import Engine
-    from precedent.generation import GenerationResult
+    from precedent.engine.engine import Engine
+    from precedent.engine.generation import GenerationResult
     from precedent.training.distil import Trained
     from precedent.training.texts import Text
     from precedent_demo.training.trajectories import Encoder
@@ -84,7 +84,7 @@ def _text(encoder: Encoder, token_ids: Sequence[int]) -> Text:
 
 def train(options: argparse.Namespace) -> Trained:
     """Serve, answer, distil; the draft stands in the folder afterwards."""
-    from precedent.target.loading import load_target
+    from precedent.target.load.loading import load_target
     from precedent.training.distil import Distillation
     from precedent.training.plan import Plan, Recipe
     from precedent.training.prompts import read_prompts, split
@@ -113,7 +113,7 @@ def train(options: argparse.Namespace) -> Trained:
 def _served(options: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[Text]:
     """Conversations with customers, kept beside the draft's folder until somebody deletes them."""
     from precedent.cache import SpeculationCache
-    from precedent.engine import Engine
+    from precedent.engine.engine import Engine
 
     kept = options.out.with_name(f"{options.out.name}.conversations.json")
     if options.resume and kept.is_file():

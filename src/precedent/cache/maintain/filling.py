@@ -1,0 +1,123 @@
+"""Putting many records into a store: in batches, each one transaction; what is there already is not embedded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from functools import cached_property
+from itertools import islice
+
+from precedent.cache.maintain.transfer import Record
+from precedent.cache.search.embedder import Embedder, embed_all, identity_of, resolve
+from precedent.cache.search.same_embedder import require_same
+from precedent.cache.store.completion_store import CompletionStore
+from precedent.cache.store.records import EmbedderIdentity, NewCompletion
+from precedent.cache.store.redaction import Redact, apply
+
+BATCH = 64
+"""Records of one transaction: so many at most are embedded once more after a kill."""
+
+Progress = Callable[[int], None]
+"""Called with the number of records of every batch that is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What became of the records: newly `stored`, `known` before, `refused` (read-only or too large), or `withheld`.
+
+    Refused is what the store did not take, withheld what redaction left nothing of.
+    """
+
+    stored: int = 0
+    known: int = 0
+    refused: int = 0
+    withheld: int = 0
+
+    def __add__(self, other: Filled) -> Filled:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Filled(*(mine + theirs for mine, theirs in pairs))
+
+
+class Vectors:
+    """Gives records the vectors they lack.
+
+    `given` made the vectors that records bring along. They are taken as they are where they fit: if the store's are its
+    too, or the store has none yet and no other embedder was `chosen`. All others are made anew.
+    """
+
+    def __init__(
+        self, store: CompletionStore, chosen: str | Embedder | None, given: EmbedderIdentity | None = None
+    ) -> None:
+        self._store, self._chosen, self._given = store, chosen, given
+
+    @cached_property
+    def identity(self) -> EmbedderIdentity:
+        """Whose vectors are stored; may load the embedder. Raises CacheMismatchError if they are not the store's."""
+        recorded = self._store.embedder()
+        if self._given is not None and _fits(self._given, recorded, self._chosen):
+            return self._given
+        own = identity_of(self._embedder)
+        require_same(recorded or own, own, "the cache")
+        return own
+
+    @cached_property
+    def _embedder(self) -> Embedder:
+        return resolve(self._chosen)
+
+    def complete(self, records: Sequence[Record]) -> list[Record]:
+        """The records, each that has a query with its vector. Raises CacheError when the embedder fails."""
+        asked = [record for record in records if record.completion.query.strip()]
+        if not asked:
+            return [replace(record, vector=None) for record in records]
+        as_given = self.identity == self._given
+        lacking = {r.completion.query: None for r in asked if r.vector is None or not as_given}
+        made = dict(zip(lacking, embed_all(self._embedder, list(lacking)), strict=True)) if lacking else {}
+        return [replace(record, vector=made.get(record.completion.query, record.vector)) for record in records]
+
+
+def _fits(given: EmbedderIdentity, recorded: EmbedderIdentity | None, chosen: str | Embedder | None) -> bool:
+    if recorded is None:
+        return chosen is None
+    return (given.fingerprint, given.dimension) == (recorded.fingerprint, recorded.dimension)
+
+
+def fill(
+    store: CompletionStore,
+    records: Iterable[Record],
+    vectors: Vectors,
+    progress: Progress | None = None,
+    *,
+    redact: Redact | None = None,
+) -> Filled:
+    """Store what `redact` leaves of records, with their times and counters; the same ones once more change nothing.
+
+    Raises CacheError.
+    """
+    filled, remaining = Filled(), iter(records)
+    while batch := list(islice(remaining, BATCH)):
+        left = batch if redact is None else [one for record in batch if (one := _redacted(record, redact)) is not None]
+        filled += _fill(store, left, vectors) + Filled(withheld=len(batch) - len(left))
+        if progress is not None:
+            progress(len(batch))
+    return filled
+
+
+def _redacted(record: Record, redact: Redact) -> Record | None:
+    """What may be stored of a record; a query that was changed gets a vector of its own."""
+    completion = record.completion
+    left = apply(redact, completion)
+    if left is None:
+        return None
+    kept = replace(completion, **{one.name: getattr(left, one.name) for one in fields(NewCompletion)})
+    return Record(kept, record.vector if kept.query == completion.query else None)
+
+
+def _fill(store: CompletionStore, batch: Sequence[Record], vectors: Vectors) -> Filled:
+    held = store.holds([record.completion for record in batch])
+    known = [replace(record, vector=None) for record, there in zip(batch, held, strict=True) if there]
+    new = vectors.complete([record for record, there in zip(batch, held, strict=True) if not there])
+    identity = vectors.identity if any(record.vector is not None for record in new) else None
+    ids = store.restore([*known, *new], identity)
+    stored = len({row_id for row_id in ids[len(known) :] if row_id})
+    refused = ids.count(0)
+    return Filled(stored, len(batch) - stored - refused, refused)

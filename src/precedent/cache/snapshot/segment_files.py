@@ -1,0 +1,240 @@
+"""Arrays on disk: a few `.npy` files, written whole or not at all, and a manifest that says which ones count.
+
+Nothing here is trusted or needed: the rows in SQLite are the truth, and an array that is missing, torn, of another
+format or not what the manifest says is left out. Files are copied into memory when they are read, so that one that
+shrinks or changes later can neither crash a process nor mislead it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import secrets
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from precedent.cache.snapshot.segment import COMPLETION, TOKEN, Mask, Segment, is_sound, kept
+from precedent.cache.store.directory import Directory
+
+logger = logging.getLogger("precedent.cache")
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A set of arrays as the manifest lists it: completions, tokens or values, and a checksum per file."""
+
+    name: str
+    completions: int
+    tokens: int
+    checksums: dict[str, str]
+
+
+class ArrayFiles(ABC):
+    """Sets of arrays in a folder of their own, each array of a `kind` in the file `NAME.PART.npy`.
+
+    Reading needs no lock; whoever writes holds the lock of the whole index (`precedent.cache.snapshot.sealing`).
+    """
+
+    parts: ClassVar[dict[str, np.dtype[Any]]]
+    """The arrays of a set by name; the first says which completions it holds, in its fields `id` and `checksum`."""
+
+    def __init__(self, folder: Path, file_mode: int = 0o600) -> None:
+        self.folder, self._mode = folder, file_mode
+
+    def listed(self) -> list[Sealed]:
+        """What the manifest lists, the oldest first; nothing when there is none that can be read."""
+        try:
+            return self._listed()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            logger.info("the index in %s is built anew: %s", self.folder, error)
+            return []
+
+    def has_sound_manifest(self) -> bool:
+        """Whether the manifest can be read, or there is none yet."""
+        try:
+            self._listed()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return False
+        return True
+
+    def _listed(self) -> list[Sealed]:
+        try:
+            manifest = json.loads((self.folder / MANIFEST).read_bytes())
+        except FileNotFoundError:
+            return []
+        return [self._sealed(entry) for entry in manifest["segments"]] if manifest["format"] == FORMAT else []
+
+    def read_arrays(self, sealed: Sealed) -> Arrays:
+        """The arrays of a set in memory. Raises OSError or ValueError unless they are exactly what was sealed."""
+        with ThreadPoolExecutor(len(self.parts)) as readers:  # disk and checksums need no interpreter
+            arrays = readers.map(partial(self._array, sealed), self.parts)
+            return dict(zip(self.parts, arrays, strict=True))
+
+    def completions(self, sealed: Sealed) -> NDArray[np.void]:
+        """Which completions a set holds, none when that cannot be read."""
+        first = next(iter(self.parts))
+        try:
+            return self._array(sealed, first)
+        except (OSError, ValueError):
+            return np.empty(0, self.parts[first])
+
+    def _array(self, sealed: Sealed, part: str) -> NDArray[Any]:
+        """One array, read and not mapped: a mapped file that another process cuts short would kill this one."""
+        with self._file(sealed.name, part).open("rb") as file:
+            shape, dtype = _header(file, part)
+            if dtype != self.parts[part] or len(shape) != 1:
+                raise ValueError(f"its {part} are of another kind")
+            if shape[0] * dtype.itemsize != os.fstat(file.fileno()).st_size - file.tell():
+                raise ValueError(f"its {part} are not as many as their header says")
+            array = np.fromfile(file, dtype, shape[0])
+        if _checksum(array) != sealed.checksums[part]:
+            raise ValueError(f"its {part} have another checksum")
+        return array
+
+    def write_arrays(self, arrays: Arrays, completions: int, tokens: int) -> Sealed:
+        """Write a set's files and wait for the disk; it does not count before `publish` lists it."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=_folder_mode(self._mode))
+        name = secrets.token_hex(8)
+        for part, array in arrays.items():
+            with self._new_file(self._file(name, part)) as file:
+                np.lib.format.write_array(file, np.ascontiguousarray(array, dtype=self.parts[part]), allow_pickle=False)
+        return Sealed(name, completions, tokens, {part: _checksum(array) for part, array in arrays.items()})
+
+    def publish(self, segments: Iterable[Sealed]) -> None:
+        """From now on exactly these count, also after a power cut."""
+        entries = [asdict(sealed) for sealed in segments]
+        self.folder.mkdir(parents=True, exist_ok=True, mode=_folder_mode(self._mode))
+        with self._new_file(self.folder / MANIFEST) as file:
+            file.write(json.dumps({"format": FORMAT, "segments": entries}, indent=1).encode())
+        _wait_for_folder(self.folder)
+
+    def erase_unlisted(self) -> None:
+        """Overwrite and delete every file that the manifest does not list; without segments the folder goes as well.
+
+        Raises OSError when a file can be neither overwritten nor deleted.
+        """
+        if not self.folder.is_dir():
+            return
+        segments = self.listed()
+        wanted = {self._file(sealed.name, part).name for sealed in segments for part in self.parts}
+        wanted |= {MANIFEST} if segments else set()
+        for file in sorted(self.folder.iterdir()):
+            if file.name not in wanted:
+                _erase(file)
+        if not segments:
+            self.folder.rmdir()
+
+    def _file(self, name: str, part: str) -> Path:
+        return self.folder / f"{name}.{part}.npy"
+
+    def held_by(self, alive: Directory, sealed: Sealed) -> Mask:
+        """For each completion of a set whether its row is there, and is the one it was made from."""
+        return alive.holds(self.completions(sealed))
+
+    @abstractmethod
+    def without_gone(self, sealed: Sealed, stays: Mask) -> Sealed | None:
+        """What stays of a set, written anew; None when it cannot be read."""
+
+    def _sealed(self, entry: dict[str, Any]) -> Sealed:
+        sealed = Sealed(str(entry["name"]), int(entry["completions"]), int(entry["tokens"]), dict(entry["checksums"]))
+        if not sealed.name.isalnum() or set(sealed.checksums) != set(self.parts):
+            raise ValueError("a segment's entry in the manifest is damaged")
+        return sealed
+
+    @contextlib.contextmanager
+    def _new_file(self, target: Path) -> Iterator[Any]:
+        """A file that appears under its name when it is complete and on disk."""
+        handle, name = tempfile.mkstemp(prefix=".", suffix=".new", dir=self.folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).chmod(self._mode)
+            Path(name).replace(target)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+
+class SegmentFiles(ArrayFiles):
+    """The segments of one partition."""
+
+    parts: ClassVar = {"completions": COMPLETION, "tokens": TOKEN, "order": TOKEN}
+
+    def read(self, sealed: Sealed) -> Segment | None:
+        """The segment in memory, None unless it is exactly what was sealed."""
+        try:
+            segment = Segment(**self.read_arrays(sealed))
+            sizes = (segment.completions.size, segment.tokens.size)
+            if sizes != (sealed.completions, sealed.tokens) or not is_sound(segment):
+                raise ValueError("it is not what the manifest says")
+            return segment
+        except (OSError, ValueError) as error:
+            logger.info("segment %s in %s is built anew: %s", sealed.name, self.folder, error)
+            return None
+
+    def write(self, segment: Segment) -> Sealed:
+        """Write a segment; it does not count before `publish` lists it."""
+        return self.write_arrays(segment._asdict(), segment.completions.size, segment.tokens.size)
+
+    def without_gone(self, sealed: Sealed, stays: Mask) -> Sealed | None:
+        """What stays of a segment, written anew; None when it cannot be read."""
+        segment = self.read(sealed)
+        return None if segment is None else self.write(kept(segment, stays))
+
+
+def _header(file: Any, part: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an array, as `np.save` wrote them; nothing is unpickled. Raises ValueError or OSError."""
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("another version of the format")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        return shape, dtype
+    except OSError:
+        raise
+    except Exception as error:  # numpy hands a header that is damaged to Python's parsers, which raise all sorts
+        raise ValueError(f"its {part} have no header that can be read") from error
+
+
+def _checksum(array: NDArray[Any]) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).data, digest_size=16).hexdigest()
+
+
+def _folder_mode(file_mode: int) -> int:
+    return file_mode | (file_mode & 0o444) >> 2
+
+
+def _erase(file: Path) -> None:
+    """Overwrite, then delete: a reader that still has the file open finds nothing in it either."""
+    with contextlib.suppress(PermissionError), file.open("r+b") as opened:
+        opened.write(bytes(file.stat().st_size))
+        opened.flush()
+        os.fsync(opened.fileno())
+    file.unlink(missing_ok=True)
+
+
+def _wait_for_folder(folder: Path) -> None:
+    """Wait until names of files are on disk, where the system can wait for that."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

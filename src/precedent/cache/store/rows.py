@@ -1,0 +1,162 @@
+"""How a completion becomes a row and a row a completion again."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from precedent.cache.store.connection import folded
+from precedent.cache.store.records import (
+    EmbedderIdentity,
+    Payload,
+    Selection,
+    StoredCompletion,
+    TenantStats,
+    Vector,
+    record_checksum,
+    vector_checksum,
+)
+from precedent.errors import CacheError
+
+INSERT = """
+INSERT INTO completion (tenant, tokenizer, identity, created, size, model, prompt_fingerprint, tools, workflow_step,
+                        checksum, vector_checksum, token_ids, query, text, vector)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+# in the order of StoredCompletion's fields, and the checksum
+COLUMNS = (
+    "token_ids, tokenizer, model, tenant, query, prompt_fingerprint, tools, workflow_step, text, "
+    "id, created, count, hits, accepted, rejected, checksum"
+)
+
+ID = COLUMNS.split(", ").index("id")
+
+DROP_VECTOR = "UPDATE completion SET size = size - coalesce(length(vector), 0), vector = NULL, vector_checksum = NULL"
+
+COUNTED = "SELECT tenant, sum(size), count(*) FROM completion GROUP BY tenant"
+
+_SIZE = "length(token_ids) + coalesce(length(vector), 0) + length(CAST(query AS BLOB)) + length(CAST(text AS BLOB))"
+WRONG_SIZE = f"size != {_SIZE}"
+
+
+def count_again(connection: sqlite3.Connection) -> None:
+    """Make the sizes of rows and the sums by tenant from what is there."""
+    connection.execute(f"UPDATE completion SET size = {_SIZE} WHERE {WRONG_SIZE}")
+    connection.execute("DELETE FROM usage")
+    connection.execute(f"INSERT INTO usage {COUNTED}")
+
+
+def insert_row(connection: sqlite3.Connection, payload: Payload, now: float) -> int:
+    """Add a completion, or count it once more if the same answer to the same query is there; returns its id."""
+    known = id_of_same(connection, payload)
+    if known is None:
+        return _add_row(connection, payload, now)
+    connection.execute("UPDATE completion SET count = count + 1 WHERE id = ?", (known,))
+    return known
+
+
+def restore_row(connection: sqlite3.Connection, payload: Payload, recorded: StoredCompletion) -> int:
+    """Add a record with its time and counters; one that is there keeps the larger of each. Returns its id."""
+    row_id = id_of_same(connection, payload) or _add_row(connection, payload, recorded.created)
+    names = ("count", "hits", "accepted", "rejected")
+    larger = ", ".join(f"{name} = max({name}, ?)" for name in names)
+    values = (recorded.created, *(getattr(recorded, name) for name in names), row_id)
+    connection.execute(f"UPDATE completion SET created = min(created, ?), {larger} WHERE id = ?", values)
+    return row_id
+
+
+def id_of_same(connection: sqlite3.Connection, payload: Payload) -> int | None:
+    """The id of the same answer to the same query, None where there is none."""
+    key = (payload.completion.tenant, payload.completion.tokenizer, payload.identity)
+    query = "SELECT id FROM completion WHERE tenant = ? AND tokenizer = ? AND identity = ?"
+    found = connection.execute(query, key).fetchone()
+    return None if found is None else int(found[0])
+
+
+def _add_row(connection: sqlite3.Connection, payload: Payload, now: float) -> int:
+    new = payload.completion
+    key = (new.tenant, new.tokenizer, payload.identity)
+    soft = (new.model, new.prompt_fingerprint, new.tools, new.workflow_step)
+    sums = (payload.checksum, payload.vector_checksum)
+    large = (payload.token_blob, new.query, new.text, payload.vector_blob)
+    row = connection.execute(INSERT, (*key, now, payload.size, *soft, *sums, *large)).lastrowid
+    assert row is not None
+    return row
+
+
+def add_credit(connection: sqlite3.Connection, counts: Mapping[int, tuple[int, int]]) -> None:
+    """Add (accepted, rejected) tokens by id, in the database itself: what another process adds meanwhile is kept."""
+    update = "UPDATE completion SET hits = hits + ?, accepted = accepted + ?, rejected = rejected + ? WHERE id = ?"
+    changes = [(accepted > 0, accepted, rejected, row_id) for row_id, (accepted, rejected) in counts.items()]
+    connection.executemany(update, changes)
+
+
+def completion_of(row: tuple[Any, ...]) -> StoredCompletion | None:
+    """The completion in a row of `COLUMNS`, or None if its bytes are not those that were written."""
+    blob, *fields, checksum = row
+    try:
+        completion = StoredCompletion(tuple(np.frombuffer(blob, "<i4").tolist()), *fields)
+        return completion if record_checksum(completion, blob) == checksum else None
+    except (TypeError, ValueError, AttributeError):  # a damaged row may hold a value of another type or length
+        return None
+
+
+def vector_of(blob: Any, checksum: Any) -> Vector | None:
+    """The vector in a row, or None if its bytes are not those that were written."""
+    whole = isinstance(blob, bytes) and vector_checksum(blob) == checksum
+    return np.frombuffer(blob, "<f4") if whole else None
+
+
+def conditions(selection: Selection) -> tuple[str, list[object]]:
+    """The WHERE clause of a selection and its parameters."""
+    needle = None if selection.containing is None else folded(selection.containing)
+    ids = None if selection.ids is None else json.dumps(selection.ids)
+    clauses: dict[str, object] = {
+        "tenant = ?": selection.tenant,
+        "created < ?": selection.before,
+        "id IN (SELECT value FROM json_each(?))": ids,
+        "folded_contains(CAST(query || char(10) || text AS BLOB), ?)": needle,
+    }
+    given = {clause: value for clause, value in clauses.items() if value is not None}
+    return (f"WHERE {' AND '.join(given)}" if given else ""), list(given.values())
+
+
+def recorded_embedder(connection: sqlite3.Connection) -> EmbedderIdentity | None:
+    """The embedder that made the vectors, or None as long as there are none."""
+    row = connection.execute("SELECT value FROM meta WHERE key = 'embedder'").fetchone()
+    try:
+        return None if row is None else EmbedderIdentity(**json.loads(row[0]))
+    except (TypeError, ValueError) as error:
+        raise CacheError("the cache's record of its embedder is damaged; restore a copy or move it away") from error
+
+
+def record_embedder(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:
+    """Write down the embedder of the first vector."""
+    value = json.dumps({"name": identity.name, "fingerprint": identity.fingerprint, "dimension": identity.dimension})
+    connection.execute("INSERT INTO meta VALUES ('embedder', ?)", (value,))
+
+
+def delete_rows(connection: sqlite3.Connection, selection: Selection) -> int:
+    """Delete the selected completions; returns their number."""
+    where, values = conditions(selection)
+    number = connection.execute(f"DELETE FROM completion {where}", values).rowcount
+    _drop_unused_embedder(connection)
+    return number
+
+
+def _drop_unused_embedder(connection: sqlite3.Connection) -> None:
+    """Without a vector left, the next one may come from any embedder."""
+    left = "EXISTS (SELECT 1 FROM completion WHERE vector_checksum IS NOT NULL)"
+    connection.execute(f"DELETE FROM meta WHERE key = 'embedder' AND NOT {left}")
+
+
+def stats_by_tenant(connection: sqlite3.Connection) -> list[TenantStats]:
+    """Each tenant's share, the largest first."""
+    sums = "count(*), sum(num_tokens), sum(size), sum(hits), sum(accepted), sum(rejected)"
+    query = f"SELECT tenant, {sums} FROM completion GROUP BY tenant ORDER BY sum(size) DESC, tenant"
+    return [TenantStats(*row) for row in connection.execute(query)]

@@ -1,0 +1,240 @@
+"""Positions of a text sorted by what stands before them, and the search for the longest end of a live context.
+
+Reading backwards from a position gives its *context*. In an array of positions sorted by context, all places where the
+live text's last m tokens occur lie side by side, and the closer a neighbour the longer it agrees: a suffix array of the
+reversed text, cut off at `MAX_MATCH` tokens (nobody cares whether 24 or 30 tokens agree, and bounded comparisons keep
+degenerate texts cheap).
+
+Every function is pure but `insert`; arrays of positions are int32, so an index holds at most 2**31 tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from precedent.runtime.compiled import Int32s, Int64s, compiled
+
+START = -1
+"""Stands before the first token of every sequence; as a continuation it means that the sequence has ended."""
+
+MAX_MATCH = 24
+"""Longest context that is told apart, in tokens."""
+
+LENGTHS_BELOW_BEST = 12
+"""Matches shorter than the best by more than this weigh next to nothing and are not collected."""
+
+BISECTED_BELOW = 16
+"""An order shorter than another by this factor is merged into it by bisection instead of entry by entry."""
+
+
+@compiled
+def matched(tokens: Int32s, position: int, recent: Int32s) -> int:
+    """How many tokens at and before `position` equal `recent` (newest first, `START` only as its last)."""
+    length = 0
+    while length < recent.size and tokens[position - length] == recent[length]:
+        length += 1
+    return length
+
+
+@compiled
+def _stands_before(tokens: Int32s, position: int, recent: Int32s) -> bool:
+    """Whether the context of `position` sorts before `recent`; one that agrees in all of it does not."""
+    length = matched(tokens, position, recent)
+    return length < recent.size and tokens[position - length] < recent[length]
+
+
+@compiled
+def _stands_behind(tokens: Int32s, position: int, recent: Int32s) -> bool:
+    """Whether the context of `position` sorts behind `recent`; one that agrees in all of it does not."""
+    length = matched(tokens, position, recent)
+    return length < recent.size and tokens[position - length] > recent[length]
+
+
+@compiled
+def _context_less(tokens: Int32s, left: int, right: int) -> bool:
+    """Whether the context of `left` sorts before that of `right`; equal contexts keep the order of the text."""
+    for back in range(MAX_MATCH):
+        a, b = tokens[left - back], tokens[right - back]
+        if a != b:
+            return bool(a < b)
+        if a == START:
+            break
+    return left < right
+
+
+@compiled
+def _place(tokens: Int32s, order: Int32s, size: int, position: int) -> int:
+    """Where `position` belongs among the first `size` entries of `order`."""
+    low, high = 0, size
+    while low < high:
+        middle = (low + high) // 2
+        if _context_less(tokens, order[middle], position):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def insert(tokens: Int32s, order: Int32s, size: int, begin: int, end: int) -> int:
+    """Insert positions `begin:end` into the first `size` entries of `order` (modified); returns the new size."""
+    for position in range(begin, end):
+        place = _place(tokens, order, size, position)
+        order[place + 1 : size + 1] = order[place:size].copy()
+        order[place] = position
+        size += 1
+    return size
+
+
+@compiled
+def merge(tokens: Int32s, long: Int32s, short: Int32s) -> Int32s:
+    """Two orders as one; cheap when one of them is short, since its entries are placed by bisection."""
+    merged = np.empty(long.size + short.size, np.int32)
+    taken = 0
+    for i in range(short.size):
+        place = taken + _place(tokens, long[taken:], long.size - taken, short[i])
+        merged[taken + i : place + i] = long[taken:place]
+        merged[place + i] = short[i]
+        taken = place
+    merged[taken + short.size :] = long[taken:]
+    return merged
+
+
+@compiled
+def _merge_halves(tokens: Int32s, source: Int32s, target: Int32s, begin: int, middle: int, end: int) -> None:
+    left, right = begin, middle
+    for i in range(begin, end):
+        if left < middle and (right == end or not _context_less(tokens, source[right], source[left])):
+            target[i] = source[left]
+            left += 1
+        else:
+            target[i] = source[right]
+            right += 1
+
+
+@compiled
+def sort_positions(tokens: Int32s, positions: Int32s) -> Int32s:
+    """The positions sorted by their contexts: a bottom-up merge sort, n log n comparisons of at most `MAX_MATCH`."""
+    source, target = positions.copy(), np.empty_like(positions)
+    width, size = 1, positions.size
+    while width < size:
+        for begin in range(0, size, 2 * width):
+            _merge_halves(tokens, source, target, begin, min(begin + width, size), min(begin + 2 * width, size))
+        source, target = target, source
+        width *= 2
+    return source
+
+
+@compiled
+def bounds(tokens: Int32s, order: Int32s, recent: Int32s, inner_low: int, inner_high: int) -> tuple[int, int]:
+    """The range of `order` whose contexts agree in all of `recent`.
+
+    It is known to contain `inner_low:inner_high` (give `order.size`, 0 when nothing is known).
+    """
+    low, high = 0, inner_low
+    while low < high:
+        middle = (low + high) // 2
+        if _stands_before(tokens, order[middle], recent):
+            low = middle + 1
+        else:
+            high = middle
+    begin = low
+    low, high = inner_high, order.size
+    while low < high:
+        middle = (low + high) // 2
+        if _stands_behind(tokens, order[middle], recent):
+            high = middle
+        else:
+            low = middle + 1
+    return begin, low
+
+
+@compiled
+def _lower_bound(tokens: Int32s, order: Int32s, recent: Int32s) -> int:
+    low, high = 0, order.size
+    while low < high:
+        middle = (low + high) // 2
+        if _stands_before(tokens, order[middle], recent):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def _collect(order: Int32s, begin: int, end: int, room: int, found: Int32s, count: int) -> int:
+    """Append `order[begin:end]` to `found`, evenly thinned out when it is more than the room; returns the count."""
+    size = end - begin
+    taken = min(size, room)
+    for i in range(taken):
+        found[count + i] = order[begin + i * size // taken]
+    return count + taken
+
+
+@compiled
+def _nearest(tokens: Int32s, run: Int32s, low: int, high: int, recent: Int32s) -> int:
+    """How many tokens the entries right before `low` and right at `high` agree in, the better of the two."""
+    before = matched(tokens, run[low - 1], recent) if low > 0 else 0
+    behind = matched(tokens, run[high], recent) if high < run.size else 0
+    return max(before, behind)
+
+
+@compiled
+def longest_matches(
+    tokens: Int32s, order: Int32s, ends: Int64s, recent: Int32s, found: Int32s, lengths: Int32s, count: int, room: int
+) -> int:
+    """Append to `found` (holding `count`) at most `room` positions that agree with `recent`, longest first.
+
+    In how many tokens each agrees goes to `lengths`.
+
+    `order` holds several orders one behind the other, which end at `ends`; what is found does not depend on how the
+    positions are spread over them. All places of one length are found together; where they are more than the room, an
+    even sample of them is taken. Returns the new count.
+    """
+    lows, highs, wider = (
+        np.empty(ends.size, np.int64),
+        np.empty(ends.size, np.int64),
+        np.empty((ends.size, 2), np.int64),
+    )
+    begins = np.zeros(ends.size, np.int64)
+    begins[1:] = ends[:-1]
+    for run in range(ends.size):
+        lows[run] = highs[run] = _lower_bound(tokens, order[begins[run] : ends[run]], recent)
+    least = 1
+    while room > 0:
+        length = 0
+        for run in range(ends.size):
+            length = max(length, _nearest(tokens, order[begins[run] : ends[run]], lows[run], highs[run], recent))
+        if length < least:
+            break
+        least = max(least, length - LENGTHS_BELOW_BEST)
+        total = 0
+        for run in range(ends.size):
+            low, high = bounds(tokens, order[begins[run] : ends[run]], recent[:length], lows[run], highs[run])
+            wider[run, 0], wider[run, 1] = low, high
+            total += lows[run] - low + high - highs[run]
+        taken, passed, share = 0, 0, min(room, total)
+        for run in range(ends.size):
+            for low, high in ((wider[run, 0], lows[run]), (highs[run], wider[run, 1])):
+                passed += high - low
+                due = share * passed // total - taken
+                count = _collect(order, begins[run] + low, begins[run] + high, due, found, count)
+                taken += due
+            lows[run], highs[run] = wider[run, 0], wider[run, 1]
+        lengths[count - taken : count] = length
+        room -= taken
+    return count
+
+
+@compiled
+def merge_runs(tokens: Int32s, order: Int32s, ends: Int64s) -> Int32s:
+    """Several orders one behind the other as one; cheapest when the long ones stand first."""
+    merged = order.copy()
+    for last in range(ends.size - 1, 0, -1):
+        begin, middle = ends[last - 2] if last > 1 else 0, ends[last - 1]
+        if (order.size - middle) * BISECTED_BELOW < middle - begin:
+            merged[begin:] = merge(tokens, merged[begin:middle], merged[middle:])
+        else:
+            source = merged.copy()
+            _merge_halves(tokens, source, merged, begin, middle, order.size)
+    return merged

@@ -1,0 +1,141 @@
+"""Drafting from texts that are known before the answer begins: the caller's prediction, premade responses.
+
+They are followed as recall follows stored completions: the longest match, a trail that finds its way back behind what
+differs, and a vote where several texts agree with the live output. The index belongs to one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from precedent.drafters.base import NODE, Candidates, DraftRequest, Nodes
+from precedent.drafters.matching.alignment import Trail
+from precedent.drafters.matching.context_order import MAX_MATCH, START
+from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Occurrences, Text, Weights
+from precedent.drafters.matching.token_index import TokenIndex, reversed_context
+from precedent.drafters.matching.vote_tree import vote_tree
+from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
+from precedent.sampling.probabilities import Coins
+from precedent.tree import ROOT, TreeBuilder
+
+UNKNOWN = 2**31 - 1
+"""Stands in a text for one or more tokens that nobody knows; it is never proposed, and nothing behind it is."""
+
+GUESSED_BINS = 2
+"""Added to a candidate's calibration bin where its token is a guess: values come true at a rate of their own."""
+
+_MAX_OCCURRENCES = 128
+_NO_OCCURRENCES = np.empty(0, OCCURRENCE)
+
+Marks = NDArray[np.bool_]
+
+
+class KnownText(NamedTuple):
+    """A text as token ids, `UNKNOWN` for a gap.
+
+    `log_weight` of its votes; `group` 0 or 1 is calibrated apart; `guessed` marks tokens that are more doubtful than
+    the rest (`[num_tokens]`, or empty for none).
+    """
+
+    token_ids: Sequence[int]
+    log_weight: float = 0.0
+    group: int = 0
+    guessed: Sequence[bool] = ()
+
+
+class KnownTextDrafting:
+    """One live output, followed through texts known beforehand.
+
+    `prior` is a `VotePrior` as an array; the estimate of a guessed token is multiplied by `trust`.
+    """
+
+    behind = 0
+
+    def __init__(
+        self, source: str, request: DraftRequest, texts: Sequence[KnownText], prior: Floats, trust: float = 1.0
+    ) -> None:
+        self._source, self._prior, self._trust = source, prior, trust
+        self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
+        self._index: TokenIndex | None = _indexed(texts) if texts else None
+        if self._index is not None:
+            self._weights = _weights(texts)
+            self._guessed = _guessed(self._index.text, texts)
+        self._context, self._trail, self._proposed = [START], Trail(), _NO_OCCURRENCES
+
+    def match(self, budget: int) -> Candidates:
+        """At most `budget` candidates that follow the live output in the known texts."""
+        self._proposed = _NO_OCCURRENCES
+        if self._index is None or budget <= 0:
+            return Candidates(self._source)
+        recent, text = reversed_context(self._context), self._index.text
+        found = self._index.match(recent, self._weights, _MAX_OCCURRENCES)
+        self._proposed = votes = self._trail.align(text, recent, found, self._weights)
+        candidates, heaviest = vote_tree(self._source, text, votes, budget, self._prior, self._end_ids)
+        return Candidates(self._source, settle(candidates.nodes, heaviest, votes, self._guessed, self._trust))
+
+    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
+        """Nothing: this drafter only looks things up."""
+
+    def committed(self, token_ids: Sequence[int]) -> None:
+        """Move along in the texts that agree."""
+        if self._index is None:
+            return
+        self._trail.advance(self._index.text, self._proposed, token_ids)
+        self._proposed = _NO_OCCURRENCES
+        self._context = [*self._context, *token_ids][-MAX_MATCH:]
+
+    def end(self) -> None:
+        """Drop the index; afterwards nothing is proposed."""
+        self._index, self._context, self._trail, self._proposed = None, [START], Trail(), _NO_OCCURRENCES
+
+
+def _indexed(texts: Sequence[KnownText]) -> TokenIndex:
+    index = TokenIndex()
+    for number, text in enumerate(texts):
+        index.append(number, text.token_ids)
+    return index
+
+
+def _weights(texts: Sequence[KnownText]) -> Weights:
+    """Every text is a hit of its own, so that its votes carry its group."""
+    hits = [(-1, 0, 0.0), *((slot, text.group, text.log_weight) for slot, text in enumerate(texts))]
+    return Weights(np.array(hits, dtype=HIT), np.zeros(len(texts)), recency=0.0)
+
+
+def _guessed(text: Text, texts: Sequence[KnownText]) -> Marks:
+    """The marks by position of the index, whose sequences lie there in order, each behind its `START`."""
+    marks = np.zeros(text.tokens.size, dtype=np.bool_)
+    flat = [mark for known in texts for mark in (False, *(known.guessed or [False] * len(known.token_ids)))]
+    marks[np.flatnonzero(text.owners >= 0)] = flat
+    return marks
+
+
+@compiled
+def settle(nodes: Nodes, heaviest: Int64s, votes: Occurrences, guessed: Marks, trust: float) -> Nodes:
+    """The candidates without `UNKNOWN` ones and what hangs below them; guessed ones less sure, in bins of their own."""
+    kept, size = np.empty(nodes.size, NODE), 0
+    place, depth = np.full(nodes.size, -1, np.int32), np.ones(nodes.size, np.int32)
+    for i in range(nodes.size):
+        above = nodes[i].parent
+        if above != ROOT:
+            depth[i] = depth[above] + 1
+        if nodes[i].token_id == UNKNOWN or (above != ROOT and place[above] < 0):
+            continue
+        mark = guessed[votes[heaviest[i]].position + depth[i]]
+        node, place[i] = kept[size], size
+        node.token_id, node.parent = nodes[i].token_id, ROOT if above == ROOT else place[above]
+        node.estimate = nodes[i].estimate * trust if mark else nodes[i].estimate
+        node.bin = nodes[i].bin + GUESSED_BINS if mark else nodes[i].bin
+        size += 1
+    return kept[:size]
+
+
+def follow_known_text(known: Int32s) -> None:
+    """Run the compiled part once on a few tokens, to have it translated."""
+    votes = np.zeros(1, OCCURRENCE)
+    nodes = np.array([(int(token), ROOT, 0.5, 0) for token in known], dtype=NODE)
+    settle(nodes, np.zeros(known.size, np.int64), votes, np.zeros(2, dtype=np.bool_), 0.5)

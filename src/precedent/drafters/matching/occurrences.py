@@ -1,0 +1,140 @@
+"""Places where the live context occurs, each with the weight of its sequence: what the votes for a tree come from."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from precedent.drafters.matching.context_order import LENGTHS_BELOW_BEST, longest_matches, matched
+from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
+
+OCCURRENCE = np.dtype(
+    [("position", "i4"), ("slot", "i4"), ("length", "i4"), ("bin", "i4"), ("score", "f8"), ("weight", "f8")]
+)
+"""One place. `position` is that of the context's last token, `slot` the number of its sequence, `length` how many
+tokens match (a `START` mark counts), `score` the same plus what is carried over a gap, in tokens, `bin` the similarity
+bin of the sequence and `weight` its log weight."""
+
+HIT = np.dtype([("slot", "i4"), ("bin", "i4"), ("weight", "f8")])
+"""A sequence whose similarity is known: its slot, similarity bin and log weight. An array of hits is sorted by slot and
+begins with one of slot -1, which stands for every sequence that is no hit."""
+
+Occurrences = NDArray[np.void]
+Hits = NDArray[np.void]
+
+ROOM = 256
+"""Places collected of each order before the best are chosen."""
+
+SHORT_MATCH = 8
+"""Matches longer than this are equally good when the best places are chosen."""
+
+LENGTH_WEIGHT = 0.7
+"""Log weight of one more matched token."""
+
+
+class Text(NamedTuple):
+    """Sequences one behind the other: the tokens, and for each the slot of its sequence; `size` of them are in use."""
+
+    tokens: Int32s
+    owners: Int32s
+    size: int
+
+
+class Weights(NamedTuple):
+    """The log weight of a place: that of its hit, `log_counts[slot]`, and a share of `recency` (all for the newest)."""
+
+    hits: Hits
+    log_counts: Floats
+    recency: float
+
+
+@compiled
+def _hit_of(hits: Hits, slot: int) -> int:
+    """Index of the slot's hit, 0 when it is none."""
+    low, high = 1, hits.size
+    while low < high:
+        middle = (low + high) // 2
+        if hits[middle].slot < slot:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < hits.size and hits[low].slot == slot else 0
+
+
+@compiled
+def fill(place: Any, text: Text, position: int, slot: int, length: int, weights: Weights) -> None:
+    """Set the fields of an occurrence at `position` in sequence `slot`, whose context agrees in `length` tokens."""
+    hit = weights.hits[_hit_of(weights.hits, slot)]
+    place.position, place.slot, place.length = position, slot, length
+    place.score, place.bin = place.length, hit.bin
+    place.weight = hit.weight + weights.log_counts[slot] + weights.recency * position / text.size
+
+
+@compiled
+def _seen(table: Int32s, position: int) -> bool:
+    """Whether the position is in an open-addressing table (a power of two in size, -1 where empty); puts it in."""
+    at = (position * 40503) & (table.size - 1)
+    while table[at] >= 0:
+        if table[at] == position:
+            return True
+        at = (at + 1) & (table.size - 1)
+    table[at] = position
+    return False
+
+
+@compiled
+def find(
+    text: Text, near: Int32s, tail: Int32s, order: Int32s, ends: Int64s, recent: Int32s, weights: Weights, limit: int
+) -> Occurrences:
+    """At most `limit` places where `recent` (newest first) continues; heavier and longer ones win.
+
+    `near`, `tail` and the runs of `order` that end at `ends` are sorted and hold no place without a following token.
+    `near` is searched first and to the end, so that hits are found in a crowd.
+    """
+    found, lengths, count = np.empty(3 * ROOM, np.int32), np.empty(3 * ROOM, np.int32), 0
+    one = np.full(1, near.size)
+    count = num_near = longest_matches(text.tokens, near, one, recent, found, lengths, count, ROOM)
+    one = np.full(1, tail.size)
+    count = longest_matches(text.tokens, tail, one, recent, found, lengths, count, ROOM)
+    count = longest_matches(text.tokens, order, ends, recent, found, lengths, count, ROOM)
+    for i in range(num_near):  # sorted when the request began: some of it may be forgotten since
+        lengths[i] = matched(text.tokens, found[i], recent) if text.tokens[found[i] + 1] >= 0 else 0
+    slots = _gathered(text.owners, found[:count])
+    longest = lengths[:count].max() if count else 0
+    table, places, size = np.full(4 * ROOM, -1, np.int32), np.empty(count, OCCURRENCE), 0
+    for i in range(count):
+        wanted = lengths[i] > 0 and (i < num_near or lengths[i] >= longest - LENGTHS_BELOW_BEST)
+        if wanted and not _seen(table, found[i]):
+            fill(places[size], text, found[i], slots[i], lengths[i], weights)
+            size += 1
+    return places[:size] if size <= limit else _best(places[:size], limit)
+
+
+@compiled
+def _gathered(values: Int32s, places: Int32s) -> Int32s:
+    """`values[places]`. In a loop of nothing else the processor waits for many of these far-apart reads at once."""
+    gathered = np.empty(places.size, np.int32)
+    for i in range(places.size):
+        gathered[i] = values[places[i]]
+    return gathered
+
+
+@compiled
+def _best(places: Occurrences, limit: int) -> Occurrences:
+    """The `limit` heaviest places as they stood; of equal ones at the border the first."""
+    worth = np.empty(places.size)
+    for i in range(places.size):
+        worth[i] = LENGTH_WEIGHT * min(places[i].length, SHORT_MATCH) + places[i].weight
+    border = np.partition(worth, places.size - limit)[places.size - limit]
+    equal = limit
+    for i in range(places.size):
+        equal -= worth[i] > border
+    best, size = np.empty(limit, OCCURRENCE), 0
+    for i in range(places.size):
+        if worth[i] > border or (worth[i] == border and equal > 0):
+            equal -= worth[i] == border
+            best[size] = places[i]
+            size += 1
+    return best

@@ -1,0 +1,247 @@
+"""Where the live text continues: the longest ends of a context in many token sequences.
+
+Sequences lie one behind the other in one array, each behind a `START` mark. The mark makes two things simple: no match
+crosses from one sequence into another, and the beginning of a completion is a context that can be matched like any
+other (at step 0 the live context is `START` alone, which stands before every stored completion).
+
+The positions, but for the last of each sequence, which nothing follows, are kept in sorted orders (see
+`context_order`): a long one that is only ever replaced, and a short tail into which new tokens are inserted. When the
+tail has grown, it is merged into the long one. Segments that were sorted elsewhere are taken over as they are: the long
+order then consists of several runs, until they are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from precedent.cache.snapshot.scratch import Scratch
+from precedent.cache.snapshot.segment import COMPLETION, Segment, kept
+from precedent.drafters.matching.context_order import MAX_MATCH, START, insert, merge, merge_runs, sort_positions
+from precedent.drafters.matching.occurrences import Occurrences, Text, Weights, find
+from precedent.drafters.matching.vote_tree import MAX_DEPTH
+from precedent.runtime.compiled import Int32s
+
+SORT_ABOVE = 512
+"""More new tokens than this are sorted by themselves and merged, instead of inserted one by one."""
+
+MIN_TAIL = 4096
+"""The tail holds so many positions, or this share of all, before it is merged."""
+
+TAIL_SHARE = 256
+
+MAX_RUNS = 16
+"""More runs than this are merged at once."""
+
+MUCH = 2**20
+"""Arrays with room for more tokens than this grow by an eighth, smaller ones to double their size."""
+
+_FORGOTTEN = -2
+_NOWHERE = np.empty(0, dtype=np.int32)
+
+
+class TokenIndex:
+    """Token sequences that grow, can be forgotten, and are searched for the longest suffix of a context.
+
+    12 bytes per token, in memory or where `scratch` puts large arrays. Not thread-safe: callers that share an index
+    hold a lock.
+    """
+
+    def __init__(self, scratch: Scratch | None = None) -> None:
+        self._scratch = scratch or Scratch()
+        self._tokens = np.full(1024, START, dtype=np.int32)  # padded on both sides, so that no read leaves it
+        self._owners = np.full(1024, -1, dtype=np.int32)
+        self._size = MAX_MATCH
+        self._order, self._ends = _NOWHERE, np.empty(0, dtype=np.int64)
+        self._tail, self._tail_size = np.empty(MIN_TAIL, dtype=np.int32), 0
+        self._spans: list[tuple[int, int]] = []
+        self._slot_of: dict[int, int] = {}
+        self.sequence_ids: list[int] = []
+        self.num_tokens = 0
+        self.num_forgotten = 0
+
+    def __contains__(self, sequence_id: int) -> bool:
+        return sequence_id in self._slot_of
+
+    @property
+    def text(self) -> Text:
+        """The tokens and their owners; valid until the next change."""
+        return Text(self._tokens, self._owners, self._size)
+
+    @property
+    def runs(self) -> tuple[Text, Int32s, Int32s]:
+        """The text, and the two orders of its positions; valid until the next change."""
+        if self.num_runs > 1:
+            self.take_order(self.merged_order())
+        return self.text, self._order, self._tail[: self._tail_size]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return self._tokens.nbytes + self._owners.nbytes + self._order.nbytes + self._tail.nbytes
+
+    def slot(self, sequence_id: int) -> int | None:
+        """The slot of a sequence, None when it is not here."""
+        return self._slot_of.get(sequence_id)
+
+    @property
+    def num_runs(self) -> int:
+        """Of how many runs the long order consists; one is searched fastest."""
+        return self._ends.size
+
+    def lengths(self) -> dict[int, int]:
+        """How many tokens each sequence has that is here, by its id."""
+        spans = self._spans
+        return {key: spans[slot][1] - spans[slot][0] - 1 for key, slot in self._slot_of.items()}
+
+    def append(self, sequence_id: int, tokens: Sequence[int] | NDArray[np.int32]) -> None:
+        """Add a sequence, or more tokens at the end of one that is here already."""
+        slot = self._slot_of.get(sequence_id)
+        if slot is not None and slot != len(self._spans) - 1:  # no room behind it: it moves to the end
+            tokens = np.concatenate([self.tokens(sequence_id), np.asarray(tokens, dtype=np.int32)])
+            self.forget([sequence_id])
+            slot = None
+        if slot is None:
+            slot = self._open(sequence_id)
+        last = self._size - 1  # nothing followed it until now, so it is in no order yet
+        self._write(slot, np.asarray(tokens, dtype=np.int32))
+        self._sort_in(last, self._size - 1)
+
+    def tokens(self, sequence_id: int) -> NDArray[np.int32]:
+        """A copy of a sequence's tokens. Raises KeyError when it is not here."""
+        begin, end = self._spans[self._slot_of[sequence_id]]
+        return self._tokens[begin + 1 : end].copy()
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        """Remove sequences and overwrite their tokens, in one pass over the index; unknown ids are ignored."""
+        gone = [self._slot_of.pop(key) for key in set(sequence_ids) if key in self._slot_of]
+        for slot in gone:
+            begin, end = self._spans[slot]
+            self._tokens[begin:end] = _FORGOTTEN
+            self.num_tokens -= end - begin - 1
+            self.num_forgotten += end - begin - 1
+        if gone:
+            stays = self._tokens[self._order] != _FORGOTTEN
+            self._ends = np.append(0, np.cumsum(stays))[self._ends]
+            self._order = self._scratch.placed(self._order[stays])
+            left = self._tail[: self._tail_size]
+            left = left[self._tokens[left] != _FORGOTTEN]
+            self._tail[: left.size] = left
+            self._tail_size = left.size
+
+    def order_of(self, slots: Collection[int]) -> Int32s:
+        """The positions of some sequences in an order of their own, to be searched beside the whole."""
+        spans = [np.arange(begin, end - 1, dtype=np.int32) for begin, end in (self._spans[slot] for slot in slots)]
+        return sort_positions(self._tokens, np.concatenate(spans)) if spans else _NOWHERE
+
+    def load(self, segment: Segment) -> range:
+        """Take over a sorted segment of sequences that are not here yet as one more run; returns their slots."""
+        shift, slots = self._size, range(len(self._spans), len(self._spans) + segment.completions.size)
+        self._reserve(shift + segment.tokens.size + MAX_DEPTH + 1)
+        self._size += segment.tokens.size
+        self._tokens[shift : self._size] = segment.tokens
+        self._owners[shift : self._size] = segment.owners + slots.start
+        begins, ids = segment.completions["begin"] + shift, segment.ids.tolist()
+        self._spans += zip(begins.tolist(), (begins + segment.lengths).tolist(), strict=True)
+        self._slot_of |= zip(ids, slots, strict=True)
+        self.sequence_ids += ids
+        self.num_tokens += segment.tokens.size - len(slots)
+        begin = self._order.size
+        self._order = self._scratch.resized(self._order, begin + segment.order.size, 0)
+        np.add(segment.order, np.int32(shift), out=self._order[begin:])
+        self._ends = np.append(self._ends, self._order.size)
+        if self.num_runs > MAX_RUNS:
+            self.take_order(self.merged_order())
+        return slots
+
+    def merged_order(self) -> Int32s:
+        """The runs of the long order as one; changes nothing, so that the index may be searched meanwhile."""
+        return merge_runs(self._tokens, self._order, self._ends) if self.num_runs > 1 else self._order
+
+    def take_order(self, merged: Int32s) -> None:
+        """Put what `merged_order` returned in the place of the runs; nothing may have changed in between."""
+        self._ends = np.full(min(1, merged.size), merged.size, dtype=np.int64)
+        self._order = merged if merged is self._order else self._scratch.placed(merged)
+
+    def segment(self, sequence_ids: Collection[int]) -> Segment:
+        """A sorted segment of those of the sequences that are here, without the checksums."""
+        slots = [slot for key in sequence_ids if (slot := self._slot_of.get(key)) is not None]
+        stays = np.zeros(len(self._spans), dtype=bool)
+        stays[slots] = True
+        completions = np.zeros(len(self._spans), COMPLETION)
+        completions["id"] = self.sequence_ids
+        completions["begin"] = [begin - MAX_MATCH for begin, _ in self._spans]
+        order = merge(self._tokens, self.merged_order(), self._tail[: self._tail_size])
+        return kept(Segment(completions, self._tokens[MAX_MATCH : self._size], order - np.int32(MAX_MATCH)), stays)
+
+    def match(self, recent: Int32s, weights: Weights, limit: int, near: Int32s = _NOWHERE) -> Occurrences:
+        """At most `limit` places where the longest known ends of a context continue (`recent`: newest token first).
+
+        `near` is an order of positions that are searched first (`order_of`).
+        """
+        tail = self._tail[: self._tail_size]
+        return find(self.text, near, tail, self._order, self._ends, recent, weights, limit)
+
+    def _open(self, sequence_id: int) -> int:
+        slot = len(self._spans)
+        self._slot_of[sequence_id] = slot
+        self.sequence_ids.append(sequence_id)
+        self._spans.append((self._size, self._size))
+        self._write(slot, np.array([START], dtype=np.int32))
+        self.num_tokens -= 1  # the mark is no token
+        return slot
+
+    def _write(self, slot: int, tokens: NDArray[np.int32]) -> None:
+        begin, end = self._size, self._size + tokens.size
+        self._reserve(end + MAX_DEPTH + 1)
+        self._tokens[begin:end] = tokens
+        self._owners[begin:end] = slot
+        self._size = end
+        self._spans[slot] = (self._spans[slot][0], end)
+        self.num_tokens += tokens.size
+
+    def _sort_in(self, begin: int, end: int) -> None:
+        """Bring new positions into the orders, merging the tail when it is full."""
+        if end - begin > SORT_ABOVE:
+            self._merge_in(sort_positions(self._tokens, np.arange(begin, end, dtype=np.int32)))
+            return
+        if self._tail_size + end - begin > self._tail.size:
+            self._merge_in(self._tail[: self._tail_size])
+            self._tail = np.empty(max(MIN_TAIL, self._order.size // TAIL_SHARE), dtype=np.int32)
+            self._tail_size = 0
+        self._tail_size = insert(self._tokens, self._tail, self._tail_size, begin, end)
+
+    def _merge_in(self, new: Int32s) -> None:
+        """Merge an order of new positions into the last run."""
+        begin = int(self._ends[-2]) if self.num_runs > 1 else 0
+        merged = merge(self._tokens, self._order[begin:], new)
+        whole = np.concatenate([self._order[:begin], merged]) if begin else merged
+        self._order = self._scratch.placed(whole)
+        self._ends = np.append(self._ends[:-1], self._order.size)
+
+    def _reserve(self, size: int) -> None:
+        if size > self._tokens.size:
+            grown = self._tokens.size + (self._tokens.size if self._tokens.size < MUCH else self._tokens.size // 8)
+            self._tokens = self._scratch.resized(self._tokens, max(size, grown), START)
+            self._owners = self._scratch.resized(self._owners, max(size, grown), -1)
+
+
+def sorted_segment(sequences: Mapping[int, Sequence[int]]) -> Segment:
+    """A segment of some sequences by their ids, sorted at one go, without the checksums."""
+    lengths = np.array([0, *(len(tokens) + 1 for tokens in sequences.values())], dtype=np.int64)
+    begins, text = np.cumsum(lengths), np.full(MAX_MATCH + lengths.sum(), START, dtype=np.int32)
+    completions = np.zeros(len(sequences), COMPLETION)
+    completions["id"], completions["begin"] = list(sequences), begins[:-1]
+    for begin, tokens in zip((begins + MAX_MATCH + 1).tolist(), sequences.values(), strict=False):
+        text[begin : begin + len(tokens)] = tokens
+    followed = np.ones(lengths.sum(), dtype=bool)
+    followed[begins[1:] - 1] = False
+    order = sort_positions(text, (followed.nonzero()[0] + MAX_MATCH).astype(np.int32))
+    return Segment(completions, text[MAX_MATCH:], order - np.int32(MAX_MATCH))
+
+
+def reversed_context(context: Sequence[int]) -> Int32s:
+    """The last `MAX_MATCH` tokens of a context, newest first."""
+    return np.array(context[: -MAX_MATCH - 1 : -1], dtype=np.int32)

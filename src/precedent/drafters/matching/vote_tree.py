@@ -1,0 +1,241 @@
+"""From weighted occurrences to a tree of candidates, best first.
+
+Each occurrence votes for the tokens that followed it, with `exp(log_weight)`. Where the votes split the tree branches,
+where they agree it grows deep: nodes are taken in order of the estimated probability of their whole path.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from precedent.drafters.base import NODE, Candidates, Nodes
+from precedent.drafters.matching.occurrences import LENGTH_WEIGHT, Occurrences, Text
+from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled, contains
+from precedent.tree import ROOT
+
+LENGTH_BINS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 40], dtype=np.int64)
+SHARE_BINS = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.98])
+COUNT_BINS = np.array([2, 3, 5, 9, 20, 60], dtype=np.int64)
+SIMILARITY_BINS = 6
+
+MAX_DEPTH = 64
+"""Longest continuation that is proposed, in tokens."""
+
+MIN_SHARE = 0.02
+"""Votes below this share of their parent's are not followed up."""
+
+MIN_PATH = 0.02
+"""Candidates whose whole path is less likely than this are not proposed: no forward is cheap enough for them."""
+
+LIGHTEST = -30.0
+"""Log weight, relative to the heaviest vote, below which votes would cancel in sums."""
+
+INSERTED_UP_TO = 24
+"""So many rows are sorted by insertion, more of them by numbers that hold token and place."""
+
+PLACES = 1 << 32
+"""Above every place: tokens are multiplied by it."""
+
+
+_RANGE = np.dtype(
+    [
+        ("begin", "i8"),
+        ("end", "i8"),
+        ("depth", "i8"),
+        ("parent", "i4"),
+        ("token", "i4"),
+        ("bin", "i8"),
+        ("heaviest", "i8"),
+        ("path", "f8"),
+        ("estimate", "f8"),
+    ]
+)
+"""A possible node: rows `begin:end` agree in `depth` tokens, the last of them `token`; `path` is its probability."""
+
+Ranges = NDArray[np.void]
+
+
+class Ballot(NamedTuple):
+    """The votes being counted: their weights, and the rows as they are sorted while the tree grows."""
+
+    votes: Occurrences
+    weights: Floats
+    rows: Int64s
+    following: Int32s
+    prior: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class VotePrior:
+    """An estimate before any calibration: logistic in the log odds of the vote, the match length and the evidence.
+
+    The share is shrunk by `(count + 1/2) / (count + 1)` first, so that one lone occurrence is never certain. From
+    similarity bin `sure_from` on only `doubt` of what is missing to certainty is left.
+    """
+
+    offset: float
+    odds: float
+    length: float
+    count: float
+    similarity: float
+    sure_from: int = SIMILARITY_BINS
+    doubt: float = 1.0
+
+    def as_array(self) -> Floats:
+        """The numbers in the order in which `grow` reads them, `[7]`."""
+        numbers = (self.offset, self.odds, self.length, self.count, self.similarity, self.sure_from, self.doubt)
+        return np.array(numbers, dtype=np.float64)
+
+
+def vote_tree(
+    source: str, text: Text, votes: Occurrences, budget: int, prior: Floats, end_ids: Int32s
+) -> tuple[Candidates, Int64s]:
+    """At most `budget` candidates in order of path probability, and for each node its heaviest vote `[n]`.
+
+    Nothing hangs below a token of `end_ids`.
+    """
+    nodes, heaviest = grow(text.tokens, votes, budget, prior, end_ids)
+    return Candidates(source, nodes), heaviest
+
+
+@compiled
+def grow(tokens: Int32s, votes: Occurrences, budget: int, prior: Floats, end_ids: Int32s) -> tuple[Nodes, Int64s]:
+    """The nodes, best path first, and the heaviest vote of each.
+
+    A possible node is a range of rows that agree in their first tokens. The ranges that wait to become nodes are
+    disjoint, so there are never more of them than votes.
+    """
+    nodes, heaviest, size = np.empty(budget, NODE), np.empty(budget, np.int64), 0
+    waiting, num_waiting = np.empty(votes.size + 1, _RANGE), 0
+    ballot = Ballot(votes, _weights(votes), np.arange(votes.size), np.empty(votes.size, np.int32), prior)
+    chosen = waiting[votes.size]
+    chosen.begin, chosen.end, chosen.depth, chosen.path = 0, votes.size, 0, 1.0
+    if budget and votes.size:
+        num_waiting = _add_children(waiting, 0, tokens, chosen, ROOT, ballot)
+    while num_waiting and size < budget:
+        best = _most_likely(waiting, num_waiting)
+        _copy(waiting[best], chosen)
+        if chosen.path < MIN_PATH:
+            break
+        num_waiting -= 1
+        _copy(waiting[num_waiting], waiting[best])
+        node = nodes[size]
+        node.token_id, node.parent, node.estimate, node.bin = chosen.token, chosen.parent, chosen.estimate, chosen.bin
+        heaviest[size] = chosen.heaviest
+        if chosen.depth < MAX_DEPTH and not contains(end_ids, chosen.token):
+            num_waiting = _add_children(waiting, num_waiting, tokens, chosen, size, ballot)
+        size += 1
+    return nodes[:size], heaviest[:size]
+
+
+@compiled
+def _copy(source: Any, target: Any) -> None:
+    target.begin, target.end, target.depth, target.parent = source.begin, source.end, source.depth, source.parent
+    target.token, target.bin, target.heaviest = source.token, source.bin, source.heaviest
+    target.path, target.estimate = source.path, source.estimate
+
+
+@compiled
+def _most_likely(waiting: Ranges, num_waiting: int) -> int:
+    best = 0
+    for i in range(1, num_waiting):
+        if waiting[i].path > waiting[best].path or (
+            waiting[i].path == waiting[best].path and waiting[i].begin < waiting[best].begin
+        ):
+            best = i
+    return best
+
+
+@compiled
+def _weights(votes: Occurrences) -> Floats:
+    """The votes, relative to the heaviest one."""
+    weights = np.empty(votes.size)
+    for i in range(votes.size):
+        weights[i] = LENGTH_WEIGHT * votes[i].score + votes[i].weight
+    return np.exp(np.maximum(weights - weights.max(), LIGHTEST)) if votes.size else weights
+
+
+@compiled
+def _sort_by_next_token(tokens: Int32s, above: Any, ballot: Ballot) -> None:
+    """Bring the range's rows with the same next token side by side (stable); `following` gets those tokens."""
+    rows, following = ballot.rows, ballot.following
+    if above.end - above.begin > INSERTED_UP_TO:
+        _sort_many(tokens, above, ballot)
+        return
+    for i in range(above.begin, above.end):
+        row = rows[i]
+        token = tokens[ballot.votes[row].position + 1 + above.depth]
+        j = i
+        while j > above.begin and following[j - 1] > token:
+            following[j], rows[j] = following[j - 1], rows[j - 1]
+            j -= 1
+        following[j], rows[j] = token, row
+
+
+@compiled
+def _sort_many(tokens: Int32s, above: Any, ballot: Ballot) -> None:
+    """The same for many rows: tokens in the high bits of what is sorted, places in the low ones."""
+    rows, size = ballot.rows[above.begin : above.end].copy(), above.end - above.begin
+    keys = np.empty(size, np.int64)
+    for i in range(size):
+        keys[i] = np.int64(tokens[ballot.votes[rows[i]].position + 1 + above.depth]) * PLACES + i
+    keys.sort()
+    for i in range(size):
+        ballot.rows[above.begin + i] = rows[keys[i] % PLACES]
+        ballot.following[above.begin + i] = keys[i] // PLACES
+
+
+@compiled
+def _add_children(waiting: Ranges, num_waiting: int, tokens: Int32s, above: Any, node: int, ballot: Ballot) -> int:
+    """Let the ranges below `above`, which became `node`, wait as well; returns how many wait then."""
+    _sort_by_next_token(tokens, above, ballot)
+    rows, following, weights = ballot.rows, ballot.following, ballot.weights
+    total, low = 0.0, above.begin
+    for i in range(above.begin, above.end):
+        total += weights[rows[i]]
+    while low < above.end:
+        high, mass, best = low, 0.0, low
+        while high < above.end and following[high] == following[low]:
+            mass += weights[rows[high]]
+            best = high if weights[rows[high]] > weights[rows[best]] else best
+            high += 1
+        if following[low] >= 0 and mass >= MIN_SHARE * total:  # below 0 these sequences have ended
+            child, vote, count = waiting[num_waiting], ballot.votes[rows[best]], high - low
+            length, share = round(vote.score) + above.depth, mass / total
+            child.begin, child.end, child.depth, child.parent = low, high, above.depth + 1, node
+            child.token, child.heaviest = following[low], rows[best]
+            child.estimate = prior_estimate(ballot.prior, share, count, length, vote.bin)
+            child.path = above.path * child.estimate
+            child.bin = _bin_of(share, count, length, vote.bin)
+            num_waiting += 1
+        low = high
+    return num_waiting
+
+
+@compiled
+def _bin_of(share: float, count: int, length: int, similarity: int) -> int:
+    number = _bin(LENGTH_BINS, length) * (SHARE_BINS.size + 1) + _bin(SHARE_BINS, share)
+    return (number * (COUNT_BINS.size + 1) + _bin(COUNT_BINS, count)) * SIMILARITY_BINS + similarity
+
+
+@compiled
+def _bin(edges: Int64s | Floats, value: float) -> int:
+    number = 0
+    while number < edges.size and value >= edges[number]:
+        number += 1
+    return number
+
+
+@compiled
+def prior_estimate(prior: Floats, share: float, count: int, length: int, similarity: int) -> float:
+    """The estimate of a `VotePrior` given as an array, in (0, 1)."""
+    shrunk = min(max(share * (count + 0.5) / (count + 1.0), 1e-4), 0.9999)
+    score = prior[0] + prior[1] * math.log(shrunk / (1.0 - shrunk)) + prior[2] * math.log1p(length)
+    score += prior[3] * math.log(count) + prior[4] * similarity
+    estimate = 1.0 / (1.0 + math.exp(-score))
+    return 1.0 - prior[6] * (1.0 - estimate) if similarity >= prior[5] else estimate

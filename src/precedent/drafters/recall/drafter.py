@@ -1,0 +1,240 @@
+"""The drafter that remembers: every stored completion of the tenant, weighted by how near its request was to this one.
+
+Similarity is a weight, never a filter. It decides alone at step 0, where no token of the answer is there to match yet;
+afterwards the longest match counts for more, and similarity settles what the match leaves open.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from precedent.cache.snapshot.partition import Partition
+from precedent.cache.speculation_cache import DEFAULT_MAX_INDEX_BYTES
+from precedent.cache.store.fingerprint import prompt_fingerprint
+from precedent.cache.store.records import Hit
+from precedent.drafters.base import Candidates, DraftRequest, Nodes
+from precedent.drafters.matching.alignment import Trail
+from precedent.drafters.matching.context_order import MAX_MATCH, START
+from precedent.drafters.matching.occurrences import OCCURRENCE, Occurrences
+from precedent.drafters.matching.token_index import reversed_context
+from precedent.drafters.matching.vote_tree import SIMILARITY_BINS, VotePrior, vote_tree
+from precedent.drafters.recall.kinship import kinship
+from precedent.drafters.recall.nearness import Nearness
+from precedent.drafters.recall.tenant_memories import TenantMemories
+from precedent.drafters.recall.tenant_memory import CompletionSource, TenantMemory
+from precedent.runtime.compiled import Int32s, Int64s, compiled
+from precedent.sampling.probabilities import Coins
+from precedent.tree import ROOT, TreeBuilder
+
+_log = logging.getLogger(__name__)
+
+_MAX_OCCURRENCES = 192
+_NUM_HITS = 256
+_NUM_KIN = 64
+
+# Fitted on recorded agent traces; the customers on whose traces figures are reported took no part.
+_PRIOR = VotePrior(
+    offset=-1.65, odds=0.87, length=0.59, count=0.09, similarity=0.09, sure_from=SIMILARITY_BINS - 1, doubt=0.1
+).as_array()
+
+
+class RecallDrafter:
+    """Continues the live output as the tenant's stored completions did.
+
+    `tokenizer` is the fingerprint under which completions are stored; `executor` runs the embedding, the search, the
+    reading of new completions and their sealing beside decoding. `partitions` gives a tenant's segments, where there
+    are some; `max_bytes` bounds the memories of all tenants.
+    """
+
+    name = "recall"
+    draws = False
+
+    def __init__(
+        self,
+        cache: CompletionSource,
+        tokenizer: str,
+        executor: Executor,
+        *,
+        partitions: Callable[[str, str], Partition | None] | None = None,
+        max_bytes: int = DEFAULT_MAX_INDEX_BYTES,
+    ) -> None:
+        self._cache, self._tokenizer, self._executor = cache, tokenizer, executor
+        self._memories = TenantMemories(cache, tokenizer, partitions, max_bytes)
+        self._written: list[Future[None]] = []
+
+    def begin(self, request: DraftRequest) -> RecallDrafting:
+        """Start embedding and searching; `match` works at once with what earlier requests have read."""
+        memory = self._memories.of(request.tenant)
+        prompt = prompt_fingerprint(request.prompt_ids)
+        search = self._executor.submit(self._search, memory, request, prompt)
+        return RecallDrafting(self, memory, request, Nearness(memory, prompt), search)
+
+    def close(self) -> None:
+        """Wait for what is still being written, seal what is in no segment yet, and drop the indexes."""
+        for written in self._written:
+            written.exception()
+        self._memories.close()
+
+    def erase_gone(self) -> None:
+        """Erase what was forgotten from every memory, that of running requests included. Raises CacheError."""
+        self._memories.erase_gone()
+
+    def ended(self, tenant: str, counts: Mapping[int, tuple[int, int]]) -> None:
+        """After a request: hand its credit to the cache, and tidy up, without waiting for the disk."""
+        if counts:
+            self._write(self._cache.credit, counts)
+        if self._memories.need_tidying(tenant):
+            self._write(self._memories.tidy, tenant)
+
+    def _write(self, work: Callable[..., None], *values: Any) -> None:
+        self._written = [written for written in self._written if not written.done()]
+        written = self._executor.submit(work, *values)
+        written.add_done_callback(_report)
+        self._written.append(written)
+
+    def _search(self, memory: TenantMemory, request: DraftRequest, prompt: str) -> Nearness:
+        hits = self._read_and_recall(memory, request)
+        near = self._cache.among([hit.completion_id for hit in hits[:_NUM_KIN]], tenant=request.tenant) if hits else []
+        return Nearness(memory, prompt, hits, kinship(near, request))
+
+    def _read_and_recall(self, memory: TenantMemory, request: DraftRequest) -> list[Hit]:
+        """The nearest completions, and the memory brought up to date; the first time the two go side by side."""
+        if memory.unread and request.query:
+            with ThreadPoolExecutor(1, thread_name_prefix="precedent-read") as beside:
+                reading = beside.submit(self._memories.read, memory, request.tenant)
+                hits = self._recalled(request)
+                reading.result()
+                return hits
+        self._memories.read(memory, request.tenant)
+        return self._recalled(request)
+
+    def _recalled(self, request: DraftRequest) -> list[Hit]:
+        if not request.query:
+            return []
+        return self._cache.recall(request.query, tenant=request.tenant, tokenizer=self._tokenizer, k=_NUM_HITS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposed:
+    """The last candidates, the occurrences that voted for them, and the heaviest vote of each node."""
+
+    candidates: Candidates
+    occurrences: Occurrences
+    heaviest: Int64s
+
+
+class RecallDrafting:
+    """One live output, followed through its tenant's memory."""
+
+    behind = 0
+
+    def __init__(
+        self,
+        drafter: RecallDrafter,
+        memory: TenantMemory,
+        request: DraftRequest,
+        nearness: Nearness,
+        search: Future[Nearness],
+    ) -> None:
+        self._drafter, self._memory, self._nearness = drafter, memory, nearness
+        self._tenant = request.tenant
+        self._search: Future[Nearness] | None = search
+        self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
+        self._context = [START]
+        self._trail = Trail()
+        self._nothing = _Proposed(Candidates(drafter.name), np.empty(0, OCCURRENCE), np.empty(0, np.int64))
+        self._proposed = self._nothing
+        self._credit: dict[int, tuple[int, int]] = {}
+        self._ended = False
+
+    def match(self, budget: int) -> Candidates:
+        """At most `budget` candidates from all of the tenant's completions; unweighted until the search is done."""
+        self._proposed = self._nothing
+        if not self._ended and budget > 0:
+            self._poll()
+            with self._memory.lock:
+                self._proposed = self._match(budget)
+        return self._proposed.candidates
+
+    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
+        """Nothing: this drafter only looks things up."""
+
+    def committed(self, token_ids: Sequence[int]) -> None:
+        """Move along in the completions that agree, and note which ones were right."""
+        if self._ended:
+            return
+        self._count(token_ids)
+        with self._memory.lock:
+            self._trail.advance(self._memory.index.text, self._proposed.occurrences, token_ids)
+        self._proposed = self._nothing
+        self._context = [*self._context, *token_ids][-MAX_MATCH:]
+
+    def end(self) -> None:
+        """Hand in the credit and let go; afterwards nothing is proposed."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._search is not None:
+            self._search.cancel()
+        self._drafter.ended(self._tenant, self._credit)
+        self._trail, self._proposed, self._context = Trail(), self._nothing, [START]
+
+    def _poll(self) -> None:
+        """Take over what the search found once it is done."""
+        if self._search is None or not self._search.done():
+            return
+        search, self._search = self._search, None
+        _report(search)
+        if search.exception() is None:
+            self._nearness = search.result()
+
+    def _match(self, budget: int) -> _Proposed:
+        index, nearness, recent = self._memory.index, self._nearness, reversed_context(self._context)
+        text, weights = index.text, nearness.weights
+        found = index.match(recent, weights, _MAX_OCCURRENCES, nearness.order)
+        aligned = self._trail.align(text, recent, found, weights)
+        candidates, heaviest = vote_tree(self._drafter.name, text, aligned, budget, _PRIOR, self._end_ids)
+        return _Proposed(candidates, aligned, heaviest)
+
+    def _count(self, token_ids: Sequence[int]) -> None:
+        """Credit along the path that was committed; siblings off the path were wrong, deeper nodes were not tried."""
+        proposed = self._proposed
+        tried = outcomes(proposed.candidates.nodes, np.array(token_ids, dtype=np.int32))
+        if not tried.any():
+            return
+        slots = proposed.occurrences["slot"][proposed.heaviest]
+        for node in tried.nonzero()[0].tolist():
+            completion_id = self._memory.index.sequence_ids[slots[node]]
+            accepted, rejected = self._credit.get(completion_id, (0, 0))
+            right = bool(tried[node] > 0)
+            self._credit[completion_id] = (accepted + right, rejected + (not right))
+
+
+@compiled
+def outcomes(nodes: Nodes, token_ids: Int32s) -> NDArray[np.int8]:
+    """What became of each candidate when these tokens were committed: 1 right, -1 wrong, 0 not tried, `[n]`."""
+    outcome, above = np.zeros(nodes.size, np.int8), ROOT
+    for token in token_ids:
+        accepted = -1
+        for node in range(nodes.size):
+            if nodes[node].parent == above:
+                right = nodes[node].token_id == token
+                outcome[node] = 1 if right else -1
+                accepted = node if right else accepted
+        if accepted < 0:
+            break
+        above = accepted
+    return outcome
+
+
+def _report(work: Future[Any]) -> None:
+    """A cache that fails costs the similarity, not the request; it is said once per failure."""
+    if not work.cancelled() and work.exception() is not None:
+        _log.warning("the speculation cache failed, drafting goes on without it: %s", work.exception())

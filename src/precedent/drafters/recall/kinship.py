@@ -1,0 +1,45 @@
+"""What else than its words brings a completion near a request: the same step, the same tools, a good record, youth.
+
+All of it is small beside similarity and matches; it decides between completions whose requests read alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from precedent.cache.store.records import StoredCompletion
+from precedent.drafters.base import DraftRequest
+
+SAME_STEP = 0.5
+"""Log weight of the same step of a workflow: as much as 0.05 of cosine."""
+
+SAME_TOOLS = 0.5
+"""Log weight of the very same tool schemas."""
+
+RECORD = 0.3
+"""Log weight of a record of e times as many accepted as rejected tokens, and the most that one counts."""
+
+FIRST_TOKENS = 8
+"""Accepted and rejected tokens that every completion is given beforehand: a few say little."""
+
+YOUTH = 0.2
+"""Log weight by which the newest of the nearest completions leads the oldest."""
+
+
+def kinship(near: Sequence[StoredCompletion], request: DraftRequest) -> dict[int, float]:
+    """The log weight that each completion gains or loses, by its id."""
+    by_age = sorted(completion.id for completion in near)
+    rank = {completion_id: place / len(near) for place, completion_id in enumerate(by_age, start=1)}
+    return {one.id: _kin(one, request) + _record(one) + YOUTH * rank[one.id] for one in near}
+
+
+def _kin(completion: StoredCompletion, request: DraftRequest) -> float:
+    same_step = bool(request.workflow_step) and completion.workflow_step == request.workflow_step
+    same_tools = bool(request.tools) and completion.tools == request.tools
+    return SAME_STEP * same_step + SAME_TOOLS * same_tools
+
+
+def _record(completion: StoredCompletion) -> float:
+    odds = (completion.accepted + FIRST_TOKENS) / (completion.rejected + FIRST_TOKENS)
+    return max(-RECORD, min(RECORD, RECORD * math.log(odds)))

@@ -1,0 +1,96 @@
+"""The memories of all tenants, each on its own, together within one bound."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+
+from precedent.cache.snapshot.partition import Partition
+from precedent.drafters.recall.tenant_memory import CompletionSource, TenantMemory
+from precedent.errors import CacheError
+
+_log = logging.getLogger(__name__)
+
+Partitions = Callable[[str, str], Partition | None]
+
+
+class TenantMemories:
+    """Makes a tenant's memory when it is first asked for, and lets go of the least recently used ones.
+
+    A memory that was let go serves the requests that began with it, and what is forgotten is erased from it as well.
+    """
+
+    def __init__(self, cache: CompletionSource, tokenizer: str, partitions: Partitions | None, max_bytes: int) -> None:
+        self._cache, self._tokenizer, self._partitions = cache, tokenizer, partitions
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._memories: OrderedDict[str, TenantMemory] = OrderedDict()
+        self._let_go: dict[str, weakref.WeakSet[TenantMemory]] = {}
+
+    def of(self, tenant: str) -> TenantMemory:
+        """The tenant's memory, which may be empty yet."""
+        with self._lock:
+            if tenant not in self._memories:
+                partition = None if self._partitions is None else self._partitions(tenant, self._tokenizer)
+                self._memories[tenant] = TenantMemory(partition, self._max_bytes)
+            self._memories.move_to_end(tenant)
+            return self._memories[tenant]
+
+    def read(self, memory: TenantMemory, tenant: str) -> None:
+        """Bring a tenant's memory up to date, and erase what was forgotten from those that were let go."""
+        memory.read(self._cache, tenant, self._tokenizer)
+        for old in list(self._let_go.get(tenant, ())):
+            old.erase_gone(self._cache, tenant, self._tokenizer)
+
+    def erase_gone(self) -> None:
+        """Erase what was forgotten or evicted from all memories. Raises CacheError."""
+        with self._lock:
+            current = list(self._memories.items())
+            old = [(tenant, memory) for tenant, memories in self._let_go.items() for memory in memories]
+        for tenant, memory in current + old:
+            memory.erase_gone(self._cache, tenant, self._tokenizer)
+
+    def need_tidying(self, tenant: str) -> bool:
+        """Whether `tidy` would do something; costs nothing."""
+        with self._lock:
+            memory = self._memories.get(tenant)
+            held = sum(memory.num_bytes for memory in self._memories.values())
+        return memory is not None and (memory.needs_tidying or held > self._max_bytes)
+
+    def tidy(self, tenant: str) -> None:
+        """Merge and seal what is new of a tenant, and keep all tenants together within the bound."""
+        memory = self.of(tenant)
+        if memory.outgrown:
+            self._replace(tenant, memory, memory.renewed())
+        while (least_used := self._one_too_many(tenant)) is not None:
+            self._replace(*least_used, None)
+        self.of(tenant).tidy()
+
+    def close(self) -> None:
+        """Seal what no segment holds yet, and let go of all memories."""
+        for tenant, memory in self._memories.items():
+            try:
+                memory.seal()
+            except (CacheError, OSError) as error:
+                _log.info("the index of tenant %r is built from its rows next time: %s", tenant, error)
+        self._memories.clear()
+
+    def _one_too_many(self, tenant: str) -> tuple[str, TenantMemory] | None:
+        """The least recently used memory, but not that of `tenant`, if all together hold more than they may."""
+        with self._lock:
+            held = sum(memory.num_bytes for memory in self._memories.values())
+            others = ((name, memory) for name, memory in self._memories.items() if name != tenant)
+            return next(others, None) if held > self._max_bytes else None
+
+    def _replace(self, tenant: str, memory: TenantMemory, fresh: TenantMemory | None) -> None:
+        with self._lock:
+            if self._memories.get(tenant) is not memory:
+                return
+            self._let_go.setdefault(tenant, weakref.WeakSet()).add(memory)
+            if fresh is None:
+                del self._memories[tenant]
+            else:
+                self._memories[tenant] = fresh

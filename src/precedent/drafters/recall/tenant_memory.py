@@ -1,0 +1,244 @@
+"""What recall keeps in memory of one tenant's completions.
+
+The rows of the cache are the truth. Where they lie on disk, sealed segments (`cache.snapshot`) save reading
+and sorting them at start; what is newer, or in no segment that can be used, is read from the rows.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from precedent.cache.snapshot.partition import Partition
+from precedent.cache.snapshot.segment import Ids, Segment, kept
+from precedent.cache.speculation_cache import DEFAULT_MAX_INDEX_BYTES
+from precedent.cache.store.directory import Directory
+from precedent.cache.store.records import Hit, StoredCompletion
+from precedent.drafters.matching.token_index import TokenIndex, sorted_segment
+from precedent.runtime.compiled import Floats
+
+SEAL_TOKENS = 32_768
+"""So many tokens that are in no segment yet are sealed at the end of a request; the rest when the drafter closes."""
+
+SORTED_APART = 4096
+"""More new tokens than this are sorted by themselves, without holding up those who match."""
+
+KEPT_SHARE = 0.875
+"""A memory that is too large goes down to this share of its bound, so that it happens rarely."""
+
+_COMPACT_ABOVE = 100_000
+_BYTES_PER_TOKEN = 12
+_BYTES_PER_COMPLETION = 450  # entries of lists and dictionaries, measured
+
+
+class CompletionSource(Protocol):
+    """What recall needs of a speculation cache; all of it is called on the executor's thread."""
+
+    def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
+        """The completions whose requests are nearest to `query`."""
+
+    def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
+        """The tenant's completions of these ids, those that are still there."""
+
+    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
+        """The tenant's completions with a greater id."""
+
+    def epoch(self) -> int:
+        """Grows whenever completions were forgotten or evicted."""
+
+    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
+        """The epoch now, and the ids that went after `epoch`; None for ids where they are not known one by one."""
+
+    def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
+        """Add (accepted, rejected) tokens to completions."""
+
+
+class TenantMemory:
+    """One tenant's completions: token index, exact prompts, and how often each was written back.
+
+    Whoever reads `index` holds `lock`; it is never held for longer than copying takes, so that decoding need not wait.
+    `partition` holds the segments; without one everything is read from `CompletionSource`.
+    """
+
+    def __init__(self, partition: Partition | None = None, max_bytes: int = DEFAULT_MAX_INDEX_BYTES) -> None:
+        self.lock = threading.Lock()
+        self.index = TokenIndex(None if partition is None else partition.scratch)
+        self._partition, self._max_bytes = partition, max_bytes
+        self._log_counts = np.zeros(64)
+        self._slots_by_prompt: dict[bytes, list[int]] = {}
+        self._reading = threading.Lock()  # held by whoever changes the index
+        self._last_id = 0
+        self._epoch: int | None = None
+        self._unsealed = 0
+
+    @property
+    def unread(self) -> bool:
+        """True until the completions are read for the first time, which takes a second where there are 100,000."""
+        return self._epoch is None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in use, as the bound counts them."""
+        return cost(len(self.index.sequence_ids), self.index.num_tokens + self.index.num_forgotten)
+
+    @property
+    def needs_tidying(self) -> bool:
+        """True when `tidy` or `renewed` would do something."""
+        unsealed = self._partition is not None and self._unsealed >= SEAL_TOKENS
+        return unsealed or self.index.num_runs > 1 or self.outgrown
+
+    @property
+    def outgrown(self) -> bool:
+        """True when it holds more than it may, or more erased tokens than kept ones: time for a `renewed` one."""
+        forgotten = self.index.num_forgotten > max(self.index.num_tokens, _COMPACT_ABOVE)
+        return forgotten or self.num_bytes > self._max_bytes
+
+    def read(self, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
+        """Take in what was stored since the last time, and erase what was forgotten or evicted."""
+        with self._reading:
+            if self._epoch is None:
+                self._epoch = cache.epoch()
+                if self._partition is not None:
+                    self._open(self._partition)
+            else:
+                self._erase_gone(self._epoch, cache, tenant, tokenizer)
+            self._add(cache.since(tenant, tokenizer, self._last_id))
+
+    def erase_gone(self, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
+        """Only erase what was forgotten or evicted: for a memory that running requests still use."""
+        with self._reading:
+            if self._epoch is not None:
+                self._erase_gone(self._epoch, cache, tenant, tokenizer)
+
+    def tidy(self) -> None:
+        """Make one order of several runs, and seal what is new if it is much. Raises CacheError or OSError."""
+        with self._reading:
+            merged = self.index.merged_order()
+            with self.lock:
+                self.index.take_order(merged)
+        if self._unsealed >= SEAL_TOKENS:
+            self.seal(SEAL_TOKENS)
+
+    def seal(self, least: int = 1) -> bool:
+        """Write what no segment holds yet, if that is at least `least` tokens. Raises CacheError or OSError."""
+        if self._partition is None or self._epoch is None:
+            return False
+        with self._reading:
+            held, self._unsealed = self.index.lengths(), 0
+        return self._partition.seal(held, self._extracted, least)
+
+    def renewed(self) -> TenantMemory:
+        """A memory without what was erased, nor the oldest completions where it holds more than it may."""
+        with self._reading:
+            held = dict(sorted(self.index.lengths().items()))
+            stays = list(held)[_newest(np.array(list(held.values()), dtype=np.int64), self._max_bytes) :]
+            fresh = TenantMemory(self._partition, self._max_bytes)
+            fresh._last_id, fresh._epoch, fresh._unsealed = self._last_id, self._epoch, self._unsealed
+            prompts = {slot: prompt for prompt, slots in self._slots_by_prompt.items() for slot in slots}
+            slots = sorted(slot for key in stays if (slot := self.index.slot(key)) is not None)
+            fresh._load(self.index.segment(stays), self._log_counts[slots], [prompts.get(slot, b"") for slot in slots])
+            return fresh
+
+    def slots_of_prompt(self, fingerprint: str) -> Sequence[int]:
+        """Slots of the completions that answered exactly this prompt."""
+        return self._slots_by_prompt.get(fingerprint.encode(), ())
+
+    @property
+    def log_counts(self) -> Floats:
+        """Log of how often each completion was written back, `[at least num_slots]`; valid until the next change."""
+        return self._log_counts
+
+    def _extracted(self, ids: Ids) -> Segment:
+        with self._reading:
+            return self.index.segment(ids.tolist())
+
+    def _open(self, partition: Partition) -> None:
+        """Load the segments, and read the rows that are in none of them."""
+        rows = partition.directory()
+        wanted = np.setdiff1d(self._fitting(partition, rows), self._loaded(), assume_unique=True)
+        for sealed in partition.segments(rows):
+            stays = np.isin(sealed.ids, wanted, assume_unique=True)
+            segment = sealed if stays.all() else kept(sealed, stays)
+            places = np.searchsorted(rows.ids, segment.ids)
+            prompts = [rows.prompts[place] for place in places.tolist()]
+            self._load(segment, np.log(np.maximum(1, rows.counts[places])), prompts)
+        self._add(partition.completions(np.setdiff1d(wanted, self._loaded(), assume_unique=True)))
+        self._last_id = int(rows.ids[-1]) if rows.ids.size else 0
+
+    def _fitting(self, partition: Partition, rows: Directory) -> Ids:
+        """The ids of the newest rows for which there is room."""
+        if cost(rows.ids.size, partition.most_tokens()) <= self._max_bytes:
+            return rows.ids
+        ids, lengths = partition.lengths()
+        return np.intersect1d(ids[_newest(lengths, self._max_bytes) :], rows.ids, assume_unique=True)
+
+    def _loaded(self) -> Ids:
+        return np.array(self.index.sequence_ids, dtype=np.int64)
+
+    def _erase_gone(self, epoch: int, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
+        """Erase what went after `epoch`; the rows are only looked at again where it is not known what that was."""
+        if epoch == cache.epoch():
+            return
+        self._epoch, gone = cache.gone_since(epoch)
+        missing = self._missing(cache, tenant, tokenizer) if gone is None else gone.tolist()
+        with self.lock:
+            self.index.forget(missing)
+
+    def _missing(self, cache: CompletionSource, tenant: str, tokenizer: str) -> list[int]:
+        if self._partition is not None:
+            there = set(self._partition.directory().ids.tolist())
+        else:
+            there = {completion.id for completion in cache.since(tenant, tokenizer)}
+        return [completion_id for completion_id in self.index.lengths() if completion_id not in there]
+
+    def _add(self, completions: Sequence[StoredCompletion]) -> None:
+        num_tokens = sum(len(completion.token_ids) for completion in completions)
+        self._unsealed += num_tokens
+        if num_tokens > SORTED_APART:
+            segment = sorted_segment({completion.id: completion.token_ids for completion in completions})
+            self._load(segment, *_marks(completions))
+        else:
+            for completion in completions:
+                with self.lock:
+                    self.index.append(completion.id, completion.token_ids)
+                    self._note(len(self.index.sequence_ids) - 1, *_marks([completion]))
+        self._last_id = max([self._last_id, *(completion.id for completion in completions)])
+
+    def _load(self, segment: Segment, log_counts: Floats, prompts: Sequence[bytes]) -> None:
+        with self.lock:
+            self._note(self.index.load(segment).start, log_counts, prompts)
+
+    def _note(self, slot: int, log_counts: Floats, prompts: Sequence[bytes]) -> None:
+        """Keep how often the completions from `slot` on were written back, and for which prompts."""
+        room = slot + log_counts.size - self._log_counts.size
+        if room > 0:
+            self._log_counts = np.concatenate([self._log_counts, np.zeros(max(room, self._log_counts.size))])
+        self._log_counts[slot : slot + log_counts.size] = log_counts
+        for number, prompt in enumerate(prompts, slot):
+            if prompt in self._slots_by_prompt:
+                self._slots_by_prompt[prompt].append(number)
+            elif prompt:
+                self._slots_by_prompt[prompt] = [number]
+
+
+def cost(num_completions: int, num_tokens: int) -> int:
+    """Bytes of memory that completions of so many tokens take."""
+    return num_completions * _BYTES_PER_COMPLETION + num_tokens * _BYTES_PER_TOKEN
+
+
+def _newest(lengths: Ids, max_bytes: int) -> int:
+    """From which place on completions fit: 0 if all do, else so many of the newest that there is room to grow."""
+    costs = np.cumsum((lengths * _BYTES_PER_TOKEN + _BYTES_PER_COMPLETION)[::-1])
+    if not costs.size or costs[-1] <= max_bytes:
+        return 0
+    return int(lengths.size - np.searchsorted(costs, KEPT_SHARE * max_bytes, side="right"))
+
+
+def _marks(completions: Sequence[StoredCompletion]) -> tuple[Floats, list[bytes]]:
+    """Log of how often each was written back, and the fingerprint of its prompt."""
+    counts = [math.log(max(1, completion.count)) for completion in completions]
+    return np.array(counts), [completion.prompt_fingerprint.encode() for completion in completions]

@@ -1,0 +1,33 @@
+"""From a request to its answer: admission, scheduling, the worker that owns the target, write-back, metrics.
+
+May not know LangChain or a server; they call it. `Engine` and its types load torch, so they are loaded on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from precedent.engine.engine import Engine
+    from precedent.engine.generation import Emission, Generation, GenerationResult
+    from precedent.engine.prometheus import prometheus_text
+    from precedent.engine.write_back import ResultObserver
+
+__all__ = ["Emission", "Engine", "Generation", "GenerationResult", "ResultObserver", "prometheus_text"]
+
+_HOMES = {
+    "Emission": "generation",
+    "Engine": "engine",
+    "Generation": "generation",
+    "GenerationResult": "generation",
+    "ResultObserver": "write_back",
+    "prometheus_text": "prometheus",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from the module that defines it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'precedent.engine' has no attribute {name!r}")
+    return getattr(import_module(f"precedent.engine.{_HOMES[name]}"), name)

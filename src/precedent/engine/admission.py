@@ -1,0 +1,124 @@
+"""Who may join: memory is set aside for a request's whole answer before it starts, so that none can starve another."""
+
+from __future__ import annotations
+
+from precedent.config import EngineLimits
+from precedent.decoding.sequence import DecodingSequence
+from precedent.engine.request import Request
+from precedent.errors import CapacityError
+from precedent.runtime.device_memory import free_bytes
+from precedent.target import Slot, TargetModel
+from precedent.target.prefix_pool import PrefixPool
+
+SHARE_OF_FREE_MEMORY = {"cpu": 0.5}
+"""What keys and values may take of the memory that is free when the engine starts; other programs use a CPU's too."""
+
+SHARE_ON_ACCELERATORS = 0.8
+
+
+class Admission:
+    """The account of keys and values: `reserved_bytes` for those inside, the rest for idle conversations.
+
+    A reservation covers prompt, answer and the largest tree. Idle slots give way first, the oldest before the others.
+    Where keys and values must stand in an arena (`TargetModel.keeps_to_arena`) a request also waits until there is a
+    place for all of them in one piece, and takes it when it starts.
+    """
+
+    def __init__(self, target: TargetModel, limits: EngineLimits) -> None:
+        self.max_running = limits.max_running
+        self.max_kv_bytes = limits.max_kv_bytes or _default_bytes(target)
+        self.reserved_bytes = self.num_inside = self._num_unplaced = 0
+        self.idle_bytes = 0
+        self._target, self._pool = target, PrefixPool(target, limits.max_idle_kv_bytes)
+
+    def check(self, num_bytes: int, prompt_tokens: int, max_tokens: int) -> None:
+        """Raise CapacityError for a request that could not run even alone."""
+        if num_bytes > self.max_kv_bytes:
+            raise CapacityError(
+                f"the request needs {_mebibytes(num_bytes)} of keys and values ({prompt_tokens} prompt tokens, "
+                f"max_tokens={max_tokens}, and its largest tree), the engine may hold {_mebibytes(self.max_kv_bytes)}: "
+                "ask for fewer max_tokens or a shorter prompt, or raise max_kv_bytes of EngineLimits"
+            )
+
+    def admits(self, request: Request) -> bool:
+        """Whether the request fits beside those inside; alone it always does, `check` saw to that."""
+        if self.num_inside == 0:
+            return True
+        fits = self.reserved_bytes + request.kv_bytes <= self.max_kv_bytes
+        return fits and self.num_inside < self.max_running and self._finds_place(request)
+
+    def enter(self, request: Request) -> None:
+        """Set the request's memory aside."""
+        self.num_inside += 1
+        self._num_unplaced += 1
+        self.reserved_bytes += request.kv_bytes
+
+    def slot_for(self, request: Request) -> Slot:
+        """The slot that holds most of the prompt; idle conversations give way to what it will grow to."""
+        rows = self._rows_in_place(request)
+        self._clear(rows)
+        slot = self._pool.acquire(request.tenant, request.prompt_ids, rows or None)
+        self._make_room()
+        slot.kv.reserve(rows)
+        self._num_unplaced -= 1
+        return slot
+
+    def leave(self, request: Request, sequence: DecodingSequence | None, *, keep: bool) -> None:
+        """Give the memory back. The slot becomes an idle conversation, or is dropped where it cannot be trusted."""
+        self.num_inside -= 1
+        self._num_unplaced -= not request.started
+        self.reserved_bytes -= request.kv_bytes
+        if sequence is not None and keep:
+            self._cut(sequence.slot, len(request.prompt_ids) + len(sequence.output_ids) - 1)
+            self._pool.release(request.tenant, sequence.slot)
+        elif sequence is not None:
+            self._pool.drop(sequence.slot)
+        self._make_room()
+
+    def _cut(self, slot: Slot, length: int) -> None:
+        """Forget what plain decoding would not have computed: what was accepted at the answer's end and behind it.
+
+        So the next turn of the conversation computes the same tokens whatever was drafted, and rounds alike.
+        """
+        self._target.rewind(slot, min(length, len(slot.token_ids)))
+
+    def drop_idle(self) -> None:
+        """Give up all idle conversations: memory ran out somewhere."""
+        self._shrink_idle(0)
+
+    def _finds_place(self, request: Request) -> bool:
+        """Whether there is a place in one piece for a request, after whoever was admitted before has taken his."""
+        rows = self._rows_in_place(request)
+        return not rows or (not self._num_unplaced and self._clear(rows))
+
+    def _rows_in_place(self, request: Request) -> int:
+        """Rows that a request takes at once, its answer's and its tree's; 0 where it may grow and move."""
+        return request.kv_bytes // self._target.kv_shape.row_bytes if self._target.keeps_to_arena else 0
+
+    def _clear(self, rows: int) -> bool:
+        """Whether the arena has a place for so many rows; idle conversations give way if it has not."""
+        static = self._target.static
+        if not rows or static is None or static.arena.has_room(rows):
+            return True
+        self.drop_idle()
+        return static.arena.has_room(rows)
+
+    def _make_room(self) -> None:
+        self._shrink_idle(max(0, self.max_kv_bytes - self.reserved_bytes))
+
+    def _shrink_idle(self, max_bytes: int) -> None:
+        self._pool.shrink(max_bytes)
+        self.idle_bytes = self._pool.nbytes
+
+
+def _default_bytes(target: TargetModel) -> int:
+    if target.keeps_to_arena:
+        return target.arena_bytes
+    share = SHARE_OF_FREE_MEMORY.get(target.device.type, SHARE_ON_ACCELERATORS)
+    if target.device.type == "cpu":
+        share /= target.processes_here  # which take the same memory; accelerators are each process's own
+    return max(1, int(share * (free_bytes(target.device) + target.arena_bytes)))
+
+
+def _mebibytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"

@@ -1,0 +1,299 @@
+"""Builds the parts, owns the worker thread, and stores completions at a normal end."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precedent.cache import NewCompletion
+from precedent.cache.store.fingerprint import model_fingerprint, prompt_fingerprint, tokenizer_fingerprint
+from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.decoding.pearl import pearl_for
+from precedent.drafters import Drafter, DrafterParts, load_drafters
+from precedent.engine.admission import Admission
+from precedent.engine.checks import check_prompt, end_token_ids, mode_of, unless_switched_off
+from precedent.engine.delivery import finish_on
+from precedent.engine.generation import Emission, Generation, GenerationResult
+from precedent.engine.metrics import EngineMetrics
+from precedent.engine.request import Request
+from precedent.engine.scheduler import Scheduler
+from precedent.engine.warm_up import compile_inner_loops, milliseconds_of_width
+from precedent.engine.worker import Worker, release
+from precedent.engine.write_back import CompletionKeeper, ResultObserver, at_normal_end
+from precedent.errors import ConfigError
+from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
+from precedent.planning.costs import CostCurve
+from precedent.planning.planner import Planner
+from precedent.runtime.openmp import release_workers
+from precedent.target import TargetModel
+from precedent.target.load.draft_for import draft_for
+from precedent.target.load.loading import load_draft, load_target
+from precedent.target.parallel.tensor_parallel import check_beside, load_divided
+from precedent.text.assembly import TextAssembler
+from precedent.text.codec import TokenizerCodec
+from precedent.text.templates import Template, Templates
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from precedent.cache import SpeculationCache
+
+DRAWING = "draft-model"
+"""The drafter whose model keeps keys and values of its own."""
+
+__all__ = ["Emission", "Engine", "Generation", "GenerationResult", "ResultObserver"]
+
+
+class Engine:
+    """One target model, at most one draft model, at most one speculation cache, and the thread that runs them.
+
+    `speculation` holds the defaults of every request; `limits` what is done and held at once; `cost` is a cost curve
+    measured before (engines of one model may share it); `on_result` sees each finished one (prompt ids and result)
+    before its caller does; `executor` embeds, searches and stores beside decoding (two threads of the engine's own by
+    default, shut down with it either way). With `bitwise` greedy and seeded texts do not hang on rounding: the same
+    whatever is drafted, reused or answered beside them, or UnsupportedError; with `cuda_graphs` steps are replayed as
+    CUDA graphs (docs/gpu.md), or UnsupportedError. With `pearl` the draft model draws while the target scores (None:
+    where it sits on another device). Any thread and event loop may use it.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | TargetModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str,
+        draft_model: PreTrainedModel | None = None,
+        cache: SpeculationCache | None = None,
+        speculation: SpeculationConfig | None = None,
+        limits: EngineLimits | None = None,
+        cost: CostCurve | None = None,
+        on_result: ResultObserver | None = None,
+        executor: Executor | None = None,
+        bitwise: bool = False,
+        pearl: bool | None = None,
+        cuda_graphs: bool = False,
+    ) -> None:
+        self._on_result = on_result
+        self.tokenizer, self.model_name, self.cache = tokenizer, name, cache
+        self.speculation = speculation or SpeculationConfig()
+        self.target = TargetModel.of(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
+        weights = self.target.model
+        self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
+        self.model_fingerprint = model_fingerprint(weights.config.to_dict(), self.target.weights())
+        self._own_threads: set[threading.Thread] = set()
+        self._executor = executor or _two_threads(self._own_threads)
+        draft, early = draft_for(self.target, draft_model)
+        self._codec = TokenizerCodec(tokenizer)
+        self._pearl = pearl_for(draft, self.target, pearl, early_exit=early)
+        self._parts = DrafterParts(
+            self.tokenizer_fingerprint, self._executor, cache, draft, self._codec, early,
+            pearl=self._pearl is not None, device=self.target.device,
+        )  # fmt: skip
+        self._drafters: dict[str, Drafter] = {}
+        self._loading = threading.Lock()
+        self._drafters_named(self.speculation.drafters)
+        compile_inner_loops()
+        self.planner = Planner(cost or CostCurve())
+        if cost is None:
+            self.planner.cost.measure(partial(milliseconds_of_width, self.target))
+        release_workers()  # the model was loaded and timed on this thread, and is run on another
+        if cache is not None:
+            self._executor.submit(cache.warm_up)  # after measuring: loading the embedder would disturb it
+        self._end_ids = end_token_ids(weights, tokenizer)
+        self.grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
+        self._worker = self._started_worker(limits or EngineLimits(), self._end_ids)
+        weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
+
+    def _started_worker(self, limits: EngineLimits, end_ids: frozenset[int]) -> Worker:
+        """The thread that runs all requests; it may not know the engine, which must be free to go."""
+        self.admission = Admission(self.target, limits)
+        scheduler = Scheduler(
+            target=self.target,
+            planner=self.planner,
+            admission=self.admission,
+            end_token_ids=end_ids,
+            num_tokens=len(self.tokenizer),
+            prefill_tokens=limits.prefill_tokens_per_round,
+            finish=partial(finish_on, self._executor),
+            pearl=self._pearl,
+        )
+        return Worker(scheduler, partial(release, self.target, self._drafters, self._executor, self._pearl))
+
+    @classmethod
+    def load(
+        cls,
+        target: str | Path | PreTrainedModel,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        draft_model: str | Path | PreTrainedModel | None = None,
+        device: str | None = None,
+        draft_device: str | None = None,
+        dtype: str | None = None,
+        model_kwargs: Mapping[str, Any] | None = None,
+        cache: SpeculationCache | None = None,
+        speculation: SpeculationConfig | None = None,
+        limits: EngineLimits | None = None,
+        bitwise: bool = False,
+        pearl: bool | None = None,
+        cuda_graphs: bool = False,
+        tensor_parallel: bool = False,
+    ) -> Engine:
+        """Load a target (Hugging Face id, folder, or a model with its `tokenizer`) and start an engine on it.
+
+        `model_kwargs` go to transformers' `from_pretrained` (`quantization_config`, `device_map`, `revision`, ...); the
+        draft model goes to `draft_device`, by default the target's. With `tensor_parallel` the processes that torchrun
+        started hold the target together; only the first one returns, the others follow it until the engine is closed,
+        and end. Raises ModelLoadError, UnsupportedError or ConfigError, each saying what to do.
+        """
+        parts: dict[str, Any] = {"cache": cache, "speculation": speculation, "limits": limits}
+        parts |= {"bitwise": bitwise, "pearl": pearl, "cuda_graphs": cuda_graphs}
+        where: dict[str, Any] = {"device": device, "dtype": dtype, "model_kwargs": model_kwargs}
+        if draft_model is None and draft_device is not None:
+            raise ConfigError(f"draft_device={draft_device!r} is for a draft model: give draft_model= as well")
+        if tensor_parallel:
+            return cls._load_divided(target, where, draft_model, draft_device, parts)
+        if isinstance(target, str | Path):
+            model, tokenizer = load_target(str(target), **where)
+            name = str(target)
+        else:
+            if tokenizer is None:
+                raise ConfigError("a model object needs its tokenizer: pass tokenizer=… as well")
+            if model_kwargs:
+                raise ConfigError("model_kwargs are for loading by name: a model object is loaded already")
+            model, name = target, target.config._name_or_path or type(target).__name__
+        draft = load_draft(draft_model, model, tokenizer, device=draft_device) if draft_model is not None else None
+        return cls(model, tokenizer, name=name, draft_model=draft, **parts)
+
+    @classmethod
+    def _load_divided(
+        cls, target: Any, where: dict[str, Any], draft_model: Any, draft_device: str | None, parts: dict[str, Any]
+    ) -> Engine:
+        """An engine in the first process, draft model included; the others follow."""
+        check_beside(target, draft_model, bitwise=parts["bitwise"], cuda_graphs=parts["cuda_graphs"])
+        with load_divided(str(target), **where) as (divided, tokenizer):
+            model, where_draft = divided.model, {"device": draft_device}
+            draft = None if draft_model is None else load_draft(draft_model, model, tokenizer, **where_draft)
+            return cls(divided, tokenizer, name=str(target), draft_model=draft, **parts)
+
+    def add_drafter(self, drafter: Drafter) -> None:
+        """Let requests name a drafter that is not installed, as in `SpeculationConfig(drafters=(drafter.name,))`."""
+        self._drafters[drafter.name] = drafter
+
+    @property
+    def context_length(self) -> int:
+        """Longest prompt plus answer, in tokens."""
+        return self.target.context_length
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        speculation: SpeculationConfig | None = None,
+        tenant: str = "default",
+        query: str = "",
+        workflow_step: str = "",
+        tools: str = "",
+        prediction: str | Sequence[int] | None = None,
+        templates: Iterable[str | Template] = (),
+        grammar: Grammar | None = None,
+        write_back: CompletionKeeper | None = None,
+        shown_tokens: Collection[int] = (),
+    ) -> Generation:
+        """Start a request and return at once.
+
+        `query` is the text by which recall finds prior completions; `workflow_step` and `tools` are soft keys stored
+        with the completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade
+        responses and forms of tool calls; both only propose. A `grammar` says what the answer may be, `shown_tokens`
+        which special tokens stay in its text; `write_back` takes the completion where the cache would. Raises
+        ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
+        """
+        prompt = tuple(int(token) for token in prompt_ids)
+        check_prompt(prompt, self.context_length, self.target.vocab_size)
+        speculation = unless_switched_off(speculation or self.speculation)
+        names = speculation.drafters if speculation.enabled else ()
+        drafters = self._drafters_named(names)
+        request = Request(
+            prompt_ids=prompt,
+            sampling=sampling,
+            speculation=speculation,
+            mode=mode_of(speculation, sampling, self.target.most_rows),
+            drafters=drafters,
+            kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
+            text=TextAssembler(self.tokenizer, sampling.stop, shown_tokens),
+            tenant=tenant,
+            query=query,
+            workflow_step=workflow_step,
+            tools=tools,
+            prediction=self._codec.answer_ids(prediction),
+            templates=tuple(Templates(templates)),
+            grammar=None if grammar is None else GrammarConstraint(self.grammars.matcher(grammar), self._end_ids),
+            finished=at_normal_end(
+                prompt,
+                self._on_result,
+                (write_back or self.cache.insert) if self.cache is not None and speculation.write_back else None,
+                self._record(prompt, tenant, query, workflow_step, tools),
+            ),
+        )
+        self._worker.submit(request)
+        return request.generation
+
+    def metrics(self) -> EngineMetrics:
+        """What runs and waits now, counts since the start, and latencies of the recent requests."""
+        return self._worker.metrics()
+
+    def close(self) -> None:
+        """Cancel all requests and wait for the end; harmless when closed already. The cache stays open for its owner.
+
+        On a thread of the engine's own (`on_result`, a drafter) it returns at once, and the end follows.
+        """
+        self._worker.stop()
+        if threading.current_thread() not in self._own_threads:
+            self._worker.close()
+            self._executor.shutdown(wait=True)
+
+    def _kv_bytes(
+        self, prompt_tokens: int, max_tokens: int, speculation: SpeculationConfig, drafters: dict[str, Drafter]
+    ) -> int:
+        """Keys and values of a whole request; a draft model's too, unless it has an arena. Raises CapacityError."""
+        tree = speculation.max_nodes + speculation.max_draws if drafters else 0
+        num_tokens = min(prompt_tokens + max_tokens, self.context_length) + tree + 1
+        num_bytes = self.target.kv_bytes(num_tokens)
+        draft = None if self._parts.early_exit else self._parts.draft_model
+        if draft is not None and draft.static is None and DRAWING in drafters:
+            ahead = speculation.max_draws + 1 if self._pearl is not None else 0
+            num_bytes += draft.kv_bytes(num_tokens + ahead)
+        self.admission.check(num_bytes, prompt_tokens, max_tokens)
+        return num_bytes
+
+    def _drafters_named(self, names: Sequence[str]) -> dict[str, Drafter]:
+        """The engine's drafters of these names, built on first use; those whose parts are absent are left out."""
+        with self._loading:
+            for name in names:
+                if name not in self._drafters:
+                    self._drafters.update({drafter.name: drafter for drafter in load_drafters([name], self._parts)})
+        return {name: self._drafters[name] for name in names if name in self._drafters}
+
+    def _record(
+        self, prompt: tuple[int, ...], tenant: str, query: str, workflow_step: str, tools: str
+    ) -> NewCompletion:
+        """What is stored of a request, before its answer is there."""
+        return NewCompletion(
+            token_ids=(),
+            tokenizer=self.tokenizer_fingerprint,
+            model=self.model_fingerprint,
+            tenant=tenant,
+            query=query,
+            prompt_fingerprint=prompt_fingerprint(prompt),
+            tools=tools,
+            workflow_step=workflow_step,
+        )
+
+
+def _two_threads(own_threads: set[threading.Thread]) -> Executor:
+    return ThreadPoolExecutor(2, "precedent-cache", initializer=lambda: own_threads.add(threading.current_thread()))

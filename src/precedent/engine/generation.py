@@ -1,0 +1,160 @@
+"""A running request as its caller sees it: a queue that the engine's worker fills, read by a thread or a coroutine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+
+from precedent.decoding.stats import GenerationStats
+from precedent.errors import RequestCancelled
+from precedent.sampling.logprobs import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one step added: text (detokenized, scanned for stop strings), token ids, and each token's source.
+
+    `logprobs` has one entry for each token where `SamplingParams.logprobs` asked for them.
+
+    A source is a drafter's name, or "target" for a token that the target model chose itself. Text may lag behind its
+    tokens (an unfinished character, a possible stop string) and may come without any.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """The whole answer, each token with its source.
+
+    `finish_reason` is "stop" (end token or stop string) or "length".
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    sources: tuple[str, ...]
+    finish_reason: str
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    stats: GenerationStats = field(default_factory=GenerationStats)
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Generation:
+    """A handle on one request. Iterate it (or `async for`) once, or ask for the `result`; leaving early cancels."""
+
+    def __init__(self) -> None:
+        self._emissions: deque[Emission] = deque()
+        self._changed = threading.Condition()
+        self._over = threading.Event()  # whoever waits for the end alone is not woken by every step
+        self._listener: Callable[[], None] | None = None
+        self._result: GenerationResult | None = None
+        self._error: BaseException | None = None
+        self._cancelled = False
+
+    @property
+    def cancelled(self) -> bool:
+        """True once `cancel` was called."""
+        return self._cancelled
+
+    @property
+    def done(self) -> bool:
+        """True once the result or an error is there."""
+        return self._result is not None or self._error is not None
+
+    def cancel(self) -> None:
+        """Ask the engine to stop; it does so before its next step. Harmless when the request is over."""
+        self._cancelled = True
+
+    def put(self, emission: Emission) -> None:
+        """Worker side: hand on one emission."""
+        self._emissions.append(emission)
+        self._notify()
+
+    def finish(self, result: GenerationResult) -> None:
+        """Worker side: the request ended normally."""
+        self._result = result
+        self._end()
+
+    def fail(self, error: BaseException) -> None:
+        """Worker side: the request ended with an error, which the caller will see raised."""
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        self._over.set()
+        self._notify()
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+            listener = self._listener
+        if listener is not None:
+            listener()
+
+    def _take(self) -> Emission | None:
+        """The next emission, or None; raises the request's error once everything before it was taken."""
+        with self._changed:
+            if self._emissions:
+                return self._emissions.popleft()
+            if self._error is not None:
+                raise self._error
+            return None
+
+    def __iter__(self) -> Iterator[Emission]:
+        """Yield emissions as they come. Raises the request's error; closing the iterator cancels the request."""
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._emissions or self.done)
+                emission = self._take()
+                if emission is None:
+                    return
+                yield emission
+        finally:
+            self.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Emission]:
+        """Yield emissions without blocking the event loop; leaving it or cancelling the task cancels the request."""
+        loop, wake = asyncio.get_running_loop(), asyncio.Event()
+        with self._changed:
+            self._listener = lambda: _wake(loop, wake)
+        try:
+            while True:
+                wake.clear()
+                last = self.done  # asked first: what came before the end is in the queue by then
+                while (emission := self._take()) is not None:
+                    yield emission
+                if last:
+                    return
+                await wake.wait()
+        finally:
+            self._listener = None
+            self.cancel()
+
+    def result(self) -> GenerationResult:
+        """Wait for the end. Raises the request's error, RequestCancelled if it was cancelled."""
+        self._over.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+
+def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """Set the event from the worker's thread; a loop that was closed meanwhile has nobody waiting."""
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:
+        return
+
+
+def cancelled_error() -> RequestCancelled:
+    """What a cancelled request raises from `result`."""
+    return RequestCancelled("the request was cancelled before it was finished")

@@ -1,0 +1,113 @@
+"""What an engine did so far and how long its callers waited; names follow vLLM's."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+from precedent.decoding.latency import Percentiles
+from precedent.decoding.stats import GenerationStats
+
+RECENT_REQUESTS = 1000
+RECENT_EMISSIONS = 10_000
+"""Percentiles speak of the last so many requests, and emissions."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """A snapshot: what is going on, counts since the engine started, and latencies in seconds over a recent window.
+
+    `num_steps` counts target forwards, which requests share; tokens of cancelled and failed requests are counted too.
+    `inter_token_latency_seconds` is an emission's gap divided by its tokens, one value for each emission.
+    """
+
+    num_requests_running: int
+    num_requests_waiting: int
+    kv_cache_reserved_bytes: int
+    kv_cache_idle_bytes: int
+    kv_cache_max_bytes: int
+    num_requests_finished: int
+    num_requests_cancelled: int
+    num_requests_failed: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    generation_tokens: int
+    num_steps: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    request_queue_time_seconds: Percentiles
+    time_to_first_token_seconds: Percentiles
+    inter_token_latency_seconds: Percentiles
+    e2e_request_latency_seconds: Percentiles
+
+
+COUNTED = (
+    "num_requests_finished",
+    "num_requests_cancelled",
+    "num_requests_failed",
+    "prompt_tokens",
+    "cached_prompt_tokens",
+    "generation_tokens",
+    "num_steps",
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+)
+
+
+def _recent(length: int) -> deque[float]:
+    return deque(maxlen=length)
+
+
+@dataclass(slots=True)
+class MetricsRecorder:
+    """Written by the engine's worker, read by anybody."""
+
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+    queue: deque[float] = field(default_factory=lambda: _recent(RECENT_REQUESTS))
+    first_token: deque[float] = field(default_factory=lambda: _recent(RECENT_REQUESTS))
+    request: deque[float] = field(default_factory=lambda: _recent(RECENT_REQUESTS))
+    per_token: deque[float] = field(default_factory=lambda: _recent(RECENT_EMISSIONS))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def stepped(self) -> None:
+        """Count one target forward."""
+        with self._lock:
+            self.counts["num_steps"] += 1
+
+    def ended(self, how: str, stats: GenerationStats, prompt_tokens: int, cached_prompt_tokens: int) -> None:
+        """Count a request that left; `how` is finished, cancelled or failed. Only finished ones have latencies."""
+        with self._lock:
+            self.counts[f"num_requests_{how}"] += 1
+            self.counts["prompt_tokens"] += prompt_tokens
+            self.counts["cached_prompt_tokens"] += cached_prompt_tokens
+            self.counts["generation_tokens"] += stats.num_output_tokens
+            self.counts["num_drafts"] += stats.num_drafts
+            self.counts["num_draft_tokens"] += stats.num_draft_tokens
+            self.counts["num_accepted_tokens"] += stats.num_accepted_tokens
+            if how == "finished":
+                self.queue.append(stats.queue_seconds)
+                self.first_token.append(stats.first_token_seconds)
+                self.request.append(stats.total_seconds)
+                self.per_token.extend(stats.inter_token.per_token())
+
+    def snapshot(self, *, running: int, waiting: int, reserved: int, idle: int, most: int) -> EngineMetrics:
+        """The counts, and what the engine is doing at the moment (requests; bytes of keys and values)."""
+        with self._lock:
+            counts = dict(self.counts)
+            windows = [list(window) for window in (self.queue, self.first_token, self.per_token, self.request)]
+        queue, first_token, per_token, request = map(Percentiles.of, windows)
+        return EngineMetrics(
+            num_requests_running=running,
+            num_requests_waiting=waiting,
+            kv_cache_reserved_bytes=reserved,
+            kv_cache_idle_bytes=idle,
+            kv_cache_max_bytes=most,
+            request_queue_time_seconds=queue,
+            time_to_first_token_seconds=first_token,
+            inter_token_latency_seconds=per_token,
+            e2e_request_latency_seconds=request,
+            **counts,
+        )

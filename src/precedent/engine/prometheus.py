@@ -1,0 +1,90 @@
+"""What engines did so far as Prometheus reads it, under the names that vLLM gives the same things."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from precedent.decoding.latency import Percentiles
+from precedent.engine.metrics import EngineMetrics
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Header of an answer that holds `prometheus_text`."""
+
+GAUGES = {
+    "vllm:num_requests_running": ("num_requests_running", "Requests that are prefilled or answered now."),
+    "vllm:num_requests_waiting": ("num_requests_waiting", "Requests that wait for memory."),
+}
+
+COUNTERS = {
+    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens."),
+    "vllm:prefix_cache_queries": ("prompt_tokens", "Prompt tokens that were looked for among kept keys and values."),
+    "vllm:prefix_cache_hits": ("cached_prompt_tokens", "Prompt tokens whose keys and values were still there."),
+    "vllm:generation_tokens": ("generation_tokens", "Answer tokens."),
+    "vllm:request_success": ("num_requests_finished", "Requests that were answered."),
+    "vllm:spec_decode_num_drafts": ("num_drafts", "Steps of a request in which tokens were proposed."),
+    "vllm:spec_decode_num_draft_tokens": ("num_draft_tokens", "Proposed tokens."),
+    "vllm:spec_decode_num_accepted_tokens": ("num_accepted_tokens", "Proposed tokens that were accepted."),
+    "precedent:num_steps": ("num_steps", "Target forwards, which requests share."),
+    "precedent:requests_cancelled": ("num_requests_cancelled", "Requests that were cancelled."),
+    "precedent:requests_failed": ("num_requests_failed", "Requests that failed."),
+}
+
+SUMMARIES = {
+    "vllm:request_queue_time_seconds": ("request_queue_time_seconds", "From submission to admission."),
+    "vllm:time_to_first_token_seconds": ("time_to_first_token_seconds", "From submission to the first token."),
+    "vllm:inter_token_latency_seconds": ("inter_token_latency_seconds", "Between two tokens."),
+    "vllm:e2e_request_latency_seconds": ("e2e_request_latency_seconds", "From submission to the end."),
+}
+"""Percentiles of the recent requests; vLLM has histograms under these names."""
+
+
+class Measured(Protocol):
+    """What is read of an engine."""
+
+    model_name: str
+
+    def metrics(self) -> EngineMetrics:
+        """A snapshot."""
+
+
+def prometheus_text(engines: Iterable[Measured]) -> str:
+    """All metrics of `engines` in Prometheus's text format, one series for each engine.
+
+    Serve it as `CONTENT_TYPE`.
+    """
+    seen = [(f'model_name="{_escaped(one.model_name)}",engine="{i}"', one.metrics()) for i, one in enumerate(engines)]
+    return "\n".join([*_lines(seen), ""])
+
+
+def _lines(seen: list[tuple[str, EngineMetrics]]) -> Iterator[str]:
+    for name, (field, help_text) in GAUGES.items():
+        yield from _series(name, "gauge", help_text, [(labels, getattr(found, field)) for labels, found in seen])
+    usage = [(labels, _share(found)) for labels, found in seen]
+    yield from _series("vllm:kv_cache_usage_perc", "gauge", "Share of the memory of keys and values, 0 to 1.", usage)
+    for name, (field, help_text) in COUNTERS.items():
+        yield from _series(
+            f"{name}_total", "counter", help_text, [(labels, getattr(one, field)) for labels, one in seen]
+        )
+    for name, (field, help_text) in SUMMARIES.items():
+        quantiles = [pair for labels, found in seen for pair in _quantiles(labels, getattr(found, field))]
+        yield from _series(name, "summary", help_text, quantiles)
+
+
+def _series(name: str, kind: str, help_text: str, values: Iterable[tuple[str, float]]) -> Iterator[str]:
+    yield f"# HELP {name} {help_text}"
+    yield f"# TYPE {name} {kind}"
+    yield from (f"{name}{{{labels}}} {value}" for labels, value in values)
+
+
+def _quantiles(labels: str, found: Percentiles) -> Iterator[tuple[str, float]]:
+    for quantile, value in (("0.5", found.p50), ("0.95", found.p95)):
+        yield f'{labels},quantile="{quantile}"', value
+
+
+def _share(found: EngineMetrics) -> float:
+    return (found.kv_cache_reserved_bytes + found.kv_cache_idle_bytes) / found.kv_cache_max_bytes
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,232 @@
+"""Between two steps: who leaves, who joins, whose prompt is computed. No thread of its own; the worker drives it.
+
+Requests are admitted first come, first served: what does not fit yet waits, and nobody overtakes it. Prompts share the
+prefill in turns of a bounded number of tokens, so that a long one stalls neither the running requests nor the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from precedent.decoding.loop import step
+from precedent.decoding.pearl import Pearl
+from precedent.decoding.sequence import DecodingSequence, StepResult
+from precedent.drafters import Drafting
+from precedent.engine.admission import Admission
+from precedent.engine.delivery import deliver, result_of
+from precedent.engine.generation import GenerationResult, cancelled_error
+from precedent.engine.metrics import EngineMetrics, MetricsRecorder
+from precedent.engine.request import Request, begin
+from precedent.engine.turns import next_prompt, note_shared_prefix
+from precedent.errors import PrecedentError, RequestCancelled
+from precedent.planning.planner import Planner
+from precedent.runtime.failures import OutOfMemory, as_ours
+from precedent.target import TargetModel
+from precedent.target.model import PREFILL_CHUNK
+
+log = logging.getLogger(__name__)
+
+SMALLEST_PIECE = 32
+"""Prompt tokens below which a rest of a round's budget is not worth a forward of its own."""
+
+Finish = Callable[[Request, GenerationResult], None]
+"""Stores a completion and reports it; must not block for long."""
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """All requests of one engine: `waiting` for memory, `prefilling` in turns, `running` together in every step.
+
+    `end_token_ids` end an answer; `num_tokens` is how many the tokenizer has; `prefill_tokens` bounds the prompt tokens
+    that are computed between two steps. With `pearl` draft models draw while the target scores.
+    """
+
+    target: TargetModel
+    planner: Planner
+    admission: Admission
+    end_token_ids: frozenset[int]
+    num_tokens: int
+    prefill_tokens: int
+    finish: Finish
+    pearl: Pearl | None = None
+    waiting: deque[Request] = field(default_factory=deque)
+    prefilling: deque[Request] = field(default_factory=deque)
+    running: list[Request] = field(default_factory=list)
+    recorder: MetricsRecorder = field(default_factory=MetricsRecorder)
+
+    @property
+    def idle(self) -> bool:
+        """True when a round would do nothing."""
+        return not (self.waiting or self.prefilling or self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request behind all others."""
+        self.waiting.append(request)
+
+    def round(self) -> None:
+        """Let requests leave and join, compute a bounded piece of prompts, and advance all running ones by a step."""
+        self._drop_cancelled()
+        self._admit()
+        self._prefill()
+        if self.running:
+            self._step()
+
+    def fail_all(self, error: PrecedentError) -> None:
+        """Fail every request there is; their callers learn of it first, whatever else may go wrong."""
+        requests = (*self.waiting, *self.prefilling, *self.running)
+        for request in requests:
+            request.generation.fail(error)
+        for request in requests:
+            self._leave(request, _how(error), keep_slot=False)
+
+    def metrics(self, num_arriving: int) -> EngineMetrics:
+        """A snapshot; `num_arriving` requests are on their way to `add`. Safe on any thread."""
+        return self.recorder.snapshot(
+            running=len(self.running) + len(self.prefilling),
+            waiting=num_arriving + len(self.waiting),
+            reserved=self.admission.reserved_bytes,
+            idle=self.admission.idle_bytes,
+            most=self.admission.max_kv_bytes,
+        )
+
+    # Joining
+
+    def _admit(self) -> None:
+        while self.waiting and self.admission.admits(self.waiting[0]):
+            request = self.waiting.popleft()
+            note_shared_prefix(request, self.prefilling)
+            self.prefilling.append(request)
+            try:
+                self._enter(request)
+            except Exception as error:
+                self._fail(request, as_ours(error, "starting the request"))
+
+    def _enter(self, request: Request) -> None:
+        """Set memory aside and begin the drafters."""
+        request.stats.queue_seconds = perf_counter() - request.submitted
+        self.admission.enter(request)
+        begin(request, self.target, self.end_token_ids, self.num_tokens)
+        if self.pearl is not None:
+            _sequence(request).draft_ahead()
+
+    def _prefill(self) -> None:
+        """Give the prompts their turns, a round's tokens in all: few beside running requests, a whole chunk else."""
+        spent = 0
+        while self.prefilling:
+            request = next_prompt(self.prefilling)
+            left = (self.prefill_tokens if self.running else PREFILL_CHUNK) - spent
+            if spent and left < min(SMALLEST_PIECE, request.num_missing):
+                return
+            spent += self._prefill_piece(request, max(left, 1))
+
+    def _prefill_piece(self, request: Request, most: int) -> int:
+        """Compute at most `most` tokens of a prompt, then it is another's turn; returns their number."""
+        started, number = perf_counter(), 0
+        try:
+            if not request.started:
+                self._start(request)
+            number = min(most, request.num_missing)
+            ready = self.target.continue_prefill(_sequence(request).slot, request.prompt_ids, max(number, 1))
+        except Exception as error:
+            log.debug("prefill failed", exc_info=True)
+            self._fail(request, as_ours(error, f"prefilling a prompt of {len(request.prompt_ids)} tokens"))
+            return number
+        request.num_prefilled += number
+        request.stats.prefill_seconds += perf_counter() - started
+        self.prefilling.remove(request)
+        (self.running if ready else self.prefilling).append(request)
+        return number
+
+    def _start(self, request: Request) -> None:
+        """Take the slot that holds most of the prompt, and rewind it to what the two have in common."""
+        sequence = _sequence(request)
+        sequence.slot = self.admission.slot_for(request)
+        request.started, request.shares_with = True, None
+        request.num_prefilled = self.target.begin_prefill(sequence.slot, request.prompt_ids)
+        request.cached_prompt_tokens = request.num_prefilled
+
+    # Running
+
+    def _step(self) -> None:
+        """One step for all running requests. A sequence that failed carries its error, and fails alone."""
+        running, started = list(self.running), perf_counter()
+        sequences = [_sequence(request) for request in running]
+        try:
+            results = step(sequences, self.target, self.planner, self.pearl)
+        except Exception as error:  # of the loop itself: nobody knows whose
+            self._fail_running(as_ours(error, "stepping"))
+            return
+        seconds = perf_counter() - started
+        self.recorder.stepped()
+        for request, result in zip(running, results, strict=True):
+            request.stats.decode_seconds += seconds
+            self._deliver(request, result)
+
+    def _fail_running(self, error: PrecedentError) -> None:
+        for request in list(self.running):
+            self._fail(request, error)
+
+    def _deliver(self, request: Request, result: StepResult) -> None:
+        sequence = _sequence(request)
+        if sequence.error is None:
+            try:
+                deliver(request, sequence, result)
+            except Exception as error:
+                sequence.error = as_ours(error, "turning tokens into text")
+        if sequence.error is not None:
+            self._fail(request, sequence.error)
+        elif sequence.finished:
+            self._retire(request)
+
+    # Leaving
+
+    def _drop_cancelled(self) -> None:
+        for request in (*self.waiting, *self.prefilling, *self.running):
+            if request.generation.cancelled:
+                self._fail(request, cancelled_error())
+
+    def _retire(self, request: Request) -> None:
+        result = result_of(request, _sequence(request))
+        self._leave(request, "finished", keep_slot=True)
+        self.finish(request, result)
+
+    def _fail(self, request: Request, error: PrecedentError) -> None:
+        """Let a request go and tell its caller why; the slot of one that was cancelled is sound, others' may not be."""
+        self._leave(request, _how(error), keep_slot=isinstance(error, RequestCancelled))
+        if isinstance(error, OutOfMemory):
+            self.admission.drop_idle()
+        request.generation.fail(error)
+
+    def _leave(self, request: Request, how: str, *, keep_slot: bool) -> None:
+        """Take the request out, wherever it is, and give back what it held."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        else:
+            (self.running if request in self.running else self.prefilling).remove(request)
+            sequence, request.sequence = request.sequence, None
+            _end_all(sequence.draftings.values() if sequence else ())
+            self.admission.leave(request, sequence if request.started else None, keep=keep_slot)
+        self.recorder.ended(how, request.stats, len(request.prompt_ids), request.cached_prompt_tokens)
+
+
+def _how(error: PrecedentError) -> str:
+    """How a request that was not finished ended."""
+    return "cancelled" if isinstance(error, RequestCancelled) else "failed"
+
+
+def _sequence(request: Request) -> DecodingSequence:
+    assert request.sequence is not None
+    return request.sequence
+
+
+def _end_all(draftings: Iterable[Drafting]) -> None:
+    """End every drafting, whatever happens to the one before."""
+    for drafting in draftings:
+        try:
+            drafting.end()
+        except Exception:
+            log.warning("a drafter failed at the end of a request", exc_info=log.isEnabledFor(logging.DEBUG))

@@ -1,0 +1,74 @@
+"""What is done before the first request, so that no answer waits for it: inner loops translated, forwards timed."""
+
+from __future__ import annotations
+
+from functools import cache
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from precedent.config import SamplingParams
+from precedent.drafters.base import DraftRequest
+from precedent.drafters.matching.alignment import Trail
+from precedent.drafters.matching.known_texts import follow_known_text
+from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Weights
+from precedent.drafters.matching.token_index import SORT_ABOVE, TokenIndex, reversed_context, sorted_segment
+from precedent.drafters.prompt import PromptDrafter
+from precedent.drafters.recall.drafter import outcomes
+from precedent.planning.costs import CostCurve
+from precedent.planning.plan import Limits
+from precedent.planning.planner import Planner
+from precedent.sampling.coupling import coupled_choice
+from precedent.target import Slot, TargetModel
+from precedent.tree import ROOT, chain
+
+UNTIMED = 3
+"""Forwards of a size on an accelerator before one is timed: the second is captured as a graph, the third replayed."""
+
+
+@cache
+def compile_inner_loops() -> None:
+    """Run every compiled function once: about half a minute on a new machine, a second later on; once per process."""
+    drafting = PromptDrafter().begin(DraftRequest("warm-up", (5, 6, 7) * SORT_ABOVE, SamplingParams()))
+    candidates, planner = drafting.match(4), Planner(CostCurve())
+    plan = planner.plan([candidates], {}, Limits(4, 0, 4, frozenset({2})))
+    planner.observe(plan, plan.builder.build(), (0,))
+    drafting.committed([5, 6])
+    outcomes(candidates.nodes, np.array([5], dtype=np.int32))
+    _follow_a_trail()
+    follow_known_text(np.array([5], dtype=np.int32))
+    coupled_choice(torch.ones(2), 0, 0)
+
+
+def milliseconds_of_width(target: TargetModel, width: int) -> float:
+    """Time one forward of `width` tokens behind a short prefix; on an accelerator after some that are not timed.
+
+    There kernels are compiled and graphs captured when a size comes for the first times, and prompts are still being
+    computed when their call has returned.
+    """
+    slot = target.new_slot()
+    target.prefill(slot, [0] * 33)
+    for _ in range(0 if target.device.type == "cpu" else UNTIMED):
+        _forward_of(target, slot, width)
+    started = perf_counter()
+    _forward_of(target, slot, width)
+    return (perf_counter() - started) * 1e3
+
+
+def _forward_of(target: TargetModel, slot: Slot, width: int) -> None:
+    """One forward, waited for."""
+    target.score([(slot, chain([0] * (width - 1)))])[0][0, 0].item()
+    target.discard(slot)
+
+
+def _follow_a_trail() -> None:
+    index, trail = TokenIndex(), Trail()
+    index.append(0, [5, 6, 7, 5, 6, 7])
+    for number in (1, 2):
+        index.load(sorted_segment({number: [5, 6]}))
+    index.take_order(index.merged_order())
+    weights = Weights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(3), 0.0)
+    found = index.match(reversed_context([5]), weights, 1, index.order_of([0]))
+    trail.advance(index.text, found, [8])
+    trail.align(index.text, reversed_context([8]), np.empty(0, OCCURRENCE), weights)

@@ -1,0 +1,112 @@
+"""The one thread that owns the target model: it drives the scheduler, round after round, until the engine is closed."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+import torch
+
+from precedent.decoding.pearl import Pearl
+from precedent.drafters import Drafter
+from precedent.engine.metrics import EngineMetrics
+from precedent.engine.request import Request
+from precedent.engine.scheduler import Scheduler
+from precedent.errors import EngineClosedError, PrecedentError, RequestCancelled
+from precedent.runtime.failures import as_ours
+from precedent.runtime.openmp import release_workers
+from precedent.target import TargetModel
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Runs a scheduler on its own thread. It knows nothing of the engine, so that dropping the engine stops it.
+
+    `ended` is called on that thread, once every request is over: it releases what the requests shared.
+    """
+
+    def __init__(self, scheduler: Scheduler, ended: Callable[[], None]) -> None:
+        self._scheduler, self._ended = scheduler, ended
+        self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._closed = False
+        self._gate = threading.RLock()  # re-entrant: the garbage collector may stop the worker on any thread
+        self._thread = threading.Thread(target=self._run, name="precedent-worker", daemon=True)
+        atexit.register(self.close)  # the thread must not be inside torch when the interpreter goes
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; it joins before the next step if it fits. Raises EngineClosedError."""
+        release_workers()  # the caller will wait for the answer; what it computed before has left it some
+        with self._gate:
+            if self._closed:
+                raise EngineClosedError("the engine is closed and takes no more requests: load a new one")
+            self._inbox.put(request)
+
+    def stop(self) -> None:
+        """Ask the thread to end after the current round, and return at once; safe anywhere, any number of times."""
+        with self._gate:
+            self._closed = True
+            self._inbox.put(None)
+
+    def close(self) -> None:
+        """Stop, and wait until every request is over; on the worker's own thread there is nothing to wait for."""
+        self.stop()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def metrics(self) -> EngineMetrics:
+        """A snapshot of the scheduler's metrics; what it has not yet taken over counts as waiting."""
+        return self._scheduler.metrics(0 if self._closed else self._inbox.qsize())
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        failure: PrecedentError = RequestCancelled("the engine was closed before the request was finished")
+        try:
+            while self._receive():
+                self._scheduler.round()
+        except BaseException as error:  # whatever it is, nobody may be left waiting
+            log.exception("the worker of an engine failed; the engine is closed")
+            cause = error if isinstance(error, Exception) else RuntimeError(repr(error))
+            failure = as_ours(cause, "running the engine, which is closed now")
+        finally:
+            self.stop()
+            self._fail_all(failure)
+            atexit.register(self._thread.join)  # it still has a model to free, which holds the worker no longer
+            atexit.unregister(self.close)
+
+    def _receive(self) -> bool:
+        """Take over what arrived, waiting while there is nothing to do; False when the thread should end."""
+        while self._scheduler.idle or not self._inbox.empty():
+            if self._inbox.empty():
+                release_workers()
+            request = self._inbox.get()
+            if request is None:
+                return False
+            self._scheduler.add(request)
+        return True
+
+    def _fail_all(self, failure: PrecedentError) -> None:
+        """Fail what is running, waiting or still on its way; then release what they shared."""
+        while not self._inbox.empty():
+            request = self._inbox.get()
+            if request is not None:
+                self._scheduler.add(request)
+        self._scheduler.fail_all(failure)
+        self._ended()
+
+
+def release(target: TargetModel, drafters: dict[str, Drafter], executor: Executor, pearl: Pearl | None) -> None:
+    """Let go of what the requests shared, once they are all over."""
+    if pearl is not None:
+        pearl.close()
+    try:
+        for drafter in list(drafters.values()):
+            drafter.close()  # before the executor: recall still writes its credit there
+        executor.shutdown(wait=False)
+    finally:
+        target.close()  # last: other processes may take their time

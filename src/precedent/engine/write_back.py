@@ -1,0 +1,35 @@
+"""What happens at a normal end, before the caller learns of it: a reported completion is a stored one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from precedent.cache import NewCompletion
+from precedent.engine.generation import GenerationResult
+
+ResultObserver = Callable[[tuple[int, ...], GenerationResult], None]
+"""Called with a finished request's prompt ids and its result, on a thread of the engine's."""
+
+CompletionKeeper = Callable[[NewCompletion], object]
+"""Takes a finished completion, on a thread of the engine's: `SpeculationCache.insert`, or what keeps it till later."""
+
+
+def at_normal_end(
+    prompt: tuple[int, ...],
+    on_result: ResultObserver | None,
+    store: CompletionKeeper | None,
+    record: NewCompletion,
+) -> list[Callable[[GenerationResult], None]]:
+    """The actions for an answer: tell the observer, then keep it as `record` says, its tokens and text filled in."""
+    actions: list[Callable[[GenerationResult], None]] = []
+    if on_result is not None:
+        actions.append(partial(on_result, prompt))
+    if store is not None:
+        actions.append(partial(_write_back, store, record))
+    return actions
+
+
+def _write_back(store: CompletionKeeper, record: NewCompletion, result: GenerationResult) -> None:
+    store(replace(record, token_ids=result.token_ids, text=result.text))

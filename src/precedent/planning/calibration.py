@@ -1,0 +1,111 @@
+"""How often does a candidate with these features come true? Beta-Bernoulli bins, learned online.
+
+Labels are unbiased: once a node is accepted, the outcome of each of its children is known. A bin is a small number that
+a drafter makes of its features, so evidence is shared between requests (retrieval research: calibrated estimates beat
+raw vote shares).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
+
+PRIOR_STRENGTH = 4.0
+"""Observations that the drafter's own estimate is worth before a bin speaks for itself."""
+
+HALF_LIFE = 400.0
+"""Observations after which an outcome counts half: traffic changes."""
+
+BINS_PER_SOURCE = 1 << 13
+"""Bins of one drafter; of a larger number only the last bits count."""
+
+_DECAY = 0.5 ** (1.0 / HALF_LIFE)
+
+
+class Calibration:
+    """Acceptance probability per bin; an unseen bin answers with the drafter's own estimate.
+
+    `accepted` and `seen` are decayed counts, `[num_sources * BINS_PER_SOURCE]`.
+    """
+
+    def __init__(self) -> None:
+        self.accepted = np.zeros(0)
+        self.seen = np.zeros(0)
+        self._first: dict[str, int] = {}
+
+    def first_bin(self, source: str) -> int:
+        """Where the bins of a source begin; a new source gets room."""
+        first = self._first.get(source)
+        if first is None:
+            first = self._first[source] = self.seen.size
+            room = np.zeros(BINS_PER_SOURCE)
+            self.accepted, self.seen = np.concatenate([self.accepted, room]), np.concatenate([self.seen, room])
+        return first
+
+    def probability(self, source: str, bin_: int, estimate: float) -> float:
+        """Probability in (0, 1] that a candidate is accepted once its parent is."""
+        number = self.first_bin(source) + bin_ % BINS_PER_SOURCE  # first: it may replace the arrays
+        return calibrated(self.accepted, self.seen, number, estimate)
+
+    def observe(self, source: str, bin_: int, accepted: bool) -> None:
+        """Learn one outcome."""
+        number = self.first_bin(source) + bin_ % BINS_PER_SOURCE  # first: it may replace the arrays
+        learn(self.accepted, self.seen, number, accepted)
+
+
+class Reliability:
+    """Predicted against observed acceptance: a well-calibrated planner is right in 30 % of what it calls 0.3."""
+
+    def __init__(self, num_bins: int = 10) -> None:
+        self._predicted, self._observed, self._seen = np.zeros(num_bins), np.zeros(num_bins), np.zeros(num_bins)
+        self._squares = 0.0
+
+    def observe(self, predicted: Floats, accepted: Floats) -> None:
+        """Count predictions `[n]` in (0, 1] and what came true of them, 0 or 1, `[n]`."""
+        numbers = np.minimum((predicted * self._seen.size).astype(np.int64), self._seen.size - 1)
+        np.add.at(self._predicted, numbers, predicted)
+        np.add.at(self._observed, numbers, accepted)
+        np.add.at(self._seen, numbers, 1.0)
+        self._squares += float(((predicted - accepted) ** 2).sum())
+
+    def as_dict(self) -> dict[str, object]:
+        """The Brier score (mean squared error, 0 is perfect) and the reliability curve."""
+        total = self._seen.sum()
+        bins = [
+            {
+                "predicted": round(self._predicted[i] / seen, 4),
+                "observed": round(self._observed[i] / seen, 4),
+                "candidates": int(seen),
+            }
+            for i, seen in enumerate(self._seen)
+            if seen
+        ]
+        return {"brier_score": round(self._squares / total, 5) if total else 0.0, "bins": bins}
+
+
+@compiled
+def calibrated(accepted: Floats, seen: Floats, number: int, estimate: float) -> float:
+    """The estimate, drawn to what was observed in bin `number`."""
+    return float((accepted[number] + PRIOR_STRENGTH * estimate) / (seen[number] + PRIOR_STRENGTH))
+
+
+@compiled
+def learn(accepted: Floats, seen: Floats, number: int, outcome: bool) -> None:
+    """Count one outcome in bin `number`; modifies both arrays."""
+    accepted[number] = accepted[number] * _DECAY + outcome
+    seen[number] = seen[number] * _DECAY + 1.0
+
+
+@compiled
+def learn_from_verdict(
+    accepted: Floats, seen: Floats, numbers: Int64s, nodes: Int32s, parents: Int32s, verdict: Floats
+) -> None:
+    """Count the outcome of every candidate whose parent was accepted; modifies both arrays.
+
+    Candidate i of bin `numbers[i]` became tree node `nodes[i]` (-1: none); `parents` `[num_nodes]` are the tree's;
+    `verdict` `[num_nodes + 1]` is 1 for accepted nodes and, in its last place, for the root.
+    """
+    for i in range(nodes.size):
+        if nodes[i] >= 0 and verdict[parents[nodes[i]]] > 0.0:
+            learn(accepted, seen, numbers[i], verdict[nodes[i]] > 0.0)

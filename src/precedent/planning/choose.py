@@ -1,0 +1,214 @@
+"""The arithmetic of a plan: several tries become one, and the likeliest part of it that pays is kept.
+
+Pure functions of arrays; `planner.py` holds what was learned and decides with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from precedent.planning.calibration import BINS_PER_SOURCE, calibrated
+from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled, contains
+from precedent.tree import ROOT
+
+_POOLED = np.dtype(
+    [
+        ("token_id", "i4"),
+        ("parent", "i4"),
+        ("depth", "i4"),
+        ("source", "i4"),
+        ("sources", "i8"),
+        ("first_child", "i4"),
+        ("sibling", "i4"),
+        ("estimate", "f8"),
+        ("path", "f8"),
+        ("claimed", "f8"),
+    ]
+)
+"""A merged candidate. `source` has the best estimate, `sources` is the set of all as bits; `path` is the probability
+of the whole path, `claimed` the sum of its children's estimates."""
+
+BEST_BITS = 8
+BEST = (1 << BEST_BITS) - 1
+"""Of the numbers in `Choice.sources`, the bits that name the best source."""
+
+_NONE = -1
+
+Pool = NDArray[np.void]
+
+
+class Choice(NamedTuple):
+    """The points of a tree and what was expected of them.
+
+    `token_ids`, `parents`, `sources` (the best one in the bits of `BEST`, above them a bit for each) and calibrated
+    `estimates` (of being accepted once the parent is) are `[num_points]`; `bins` `[num_candidates]` are the candidates'
+    bins of calibration, `believed` what it says of them, however much their source is trusted, `node_of` the point that
+    a candidate became, -1 for none; `expected` tokens per step with these points and of the sequences beside, `at_root`
+    the probability that one of them follows first.
+    """
+
+    token_ids: Int32s
+    parents: Int32s
+    sources: Int64s
+    estimates: Floats
+    bins: Int64s
+    believed: Floats
+    node_of: Int32s
+    expected: float
+    at_root: float
+
+
+@compiled
+def choose_points(
+    candidates: NDArray[np.void],
+    parts: Int64s,
+    accepted: Floats,
+    seen: Floats,
+    trust: Floats,
+    costs: Floats,
+    tokens_beside: float,
+    max_nodes: int,
+    max_depth: int,
+    end_ids: Int32s,
+) -> Choice:
+    """The points that give the most tokens per millisecond.
+
+    `candidates` `[n]` are the `NODE` records of all drafters, one behind the other; `parts` `[num_drafters, 2]` says
+    of each where its bins begin in `accepted` and `seen`, and how many records are its own; `trust` `[num_drafters]`
+    scales what is believed of each; `costs[w]` are the milliseconds of a step of w + 1 tokens beside other sequences,
+    of which `tokens_beside` tokens are expected.
+    """
+    bins = _bins(candidates, parts)
+    believed = _believed(candidates, bins, accepted, seen)
+    pool, place = _merged(candidates, parts[:, 1], believed, trust, max_depth, end_ids)
+    _set_paths(pool)
+    ranked = np.argsort(-pool["path"], kind="mergesort")[:max_nodes]
+    expected, at_root = 1.0 + tokens_beside, 0.0
+    count, best_rate, best_expected, best_root = 0, expected / costs[0], expected, 0.0
+    for i in range(ranked.size):
+        node = pool[ranked[i]]
+        expected += node.path
+        at_root += node.path if node.parent == ROOT else 0.0
+        rate = expected / costs[min(i + 1, costs.size - 1)]
+        if rate > best_rate:
+            count, best_rate, best_expected, best_root = i + 1, rate, expected, at_root
+    return _chosen(pool, np.sort(ranked[:count]), bins, believed, place, best_expected, best_root)
+
+
+@compiled
+def _bins(candidates: NDArray[np.void], parts: Int64s) -> Int64s:
+    """The bin of every candidate in the arrays that all sources share."""
+    bins, begin = np.empty(candidates.size, np.int64), 0
+    for first, count in parts:
+        for i in range(begin, begin + count):
+            bins[i] = first + candidates[i].bin % BINS_PER_SOURCE
+        begin += count
+    return bins
+
+
+@compiled
+def _believed(candidates: NDArray[np.void], bins: Int64s, accepted: Floats, seen: Floats) -> Floats:
+    """What is known of every candidate's kind: the probability that it is accepted once its parent is."""
+    believed = np.empty(candidates.size)
+    for i in range(candidates.size):
+        believed[i] = calibrated(accepted, seen, bins[i], candidates[i].estimate)
+    return believed
+
+
+@compiled
+def _merged(
+    candidates: NDArray[np.void],
+    counts: Int64s,
+    believed: Floats,
+    trust: Floats,
+    max_depth: int,
+    end_ids: Int32s,
+) -> tuple[Pool, Int32s]:
+    """All drafters' tries as one, and where each candidate went (-1: below an end token, or too deep)."""
+    pool, size = np.empty(candidates.size + 1, _POOLED), 0
+    root = pool[candidates.size]  # reached as pool[ROOT] too
+    root.first_child, root.depth, root.token_id = _NONE, 0, _NONE
+    place, begin = np.empty(candidates.size, np.int32), 0
+    for source in range(counts.size):
+        for i in range(begin, begin + counts[source]):
+            candidate = candidates[i]
+            above = ROOT if candidate.parent == ROOT else place[begin + candidate.parent]
+            at = _NONE
+            if candidate.parent == ROOT or above != _NONE:
+                at = _find_or_add(pool, size, above, candidate.token_id, max_depth, end_ids)
+                size = max(size, at + 1)
+            if at != _NONE:
+                _support(pool[at], source, trust[source] * believed[i])
+            place[i] = at
+        begin += counts[source]
+    return pool[:size], place
+
+
+@compiled
+def _find_or_add(pool: Pool, size: int, above: int, token_id: int, max_depth: int, end_ids: Int32s) -> int:
+    """Index of `token_id` below `above`, -1 when it may not hang there."""
+    parent = pool[above]
+    at = parent.first_child
+    while at != _NONE:
+        if pool[at].token_id == token_id:
+            return int(at)
+        at = pool[at].sibling
+    if parent.depth >= max_depth or (above != ROOT and contains(end_ids, parent.token_id)):
+        return _NONE
+    node = pool[size]
+    node.token_id, node.parent, node.depth = token_id, above, parent.depth + 1
+    node.first_child, node.sibling, node.sources, node.estimate = _NONE, parent.first_child, 0, -1.0
+    parent.first_child = size
+    return size
+
+
+@compiled
+def _support(node: Any, source: int, estimate: float) -> None:
+    """Another source proposes the node: the best estimate counts."""
+    node.sources |= 1 << source
+    if estimate > node.estimate:
+        node.estimate, node.source = estimate, source
+
+
+@compiled
+def _set_paths(pool: Pool) -> None:
+    """P(path) = product of the best estimates, siblings scaled down where together they exceed certainty."""
+    at_root = 0.0
+    for node in pool:
+        node.claimed = 0.0
+    for node in pool:
+        if node.parent == ROOT:
+            at_root += node.estimate
+        else:
+            pool[node.parent].claimed += node.estimate
+    for node in pool:
+        if node.parent == ROOT:
+            node.estimate /= max(1.0, at_root)
+            node.path = node.estimate
+        else:
+            above = pool[node.parent]
+            node.estimate /= max(1.0, above.claimed)
+            node.path = above.path * node.estimate
+
+
+@compiled
+def _chosen(
+    pool: Pool, kept: Int64s, bins: Int64s, believed: Floats, place: Int32s, expected: float, at_root: float
+) -> Choice:
+    """The kept part of the pool (ascending indices, closed under parents), renumbered."""
+    number = np.full(pool.size + 1, _NONE, np.int32)
+    token_ids, parents = np.empty(kept.size, np.int32), np.empty(kept.size, np.int32)
+    sources, estimates = np.empty(kept.size, np.int64), np.empty(kept.size)
+    for i in range(kept.size):
+        node = pool[kept[i]]
+        number[kept[i]] = i
+        token_ids[i], parents[i] = node.token_id, ROOT if node.parent == ROOT else number[node.parent]
+        sources[i], estimates[i] = node.sources << BEST_BITS | node.source, node.estimate
+    node_of = np.full(place.size, _NONE, np.int32)
+    for i in range(place.size):
+        if place[i] != _NONE:
+            node_of[i] = number[place[i]]
+    return Choice(token_ids, parents, sources, estimates, bins, believed, node_of, expected, at_root)

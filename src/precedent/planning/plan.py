@@ -1,0 +1,66 @@
+"""What a sequence allows in a step, and what was planned for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from precedent.planning.choose import Choice
+from precedent.planning.trust import Trust, outcomes_by_source
+from precedent.runtime.compiled import Floats, Int32s, Int64s
+from precedent.tree import TreeBuilder
+
+_NONE = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sequence allows in this step: nodes, draws, tokens until its end, and the tokens that end it.
+
+    `requests` are in the step, this one included; `rows_beside` and `tokens_beside` are the rows of the others and the
+    tokens expected of them: a node pays when it raises the rate of all of them together, for all of them wait for it.
+    `at_hand` are the draws that each source which drafts beside the target (`decoding.pearl`) has made already,
+    `widening` the sources that can name a second token beside each draw, `trust` what this request knows of each.
+    """
+
+    max_nodes: int
+    max_draws: int
+    max_depth: int
+    end_token_ids: frozenset[int]
+    requests: int = 1
+    rows_beside: int = 0
+    tokens_beside: float = 0.0
+    at_hand: Mapping[str, int] = field(default_factory=dict)
+    widening: Collection[str] = ()
+    trust: Trust = field(default_factory=Trust)
+
+
+@dataclass(slots=True)
+class Plan:
+    """Points already in the builder, draws and runners-up still to be made, and how the points were chosen.
+
+    `choice` is among the candidates of `names`, the next `counts[i]` of them by drafter i; None where nobody proposed
+    any. `expected_tokens` counts the points and the token of the target's own; `trust` learns what came of them.
+    """
+
+    builder: TreeBuilder = field(default_factory=TreeBuilder)
+    draws: dict[str, int] = field(default_factory=dict)
+    runners_up: dict[str, int] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    counts: Int64s = field(default_factory=lambda: _NONE)
+    choice: Choice | None = None
+    expected_tokens: float = 1.0
+    trust: Trust = field(default_factory=Trust)
+
+    def learn(self, parents: Int32s, verdict: Floats) -> None:
+        """Let the request know what came of each drafter's candidates (see `learn_from_verdict`)."""
+        if self.choice is not None:
+            outcomes = outcomes_by_source(self.choice.believed, self.counts, self.choice.node_of, parents, verdict)
+            self.trust.learn(self.names, outcomes)
+
+    @property
+    def estimates(self) -> Floats:
+        """Probabilities of the points being accepted once their parents are, `[num_points]`."""
+        return np.empty(0) if self.choice is None else self.choice.estimates

@@ -1,0 +1,264 @@
+"""Which candidates are worth verifying: the shape of the tree, decided before anything is drawn.
+
+Every candidate gets one calibrated probability of being accepted along its whole path; the tree takes them in that
+order for as long as the expected tokens per millisecond grow, by the cost curve measured on this machine. Zero nodes
+is a legal answer: plain decoding. A draft model costs sequential steps, so its draws compete in the same currency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
+
+import numpy as np
+
+from precedent.drafters.base import NODE, Candidates, Nodes
+from precedent.planning.calibration import Calibration, learn_from_verdict
+from precedent.planning.choose import BEST, BEST_BITS, Choice, choose_points
+from precedent.planning.costs import CostCurve
+from precedent.planning.draw_gate import FAR_BEHIND, DrawGate
+from precedent.planning.plan import Limits, Plan
+from precedent.runtime.compiled import Floats, Int32s
+from precedent.tree import ROOT, CandidateTree
+
+MARGIN = 1.02
+"""By how much draws must seem to pay before they are made: estimates err, and the steps they cost do not."""
+
+DRAFT_PRIOR = 0.6
+"""Acceptance assumed of a draft model that has never been asked."""
+
+RUNNER_UP_PRIOR = 0.15
+"""Acceptance assumed of what a draft model names second, before it was ever asked."""
+
+DEEPEST_DRAW = 6
+"""Draws deeper than this are calibrated together."""
+
+
+class SourceNames(dict[int, tuple[str, ...]]):
+    """The names behind a number as `tree_plan.Choice.sources` holds it: of all sources, the best one first."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self._names = names
+
+    def __missing__(self, key: int) -> tuple[str, ...]:
+        best, bits = key & BEST, key >> BEST_BITS
+        others = [name for i, name in enumerate(self._names) if bits >> i & 1 and i != best]
+        found = self[key] = (self._names[best], *others)
+        return found
+
+
+class Planner:
+    """Engine-wide: what was learned from one request serves the next."""
+
+    def __init__(self, cost: CostCurve) -> None:
+        self.cost = cost
+        self.calibration = Calibration()
+        self._gates: dict[str, DrawGate] = {}
+        self._sources: dict[tuple[str, ...], SourceNames] = {}
+        self._end_ids: dict[frozenset[int], Int32s] = {}
+
+    def plan(self, candidates: Sequence[Candidates], behind: Mapping[str, int], limits: Limits) -> Plan:
+        """The points of the tree, and how many draws to make of each source that is `behind` by so many tokens."""
+        proposals = [proposal for proposal in candidates if len(proposal)]
+        plan = Plan(trust=limits.trust)
+        if not proposals or limits.max_nodes < 1:
+            return self._with_draws(plan, behind, 1.0 + limits.tokens_beside, 0.0, limits)
+        names = plan.names = tuple([proposal.source for proposal in proposals])
+        choice = plan.choice = self._choose(proposals, plan, limits)
+        plan.expected_tokens = choice.expected - limits.tokens_beside
+        named = self._sources.get(names) or self._sources.setdefault(names, SourceNames(names))
+        sources = [named[key] for key in choice.sources.tolist()]
+        plan.builder.add_points(choice.token_ids.tolist(), choice.parents.tolist(), sources)
+        return self._with_draws(plan, behind, choice.expected, choice.at_root, limits)
+
+    def _choose(self, proposals: Sequence[Candidates], plan: Plan, limits: Limits) -> Choice:
+        end_ids = self._end_ids.get(limits.end_token_ids)
+        if end_ids is None:
+            end_ids = self._end_ids[limits.end_token_ids] = np.array(sorted(limits.end_token_ids), dtype=np.int32)
+        learned = self.calibration
+        parts = np.array([(learned.first_bin(proposal.source), len(proposal)) for proposal in proposals])
+        plan.counts = parts[:, 1]
+        return choose_points(
+            _joined(proposals), parts, learned.accepted, learned.seen, plan.trust.factors(plan.names),
+            self.cost.beside(limits.rows_beside), limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids,
+        )  # fmt: skip
+
+    def _with_draws(
+        self, plan: Plan, behind: Mapping[str, int], expected: float, at_root: float, limits: Limits
+    ) -> Plan:
+        """How many draws of each source beside the points; `expected` counts the other sequences' tokens too."""
+        open_mass, most = 1.0 - min(at_root, 1.0), min(limits.max_draws, limits.max_depth)
+        width = limits.rows_beside + len(plan.builder) + 1
+        for source, missed in behind.items():
+            if source in limits.at_hand:
+                number = self._draws_of_one_ahead(source, most, width, expected, open_mass, missed, limits)
+                plan.draws[source] = number
+                continue
+            gate = self._gates.setdefault(source, DrawGate())
+            gate.behind, gate.together = missed, limits.requests
+            best = self._best_number(source, most, width, expected, open_mass, gate.milliseconds)
+            number = min(gate.decide(best, open_mass), most)
+            if number:
+                plan.draws[source] = number
+                taken = gate.milliseconds(number)
+                plan.runners_up[source] = self._runners_up(source, number, width, expected, open_mass, taken, limits)
+        return plan
+
+    def _runners_up(
+        self,
+        source: str,
+        number: int,
+        width: int,
+        expected: float,
+        open_mass: float,
+        milliseconds: float,
+        limits: Limits,
+    ) -> int:
+        """Beside how many of its first draws a second token pays for its row; together no more than may be drawn."""
+        most = min(number, limits.max_draws - number) if source in limits.widening else 0
+        if most < 1:
+            return 0
+        reaches = [open_mass, *(open_mass * reach for reach in self._reaches(source, number))]
+        expected += sum(reaches[1:])
+        best, best_rate = 0, expected / (self.cost.milliseconds(width + number) + milliseconds)
+        for count in range(1, most + 1):
+            bin_ = DEEPEST_DRAW + min(count, DEEPEST_DRAW)
+            expected += reaches[count - 1] * self.calibration.probability(source, bin_, RUNNER_UP_PRIOR)
+            rate = expected / (self.cost.milliseconds(width + number + count) + milliseconds)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best
+
+    def _best_number(
+        self,
+        source: str,
+        most: int,
+        width: int,
+        expected: float,
+        open_mass: float,
+        milliseconds: Callable[[int], float],
+    ) -> int:
+        """How many of at most `most` draws pay for the time that they take before the forward, and for their rows."""
+        best, best_rate = 0, MARGIN * expected / self.cost.milliseconds(width)
+        for number, reach in enumerate(self._reaches(source, most), start=1):
+            expected += open_mass * reach
+            rate = expected / (self.cost.milliseconds(width + number) + milliseconds(number))
+            if rate > best_rate:
+                best, best_rate = number, rate
+        return best
+
+    def _draws_of_one_ahead(
+        self, source: str, most: int, width: int, expected: float, open_mass: float, missed: int, limits: Limits
+    ) -> int:
+        """Draws of a source that works beside the forwards: those at hand, or some made now if that is worth the wait.
+
+        How many of those at hand are shown may not depend on how many there are: an end token among them tells.
+        """
+        ready, gate = limits.at_hand[source], self._gates.setdefault(source, DrawGate())
+        if ready:
+            return min(ready, self._best_number(source, most, width, expected, open_mass, _no_milliseconds))
+        if missed > FAR_BEHIND or not gate.measured:
+            return 0
+        gate.behind = missed
+        number = self._best_number(source, most, width, expected, open_mass, gate.milliseconds)
+        return number if number and self._beats_pre_verify(source, number, width, gate.milliseconds(number)) else 0
+
+    def _beats_pre_verify(self, source: str, number: int, width: int, milliseconds: float) -> bool:
+        """Whether to draw before the forward that has nothing at hand, which takes so long (docs/decisions/0017).
+
+        Both ways bring the same steps with a tree, `runs` of them until the text leaves it; before the first of them
+        one waits for the draws, the other makes steps over its pending token until a draw made beside one stands.
+        """
+        reaches = self._reaches(source, number + 1)
+        tokens, runs = 1.0 + sum(reaches[:-1]), 1.0 / (1.0 - reaches[-1])
+        alone, wide = self.cost.milliseconds(width), self.cost.milliseconds(width + number)
+        steps_before = 1.0 / reaches[0]
+        waiting = runs * tokens / (runs * wide + milliseconds)
+        return waiting > (steps_before + runs * tokens) / (steps_before * alone + runs * wide)
+
+    def num_draws_ahead(self, source: str, behind: int, limits: Limits) -> int:
+        """How many draws a source may have at hand that draws beside the forwards: one to judge at once, then a tree's.
+
+        0 where what the last steps waited for it costs more than its draws bring; now and then it is tried again.
+        """
+        if not limits.max_draws:
+            return 0
+        gate = self._gates.setdefault(_waiting_for(source), DrawGate())
+        gate.behind, most = behind, limits.max_draws + 1
+        reaches = self._reaches(source, limits.max_draws)
+        alone, waited = self.cost.milliseconds(limits.rows_beside + 1), gate.milliseconds(1)
+        pays = reaches[0] * sum(reaches) * alone > (MARGIN - 1.0) * alone + waited
+        return most if gate.decide(most if pays else 0) else 0
+
+    def _reaches(self, source: str, number: int) -> list[float]:
+        """Probability that a chain of `number` draws is accepted as far as each of them.
+
+        A depth that was seldom reached is believed to be as the one before it.
+        """
+        chances, chance = [], DRAFT_PRIOR
+        for depth in range(1, number + 1):
+            if depth <= DEEPEST_DRAW:
+                chance = self.calibration.probability(source, depth, chance)
+            chances.append(chance)
+        return list(accumulate(chances, mul))
+
+    def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
+        """Learn what a request's draws of `source` cost, made `together` with others', `behind` tokens caught up on."""
+        self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds, together)
+
+    def observe_draws_ahead(self, source: str, behind: int, milliseconds: float) -> None:
+        """Learn how long a step waited for a source that drew beside its forward, and had so much to catch up on."""
+        self._gates.setdefault(_waiting_for(source), DrawGate()).observe(1, behind, milliseconds)
+
+    def observe_forward(self, width: int, milliseconds: float) -> None:
+        """Learn from one forward over `width` tokens, all sequences of the step together."""
+        self.cost.observe(width, milliseconds)
+        for gate in self._gates.values():
+            gate.elapsed += milliseconds
+
+    def observe(self, plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:
+        """Learn from a verdict: the outcome of every child of an accepted node is known."""
+        verdict = np.zeros(len(tree) + 1)
+        verdict[[*path, ROOT]] = 1.0
+        if plan.choice is not None:
+            parents = np.array(tree.parents, dtype=np.int32)
+            plan.learn(parents, verdict)
+            self.calibrate(plan.choice, parents, verdict)
+        for source in plan.draws:
+            self._learn_from_draws(source, tree, verdict, plan.builder.runners_up)
+
+    def calibrate(self, choice: Choice, parents: Int32s, verdict: Floats) -> None:
+        """Learn what candidates of these kinds are worth, in all requests."""
+        learned = self.calibration
+        learn_from_verdict(learned.accepted, learned.seen, choice.bins, choice.node_of, parents, verdict)
+
+    def _learn_from_draws(self, source: str, tree: CandidateTree, verdict: Floats, runners_up: Collection[int]) -> None:
+        """What a draft model chose counts whether it was drawn by its law or, in a greedy text, is a point."""
+        for node, parent in enumerate(tree.parents):
+            if source in tree.sources[node] and verdict[parent]:
+                depth = min(int(tree.depths[node]), DEEPEST_DRAW)
+                bin_ = depth + DEEPEST_DRAW if node in runners_up else depth
+                self.calibration.observe(source, bin_, bool(verdict[node]))
+
+
+def _no_milliseconds(num_draws: int) -> float:
+    """What draws take that were made before."""
+    return 0.0
+
+
+def _waiting_for(source: str) -> str:
+    """Under which name a source's waits are kept, apart from its draws."""
+    return f"waiting for {source}"
+
+
+def _joined(proposals: Sequence[Candidates]) -> Nodes:
+    """All nodes behind each other. numpy's own concatenation looks up the record type anew, for longer than copying."""
+    if len(proposals) == 1:
+        return proposals[0].nodes
+    nodes, end = np.empty(sum(map(len, proposals)), NODE), 0
+    for proposal in proposals:
+        begin, end = end, end + len(proposal)
+        nodes[begin:end] = proposal.nodes
+    return nodes

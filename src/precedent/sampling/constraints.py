@@ -1,0 +1,138 @@
+"""What happens to a row of logits at a node: `(output_ids, row) -> row`, with that node's own path.
+
+`output_ids` are the tokens after the prompt: the committed answer and then the node's path in the candidate tree. The
+same function is applied to target and draft model alike, so that both laws speak of the same thing. A row has an entry
+for every id of the tokenizer; what a wider output head says of others is cut off before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from os.path import commonprefix
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from precedent.config import SamplingParams
+from precedent.runtime.placing import placed
+
+RowShaper = Callable[[Sequence[int], Tensor], Tensor]
+"""`(output_ids, logits_row [vocab_size]) -> logits_row`: constraints applied for the text that precedes the row.
+
+The row given is not written to: it is asked for again.
+"""
+
+
+@runtime_checkable
+class ForcesTokens(Protocol):
+    """A constraint that knows cheaply where it leaves one token only; an optional part of every constraint."""
+
+    def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
+        """The tokens that must follow `output_ids` one after the other, up to the first place with a choice.
+
+        Each is the one token that the constraint does not mask behind those before it. `()` is always a right answer,
+        a slow one. Called once per step; what the constraint does to rows must not depend on it.
+        """
+
+
+@runtime_checkable
+class ShapesTogether(Protocol):
+    """A constraint that shapes many rows in a few operations; an optional part of every constraint.
+
+    On a GPU all rows of a tree are shaped, while the forward that computes them may still be running: what waits for
+    the device waits for all of it.
+    """
+
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
+        """What calling the constraint with each of the paths makes of its row: `rows` is `[len(paths), vocab_size]`.
+
+        The very same numbers; `rows` is not written to, and nothing is read back from its device. None where the host
+        is not done by `until` (seconds of `perf_counter`): then it is asked for the rows to which the walk comes.
+        """
+
+
+class RepetitionPenalty:
+    """Makes tokens that occurred in the prompt or the answer less likely (Keskar et al. 1909.05858, section 4.1)."""
+
+    def __init__(self, prompt_ids: Sequence[int], penalty: float) -> None:
+        self._prompt_ids, self._penalty = frozenset(prompt_ids), penalty
+
+    def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
+        """Divide positive and multiply negative logits of seen tokens by the penalty."""
+        seen = _indices(self._known(output_ids, row.numel()), row)
+        row = _wide(row, copy=True)
+        row[seen] = self._penalised(row[seen])
+        return row
+
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor:
+        """The same to each row, which takes the host no time."""
+        shared, size = commonprefix(paths), rows.shape[-1]  # noqa: RUF071 (of token ids, not of names of files)
+        places = [row * size + token for row, path in enumerate(paths) for token in path[len(shared) :] if token < size]
+        seen = torch.zeros_like(rows, dtype=torch.bool)
+        seen.index_fill_(1, _indices(self._known(shared, size), rows), True)
+        seen.view(-1).index_fill_(0, _indices(places, rows), True)
+        rows = _wide(rows)
+        return torch.where(seen, self._penalised(rows), rows)
+
+    def _known(self, output_ids: Iterable[int], vocab_size: int) -> list[int]:
+        return sorted(token for token in self._prompt_ids.union(output_ids) if token < vocab_size)
+
+    def _penalised(self, values: Tensor) -> Tensor:
+        return torch.where(values < 0, values * self._penalty, values / self._penalty)
+
+
+def _indices(ids: Sequence[int], rows: Tensor) -> Tensor:
+    return placed(np.array(ids, dtype=np.int64), rows.device)
+
+
+def _wide(rows: Tensor, *, copy: bool = False) -> Tensor:
+    """At least float32, as transformers penalises."""
+    return rows.to(torch.float64 if rows.dtype == torch.float64 else torch.float32, copy=copy)
+
+
+class Chain:
+    """Applies several constraints one after the other."""
+
+    def __init__(self, constraints: Sequence[RowShaper]) -> None:
+        self._constraints = tuple(constraints)
+
+    def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
+        """Apply all constraints in order."""
+        for constraint in self._constraints:
+            row = constraint(output_ids, row)
+        return row
+
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
+        """Apply all constraints to all rows in order."""
+        shaped: Tensor | None = rows
+        for constraint in self._constraints:
+            shaped = None if shaped is None else shaped_rows(constraint, paths, shaped, until)
+        return shaped
+
+    def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
+        """What one of them forces, all must allow: the longest of their answers."""
+        return max((forced_tokens(constraint, output_ids) for constraint in self._constraints), key=len, default=())
+
+
+def shaped_rows(constraint: RowShaper, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
+    """What a constraint makes of rows, each behind its own path; None where it shapes them one by one."""
+    return constraint.shape_all(paths, rows, until) if isinstance(constraint, ShapesTogether) else None
+
+
+def forced_tokens(constraint: RowShaper, output_ids: Sequence[int]) -> tuple[int, ...]:
+    """What must follow by a constraint; nothing where it cannot tell."""
+    return tuple(constraint.forced(output_ids)) if isinstance(constraint, ForcesTokens) else ()
+
+
+def constraints_for(
+    params: SamplingParams, prompt_ids: Sequence[int], grammar: RowShaper | None = None
+) -> RowShaper | None:
+    """The constraints that `params` asks for and the request's grammar, or None when rows stay as they are."""
+    wanted: list[RowShaper] = []  # in either order the same, but masks may turn out not to be found together
+    if grammar is not None:
+        wanted.append(grammar)
+    if params.repetition_penalty != 1.0:
+        wanted.append(RepetitionPenalty(prompt_ids, params.repetition_penalty))
+    return Chain(wanted) if wanted else None

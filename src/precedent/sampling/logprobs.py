@@ -1,0 +1,52 @@
+"""Log-probabilities of the tokens that were committed, taken from the rows that verification read anyway."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class LogitRows(Protocol):
+    """The rows of a scored tree (`precedent.sampling.target_rows.TargetRows`)."""
+
+    def logits(self, node: int, /) -> Tensor:
+        """Constrained logits after `node`, `[vocab_size]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of the answer, the natural logarithm of its probability, and `(token id, logarithm)` of the likeliest.
+
+    Probabilities are the target model's at temperature 1, after constraints and before truncation: they do not depend
+    on how the token was chosen, nor on who had proposed it.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def logprobs_of(
+    rows: LogitRows, nodes: Sequence[int], token_ids: Sequence[int], num_top: int | None
+) -> tuple[TokenLogprob, ...]:
+    """The log-probabilities of `token_ids`, each of which follows its node; nothing where `num_top` is None.
+
+    Costs one softmax over the vocabulary per token.
+    """
+    if num_top is None:
+        return ()
+    logits = torch.stack([rows.logits(node) for node in nodes])
+    laws = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    chosen = laws.gather(1, torch.tensor(token_ids, device=laws.device).unsqueeze(1)).squeeze(1).tolist()
+    best, ids = (found.tolist() for found in laws.topk(min(num_top, laws.shape[1])))
+    return tuple(map(TokenLogprob, token_ids, chosen, map(_likeliest, ids, best)))
+
+
+def _likeliest(token_ids: Sequence[int], logprobs: Sequence[float]) -> tuple[tuple[int, float], ...]:
+    """Pairs of them, without those that a constraint forbids."""
+    return tuple((token, value) for token, value in zip(token_ids, logprobs, strict=True) if value > -math.inf)

@@ -1,0 +1,291 @@
+"""Attention of a few rows over a prefix that all of them see and over each other, on torch's own threads.
+
+Written for one thing: a row of a candidate tree comes out as it would in plain decoding, to the last bit. A row's keys
+are taken in their order, the prefix first and then its ancestors, wherever those stand among the tree's rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numba.np.numpy_support import carray
+from numpy.typing import NDArray
+from torch import Tensor
+
+from precedent.runtime.compiled import Int64s, compiled
+from precedent.target.cpu.attention_kernels import (
+    blend_kernel,
+    finish_kernel,
+    read_long,
+    score_kernel,
+    softmax,
+    turn_kernel,
+    write_float,
+)
+from precedent.target.cpu.dot_kernels import copy_floats, take_ticket, widen
+from precedent.target.cpu.kernel_code import LANES
+from precedent.target.cpu.row_products import run_on_team, team
+
+VECTORS = 4
+"""Registers of one blend: a head's numbers must fill whole ones."""
+
+QUERIES = 24
+"""About so many queries are answered together: their scores and sums stay in the processor's cache."""
+
+_finish, _finish_wide = (finish_kernel(wide=wide) for wide in (False, True))
+_blend1, _blend2, _blend4 = (blend_kernel(queries, VECTORS) for queries in (1, 2, 4))
+_turn_narrow, _turn_wide = (turn_kernel(whole=True, wide=wide) for wide in (False, True))
+_turn_some_narrow, _turn_some_wide = (turn_kernel(whole=False, wide=wide) for wide in (False, True))
+_score1, _score3, _score4, _score8 = (score_kernel(queries) for queries in (1, 3, 4, 8))
+
+
+class Sight:
+    """Which of each other some rows see: `columns[starts[r]:starts[r + 1]]` of row r, increasing."""
+
+    def __init__(self, allowed: NDArray[np.bool_] | None, num_rows: int) -> None:
+        rows, columns = np.nonzero(np.eye(1, dtype=np.bool_) if allowed is None else allowed)
+        self.starts: Int64s = np.searchsorted(rows, np.arange(num_rows + 1)).astype(np.int64)
+        self.columns: Int64s = np.ascontiguousarray(columns, dtype=np.int64)
+        self.most = int(np.diff(self.starts).max())
+
+
+def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether `row_attention` takes these on this machine."""
+    dim = query.shape[3]
+    return (
+        query.is_cpu
+        and query.dtype in (torch.bfloat16, torch.float32)
+        and query.dtype == key.dtype == value.dtype
+        and dim == key.shape[3] == value.shape[3]
+        and dim % (VECTORS * LANES) == 0
+        and key.stride(3) == value.stride(3) == 1
+        and team() is not None
+    )
+
+
+def row_attention(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scaling: float | None) -> Tensor:
+    """Attention of `query [1, heads, rows, dim]` over `key/value [1, kv_heads, prefix + rows, dim]`.
+
+    Returns `[1, rows, heads, dim]`. All rows see the prefix, and of the last `rows` keys what `sight` says. Scores and
+    sums are float32.
+    """
+    _, heads, rows, dim = query.shape
+    kv_heads, keys = key.shape[1], key.shape[2]
+    wide, threads = query.dtype == torch.float32, torch.get_num_threads()
+    groups, scale = heads // kv_heads, dim**-0.5 if scaling is None else scaling
+    queries = (query.float() * scale).view(kv_heads, groups, rows, dim).transpose(1, 2).contiguous()
+    outputs = torch.empty((1, rows, heads, dim), dtype=query.dtype)
+    width = -(-(keys - rows) // LANES) * LANES + (sight.most // LANES + 2) * LANES
+    together = max(1, QUERIES // groups)
+    room = together * groups * (width + dim + 1) + LANES + 2 * LANES * dim
+    scratch = torch.empty(threads * room)
+    job = (ctypes.c_int64 * 22)(
+        0, 0, rows, groups, kv_heads, dim, keys - rows, wide, width, 4 * room,
+        queries.data_ptr(), key.data_ptr(), key.stride(1) * key.element_size(), key.stride(2) * key.element_size(),
+        value.data_ptr(), value.stride(1) * value.element_size(), value.stride(2) * value.element_size(),
+        outputs.data_ptr(), scratch.data_ptr(), sight.starts.ctypes.data, sight.columns.ctypes.data, together,
+    )  # fmt: skip
+    run_on_team(_work, job, threads)
+    return outputs
+
+
+class Piece(NamedTuple):
+    """Some queries of one key/value head: addresses, strides in bytes, and counts.
+
+    `scores` `[num_queries, width]`, `sums` `[num_queries, dim]` and `totals` `[num_queries]` are float32 and this
+    thread's own, as is `block`, room for twice `LANES` widened rows. Query i belongs to row `first + i // groups`.
+    """
+
+    queries: int
+    first: int
+    num_queries: int
+    groups: int
+    dim: int
+    keys: int
+    key_stride: int
+    values: int
+    value_stride: int
+    prefix: int
+    wide: bool
+    width: int
+    scores: int
+    sums: int
+    totals: int
+    block: int
+    starts: int
+    columns: int
+
+
+@compiled
+def attend(piece: Piece) -> None:
+    """Weighted values of all queries, to be divided by their totals."""
+    for first in range(0, piece.prefix, LANES):
+        columns = _columns(piece, first, min(LANES, piece.prefix - first))
+        _score(piece, columns, first, 0, piece.num_queries)
+    for query in range(0, piece.num_queries, piece.groups):
+        _score_own(piece, query)
+    for value in range(piece.num_queries * piece.dim):
+        write_float(piece.sums + 4 * value, 0.0)
+    for first in range(0, piece.prefix, LANES):
+        count = min(LANES, piece.prefix - first)
+        source, stride = _widened(piece, first, count)
+        _blend(piece, source, stride, first, count, 0, piece.num_queries)
+    for query in range(0, piece.num_queries, piece.groups):
+        start, end = _own(piece, query)
+        for number in range(end - start):
+            source, stride = _widened(piece, piece.prefix + read_long(piece.columns + 8 * (start + number)), 1)
+            _blend(piece, source, stride, piece.prefix + number, 1, query, query + piece.groups)
+
+
+@compiled
+def _own(piece: Piece, query: int) -> tuple[int, int]:
+    """Where the new keys stand that a query sees, among all columns."""
+    place = piece.starts + 8 * (piece.first + query // piece.groups)
+    return read_long(place), read_long(place + 8)
+
+
+@compiled
+def _widened(piece: Piece, first: int, count: int) -> tuple[int, int]:
+    """Address and stride of some rows of values as float32: where they are, or in `block`."""
+    source, stride = piece.values + first * piece.value_stride, piece.value_stride
+    if piece.wide:
+        return source, stride
+    for row in range(count):
+        widen(source + row * stride, piece.dim, piece.block + 4 * row * piece.dim)
+    return piece.block, 4 * piece.dim
+
+
+@compiled
+def _columns(piece: Piece, first: int, count: int) -> int:
+    """Turn `count` keys from `first` on into columns in `block`; returns its address."""
+    size = 4 if piece.wide else 2
+    for d in range(0, piece.dim, LANES):
+        rows = piece.keys + first * piece.key_stride + d * size
+        _turn(piece.wide, (rows, piece.key_stride, count, piece.block + 4 * d * LANES, 4 * LANES))
+    return piece.block
+
+
+@compiled
+def _turn(wide: bool, places: tuple[int, int, int, int, int]) -> None:
+    """Turn a square of numbers, the whole of it or as many rows as there are."""
+    if wide and places[2] == LANES:
+        _turn_wide(places)
+    elif wide:
+        _turn_some_wide(places)
+    elif places[2] == LANES:
+        _turn_narrow(places)
+    else:
+        _turn_some_narrow(places)
+
+
+@compiled
+def _score(piece: Piece, columns: int, key: int, query: int, end: int) -> None:
+    """Scores of queries `query` to `end` with `LANES` keys, as those from `key` on."""
+    while query + 8 <= end:
+        _score8(_scored(piece, columns, key, query))
+        query += 8
+    while query + 4 <= end:
+        _score4(_scored(piece, columns, key, query))
+        query += 4
+    while query + 3 <= end:
+        _score3(_scored(piece, columns, key, query))
+        query += 3
+    while query < end:
+        _score1(_scored(piece, columns, key, query))
+        query += 1
+
+
+@compiled
+def _scored(piece: Piece, columns: int, key: int, query: int) -> tuple[int, int, int, int, int, int]:
+    """The places of scores from `query` and `key` on."""
+    queries, scores = piece.queries + 4 * query * piece.dim, piece.scores + 4 * (query * piece.width + key)
+    return (columns, piece.dim, queries, 4 * piece.dim, scores, 4 * piece.width)
+
+
+@compiled
+def _score_own(piece: Piece, query: int) -> None:
+    """Scores of a row's queries with the new keys that it sees; then all their scores become weights."""
+    start, end = _own(piece, query)
+    for number in range(0, end - start, LANES):
+        columns = _own_columns(piece, start + number, min(LANES, end - start - number))
+        _score(piece, columns, piece.prefix + number, query, query + piece.groups)
+    seen = piece.prefix + end - start
+    count = (seen + LANES - 1) // LANES * LANES
+    for each in range(query, query + piece.groups):
+        scores = piece.scores + 4 * each * piece.width
+        for key in range(seen, count):
+            write_float(scores + 4 * key, -np.inf)
+        softmax(scores, count, piece.totals + 4 * each)
+
+
+@compiled
+def _own_columns(piece: Piece, start: int, count: int) -> int:
+    """Turn the new keys that `count` columns from `start` on name into columns; returns their address."""
+    gathered = piece.block + 4 * LANES * piece.dim
+    for number in range(count):
+        key = piece.keys + (piece.prefix + read_long(piece.columns + 8 * (start + number))) * piece.key_stride
+        if piece.wide:
+            copy_floats(key, piece.dim, gathered + 4 * number * piece.dim)
+        else:
+            widen(key, piece.dim, gathered + 4 * number * piece.dim)
+    for d in range(0, piece.dim, LANES):
+        _turn(True, (gathered + 4 * d, 4 * piece.dim, count, piece.block + 4 * d * LANES, 4 * LANES))
+    return piece.block
+
+
+@compiled
+def _blend(piece: Piece, values: int, stride: int, first: int, count: int, query: int, end: int) -> None:
+    """Add `count` values from key `first` on to the sums of queries `query` to `end`, by their weights."""
+    for column in range(0, piece.dim, VECTORS * LANES):
+        now = query
+        while now + 4 <= end:
+            _blend4(_blended(piece, values, stride, first, count, now, column))
+            now += 4
+        if now + 2 <= end:
+            _blend2(_blended(piece, values, stride, first, count, now, column))
+            now += 2
+        if now < end:
+            _blend1(_blended(piece, values, stride, first, count, now, column))
+
+
+@compiled
+def _blended(
+    piece: Piece, values: int, stride: int, first: int, count: int, query: int, column: int
+) -> tuple[int, int, int, int, int, int, int]:
+    """The places of a blend from `query` and `column` on."""
+    weights = piece.scores + 4 * (query * piece.width + first)
+    sums = piece.sums + 4 * (query * piece.dim + column)
+    return (values + 4 * column, stride, count, weights, 4 * piece.width, sums, 4 * piece.dim)
+
+
+def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
+    """What each thread of the team does until no piece is left; see `row_attention` for the fields."""
+    base = carray(job, 2).ctypes.data
+    rows, groups, kv_heads, dim, width, size = job[2], job[3], job[4], job[5], job[8], 4 if job[7] else 2
+    together = job[21]
+    scores = job[18] + take_ticket(base) * job[9]
+    sums = scores + 4 * together * groups * width
+    totals = sums + 4 * together * groups * dim
+    block = totals + 4 * (together * groups + LANES)
+    pieces = (rows + together - 1) // together
+    while True:
+        number = take_ticket(base + 8)
+        if number >= kv_heads * pieces:
+            return
+        head, first = number // pieces, number % pieces * together
+        piece = Piece(
+            job[10] + (head * rows + first) * groups * dim * 4, first, min(together, rows - first) * groups, groups,
+            dim, job[11] + head * job[12], job[13], job[14] + head * job[15], job[16], job[6], job[7] != 0, width,
+            scores, sums, totals, block, job[19], job[20],
+        )  # fmt: skip
+        attend(piece)
+        for query in range(piece.num_queries):
+            row, group = first + query // groups, query % groups
+            place = job[17] + size * dim * ((row * kv_heads + head) * groups + group)
+            if piece.wide:
+                _finish_wide(sums + 4 * query * dim, dim, totals + 4 * query, place)
+            else:
+                _finish(sums + 4 * query * dim, dim, totals + 4 * query, place)

@@ -1,0 +1,250 @@
+"""The product of a few rows with a weight as it lies in memory: no packed copy, no row waits for another.
+
+A step of decoding multiplies one to some dozens of rows with every weight of the model, which is as fast as the weights
+can be read. The loops of `dot_kernels` run on torch's own threads (OpenMP's team of the calling thread), which take
+pieces of the output in turn. A row's result does not depend on the number of rows or threads: plain decoding and the
+verification of a tree round alike.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from numba import cfunc, types
+from numba.np.numpy_support import carray
+from torch import Tensor
+
+from precedent.runtime.compiled import compiled
+from precedent.runtime.openmp import openmp_function
+from precedent.target.cpu.dot_kernels import Places, dot_block, take_ticket
+from precedent.target.cpu.kernel_code import FUSED, LANES
+from precedent.target.cpu.tile_kernels import DEPTH, TILE, close_tiles, open_tiles, tiles_at_hand
+from precedent.target.cpu.tile_products import pack_inputs, tile_room, tiles_piece
+
+PIECE = 64
+"""Outputs that a thread takes in turn."""
+
+TOGETHER, TOGETHER_IF_LONG, LONG_ROW = 8, 4, 1024
+"""Rows of inputs that one kernel takes: each weight is widened once for all of them.
+
+Fewer of rows that are longer than `LONG_ROW`: they must stay in the nearest cache while the weights go by.
+"""
+
+CHUNK = 1 << 16
+"""Bytes of weights that all rows of inputs are multiplied with before the next are looked at."""
+
+# Sums that are added up at a time fill the registers: 16 of 32 on AVX-512 (the rest hold weights), 8 of AVX2's 16.
+_OUTS = (0, 4, 4, 4, 4, 2, 2, 2, 2) if LANES == 16 else (0, 4, 4, 2, 2, 1, 1, 1, 1)
+"""Outputs that one kernel computes, by its rows of inputs."""
+
+_memory = threading.local()
+
+_n1, _n2, _n3, _n4, _n5, _n6, _n7, _n8 = (dot_block(_OUTS[rows], rows, wide=False) for rows in range(1, 9))
+_w1, _w2, _w3, _w4, _w5, _w6, _w7, _w8 = (dot_block(_OUTS[rows], rows, wide=True) for rows in range(1, 9))
+_n1x1, _w1x1 = (dot_block(1, 1, wide=wide) for wide in (False, True))
+
+
+# Twice the same choice: numba keeps machine code on disk only for functions that name their kernels.
+
+
+@compiled
+def _narrow(at: Places, rows: int) -> None:
+    """Some outputs of up to `TOGETHER` rows of inputs, from bfloat16 weights."""
+    if rows == 1:
+        _n1(at)
+    elif rows == 2:
+        _n2(at)
+    elif rows == 3:
+        _n3(at)
+    elif rows == 4:
+        _n4(at)
+    elif rows == 5:
+        _n5(at)
+    elif rows == 6:
+        _n6(at)
+    elif rows == 7:
+        _n7(at)
+    else:
+        _n8(at)
+
+
+@compiled
+def _wide(at: Places, rows: int) -> None:
+    """The same from float32 weights."""
+    if rows == 1:
+        _w1(at)
+    elif rows == 2:
+        _w2(at)
+    elif rows == 3:
+        _w3(at)
+    elif rows == 4:
+        _w4(at)
+    elif rows == 5:
+        _w5(at)
+    elif rows == 6:
+        _w6(at)
+    elif rows == 7:
+        _w7(at)
+    else:
+        _w8(at)
+
+
+@compiled
+def piece_by_tiles(at: Places, rows: int, first: int, last: int, room: int) -> None:
+    """Outputs `first` to `last` of every input row, from bfloat16 weights, on the matrix unit as far as tiles go."""
+    whole = first + (last - first) // TILE * TILE
+    tiles_piece(at, rows, first, whole, room)
+    product_piece(at, rows, whole, last, False)
+
+
+@compiled
+def product_piece(at: Places, rows: int, first: int, last: int, wide: bool) -> None:
+    """Outputs `first` to `last` of every input row."""
+    together = TOGETHER if at[4] <= LONG_ROW else TOGETHER_IF_LONG
+    chunk = max(8, CHUNK // at[1] // 8 * 8)
+    for start in range(first, last, chunk):
+        for row in range(0, rows, together):
+            _block(_below(at, row), min(together, rows - row), start, min(start + chunk, last), wide)
+
+
+@compiled
+def _block(at: Places, rows: int, first: int, last: int, wide: bool) -> None:
+    """Outputs `first` to `last` of up to `TOGETHER` rows of inputs."""
+    size, out = 4 if wide else 2, first
+    while out + _OUTS[rows] <= last:
+        if wide:
+            _wide(_right(at, out, size), rows)
+        else:
+            _narrow(_right(at, out, size), rows)
+        out += _OUTS[rows]
+    while out < last:
+        _one_by_one(_right(at, out, size), rows, wide)
+        out += 1
+
+
+@compiled
+def _one_by_one(at: Places, rows: int, wide: bool) -> None:
+    """One output of every row of inputs."""
+    for row in range(rows):
+        if wide:
+            _w1x1(_below(at, row))
+        else:
+            _n1x1(_below(at, row))
+
+
+@compiled
+def _below(at: Places, rows: int) -> Places:
+    """The places of the input rows further down."""
+    return (at[0], at[1], at[2] + rows * at[3], at[3], at[4], at[5], at[6] + rows * at[7], at[7])
+
+
+@compiled
+def _right(at: Places, out: int, size: int) -> Places:
+    """The places from output `out` on."""
+    biases = at[5] + 4 * out if at[5] else 0
+    return (at[0] + out * at[1], at[1], at[2], at[3], at[4], biases, at[6] + out * size, at[7])
+
+
+def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
+    """What each thread of the team does until no piece is left; see `row_product` for the fields."""
+    rows, num_outs, wide = job[2], job[3], job[4] != 0
+    at = (job[5], job[6], job[7], job[8], job[9], job[10], job[11], job[12])
+    base, tiles = carray(job, 1).ctypes.data, job[13] != 0
+    room = job[13] + take_ticket(base + 8) * job[14]
+    if tiles:
+        open_tiles()
+        pack_inputs(at[2], at[3], at[4], rows, room)
+    first = take_ticket(base) * PIECE
+    while first < num_outs:
+        if tiles:
+            piece_by_tiles(at, rows, first, min(first + PIECE, num_outs), room)
+        else:
+            product_piece(at, rows, first, min(first + PIECE, num_outs), wide)
+        first = take_ticket(base) * PIECE
+    if tiles:
+        close_tiles()
+
+
+def fits(weight: Tensor) -> bool:
+    """Whether `row_product` takes this weight on this machine."""
+    return (
+        weight.dtype in (torch.bfloat16, torch.float32)
+        and weight.is_cpu
+        and weight.is_contiguous()
+        and weight.shape[1] % LANES == 0
+        and team() is not None
+    )
+
+
+def by_tiles(dtype: torch.dtype, length: int) -> bool:
+    """Whether products of `length` numbers are made on the processor's matrix unit."""
+    return dtype == torch.bfloat16 and length % DEPTH == 0 and tiles_at_hand()
+
+
+def row_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`rows [num_rows, in_features]` times `weight [out_features, in_features]` (one that `fits`), plus a float32 bias.
+
+    Sums are float32 and rounded once to the weight's dtype.
+    """
+    (num_outs, length), num_rows, wide = weight.shape, rows.shape[0], weight.dtype == torch.float32
+    inputs = rows.float().contiguous()
+    outputs, threads = torch.empty((num_rows, num_outs), dtype=weight.dtype), torch.get_num_threads()
+    size, room = weight.element_size(), tile_room(num_rows, length) if by_tiles(weight.dtype, length) else 0
+    memory = thread_memory("tiles", threads * room)
+    job = (ctypes.c_int64 * 15)(
+        0, 0, num_rows, num_outs, wide,
+        weight.data_ptr(), size * length, inputs.data_ptr(), 4 * length, length,
+        0 if bias is None else bias.data_ptr(), outputs.data_ptr(), size * num_outs,
+        memory.data_ptr() if room else 0, room,
+    )  # fmt: skip
+    run_on_team(_work, job, threads)
+    return outputs
+
+
+def thread_memory(name: str, size: int) -> Tensor:
+    """So many bytes, the same ones whenever this thread asks: new memory costs a page fault per page."""
+    held: Tensor | None = getattr(_memory, name, None)
+    if held is None or held.numel() < size:
+        held = torch.empty(size, dtype=torch.uint8)
+        setattr(_memory, name, held)
+    return held
+
+
+Job = ctypes.Array[ctypes.c_int64]
+"""Counters, counts and addresses of a piece of work; what they mean is the work's own affair."""
+
+
+def run_on_team(work: Callable[[Any], None], job: Job | int, threads: int, kind: Any = types.int64) -> None:
+    """Run a compiled function on `job` (or what lies at its address) on so many of torch's threads, and wait for all.
+
+    `kind` is the numba type of the job's elements.
+    """
+    run = team()
+    assert run is not None, "what needs the team asks `fits` before"
+    run(_entry(work, kind).address, job, threads, 0)
+
+
+@cache
+def _entry(work: Callable[[Any], None], kind: Any) -> Any:
+    """The function as machine code: translated when first used, not where nothing runs on a CPU."""
+    return cfunc(types.void(types.CPointer(kind)), cache=True)(work)
+
+
+@cache
+def team() -> Any:
+    """`GOMP_parallel` of the OpenMP library that torch runs on; None without it or what the kernels need."""
+    function = openmp_function("GOMP_parallel") if FUSED else None
+    if function is not None:
+        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return function
+
+
+@cache
+def barrier() -> int:
+    """Address of the function in which the threads of a team wait for each other; 0 where there is none."""
+    return ctypes.cast(openmp_function("GOMP_barrier"), ctypes.c_void_p).value or 0

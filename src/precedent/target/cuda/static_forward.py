@@ -1,0 +1,92 @@
+"""A forward whose every size is fixed and whose every number stands in a buffer that never moves.
+
+The same operations run on the same memory whoever is served, so that they can be captured as a CUDA graph and replayed;
+without a graph they run one by one, and compute the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache
+from transformers.masking_utils import causal_mask_function
+
+from precedent.errors import UnsupportedError
+from precedent.target.cuda.split_attention import StaticRows, Variant
+from precedent.target.cuda.static_shape import StaticShape, fields_of
+from precedent.target.kv.arena import KVArena
+from precedent.target.kv.cache import KVCache
+from precedent.target.kv.packing import Running
+
+
+class ArenaKV(Cache):
+    """The KV rows of all sequences behind transformers' interface: each new one is written to the place it was given.
+
+    `cache_rows` is `[blocks, rows]`, on the device. Hands back the new rows alone, as `PackedKV` does.
+    """
+
+    def __init__(self, arena: KVArena, cache_rows: Tensor) -> None:
+        super().__init__(layers=list(KVCache(arena.shape).layers))
+        self._arena, self._cache_rows = arena, cache_rows
+        self._layer_of: dict[int, tuple[Tensor, int]] = {}  # holds the tensors, so that an id stays theirs
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write rows `[1, heads, rows, dim]` of a layer, each to its own place."""
+        block, keys, values = self._arena.layer(layer_idx)
+        keys.index_copy_(1, self._cache_rows[block], key_states[0])
+        values.index_copy_(1, self._cache_rows[block], value_states[0])
+        self._layer_of[id(key_states)] = key_states, layer_idx
+        return key_states, value_states
+
+    def layer_of(self, key_states: Tensor) -> int:
+        """The layer that these keys went into. Raises KeyError when the model changed them since."""
+        return self._layer_of[id(key_states)][1]
+
+
+class StaticForward(Running):
+    """One forward of a fixed size over what stands in the buffers: `integers` (`static_shape`) and `ancestors`."""
+
+    def __init__(
+        self, arena: KVArena, shape: StaticShape, integers: Tensor, ancestors: Tensor, variant: Variant
+    ) -> None:
+        self._arena, self._variant = arena, variant
+        self._field = fields_of(integers, shape, len(arena.lent))
+        self._rows = [self._rows_of(block, shape, ancestors) for block in range(len(arena.lent))]
+        self._kv = ArenaKV(arena, self._field["cache_rows"])
+        self.cache = self._kv
+
+    def inputs(self) -> dict[str, Any]:
+        """What the model is called with."""
+        return {
+            "input_ids": self._field["token_ids"][None],
+            "position_ids": self._field["positions"][None],
+            "past_key_values": self.cache,
+            "use_cache": True,
+        }
+
+    def mask(self, rule: Any) -> StaticForward:
+        """This forward, in place of a mask. Raises UnsupportedError for a layer that hides a part of the prefix."""
+        if rule is not causal_mask_function:
+            raise UnsupportedError("a layer has a window or a mask of its own, which static forwards do not compute")
+        return self
+
+    def attend(self, query: Tensor, key: Tensor, scale: float | None) -> Tensor:
+        """`[1, rows, heads, dim]` for queries `[1, heads, rows, dim]`; `key` tells by itself which layer this is."""
+        block, keys, values = self._arena.layer(self._kv.layer_of(key))
+        return self._variant(query, keys, values, self._rows[block], query.shape[3] ** -0.5 if scale is None else scale)
+
+    def _rows_of(self, block: int, shape: StaticShape, ancestors: Tensor) -> StaticRows:
+        field = self._field
+        return StaticRows(
+            row_of=field["row_of"],
+            slot_of=field["slot_of"],
+            first_rows=field["first_rows"],
+            counts=field["counts"],
+            starts=field["starts"][block],
+            lengths=field["lengths"],
+            ancestors=ancestors,
+            longest=shape.longest,
+        )

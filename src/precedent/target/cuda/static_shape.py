@@ -1,0 +1,124 @@
+"""The few sizes in which static forwards come, and what a step's numbers are in one of them.
+
+Every forward is padded up to a size of which there are not many, so that a graph captured once is used again. Its sizes
+are numbers of rows, of sequences, of rows per sequence, and of keys; everything else is data.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from precedent.target.kv.arena import NOBODY
+from precedent.target.kv.packing import Rows
+
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 72, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2304)
+"""Rows in a forward, and rows of one sequence in it; a wider forward computes long enough to need no graph."""
+
+MOST_WIDTH = 256
+"""Rows of one sequence, at most: a tree, or the last piece of a prompt."""
+
+LEAST_KEYS = 1024
+"""Keys of the smallest bucket; each further one has twice as many."""
+
+MOST_MASKED, MOST_PLACES = 1 << 19, 1 << 14
+"""Entries of all ancestor masks together, and places for rows, at most: they are sent to the device in every step."""
+
+
+class StaticShape(NamedTuple):
+    """The sizes of a static forward: nothing else may change the operations that it consists of."""
+
+    rows: int
+    sequences: int
+    width: int
+    longest: int
+
+
+def shape_for(sequences: Sequence[Rows], every_rows: int | None = None) -> StaticShape | None:
+    """The smallest size that holds these rows, None where none does; with `every_rows` all have so many and as wide."""
+    counts = [len(rows) for rows in sequences]
+    if sum(counts) > ROWS[-1] or max(counts) > MOST_WIDTH:
+        return None
+    keys = max(LEAST_KEYS, _power(max(one.kv.length + len(one) for one in sequences)))
+    rows, width = every_rows or _up(sum(counts)), every_rows or _up(max(counts))
+    shape = StaticShape(rows, _power(len(counts)), width, keys)
+    places = shape.sequences * shape.width
+    return shape if places <= MOST_PLACES and places * shape.width <= MOST_MASKED else None
+
+
+def most_integers(blocks: int) -> int:
+    """More integers than a step of any size has."""
+    return (3 + blocks) * (ROWS[-1] + _power(ROWS[-1])) + 6 * ROWS[-1] + MOST_PLACES
+
+
+def _up(count: int) -> int:
+    return ROWS[bisect.bisect_left(ROWS, count)]
+
+
+def _power(count: int) -> int:
+    """The smallest power of two from `count` on."""
+    return 1 << (count - 1).bit_length()
+
+
+def field_shapes(shape: StaticShape, blocks: int) -> dict[str, tuple[int, ...]]:
+    """A step's integers in the order in which they stand in one array: the last two once per block of KV layers."""
+    rows, places = (shape.rows,), (shape.sequences,)
+    return {
+        "token_ids": rows,
+        "positions": rows,
+        "slot_of": rows,
+        "row_of": (shape.sequences, shape.width),
+        "first_rows": places,
+        "counts": places,
+        "lengths": places,
+        "cache_rows": (blocks, shape.rows),
+        "starts": (blocks, shape.sequences),
+    }
+
+
+def fields_of(integers: Any, shape: StaticShape, blocks: int) -> dict[str, Any]:
+    """Views of one array or tensor of integers, by name."""
+    shapes = field_shapes(shape, blocks)
+    ends = accumulate(map(prod, shapes.values()))
+    return {
+        name: integers[end - prod(size) : end].reshape(size)
+        for (name, size), end in zip(shapes.items(), ends, strict=True)
+    }
+
+
+def num_integers(shape: StaticShape, blocks: int) -> int:
+    """How many integers a step of this size has."""
+    return sum(map(prod, field_shapes(shape, blocks).values()))
+
+
+def step_data(
+    shape: StaticShape, sequences: Sequence[Rows], starts: Sequence[Sequence[int]]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The integers of these rows in this size, and their ancestor masks `[sequences, width, width]`.
+
+    `starts` says for each sequence where it begins in each KV block. A row that stands for nobody is token 0 at
+    position 0, sees itself, and writes to the arena's row for nobody.
+    """
+    integers = np.zeros(num_integers(shape, len(starts[0])), dtype=np.int64)
+    field = fields_of(integers, shape, len(starts[0]))
+    field["slot_of"].fill(-1)
+    field["cache_rows"].fill(NOBODY)
+    ancestors = np.repeat(np.eye(shape.width, dtype=np.bool_)[None], shape.sequences, axis=0)
+    first = 0
+    for place, (rows, begins) in enumerate(zip(sequences, starts, strict=True)):
+        count, length, span = len(rows), rows.kv.length, slice(first, first + len(rows))
+        within = np.arange(count)
+        field["token_ids"][span], field["positions"][span] = rows.token_ids, rows.positions
+        field["slot_of"][span], field["row_of"][place, :count] = place * shape.width + within, first + within
+        field["first_rows"][place], field["counts"][place], field["lengths"][place] = first, count, length
+        field["starts"][:, place] = begins
+        field["cache_rows"][:, span] = np.array(begins)[:, None] + length + within
+        ancestors[place, :count, :count] = np.tri(count, dtype=np.bool_) if rows.ancestors is None else rows.ancestors
+        first += count
+    return integers, ancestors

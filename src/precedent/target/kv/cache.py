@@ -1,0 +1,268 @@
+"""A KV cache that takes a whole candidate tree and keeps only the rows of the accepted path.
+
+Rows `[0, length)` are committed. A forward pass writes its rows behind them; `keep` makes some of those permanent (in
+place, in order), and whatever is not kept is overwritten by the next forward. No token is ever computed twice.
+
+Every layer keeps all of its keys and values, also one with a sliding window: its mask hides what the window has left
+behind. That is what makes any earlier token a place to rewind to. Rows that were not written are never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from precedent.runtime.compiled import Int64s
+from precedent.runtime.placing import placed
+from precedent.target.kv.arena import BlockArena, KVArena, Moves, Region
+from precedent.target.kv.shape import KVShape, LayerShape, capacity_for
+
+
+class KVBlock:
+    """Keys `[num_layers, heads, capacity, key_dim]` and values of some consecutive layers of equal shape.
+
+    Layers share a buffer so that `keep` is a few operations, not a few per layer; not all layers share one, so that
+    growing needs room for one block twice, not for the whole cache. With an `arena` the rows are a region of it, as
+    long as it has one that is large enough.
+    """
+
+    def __init__(self, shape: LayerShape, num_layers: int, arena: BlockArena | None = None) -> None:
+        self.shape, self.num_layers, self._arena = shape, num_layers, arena
+        self.region: Region | None = None
+        self._places: Int64s | None = None
+        self._hold(*self._buffers(0))
+
+    @property
+    def capacity(self) -> int:
+        """Rows that fit without growing."""
+        return self.keys.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both buffers."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def reserve(self, rows: int, used: int) -> None:
+        """Make room for `rows` rows, carrying over the first `used`. A failed allocation leaves the block as it was."""
+        if rows > self.capacity:
+            capacity = capacity_for(rows)
+            region = None if self._arena is None else self._arena.take(capacity)
+            keys, values = self._buffers(capacity) if region is None else region.arena.rows_of(region)
+            keys[:, :, :used], values[:, :, :used] = self.keys[:, :, :used], self.values[:, :, :used]
+            self._hold(keys, values)
+            self.region = region
+
+    def move(self, sources: Tensor, start: int) -> None:
+        """Copy rows `sources` (`[num_rows]`, on this block's device) to the rows from `start` on."""
+        stop = start + sources.numel()
+        self.keys[:, :, start:stop] = self.keys.index_select(2, sources)
+        self.values[:, :, start:stop] = self.values.index_select(2, sources)
+
+    def copy_from(self, other: KVBlock, rows: int) -> None:
+        """Take over the first `rows` rows of a block of the same shape."""
+        self.keys[:, :, :rows], self.values[:, :, :rows] = other.keys[:, :, :rows], other.values[:, :, :rows]
+
+    @property
+    def places(self) -> Int64s:
+        """Where each layer's keys are, then its values, in bytes: address, to the next head, to the next row.
+
+        `[num_layers, 6]`.
+        """
+        if self._places is None:
+            numbers = np.arange(self.num_layers, dtype=np.int64)[:, None]
+            sides = []
+            for stored in (self.keys, self.values):
+                by_layer, *others = (step * stored.element_size() for step in stored.stride()[:3])
+                sides.append(np.hstack([stored.data_ptr() + numbers * by_layer, np.tile(others, (self.num_layers, 1))]))
+            self._places = np.hstack(sides)
+        return self._places
+
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
+        """Use these buffers; `layers` are views `[1, heads, capacity, dim]` of them, made once, not in every step."""
+        self.keys, self.values = keys, values
+        self._places = None
+        self.layers = [(keys[index, None], values[index, None]) for index in range(self.num_layers)]
+
+    def _buffers(self, capacity: int) -> tuple[Tensor, Tensor]:
+        shape = self.shape
+        sizes = (shape.key_heads, capacity, shape.key_dim), (shape.value_heads, capacity, shape.value_dim)
+        keys, values = (torch.empty((self.num_layers, *size), dtype=shape.dtype, device=shape.device) for size in sizes)
+        return keys, values
+
+
+@dataclass(slots=True)
+class _Filled:
+    """Number of committed rows, shared by a cache and its layers."""
+
+    length: int = 0
+
+
+class KVLayer(CacheLayerMixin):
+    """One attention layer's part of a block, as transformers asks for it; a layer without KV has no block."""
+
+    is_sliding = False  # also where a window slides: nothing is dropped, the mask hides it
+    is_croppable = True
+    is_initialized = True
+    supports_early_init = False
+
+    def __init__(self, filled: _Filled, block: KVBlock | None = None, index: int = 0) -> None:
+        self._filled, self.block, self._index = filled, block, index
+
+    def shared_with(self, filled: _Filled) -> KVLayer:
+        """The same rows for a cache of another length."""
+        return KVLayer(filled, self.block, self._index)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the shape was known from the start."""
+
+    def write(self, key_states: Tensor, value_states: Tensor) -> int:
+        """Write rows `[1, heads, rows, dim]` behind the committed ones; returns the number of rows up to their end."""
+        start, count = self._filled.length, key_states.shape[2]
+        keys, values = self.room_for(count)
+        keys.narrow(2, start, count).copy_(key_states)
+        values.narrow(2, start, count).copy_(value_states)
+        return start + count
+
+    def room_for(self, count: int) -> tuple[Tensor, Tensor]:
+        """All keys and values `[1, heads, capacity, dim]`, with room for `count` rows behind the committed ones."""
+        assert self.block is not None, "a layer wrote keys and values that wrote none when the model was examined"
+        self.block.reserve(self._filled.length + count, self._filled.length)
+        return self.block.layers[self._index]
+
+    def rows(self, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values `[1, heads, end - first, dim]` of these rows, without a copy."""
+        assert self.block is not None
+        keys, values = self.block.layers[self._index]
+        return keys.narrow(2, first, end - first), values.narrow(2, first, end - first)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write rows behind the committed ones and return all of them, `[1, heads, length + rows, dim]`."""
+        return self.rows(0, self.write(key_states, value_states))
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of keys that a query of `query_length` tokens sees, and their offset."""
+        return self._filled.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Number of committed tokens."""
+        return self._filled.length
+
+    def get_max_length(self) -> int:
+        """No limit of its own."""
+        return -1
+
+
+class KVCache(Cache):
+    """One sequence's keys and values for all layers, with `keep` and `rewind`; in `arena` where it has room."""
+
+    def __init__(self, shape: KVShape, arena: KVArena | None = None) -> None:
+        self._filled, self._shape, self._arena = _Filled(), shape, arena
+        self._blocks: list[KVBlock] = []
+        layers: list[KVLayer] = []
+        arenas = [None] * len(shape.blocks) if arena is None else arena.blocks
+        for (layer, count), block_arena in zip(shape.blocks, arenas, strict=True):
+            block = None if layer is None else KVBlock(layer, count, block_arena)
+            layers.extend(KVLayer(self._filled, block, index) for index in range(count))
+            self._blocks.extend([] if block is None else [block])
+        self._layers = tuple(layers)
+        super().__init__(layers=list(layers))
+
+    @property
+    def length(self) -> int:
+        """Number of committed tokens."""
+        return self._filled.length
+
+    def layer(self, index: int) -> KVLayer:
+        """One layer's part."""
+        return self._layers[index]
+
+    def places(self, num_layers: int) -> Int64s:
+        """`KVBlock.places` of the first layers, all of which have keys and values, `[num_layers, 6]`."""
+        return np.concatenate([block.places for block in self._blocks])[:num_layers]
+
+    @property
+    def capacity(self) -> int:
+        """Rows that fit without growing."""
+        return min((block.capacity for block in self._blocks), default=0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by all buffers."""
+        return sum(block.nbytes for block in self._blocks)
+
+    def starts_in(self, arena: KVArena) -> list[int] | None:
+        """Where its rows begin in each block of `arena`, None unless all of them are there."""
+        regions = [block.region for block in self._blocks]
+        pairs = list(zip(regions, arena.lent, strict=False))
+        if len(regions) != len(arena.lent) or any(region is None or region.arena is not one for region, one in pairs):
+            return None
+        return [region.start for region in regions if region is not None]
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` rows in all layers at once, so that a long prompt is not copied again and again."""
+        for block in self._blocks:
+            block.reserve(rows, self.length)
+
+    def fork(self, length: int, room: int = 0) -> KVCache:
+        """A cache of its own that starts with a copy of the first `length` rows and has room for `room`."""
+        fork = self._unfilled()
+        fork.reserve(max(length, room))
+        for mine, theirs in zip(self._blocks, fork._blocks, strict=True):
+            theirs.copy_from(mine, length)
+        fork._filled.length = length
+        return fork
+
+    def _unfilled(self) -> KVCache:
+        """Another one of this shape and kind, without a token."""
+        return KVCache(self._shape, self._arena)
+
+    def first_layers(self, count: int) -> KVCache:
+        """The first `count` layers over the same buffers: what it writes behind the committed rows nobody else reads.
+
+        Its length is its own, so that it can go ahead by itself; the next forward over this cache overwrites its rows.
+        """
+        early = KVCache(KVShape(()))
+        early._shape, early._filled.length = KVShape(self._shape.layers[:count]), self.length
+        early._layers = tuple(layer.shared_with(early._filled) for layer in self._layers[:count])
+        early._blocks = list(dict.fromkeys(layer.block for layer in early._layers if layer.block is not None))
+        early.layers = list(early._layers)
+        return early
+
+    def keep(self, rows: Sequence[int], moves: Moves | None = None) -> None:
+        """Commit these rows of the last forward (increasing offsets, 0 = its first token); modifies the cache.
+
+        Rows that already stand in place, which is the common case of a chain, are not copied. With `moves` those in an
+        arena are noted there, and stand in place once they were made.
+        """
+        length = self.length
+        in_place = next((i for i, row in enumerate(rows) if row != i), len(rows))
+        if in_place < len(rows):
+            self._move(length + np.array(rows[in_place:], dtype=np.int64), length + in_place, moves)
+        self._filled.length = length + len(rows)
+
+    def _move(self, sources: Int64s, start: int, moves: Moves | None) -> None:
+        on: dict[torch.device, Tensor] = {}
+        for block in self._blocks:
+            if moves is not None and block.region is not None:
+                moves.add(block.region, sources, start)
+                continue
+            device = block.keys.device
+            if device not in on:
+                on[device] = placed(sources, device)
+            block.move(on[device], start)
+
+    def can_rewind(self, length: int) -> bool:
+        """Whether exactly the first `length` tokens can be kept: always, unless the cache holds fewer."""
+        return 0 <= length <= self.length
+
+    def rewind(self, length: int) -> None:
+        """Forget all tokens from `length` on; modifies the cache. Raises ValueError when it holds fewer."""
+        if not self.can_rewind(length):
+            raise ValueError(f"cannot rewind to {length} tokens: the KV cache holds {self.length}")
+        self._filled.length = length

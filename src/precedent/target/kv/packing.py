@@ -1,0 +1,148 @@
+"""One forward pass over the rows of several sequences, packed without padding.
+
+The rows of all sequences stand behind each other in one `[1, total_rows]` input, so that every linear layer sees one
+matrix. Only attention knows that they are several: new keys and values go into each sequence's own KV cache, and each
+sequence's rows attend to its own keys. What a row computes does not depend on who else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from precedent.runtime.placing import placed
+from precedent.target.kv.cache import KVCache, KVLayer
+from precedent.tree import CandidateTree
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One sequence's rows in a forward, behind what its KV cache holds.
+
+    `depths` `[rows]` counts from the first row; `ancestors` `[rows, rows]` is true where the column is the row's
+    ancestor or the row itself, None for a chain.
+    """
+
+    kv: KVCache
+    token_ids: Sequence[int]
+    depths: NDArray[np.int64]
+    ancestors: NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """Absolute position of each row, `[rows]`."""
+        return self.depths + self.kv.length
+
+
+def chain_rows(kv: KVCache, token_ids: Sequence[int]) -> Rows:
+    """Tokens that follow one another: a piece of a prompt."""
+    return Rows(kv, token_ids, np.arange(len(token_ids)))
+
+
+def tree_rows(kv: KVCache, pending: int, tree: CandidateTree) -> Rows:
+    """The pending token and the candidate tree behind it."""
+    count = len(tree) + 1
+    if count == 1:
+        return Rows(kv, (pending,), np.zeros(1, dtype=np.int64))
+    depths, ancestors = np.zeros(count, dtype=np.int64), np.zeros((count, count), dtype=np.bool_)
+    depths[1:], ancestors[1:, 1:] = tree.depths, tree.ancestors
+    ancestors[:, 0] = True
+    return Rows(kv, (pending, *tree.token_ids), depths, ancestors)
+
+
+class PackedKV(Cache):
+    """The KV caches of several sequences behind transformers' interface, for one forward.
+
+    `update` hands back the new rows alone: `layer_of` tells the attention function whose rows they are.
+    """
+
+    def __init__(self, sequences: Sequence[Rows], spans: Sequence[tuple[int, int]]) -> None:
+        super().__init__(layers=list(sequences[0].kv.layers))
+        self._caches, self._spans = [rows.kv for rows in sequences], spans
+        self._layer_of: dict[int, tuple[Tensor, int]] = {}  # holds the tensors, so that an id stays theirs
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write each sequence's new rows into its own cache."""
+        for cache, (start, stop) in zip(self._caches, self._spans, strict=True):
+            cache.layer(layer_idx).write(key_states[:, :, start:stop], value_states[:, :, start:stop])
+        self._layer_of[id(key_states)] = key_states, layer_idx
+        return key_states, value_states
+
+    def layers_of(self, key_states: Tensor) -> list[KVLayer]:
+        """Each sequence's layer that these new keys went into. Raises KeyError when the model changed them since."""
+        layer_idx = self._layer_of[id(key_states)][1]
+        return [cache.layer(layer_idx) for cache in self._caches]
+
+
+class Running:
+    """A forward of ours: its cache as transformers is given it, and what the layers below must know of it.
+
+    `by_rows` says that every layer must compute by rows, or refuse (`target.bitwise`).
+    """
+
+    cache: Cache
+    by_rows: bool = False
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the attention functions below know of this forward; neither model nor transformers passes it on."""
+        token = _RUNNING.set(self)
+        try:
+            yield
+        finally:
+            _RUNNING.reset(token)
+
+
+class Forward(Running):
+    """Whose rows run through the model, and where in the input they stand."""
+
+    def __init__(self, sequences: Sequence[Rows], *, by_rows: bool = False) -> None:
+        self.sequences, self.by_rows = tuple(sequences), by_rows
+        self.spans = tuple(pairwise(accumulate((len(rows) for rows in sequences), initial=0)))
+        self.packed = PackedKV(self.sequences, self.spans) if len(sequences) > 1 else None
+        self.cache = self.packed or sequences[0].kv
+
+    def inputs(self, device: torch.device) -> dict[str, Any]:
+        """What the model is called with: token and position ids `[1, total_rows]`, and the cache."""
+        token_ids = np.array([token for rows in self.sequences for token in rows.token_ids], dtype=np.int64)
+        positions = np.concatenate([rows.positions for rows in self.sequences])
+        return {
+            "input_ids": placed(token_ids, device)[None],
+            "position_ids": placed(positions, device)[None],
+            "past_key_values": self.cache,
+            "use_cache": True,
+        }
+
+    def keys_and_values(self, index: int, key: Tensor, value: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """Sequence `index`'s keys and values `[1, heads, keys, dim]` from row `first` on, new rows included."""
+        if self.packed is None:
+            return (key[:, :, first:], value[:, :, first:]) if first else (key, value)
+        rows = self.sequences[index]
+        return self.packed.layers_of(key)[index].rows(first, rows.kv.length + len(rows))
+
+    def room_in_layer(self, index: int) -> list[tuple[Tensor, Tensor]]:
+        """Each sequence's whole keys and values `[1, heads, capacity, dim]` of a layer, with room for its new rows."""
+        return [rows.kv.layer(index).room_for(len(rows)) for rows in self.sequences]
+
+
+_RUNNING: ContextVar[Running | None] = ContextVar("precedent_forward", default=None)
+
+
+def running_forward() -> Running | None:
+    """The forward that this thread is in, None outside of `Running.running`."""
+    return _RUNNING.get()

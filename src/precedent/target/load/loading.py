@@ -1,0 +1,285 @@
+"""Loads target and draft models: any Hugging Face id or folder, and the target that the demo installs as a package."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.utils import logging as hub_logging
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from precedent.errors import ConfigError, ModelLoadError, PrecedentError
+from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
+from precedent.target.load.packaged import DEMO_TARGET, demo_folder
+from precedent.target.load.trained_draft import holds_draft, load_trained, read_settings
+from precedent.target.sharding import SETTING, check_divisible, divided_by
+from precedent.target.support import check_supported
+
+DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+
+OURS = {
+    "dtype": "give dtype= itself",
+    "torch_dtype": "give dtype= itself",
+    "trust_remote_code": "code from a model repository is never run; load the model yourself and pass it",
+    "output_loading_info": "incomplete weights are always refused",
+    **dict.fromkeys(("tp_plan", "tp_size", "device_mesh", SETTING), "give tensor_parallel=True, under torchrun"),
+}
+"""Arguments of `from_pretrained` that have a place of their own here, and what to do instead."""
+
+WHERE_FROM = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
+"""Arguments of `from_pretrained` that say which files are meant: the config's and the tokenizer's as well."""
+
+__all__ = ["DEMO_TARGET", "DTYPES", "FIRST_LAYERS", "load_draft", "load_target"]
+
+
+def load_target(
+    name_or_path: str | Path,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    num_processes: int = 1,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a causal language model and its tokenizer from a Hugging Face id, a folder or `DEMO_TARGET`.
+
+    `device` None is cuda where there is one, else cpu, "auto" spreads the layers over all devices; `dtype` None or
+    "auto" keeps the weights as they are stored; `model_kwargs` go to transformers' `from_pretrained` as they are
+    (`device_map`, `max_memory`, `quantization_config`, ...). Of several processes each gets its part of the weights,
+    on a device of its own (`target.tensor_parallel`). Raises ConfigError for a wrong setting, ModelLoadError when
+    nothing can be loaded, UnsupportedError for a model whose layers cannot be rewound, or divided.
+    """
+    settings = _settings(model_kwargs) | (divided_by(num_processes) if num_processes > 1 else {})
+    where = {name: settings[name] for name in WHERE_FROM if name in settings}
+    if device == "auto":
+        settings.setdefault("device_map", "auto")
+    place, precision = _device(None if device == "auto" else device), _precision(dtype)
+    source = _source(name_or_path)
+    return _load_model(source, place, precision, settings), _load_tokenizer(source, where)
+
+
+def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a Hugging Face id, a folder or `DEMO_TARGET`, without its model. Raises ModelLoadError."""
+    return _load_tokenizer(_source(name_or_path))
+
+
+def load_config(name_or_path: str | Path) -> PreTrainedConfig:
+    """Load the config of a Hugging Face id, a folder or `DEMO_TARGET`, without its weights. Raises ModelLoadError."""
+    source = _source(name_or_path)
+    with _explained(source, "the config of"):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    return config
+
+
+def load_draft(
+    spec: str | Path | PreTrainedModel,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: str | None = None,
+) -> PreTrainedModel:
+    """Load a draft model that fits a target: a Hugging Face id, a folder, a loaded model, or "first-layers:N".
+
+    A folder may hold a whole model or what `precedent train-draft` writes. The draft gets the target's dtype, its
+    device or another one (what the two share is copied there), and logits `[..., vocab_size]` as wide as the target's.
+    Raises ConfigError for a device that is not there, ModelLoadError when its tokenizer is not the target's or it was
+    trained for another target, UnsupportedError when its layers cannot be rewound.
+    """
+    if isinstance(spec, PreTrainedModel):
+        if device is not None:
+            raise ConfigError(f"draft_device={device!r} cannot be set for a model object: move it there before")
+        check_supported(spec.config)
+        return _with_width(spec, _width(target))
+    place = target.device if device is None else _device(device, "draft_device")
+    if str(spec).startswith(FIRST_LAYERS):
+        return _copied_to(first_layers(target, layer_count(str(spec), target)), place)
+    if holds_draft(spec):
+        with _explained(spec, "the draft model"):
+            return _copied_to(load_trained(Path(spec).expanduser(), target), place)
+    source = _source(spec)
+    draft_tokenizer = _load_tokenizer(source)
+    check_same_vocabulary(str(spec), draft_tokenizer, tokenizer)
+    return _with_width(_load_model(source, place, target.dtype), _width(target))
+
+
+def _copied_to(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """A draft made of its target's modules, or a copy of it on another device."""
+    if draft.device == device:
+        return draft
+    copied: Any = copy.deepcopy(draft)
+    moved: PreTrainedModel = copied.to(device)
+    return moved
+
+
+def _source(name_or_path: str | Path) -> str | Path:
+    """What transformers is asked for: a Hugging Face id or a folder; for the demo target's name, its own folder.
+
+    What can only be meant as a folder, and is none, is refused before the hub is asked for it.
+    """
+    if str(name_or_path) == DEMO_TARGET:
+        with _quiet():
+            return demo_folder()
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        raise ModelLoadError(f"{path} is a file; give the folder that holds config.json and the weights")
+    looks_local = isinstance(name_or_path, Path) or name_or_path.startswith(("/", "./", "../", "~", ".\\", "..\\"))
+    if not str(name_or_path) or (looks_local and not path.is_dir()):
+        raise ModelLoadError(f"there is no folder {str(name_or_path)!r}; give a model folder or a Hugging Face id")
+    if holds_draft(path):
+        raise ModelLoadError(
+            f"{path} holds a draft model without embeddings, trained for {read_settings(path).target}; "
+            "give it as the draft model beside that target"
+        )
+    return path if path.is_dir() else name_or_path
+
+
+def _load_tokenizer(source: str | Path, where: Mapping[str, Any] | None = None) -> PreTrainedTokenizerBase:
+    with _explained(source, "the tokenizer of"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, trust_remote_code=False, **(where or {})
+        )
+    return tokenizer
+
+
+def _load_model(
+    source: str | Path, device: torch.device, dtype: str | torch.dtype, settings: Mapping[str, Any] | None = None
+) -> PreTrainedModel:
+    placed = dict(settings or {})
+    where = {name: placed[name] for name in WHERE_FROM if name in placed}
+    with _explained(source, "the model"):
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
+        check_supported(config)
+        if SETTING in placed:
+            check_divisible(config, placed)
+        if getattr(config, "quantization_config", None) or "quantization_config" in placed:
+            placed.setdefault("device_map", {"": device})  # quantised weights are loaded in place, never moved
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, trust_remote_code=False, output_loading_info=True, **placed
+        )
+    model, report = loaded
+    if report["missing_keys"]:  # transformers would go on with random numbers in their place
+        raise ModelLoadError(
+            f"the weights in {source} are incomplete: {min(report['missing_keys'])} is missing; "
+            "get all of its files again, or give another model"
+        )
+    ready: PreTrainedModel = model if placed.keys() & {"device_map", SETTING} else model.to(device)
+    ready.eval().requires_grad_(False)
+    return ready
+
+
+def _settings(model_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    settings = dict(model_kwargs or {})
+    ours = sorted(settings.keys() & OURS.keys())
+    if ours:
+        raise ConfigError(f"model_kwargs cannot hold {ours[0]!r}: {OURS[ours[0]]}")
+    return settings
+
+
+@contextmanager
+def _explained(source: str | Path, what: str) -> Iterator[None]:
+    """Turn whatever transformers raises into one line that says what to do, and keep its chatter off the screen."""
+    try:
+        with _quiet():
+            yield
+    except PrecedentError:
+        raise
+    except Exception as error:  # a wrong id or folder ends in OSError, ValueError, KeyError, SafetensorError, ...
+        raise ModelLoadError(_explanation(source, what, error)) from error
+
+
+def _explanation(source: str | Path, what: str, error: Exception) -> str:
+    reason = _first_line(error)
+    if Path(source).is_dir():
+        return f"cannot load {what} {source}: {reason}"
+    return (
+        f"cannot load {what} {str(source)!r}: there is no such folder here and the Hugging Face hub did not give it "
+        f"({reason}); check the name, or fetch it where there is a network with `hf download {source}` (formerly "
+        "`huggingface-cli download`) and give that folder"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(" .:") if lines else type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide transformers' progress bars and advice, not its errors; a download keeps the hub's own progress bar."""
+    verbosity, hub_verbosity = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    downloads_shown = not are_progress_bars_disabled()
+    transformers_logging.set_verbosity_error()
+    hub_logging.set_verbosity(logging.ERROR)  # it would report each of its five tries to reach the hub
+    transformers_logging.disable_progress_bar()
+    if downloads_shown:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        hub_logging.set_verbosity(hub_verbosity)
+        if bars and downloads_shown:  # enabling also turns the hub's bars on
+            transformers_logging.enable_progress_bar()
+
+
+def _device(device: str | None, name: str = "device") -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # torch built without CUDA fails an assertion
+        others = "or auto" if name == "device" else "or cuda:1"
+        raise ConfigError(
+            f"{name}={device!r} cannot be used here ({_first_line(error)}); give cpu, cuda {others}"
+        ) from error
+
+
+def _precision(dtype: str | None) -> str:
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
+    return dtype or "auto"
+
+
+def check_same_vocabulary(spec: str, draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:
+    """Raise ModelLoadError unless draft and target mean the same text by a token id, for every id."""
+    drafted, targeted = ({index: token for token, index in each.get_vocab().items()} for each in (draft, target))
+    differing = [index for index in drafted.keys() | targeted.keys() if drafted.get(index) != targeted.get(index)]
+    if differing:
+        first = min(differing)
+        raise ModelLoadError(
+            f"the draft model {spec} has another tokenizer than the target: token {first} is {drafted.get(first)!r} "
+            f"there and {targeted.get(first)!r} in the target; give a draft model of the same family"
+        )
+
+
+def _width(model: PreTrainedModel) -> int:
+    """Entries in a row of logits; families of models pad their vocabularies to different sizes."""
+    return int(model.config.get_text_config().vocab_size)
+
+
+def _with_width(draft: PreTrainedModel, width: int) -> PreTrainedModel:
+    """Make rows of logits `width` long: padding ids that only the target has get probability 0, others are cut."""
+    head = draft.get_output_embeddings()
+    if head is not None and _width(draft) != width:
+
+        def same_width(module: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
+            return pad(logits, (0, width - logits.shape[-1]), value=float("-inf"))
+
+        head.register_forward_hook(same_width)
+    return draft

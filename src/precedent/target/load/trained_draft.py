@@ -1,0 +1,211 @@
+"""A trained draft model on disk: a few layers, which stand between its target's own embeddings and head.
+
+A folder holds `draft.json`, which says which target it belongs to, and `draft.safetensors`: the weights of the layers
+and, where the head keeps only the most frequent tokens, their ids. Embeddings, final norm and head are the target's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from precedent.errors import ModelLoadError
+from precedent.target.load.first_layers import base_of, frame_of, layers_of, whole
+
+SETTINGS_FILE, WEIGHTS_FILE = "draft.json", "draft.safetensors"
+
+FORMAT = 1
+"""Raised whenever an older version of this file could not read the folder."""
+
+HEAD_TOKENS = "head.token_ids"
+"""The tensor with the ids of a restricted head, `[num_head_tokens]`, rising."""
+
+SAMPLED_ROWS, SAMPLED_VALUES = 64, 8
+
+Weights = Mapping[str, Tensor]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings:
+    """Which target a draft belongs to, and its shape.
+
+    `embeddings` is the fingerprint of the target's embeddings and head, without which the weights mean nothing;
+    `layers` that of its layers: beside another model of the same embeddings the draft works, but is believed less.
+    `initial_layers` are the target's layers from which training began; `num_head_tokens` None is the whole vocabulary.
+    """
+
+    target: str
+    embeddings: str
+    layers: str
+    initial_layers: tuple[int, ...]
+    num_head_tokens: int | None = None
+    format: int = FORMAT
+
+
+class RestrictedHead(nn.Module):
+    """The target's output head for some tokens alone; all others get probability 0. Logits stay `[..., width]`."""
+
+    token_ids: Tensor
+
+    def __init__(self, head: Any, token_ids: Tensor) -> None:
+        super().__init__()
+        weight = head.weight.detach()
+        self.width, place = weight.shape[0], weight.device
+        ids = token_ids.to(place, torch.long)
+        self.rows = nn.Linear(weight.shape[1], ids.numel(), bias=head.bias is not None, device="meta")
+        self.rows.weight = nn.Parameter(weight[ids], requires_grad=False)
+        if head.bias is not None:
+            self.rows.bias = nn.Parameter(head.bias.detach()[ids], requires_grad=False)
+        self.register_buffer("token_ids", ids, persistent=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[..., hidden_size]` to `[..., width]`, minus infinity for the tokens that it does not know."""
+        kept = self.rows(hidden)
+        logits: Tensor = kept.new_full((*kept.shape[:-1], self.width), float("-inf"))
+        return logits.index_copy_(-1, self.token_ids, kept)
+
+
+def draft_beside(
+    target: PreTrainedModel, initial_layers: Sequence[int], weights: Weights, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """A draft model from its own weights and the target's embeddings and head, on the target's device.
+
+    `dtype` None is the target's. Raises ModelLoadError when a weight is missing or has another shape,
+    UnsupportedError when layers cannot be set between the target's embeddings and head.
+    """
+    draft = frame_of(target, initial_layers)
+    for place, index in enumerate(initial_layers):
+        layer, original = base_of(draft).layers[place], layers_of(target)[index]
+        _fill(layer, original, _below(weights, f"layers.{place}."))
+        layer.to(dtype or target.dtype).eval()
+    if HEAD_TOKENS in weights:
+        draft.set_output_embeddings(RestrictedHead(target.get_output_embeddings(), weights[HEAD_TOKENS]))
+    return whole(draft, target)
+
+
+def initial_weights(target: PreTrainedModel, initial_layers: Sequence[int]) -> dict[str, Tensor]:
+    """The weights with which training begins: those of some of the target's layers. Nothing is copied."""
+    layers = layers_of(target)
+    return {
+        f"layers.{place}.{name}": tensor
+        for place, index in enumerate(initial_layers)
+        for name, tensor in layers[index].state_dict().items()
+    }
+
+
+def save_draft(folder: Path, settings: DraftSettings, weights: Weights) -> None:
+    """Write a draft's folder; `draft.json` comes last and makes it one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    partial = folder / f"{WEIGHTS_FILE}.partial"
+    save_file(kept, partial, metadata={"format": "pt"})
+    partial.replace(folder / WEIGHTS_FILE)
+    partial = folder / f"{SETTINGS_FILE}.partial"
+    partial.write_text(json.dumps(dataclasses.asdict(settings), indent=2) + "\n", encoding="utf-8")
+    partial.replace(folder / SETTINGS_FILE)
+
+
+def holds_draft(place: str | Path) -> bool:
+    """Whether this is a folder of a trained draft model."""
+    return (Path(place).expanduser() / SETTINGS_FILE).is_file()
+
+
+def read_settings(folder: Path) -> DraftSettings:
+    """What `draft.json` says. Raises ModelLoadError when it says nothing that this version understands."""
+    try:
+        found = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
+        if found["format"] != FORMAT:
+            raise ModelLoadError(
+                f"the draft model {folder} is of format {found['format']}, this version reads {FORMAT}; train it again"
+            )
+        return DraftSettings(**{**found, "initial_layers": tuple(found["initial_layers"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelLoadError(f"{folder / SETTINGS_FILE} cannot be read ({error!r}); train the draft again") from error
+
+
+def load_trained(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
+    """Load a draft beside its target. Raises ModelLoadError, naming both, when it belongs to another target."""
+    settings, weights = load_weights(folder, target)
+    if settings.layers != layers_fingerprint(target):
+        log.warning(
+            "the draft model %s was trained for %s; the layers of %s are others: fewer of its tokens will be accepted",
+            folder, settings.target, name_of(target),
+        )  # fmt: skip
+    draft = draft_beside(target, settings.initial_layers, weights)
+    return draft.requires_grad_(False)  # the target's own modules among them need none either
+
+
+def load_weights(folder: Path, target: PreTrainedModel) -> tuple[DraftSettings, dict[str, Tensor]]:
+    """What a draft's folder holds. Raises ModelLoadError, naming both, when it uses another target's embeddings."""
+    settings, name = read_settings(folder), name_of(target)
+    if settings.embeddings != embeddings_fingerprint(target):
+        raise ModelLoadError(
+            f"the draft model {folder} was trained for {settings.target} and uses its embeddings, and those of {name} "
+            f"are others; give {settings.target} as the target, or train a draft for {name} with precedent train-draft"
+        )
+    return settings, load_file(folder / WEIGHTS_FILE)
+
+
+def layer_weights(weights: Weights) -> dict[str, Tensor]:
+    """Those of the layers alone, without the choice of a head."""
+    return {name: tensor for name, tensor in weights.items() if name != HEAD_TOKENS}
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """A model's name for people: its Hugging Face id, the last part of its folder, else its class."""
+    name = model.config._name_or_path
+    if not name:
+        return type(model).__name__
+    return Path(name).name if Path(name).is_dir() else name
+
+
+def embeddings_fingerprint(target: PreTrainedModel) -> str:
+    """Of some rows of embeddings and head and their shapes; the dtype in which they were loaded does not count."""
+    parts = [target.get_input_embeddings(), target.get_output_embeddings()]
+    digest = hashlib.sha256()
+    for part in parts:
+        weight: Any = part.weight
+        step = max(1, weight.shape[0] // SAMPLED_ROWS)
+        digest.update(f"{tuple(weight.shape)}".encode() + _rounded(weight.detach()[::step]))
+    return digest.hexdigest()[:32]
+
+
+def layers_fingerprint(target: PreTrainedModel) -> str:
+    """Of a few values of every weight of the target's layers."""
+    digest = hashlib.sha256()
+    for name, weight in layers_of(target).named_parameters():
+        digest.update(name.encode() + _rounded(weight.detach().reshape(-1)[:SAMPLED_VALUES]))
+    return digest.hexdigest()[:32]
+
+
+def _rounded(values: Tensor) -> bytes:
+    """As bfloat16, in which all precisions of one weight agree."""
+    return values.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes()
+
+
+def _below(weights: Weights, prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+
+
+def _fill(layer: nn.Module, original: nn.Module, weights: Weights) -> None:
+    """Give a layer on the meta device its weights, and the device and the buffers of one of the target's."""
+    place = next(original.parameters()).device
+    try:
+        layer.to_empty(device=place).load_state_dict(dict(weights))
+    except RuntimeError as error:
+        raise ModelLoadError(f"the weights of the draft model do not fit: {' '.join(str(error).split())}") from error
+    for name, buffer in original.named_buffers():
+        layer.get_buffer(name).copy_(buffer)

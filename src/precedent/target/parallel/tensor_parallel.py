@@ -1,0 +1,141 @@
+"""A target model that several processes hold together: `tensor_parallel=True` under torchrun.
+
+The first process gets a `TargetModel` like any other. The others never come out of `load_divided`: they follow its
+forwards until it is closed, and then they end.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.target.kv.cache import KVCache
+from precedent.target.load.first_layers import FIRST_LAYERS
+from precedent.target.load.loading import load_target
+from precedent.target.load.trained_draft import holds_draft
+from precedent.target.model import TargetModel
+from precedent.target.parallel.mirroring import Follower, LeadingRunner, MirroredKV
+from precedent.target.parallel.processes import Processes, first_line, join
+from precedent.target.sharding import parts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+
+class DividedTarget(TargetModel):
+    """The target in one of the processes that hold it; `kv_shape` and `kv_bytes` are those of this process's heads.
+
+    All processes make it at the same time, and look at the model together. Raises UnsupportedError for adapters.
+    """
+
+    def __init__(self, model: PreTrainedModel, processes: Processes) -> None:
+        self._processes = processes
+        super().__init__(model)
+        if processes.leads:
+            self._runner = LeadingRunner(self._runner, processes)
+
+    @property
+    def processes_here(self) -> int:
+        """How many processes of this machine hold keys and values of every token."""
+        return self._processes.here
+
+    def weights(self) -> Mapping[str, Any]:
+        """The state dict, of divided weights the first part."""
+        return parts(super().weights())
+
+    def close(self) -> None:
+        """Let the other processes end; no forward is possible afterwards."""
+        self._processes.leave()
+
+    @torch.inference_mode()
+    def follow(self) -> NoReturn:
+        """Do what the first process does until it is closed, then end this process.
+
+        Exits with status 0, or with 1 and a line on stderr when the first process is gone or a forward failed.
+        """
+        follower = Follower(self._runner, self.kv_shape)
+        try:
+            while message := self._processes.hear():
+                follower.do(message)
+        except Exception as error:  # nobody here could answer for it: the first process says what is to be said
+            log.debug("following ended", exc_info=True)
+            sys.exit(_end(self._processes, error))
+        self._processes.leave()
+        sys.exit(0)
+
+    def _prepare(self) -> None:
+        """Leave every layer as it is: kernels that read weights as they lie in memory do not fit a part of them."""
+        if getattr(self.model, "_hf_peft_config_loaded", False):
+            raise UnsupportedError("tensor_parallel=True is not to be had with adapters: merge them into the weights")
+
+    def _empty_cache(self) -> KVCache:
+        runner = self._runner
+        assert isinstance(runner, LeadingRunner), "followers make the caches that they are told of"
+        return MirroredKV.new(self.kv_shape, runner.journal)
+
+
+@contextmanager
+def load_divided(
+    name_or_path: str | Path,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+) -> Iterator[tuple[DividedTarget, PreTrainedTokenizerBase]]:
+    """Load this process's part of a model, and its tokenizer, for the body of a `with`; in the first process only.
+
+    The others follow it, and end when the target is closed or the body raises. Raises what `load_target` raises,
+    ConfigError without torchrun, and UnsupportedError for a model that the processes cannot divide.
+    """
+    processes = join(device)
+    settings: dict[str, Any] = {"dtype": dtype, "model_kwargs": model_kwargs, "num_processes": processes.count}
+    try:
+        with processes.all_or_none():
+            model, tokenizer = load_target(name_or_path, **settings)
+        target = DividedTarget(model, processes)
+    except Exception as error:
+        if processes.leads:
+            processes.leave()
+            raise
+        sys.exit(_end(processes, error))
+    if not processes.leads:
+        target.follow()
+    try:
+        yield target, tokenizer
+    except BaseException:
+        target.close()
+        raise
+
+
+def check_beside(target: object, draft_model: object, *, bitwise: bool, cuda_graphs: bool) -> None:
+    """Raise ConfigError or UnsupportedError for what does not go with a divided target, before anything is loaded."""
+    if not isinstance(target, str | Path):
+        raise ConfigError("tensor_parallel=True is for loading by name: each process reads its part of the weights")
+    if bitwise:
+        raise UnsupportedError(
+            "bitwise=True is not to be had with tensor_parallel=True: the order in which the processes' parts are "
+            "summed is not ours to fix"
+        )
+    if cuda_graphs:
+        raise UnsupportedError(
+            "cuda_graphs=True is not to be had with tensor_parallel=True: a graph would hold the processes' messages; "
+            "leave one of them out"
+        )
+    if isinstance(draft_model, str | Path) and (str(draft_model).startswith(FIRST_LAYERS) or holds_draft(draft_model)):
+        raise UnsupportedError(
+            f"the draft model {draft_model} computes with weights of the target, which tensor_parallel=True divides "
+            "among processes: give a draft model that is whole by itself, or none"
+        )
+
+
+def _end(processes: Processes, error: Exception) -> str:
+    return f"precedent: process {processes.rank} of {processes.count} ends: {type(error).__name__}: {first_line(error)}"

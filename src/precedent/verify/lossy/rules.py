@@ -1,0 +1,165 @@
+"""The rules of the `lossy_*` modes: how far the written law may leave the target's, and in which direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from precedent.errors import ConfigError
+from precedent.verify.lossy.relaxed import Offer
+
+BISECTIONS = 42
+SMALLEST = 1e-300  # tokens that nobody proposed lie below c1, so their logarithm is never asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Mentored:
+    """Accept as much as KL(target || written) <= `kl` nats allows, at every token (mentored decoding).
+
+    Maximising the accepted mass under that bound gives `clip(q, c1 p, c2 p)` for a draw from q: all ratios written /
+    target lie in [c1, c2]. A cached token counts as a draw that is certain. A token that the target excludes stays
+    excluded. Raises ConfigError for a negative `kl`.
+    """
+
+    kl: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check(self.kl >= 0.0, f"kl={self.kl} must be 0 (lossless) or more nats per token")
+
+    def __call__(self, offer: Offer) -> Tensor:
+        """The law nearest to what was proposed within the bound, `[vocab_size]`."""
+        target = offer.target_probs.double()
+        wanted = _wanted(target, offer)
+        if not bool((wanted * target).sum() > 0.0):
+            return offer.target_probs  # nothing was proposed that the target could write
+        return _nearest(target, wanted, self.kl).to(offer.target_probs)
+
+
+def _wanted(target: Tensor, offer: Offer) -> Tensor:
+    """Draft probabilities; the cached tokens get as much as the target could at most want, each in proportion."""
+    wanted = offer.draft_probs.double().clone()
+    cached = target[list(offer.points)]
+    if offer.points and bool(cached.sum() > 0.0):
+        wanted[list(offer.points)] = cached / cached.sum()
+    return torch.where(target > 0.0, wanted, 0.0)
+
+
+def _nearest(target: Tensor, wanted: Tensor, bound: float) -> Tensor:
+    """`clip(wanted, c1 target, c2 target)` with sum 1, the least rejected mass and KL(target || it) <= bound.
+
+    Both ends follow from the mass `lifted` onto tokens below c1 target: what is cut above c2 target is `lifted` plus
+    what `wanted` holds beyond 1. KL falls as `lifted` grows, so bisection finds the least; at the most, c1 = c2 = 1.
+    """
+    clip = _Clip(target, wanted)
+    low = (1.0 - clip.total).clamp(min=0.0)
+    high = (target - wanted).clamp(min=0.0).sum()
+    high = torch.where(clip.divergence(low) <= bound, low, high)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        fits = clip.divergence(middle) <= bound
+        low, high = torch.where(fits, low, middle), torch.where(fits, middle, high)
+    law = clip.law(high)
+    return law / law.sum()
+
+
+class _Clip:
+    """`clip(wanted, c1 target, c2 target)` by the mass that c1 lifts; tokens sorted by wanted / target."""
+
+    def __init__(self, target: Tensor, wanted: Tensor) -> None:
+        self.target, self.wanted, self.total = target, wanted, wanted.sum()
+        ratio, order = torch.where(target > 0.0, wanted / target, 0.0).sort()
+        self._below_target, self._below_wanted = target[order].cumsum(0), wanted[order].cumsum(0)
+        before_target, before_wanted = self._below_target - target[order], self._below_wanted - wanted[order]
+        self._above_target, self._above_wanted = target.sum() - before_target, self.total - before_wanted
+        self._lifted = ratio * before_target - before_wanted
+        self._cut = self._above_wanted - ratio * self._above_target
+        self._below_log = (target[order] * ratio.clamp(min=SMALLEST).log()).cumsum(0)
+
+    def law(self, lifted: Tensor) -> Tensor:
+        """The clipped law, `[vocab_size]`."""
+        lower, upper, _, _ = self._ends(lifted)
+        return torch.maximum(lower * self.target, torch.minimum(self.wanted, upper * self.target))
+
+    def divergence(self, lifted: Tensor) -> Tensor:
+        """KL(target || clipped law) in nats, without a pass over the vocabulary."""
+        lower, upper, last, first = self._ends(lifted)
+        between = torch.where(first > last, self._below_log[(first - 1).clamp(min=0)] - self._below_log[last], 0.0)
+        return -(self._below_target[last] * lower.log() + between + self._above_target[first] * upper.log())
+
+    def _ends(self, lifted: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """c1 and c2, by solving one linear piece each; the last token that c1 lifts and the first that c2 cuts."""
+        last = (torch.searchsorted(self._lifted, lifted, right=True) - 1).clamp(min=0)
+        cut = lifted + self.total - 1.0
+        first = torch.searchsorted(-self._cut, -cut).clamp(max=self._cut.numel() - 1)
+        lower = (lifted + self._below_wanted[last]) / self._below_target[last]
+        return lower, (self._above_wanted[first] - cut) / self._above_target[first], last, first
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """Let stand what is not surprising: target probability above `min(epsilon, delta * exp(-entropy))` (Medusa).
+
+    Other tokens keep their lossless chance. Raises ConfigError when a parameter leaves (0, 1].
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    def __post_init__(self) -> None:
+        _check(0.0 < self.epsilon <= 1.0, f"epsilon={self.epsilon} must lie in (0, 1]")
+        _check(0.0 < self.delta <= 1.0, f"delta={self.delta} must lie in (0, 1]")
+
+    def __call__(self, offer: Offer) -> Tensor:
+        """The law of accepting every typical token, `[vocab_size]`."""
+        target = offer.target_probs
+        entropy = -torch.special.xlogy(target, target).sum()
+        threshold = (self.delta * (-entropy).exp()).clamp(max=self.epsilon)
+        return _letting_stand(offer, target > threshold, target)
+
+
+@dataclass(frozen=True, slots=True)
+class TopBeta:
+    """Let stand what is among the target's `beta` likeliest tokens, within `tau` nats of the first (SpecDec).
+
+    Meant for temperature 0, where `beta=1` is greedy decoding. Tokens that truncation or a grammar removed do not
+    stand; ties take the lowest ids. Raises ConfigError when a parameter is out of its range.
+    """
+
+    beta: int = 3
+    tau: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self.beta >= 1 and self.beta == int(self.beta), f"beta={self.beta} must be a whole number from 1")
+        _check(self.tau >= 0.0, f"tau={self.tau} must be 0 or more nats")
+
+    def __call__(self, offer: Offer) -> Tensor:
+        """The law of accepting every token at the top, `[vocab_size]`."""
+        scores = offer.logits.to(offer.target_probs)
+        is_greedy = offer.target_probs.max() == 1.0
+        scores = torch.where((offer.target_probs > 0.0) | is_greedy, scores, -torch.inf)
+        top = scores.sort(descending=True, stable=True).indices[: int(self.beta)]
+        stands = torch.zeros_like(scores, dtype=torch.bool).index_fill_(0, top, True)
+        stands &= (scores >= scores.max() - self.tau) & scores.isfinite()
+        return _letting_stand(offer, stands, scores.softmax(0))
+
+
+def _letting_stand(offer: Offer, stands: Tensor, weights: Tensor) -> Tensor:
+    """The law of accepting every draw that `stands`, others at their lossless chance; then a cached token that stands.
+
+    Cached tokens that stand share what is left by their `weights`; without one, the target's unpaid rest is drawn from.
+    """
+    accepted = torch.where(stands, offer.draft_probs, torch.minimum(offer.draft_probs, offer.target_probs))
+    owed = (offer.target_probs - accepted).clamp(min=0.0)
+    cached = torch.zeros_like(owed)
+    cached[list(offer.points)] = (weights * stands)[list(offer.points)]
+    rest = cached if bool(cached.sum() > 0.0) else owed
+    left = (1.0 - accepted.sum()).clamp(min=0.0)
+    law = accepted + left * rest / rest.sum().clamp(min=torch.finfo(rest.dtype).tiny)
+    return law / law.sum()
+
+
+def _check(holds: bool, rule: str) -> None:
+    if not holds:  # NaN fails every comparison, so it lands here as well
+        raise ConfigError(rule)
