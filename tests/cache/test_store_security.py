@@ -164,7 +164,7 @@ WITHOUT_PICKLE = """
     pickle.load = pickle.loads = pickle.Unpickler = _pickle.load = _pickle.loads = refused
     sys.addaudithook(lambda event, _: refused() if event == "pickle.find_class" else None)
     from precedent.cache import NewCompletion, SpeculationCache, verify_cache
-    from precedent.cache import grouped_index, partition_vectors
+    from precedent.cache.search import grouped_index, partition_vectors
     from precedent.cache.snapshot.segment import COMPLETION, Segment
     from precedent.testing.embedders import HashEmbedder
     grouped_index.GROUPED_FROM = partition_vectors.GROUPED_FROM = 20
@@ -254,7 +254,7 @@ def test_forget_leaves_no_byte_in_any_file(tmp_path, monkeypatch, condition):
     """By every condition: table, log, segment and grouped vectors, while open and after closing."""
     pytest.importorskip("faiss")
     for module in ("grouped_index", "partition_vectors"):
-        monkeypatch.setattr(f"precedent.cache.{module}.GROUPED_FROM", 64)
+        monkeypatch.setattr(f"precedent.cache.search.{module}.GROUPED_FROM", 64)
     with filled(tmp_path) as cache:
         assert found_in(tmp_path) == set(traces())
         (secret,) = cache.search("secret query")

@@ -194,7 +194,7 @@ def a_draw() -> None:
         drawn_beside(elsewhere(VOCABULARY), (1, 2), CounterCoins(1, 1), 0, "draft")
     except DataDependentOutputException as error:
         lines = [
-            frame.line or "" for frame in traceback.extract_tb(error.__traceback__) if "draft_law" in frame.filename
+            frame.line or "" for frame in traceback.extract_tb(error.__traceback__) if "distribution" in frame.filename
         ]
         assert ".tolist()" in lines[-1], lines
         return
