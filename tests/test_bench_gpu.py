@@ -82,8 +82,8 @@ def test_recorded_answers_decide_what_is_accepted(found: tuple[Path, dict[str, A
     assert {batch for *_, batch in rows} == {1, 2}
     assert all(row["turns"] == 4 for row in rows.values())
     assert all(row["forwards_of_fixed_size"] > 0 for row in rows.values())
-    for drafting, pool, _ in rows:
-        assert rows[drafting, pool, 1]["tokens_per_step"] == rows[drafting, pool, 2]["tokens_per_step"]
+    for session, pool, _ in rows:
+        assert rows[session, pool, 1]["tokens_per_step"] == rows[session, pool, 2]["tokens_per_step"]
     assert rows["ours", "same-task", 1]["tokens_per_step"] > 3
     assert 1 < rows["prompt lookup", "none", 1]["tokens_per_step"] < rows["ours", "same-task", 1]["tokens_per_step"]
 

@@ -229,7 +229,7 @@ def test_the_sampled_law_is_that_of_generate() -> None:
     """A chi-square over all texts of two tokens from a vocabulary of six, against their exact probabilities."""
     model = made(vocab_size=6, num_hidden_layers=1, scale=0.2)
     inputs, settings = prompts([1, 2, 3, 1, 2]), {"do_sample": True, "temperature": 0.8, "top_k": 4}
-    expected = _law_of_two_tokens(model, inputs["input_ids"], settings)
+    expected = _distribution_of_two_tokens(model, inputs["input_ids"], settings)
     torch.manual_seed(3)
     drafters = [RandomDrafter(6, seed=2), "prompt"]
     drawn = model.generate(
@@ -253,7 +253,7 @@ def test_the_sampled_law_is_that_of_generate() -> None:
     )
 
 
-def _law_of_two_tokens(model: PreTrainedModel, prompt: Tensor, settings: dict[str, Any]) -> Tensor:
+def _distribution_of_two_tokens(model: PreTrainedModel, prompt: Tensor, settings: dict[str, Any]) -> Tensor:
     """P(first, second) by transformers' own processed rows, `[vocab_size, vocab_size]`."""
 
     def row(ids: Tensor) -> Tensor:
@@ -359,15 +359,15 @@ class Watched(NullDrafter):
     ended = 0
 
     def begin(self, request: Any) -> Any:
-        drafting, outer = super().begin(request), self
-        end = drafting.end
+        session, outer = super().begin(request), self
+        end = session.end
 
         def noted() -> None:
             outer.ended += 1
             end()
 
-        drafting.end = noted
-        return drafting
+        session.end = noted
+        return session
 
 
 class Counting(LogitsProcessor):

@@ -10,24 +10,31 @@ from typing import Any, Self
 
 from precedent.errors import ConfigError
 
-MODES = (
-    "auto",
-    "greedy",
-    "coupled",
-    "traversal",
-    "topdown",
-    "topdown:plan=k-seq",
-    "topdown:plan=transport",
-    "traversal:plan=transport",
-)
+MODES = ("auto", "greedy", "coupled", "traversal", "topdown")
+"""Every lossless verification mode; `auto` is one of the others, by the sampling settings."""
 
 LOSSY_MODES = ("lossy_mentored", "lossy_typical", "lossy_top_beta", "lossy_judge")
-"""Modes that change the output law, on purpose only; parameters follow a colon, as in `lossy_mentored:kl=0.05`."""
+"""Modes that change the output distribution, on purpose only; parameters follow: `lossy_mentored:kl=0.05`."""
 
 
 def is_lossy(mode: str) -> bool:
-    """True for a mode that changes the output law."""
+    """True for a mode that changes the output distribution."""
     return mode.partition(":")[0] in LOSSY_MODES
+
+
+def check_mode(mode: str) -> None:
+    """Raise ConfigError unless `mode` is one of `MODES` or `LOSSY_MODES`."""
+    if mode in MODES or is_lossy(mode):
+        return
+    known = (*MODES, *LOSSY_MODES)
+    if ":plan=" in mode:
+        raise ConfigError(
+            f"mode={mode!r} is gone: weighing several samples of a node together cost more than it brought "
+            f"(docs/decisions/0023); use one of {', '.join(known)}"
+        )
+    near = difflib.get_close_matches(mode.partition(":")[0], known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ConfigError(f"mode={mode!r} cannot verify; {hint}use one of {', '.join(known)}")
 
 
 def check_fields(settings: object, checks: Iterable[tuple[str, bool, str]]) -> None:
@@ -114,8 +121,7 @@ class SpeculationConfig(_FromDict):
     write_back: bool = True
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES and not is_lossy(self.mode):
-            raise ConfigError(f"mode={self.mode!r} is not one of {', '.join((*MODES, *LOSSY_MODES))}")
+        check_mode(self.mode)
         if not 0 <= self.max_nodes <= 256:
             raise ConfigError(f"max_nodes={self.max_nodes} must lie between 0 and 256 nodes per step")
         if not 0 <= self.max_draws <= 64:

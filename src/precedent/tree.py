@@ -1,11 +1,11 @@
-"""The candidate tree: what was proposed, as flat arrays, and the law that each draw was drawn from.
+"""The candidate tree: the tokens proposed for one step, as flat arrays, and where each candidate came from.
 
 Two ideas carry the whole library, and both live here (docs/decisions/0001):
 
-* **A draw carries its law.** `Point()` is a deterministic candidate (cache, prompt, prediction): law = certainty.
-  `Drawn(row, excluded)` is a sample from a draft model's distribution.
-* **Nodes are shared, draws are never dropped.** A prefix proposed twice is one node, scored once by the target model;
-  but every sampled draw stays in its parent's draw list, because verification needs the laws of all of them.
+* **A sampled candidate carries the distribution it was sampled from.** `Sampled(row, excluded)` is a sample from a
+  draft model's distribution. `Fixed()` is a candidate from text (cache, prompt, prediction, grammar): probability 1.
+* **Nodes are shared, sampled candidates are never dropped.** A prefix proposed twice is one node, scored once by the
+  target model. Every sample stays in its parent's list, because verification needs the distributions of all of them.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ ROOT = -1
 """The parent of first-level nodes: the last committed token."""
 
 NULL = -2
-"""The child of a draw that proposed nothing (a sub-probability draw that its `keep_mask` swallowed)."""
+"""The child of a sampled candidate that proposed nothing, because its `keep_mask` dropped the sampled token."""
 
 
 SMALLEST_MASS = 1e-37  # a normal number of float32
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """The law of a deterministic candidate: certainty."""
+class Fixed:
+    """The distribution of a fixed candidate: its token with probability 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
-    """The law of a sample from a draft model.
+class Sampled:
+    """The distribution of a sample from a draft model.
 
     `row` is the draft model's distribution `[vocab_size]` after all processors (it sums to 1); `excluded` are token ids
-    that could not be drawn (cached siblings, earlier draws without replacement); `keep_mask` `[vocab_size]` marks the
-    tokens that would have been kept: with it the law is a sub-probability and the missing mass is the null event.
+    that could not be sampled (cached siblings, earlier samples without replacement); `keep_mask` `[vocab_size]` marks
+    the tokens that would have been kept: with it the distribution sums to less than 1, and the rest is the null event.
     """
 
     row: Tensor
@@ -50,44 +50,52 @@ class Drawn:
     keep_mask: Tensor | None = None
 
     def probs(self) -> Tensor:
-        """The law that was sampled, `[vocab_size]`; sums to 1, or to less with a `keep_mask`."""
-        from precedent.runtime.placing import placed  # here: trees without draws need no torch
+        """The probabilities that were sampled from, `[vocab_size]`; they sum to 1, or to less with a `keep_mask`."""
+        from precedent.runtime.placing import placed  # here: trees of fixed candidates need no torch
 
-        law = self.row
+        probs = self.row
         if self.excluded:
-            law = law.index_fill(0, placed(np.array(self.excluded, dtype=np.int64), law.device), 0.0)
-            law = law / law.sum().clamp(min=SMALLEST_MASS)  # where nothing could be drawn, the law is zero, not NaN
-        return law if self.keep_mask is None else law * self.keep_mask
+            probs = probs.index_fill(0, placed(np.array(self.excluded, dtype=np.int64), probs.device), 0.0)
+            probs = probs / probs.sum().clamp(min=SMALLEST_MASS)  # zero, not NaN, where nothing could be sampled
+        return probs if self.keep_mask is None else probs * self.keep_mask
 
 
-Law = Point | Drawn
+Distribution = Fixed | Sampled
 
-_POINT = Point()
+_FIXED = Fixed()
 
 
-class Draw(NamedTuple):
-    """One candidate at a node: `child` (a node index, or `NULL`) proposed below `parent` under `law`."""
+class Candidate(NamedTuple):
+    """A token proposed below `parent`: `child` is its node, or `NULL`; `distribution` is what it was sampled from."""
 
     parent: int
     child: int
-    law: Law
+    distribution: Distribution
 
 
 @dataclass(frozen=True)
 class CandidateTree:
-    """Candidates of one step in topological order; `ROOT` (-1) stands for the last committed token.
+    """The candidates of one step in topological order; `ROOT` (-1) stands for the last committed token.
 
-    `token_ids[i]` follows `parents[i] < i`; `draws` holds every draw, per parent in verification order: drawn ones in
-    draw order, then points. `sources[i]` names the drafters that proposed node i, the credited one first.
+    `token_ids[i]` follows `parents[i] < i`. `candidates` lists every candidate, per parent in verification order:
+    sampled ones in the order of sampling, then fixed ones. `sources[i]` names the drafters that proposed node i, the
+    credited one first. The last `num_unscored` nodes are leaves that were added while the target model scored the
+    others: the target has no row for what follows them.
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
-    draws: tuple[Draw, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
     sources: tuple[tuple[str, ...], ...] = ()
+    num_unscored: int = 0
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_scored(self) -> int:
+        """Nodes for which the target model has a row; they come first."""
+        return len(self) - self.num_unscored
 
     @cached_property
     def depths(self) -> NDArray[np.int64]:
@@ -98,7 +106,7 @@ class CandidateTree:
     def ancestors(self) -> NDArray[np.bool_]:
         """`[num_nodes, num_nodes]`, true where the column is the row's ancestor or the row itself.
 
-        Built in the logarithm of the depth: after n rounds `mask` knows 2^n generations and `up` leads 2^n up.
+        Takes the logarithm of the depth in rounds: after n of them `mask` knows 2^n generations, `up` leads 2^n up.
         """
         count = len(self)
         mask = np.eye(count + 1, dtype=np.bool_)  # the last row stands for the root, its own parent
@@ -111,27 +119,22 @@ class CandidateTree:
         return mask[:count, :count]
 
     @cached_property
-    def draws_at(self) -> dict[int, tuple[Draw, ...]]:
-        """The draws below each parent in verification order; parents without draws are absent."""
-        grouped: dict[int, list[Draw]] = {}
-        for draw in self.draws:
-            grouped.setdefault(draw.parent, []).append(draw)
-        return {parent: tuple(draws) for parent, draws in grouped.items()}
+    def candidates_at(self) -> dict[int, tuple[Candidate, ...]]:
+        """The candidates below each parent in verification order; parents without any are absent."""
+        grouped: dict[int, list[Candidate]] = {}
+        for candidate in self.candidates:
+            grouped.setdefault(candidate.parent, []).append(candidate)
+        return {parent: tuple(candidates) for parent, candidates in grouped.items()}
 
     @cached_property
-    def all_points_below(self) -> tuple[bool, ...]:
-        """For each node: whether its whole subtree holds point draws only, `[num_nodes]`."""
-        pure = [True] * len(self)
-        for draw in reversed(self.draws_sorted_by_parent):
-            if draw.parent != ROOT:
-                below = draw.child == NULL or pure[draw.child]
-                pure[draw.parent] &= below and isinstance(draw.law, Point)
-        return tuple(pure)
-
-    @cached_property
-    def draws_sorted_by_parent(self) -> tuple[Draw, ...]:
-        """All draws, parents in topological order."""
-        return tuple(sorted(self.draws, key=lambda draw: draw.parent))
+    def only_fixed_below(self) -> tuple[bool, ...]:
+        """For each node whether its whole subtree holds fixed candidates only, `[num_nodes]`."""
+        only_fixed = [True] * len(self)
+        for candidate in sorted(self.candidates, key=lambda candidate: candidate.parent, reverse=True):
+            if candidate.parent != ROOT:
+                below = candidate.child == NULL or only_fixed[candidate.child]
+                only_fixed[candidate.parent] &= below and isinstance(candidate.distribution, Fixed)
+        return tuple(only_fixed)
 
     def path_to(self, node: int) -> tuple[int, ...]:
         """Node indices from the root's child down to `node`, `()` for `ROOT`."""
@@ -151,38 +154,44 @@ class CandidateTree:
             raise ValueError("token_ids, parents and sources differ in length")
         if any(not ROOT <= parent < node for node, parent in enumerate(self.parents)):
             raise ValueError("a parent does not precede its child")
+        if any(parent >= self.num_scored for parent in self.parents):
+            raise ValueError("a node hangs below one that was not scored")
         if len(set(zip(self.parents, self.token_ids, strict=True))) != len(self):
             raise ValueError("two siblings carry the same token: a shared prefix must be one node")
-        if {draw.child for draw in self.draws} - {NULL} != set(range(len(self))):
-            raise ValueError("a node has no draw, or a draw has no node")
-        for parent, draws in self.draws_at.items():
-            self._check_draws(parent, draws)
+        if {candidate.child for candidate in self.candidates} - {NULL} != set(range(len(self))):
+            raise ValueError("a node has no candidate, or a candidate has no node")
+        for parent, candidates in self.candidates_at.items():
+            self._check_siblings(parent, candidates)
 
-    def _check_draws(self, parent: int, draws: tuple[Draw, ...]) -> None:
+    def _check_siblings(self, parent: int, candidates: tuple[Candidate, ...]) -> None:
         if not ROOT <= parent < len(self):
-            raise ValueError(f"a draw hangs below node {parent}, which does not exist")
-        if any(draw.child != NULL and self.parents[draw.child] != parent for draw in draws):
-            raise ValueError(f"a draw below node {parent} names a child of another node")
-        kinds = [isinstance(draw.law, Point) for draw in draws]
+            raise ValueError(f"a candidate hangs below node {parent}, which does not exist")
+        if any(each.child != NULL and self.parents[each.child] != parent for each in candidates):
+            raise ValueError(f"a candidate below node {parent} names a child of another node")
+        kinds = [isinstance(each.distribution, Fixed) for each in candidates]
         if kinds != sorted(kinds):
-            raise ValueError(f"below node {parent} a point stands before a drawn sibling")
-        points = [draw.child for draw in draws if isinstance(draw.law, Point)]
-        if len(set(points)) != len(points) or any(d.child in points for d in draws if isinstance(d.law, Drawn)):
+            raise ValueError(f"below node {parent} a fixed candidate stands before a sampled one")
+        fixed = [each.child for each in candidates if isinstance(each.distribution, Fixed)]
+        sampled = [each.child for each in candidates if isinstance(each.distribution, Sampled)]
+        if len(set(fixed)) != len(fixed) or set(fixed) & set(sampled):
             raise ValueError(
-                f"below node {parent} a token is listed twice; a point is listed once and never beside a draw"
+                f"below node {parent} a fixed token is listed twice: list it once, and not beside a sample"
             )
-        for draw in draws:
-            self._check_law(draw)
+        for candidate in candidates:
+            self._check_distribution(candidate)
 
-    def _check_law(self, draw: Draw) -> None:
-        if isinstance(draw.law, Point):
-            if draw.child == NULL:
-                raise ValueError(f"a point below node {draw.parent} has no node")
-        elif draw.child == NULL:
-            if draw.law.keep_mask is None:
-                raise ValueError(f"a draw below node {draw.parent} proposed nothing, but its law has no keep_mask")
-        elif not float(draw.law.probs()[self.token_ids[draw.child]]) > 0.0:
-            raise ValueError(f"below node {draw.parent} a token was drawn whose law gives it no probability")
+    def _check_distribution(self, candidate: Candidate) -> None:
+        distribution, parent = candidate.distribution, candidate.parent
+        if isinstance(distribution, Fixed):
+            if candidate.child == NULL:
+                raise ValueError(f"a fixed candidate below node {parent} has no node")
+        elif candidate.child == NULL:
+            if distribution.keep_mask is None:
+                raise ValueError(
+                    f"a sample below node {parent} proposed nothing, but its distribution has no keep_mask"
+                )
+        elif not float(distribution.probs()[self.token_ids[candidate.child]]) > 0.0:
+            raise ValueError(f"below node {parent} a token was sampled to which its distribution gives no probability")
 
 
 EMPTY_TREE = CandidateTree()
@@ -190,35 +199,35 @@ EMPTY_TREE = CandidateTree()
 
 @dataclass(slots=True)
 class TreeBuilder:
-    """Grows one candidate tree: points first (they may be matched, merged and pruned freely), then draws.
+    """Grows one candidate tree: fixed candidates first (they may be matched, merged and pruned), then sampled ones.
 
-    Adding a point that is there already adds its source to the node. A drawn token that is also a cached sibling is one
-    node, listed once, as drawn (its point would carry no weight after the draw was rejected). `runners_up` are the
-    nodes that a draft model proposed beside its chain.
+    Adding a fixed candidate that is there already adds its source to the node. A sampled token that is also a cached
+    sibling is one node, listed once, as sampled. `runners_up` are the nodes that a draft model proposed beside its
+    chain.
     """
 
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     sources: list[tuple[str, ...]] = field(default_factory=list)
     _edges: dict[tuple[int, int], int] | None = field(default_factory=dict)
-    _drawn: list[Draw] = field(default_factory=list)
-    _points: dict[int, Draw] = field(default_factory=dict)
+    _sampled: list[Candidate] = field(default_factory=list)
+    _fixed: dict[int, Candidate] = field(default_factory=dict)
     runners_up: set[int] = field(default_factory=set)
 
     @classmethod
     def reopened(cls, tree: CandidateTree) -> TreeBuilder:
-        """A builder that holds a finished tree; its nodes keep their numbers, and its draws their order."""
+        """A builder that holds a finished tree; nodes keep their numbers and candidates their order."""
         node_of = {edge: node for node, edge in enumerate(zip(tree.parents, tree.token_ids, strict=True))}
-        drawn = [draw for draw in tree.draws if isinstance(draw.law, Drawn)]
-        points = {draw.child: draw for draw in tree.draws if isinstance(draw.law, Point)}
-        return cls(list(tree.token_ids), list(tree.parents), list(tree.sources), node_of, drawn, points)
+        sampled = [each for each in tree.candidates if isinstance(each.distribution, Sampled)]
+        fixed = {each.child: each for each in tree.candidates if isinstance(each.distribution, Fixed)}
+        return cls(list(tree.token_ids), list(tree.parents), list(tree.sources), node_of, sampled, fixed)
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     @property
     def _node_of(self) -> dict[tuple[int, int], int]:
-        """(parent, token id) to node, made when it is asked for."""
+        """(parent, token id) to node, built on first use."""
         if self._edges is None:
             self._edges = {edge: node for node, edge in enumerate(zip(self.parents, self.token_ids, strict=True))}
         return self._edges
@@ -228,31 +237,33 @@ class TreeBuilder:
         return self._node_of.get((parent, token_id))
 
     def children(self, parent: int) -> tuple[int, ...]:
-        """Token ids of all nodes below `parent`, in the order of their making."""
+        """Token ids of all nodes below `parent`, in the order in which they were added."""
         return tuple(token for (above, token) in self._node_of if above == parent)
 
-    def add_point(self, parent: int, token_id: int, source: str) -> int:
-        """Propose `token_id` below `parent` with certainty; returns its node."""
+    def add_fixed(self, parent: int, token_id: int, source: str) -> int:
+        """Propose `token_id` below `parent` with probability 1; returns its node."""
         node = self._node(parent, token_id, source)
-        if all(draw.child != node for draw in self._drawn):
-            self._points.setdefault(node, Draw(parent, node, _POINT))
+        if all(candidate.child != node for candidate in self._sampled):
+            self._fixed.setdefault(node, Candidate(parent, node, _FIXED))
         return node
 
-    def add_points(self, token_ids: Sequence[int], parents: Sequence[int], sources: Sequence[tuple[str, ...]]) -> None:
-        """Fill an empty builder with a trie of points in topological order, siblings distinct."""
+    def add_fixed_tree(
+        self, token_ids: Sequence[int], parents: Sequence[int], sources: Sequence[tuple[str, ...]]
+    ) -> None:
+        """Fill an empty builder with a trie of fixed candidates in topological order, siblings distinct."""
         assert not self.token_ids
         self.token_ids, self.parents, self.sources = list(token_ids), list(parents), list(sources)
         self._edges = None  # most trees are finished with this, and nobody looks for a node
-        self._points = {node: Draw(parent, node, _POINT) for node, parent in enumerate(parents)}
+        self._fixed = {node: Candidate(parent, node, _FIXED) for node, parent in enumerate(parents)}
 
-    def add_draw(self, parent: int, token_id: int, law: Drawn, source: str) -> int:
-        """Record that `token_id` was drawn from `law` below `parent`; returns its node (or `NULL` when swallowed)."""
-        if law.keep_mask is not None and not bool(law.keep_mask[token_id]):
-            self._drawn.append(Draw(parent, NULL, law))
+    def add_sampled(self, parent: int, token_id: int, distribution: Sampled, source: str) -> int:
+        """Record that `token_id` was sampled below `parent`; returns its node, `NULL` if the `keep_mask` dropped it."""
+        if distribution.keep_mask is not None and not bool(distribution.keep_mask[token_id]):
+            self._sampled.append(Candidate(parent, NULL, distribution))
             return NULL
         node = self._node(parent, token_id, source)
-        self._points.pop(node, None)
-        self._drawn.append(Draw(parent, node, law))
+        self._fixed.pop(node, None)  # rejected as a sample, it has no probability left as a fixed candidate
+        self._sampled.append(Candidate(parent, node, distribution))
         return node
 
     def _node(self, parent: int, token_id: int, source: str) -> int:
@@ -266,19 +277,20 @@ class TreeBuilder:
             self.sources[node] += (source,)
         return node
 
-    def build(self) -> CandidateTree:
-        """The finished tree."""
+    def build(self, num_unscored: int = 0) -> CandidateTree:
+        """The finished tree; its last `num_unscored` nodes were added after it was sent to be scored."""
         return CandidateTree(
             tuple(self.token_ids),
             tuple(self.parents),
-            (*self._drawn, *self._points.values()),
+            (*self._sampled, *self._fixed.values()),
             tuple(self.sources),
+            num_unscored,
         )
 
 
 def chain(token_ids: Sequence[int], source: str = "chain") -> CandidateTree:
-    """A tree of one path of point draws."""
+    """A tree of one path of fixed candidates."""
     builder, node = TreeBuilder(), ROOT
     for token in token_ids:
-        node = builder.add_point(node, token, source)
+        node = builder.add_fixed(node, token, source)
     return builder.build()

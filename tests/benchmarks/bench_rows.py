@@ -129,7 +129,7 @@ def random_tree(num_nodes: int) -> CandidateTree:
     """A tree of points."""
     choice, builder, nodes = random.Random(3), TreeBuilder(), [ROOT]
     for _ in range(num_nodes):
-        nodes.append(builder.add_point(choice.choice(nodes), choice.randrange(9000), "test"))
+        nodes.append(builder.add_fixed(choice.choice(nodes), choice.randrange(9000), "test"))
     return builder.build()
 
 

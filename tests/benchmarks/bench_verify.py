@@ -28,6 +28,8 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
+from precedent.verify.kseq import KSeqWeights
+from precedent.verify.transport import TransportWeights
 from scipy.stats import t as student
 from torch import Tensor
 from verify_cost import LARGE_VOCABULARY, measure_cost
@@ -40,8 +42,6 @@ from precedent.target import TargetModel
 from precedent.target.load.loading import DEMO_TARGET, load_draft, load_target
 from precedent.tree import ROOT, CandidateTree
 from precedent.verify import Weights, prepare
-from precedent.verify.kseq import KSeqWeights
-from precedent.verify.transport import TransportWeights
 
 TEMPERATURES = (0.3, 0.7, 1.0)
 NOISY = "noisy:"

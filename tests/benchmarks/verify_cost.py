@@ -13,25 +13,25 @@ from time import perf_counter
 
 import torch
 from gpu_bench.steps import bushy, judged
+from helpers.operations import Operations
 from torch import Tensor
 
 from precedent.config import SamplingParams
 from precedent.sampling.coupling import coupled_choice, coupled_noise
-from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
-from precedent.testing.operations import Operations
-from precedent.tree import CandidateTree, Drawn
+from precedent.tree import CandidateTree, Sampled
 from precedent.verify import prepare
 
 LARGE_VOCABULARY = 150_000
 REPEATS = 4
 
 
-def cost_tree(num_draws: int, num_points: int, vocab_size: int, device: str) -> tuple[CandidateTree, Tensor]:
+def cost_tree(num_draws: int, num_fixed: int, vocab_size: int, device: str) -> tuple[CandidateTree, Tensor]:
     """A chain of draws beside cached branches, and target logits `[num_nodes + 1, vocab_size]`, float32."""
     generator = torch.Generator().manual_seed(0)
     draft_rows = torch.randn(num_draws, vocab_size, generator=generator).softmax(1).to(device)
-    tree = bushy(num_draws + num_points, list(draft_rows))
+    tree = bushy(num_draws + num_fixed, list(draft_rows))
     return tree, torch.randn(len(tree) + 1, vocab_size, generator=generator).to(device)
 
 
@@ -56,7 +56,7 @@ def _milliseconds(tree: CandidateTree, logits: Tensor, mode: str, batched: bool)
             torch.cuda.synchronize()
         started = perf_counter()
         rows = TargetRows(logits, tree, params, at_once=batched)
-        prepare(tree, rows, mode, batched=batched)(CounterCoins(3, number))
+        prepare(tree, rows, mode, batched=batched)(CounterRng(3, number))
         times.append((perf_counter() - started) * 1e3)
     return statistics.median(times[1:])
 
@@ -75,10 +75,10 @@ def verdicts_of(count: int, tree: CandidateTree, params: SamplingParams, mode: s
     def each() -> None:
         for one in logits:
             rows = TargetRows(one, tree, params, at_once=True)
-            prepare(tree, rows, mode, batched=True)(CounterCoins(1, 1))
+            prepare(tree, rows, mode, batched=True)(CounterRng(1, 1))
 
     together = operations(lambda: judged([tree] * count, logits, params, mode))
-    return {"mode": mode, "sequences": count, "draws": len({d for d in tree.draws if isinstance(d.law, Drawn)}),
+    return {"mode": mode, "sequences": count, "draws": len({d for d in tree.candidates if isinstance(d.distribution, Sampled)}),
             "each by itself": operations(each), "together": together}  # fmt: skip
 
 

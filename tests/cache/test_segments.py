@@ -18,6 +18,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from precedent.drafters.factories import recall
 
 from precedent.cache import NewCompletion, Selection, SpeculationCache, SQLiteStore
 from precedent.cache.snapshot.partition import MAX_SEGMENTS, Partition
@@ -25,8 +26,6 @@ from precedent.cache.snapshot.segment import Segment, is_sound, kept
 from precedent.cache.snapshot.segment_files import MANIFEST, SegmentFiles
 from precedent.config import SamplingParams
 from precedent.drafters import DrafterParts
-from precedent.drafters.base import DraftRequest
-from precedent.drafters.factories import recall
 from precedent.drafters.matching.context_order import START
 from precedent.drafters.matching.occurrences import HIT, ROOM, Weights
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context, sorted_segment
@@ -34,6 +33,7 @@ from precedent.drafters.recall import tenant_memory
 from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.drafters.recall.nearness import Nearness
 from precedent.drafters.recall.tenant_memory import TenantMemory
+from precedent.drafters.request import Request
 from precedent.errors import CacheError
 from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.embedders import HashEmbedder
@@ -560,8 +560,8 @@ def test_many_who_seal_and_forget_at_once_agree_in_the_end(tmp_path):
 END = 2
 
 
-def request(tenant: str = TENANT) -> DraftRequest:
-    return DraftRequest("r", (1, 2, 3), SamplingParams(), tenant, "q", end_token_ids=frozenset({END}))
+def request(tenant: str = TENANT) -> Request:
+    return Request("r", (1, 2, 3), SamplingParams(), tenant, "q", end_token_ids=frozenset({END}))
 
 
 def cache_in(folder: Path, **settings: int) -> SpeculationCache:
@@ -582,9 +582,9 @@ def test_an_engine_that_closes_seals_and_the_next_one_drafts_the_same(tmp_path, 
                 for number in range(20):
                     cache.insert(NewCompletion(answer(number), TOKENIZER, "model", TENANT, query=f"question {number}"))
             drafter, rows.number = recall_from(cache), 0
-            drafting = drafter.begin(request())
-            drafted.append(drafting.match(32).nodes.tolist())
-            drafting.end()
+            session = drafter.begin(request())
+            drafted.append(session.match(32).nodes.tolist())
+            session.end()
             drafter.close()
     assert rows.number == 0
     assert drafted[0] == drafted[1] != []
@@ -597,9 +597,9 @@ def test_a_grown_memory_is_sealed_at_the_end_of_a_request(tmp_path, monkeypatch)
         drafter, sealed = recall_from(cache), []
         for number in range(6):
             cache.insert(NewCompletion(answer(number), TOKENIZER, "model", TENANT))
-            drafting = drafter.begin(request())
+            session = drafter.begin(request())
             before = len(list(tmp_path.rglob("*.tokens.npy")))
-            drafting.end()
+            session.end()
             sealed.append((before, len(list(tmp_path.rglob("*.tokens.npy")))))
         assert sealed == [(0, 0), (0, 0), (0, 0), (0, 1), (1, 1), (1, 1)]
         drafter.close()
@@ -610,12 +610,12 @@ def test_forget_reaches_a_running_request_at_once(tmp_path):
     with cache_in(tmp_path) as cache:
         cache.insert(NewCompletion(SECRET, TOKENIZER, "model", TENANT, text="secret"))
         drafter = recall_from(cache)
-        drafting = drafter.begin(request())
-        drafting.match(8)
-        drafting.committed(SECRET[:3])
-        assert tuple(drafting.match(4).token_ids[:2]) == SECRET[3:5]
+        session = drafter.begin(request())
+        session.match(8)
+        session.committed(SECRET[:3])
+        assert tuple(session.match(4).token_ids[:2]) == SECRET[3:5]
         assert cache.forget(containing="secret") == 1
-        assert len(drafting.match(8)) == 0
+        assert len(session.match(8)) == 0
         drafter.close()
         assert as_bytes(SECRET[:2]) not in raw(tmp_path)
 

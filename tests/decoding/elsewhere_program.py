@@ -21,6 +21,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from precedent.decoding.unscored import RowsSoFar
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -33,23 +34,22 @@ from torch.utils import backend_registration
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.decoding import judging
 from precedent.decoding.loop import step
-from precedent.decoding.sequence import DecodingSequence, entropy_coins
-from precedent.decoding.unscored import RowsSoFar
-from precedent.drafters.base import DraftRequest
-from precedent.drafters.model.distribution import drawn_beside
+from precedent.decoding.sequence import DecodingSequence
+from precedent.drafters.model.distribution import sample_beside
 from precedent.drafters.prompt import PromptDrafter
+from precedent.drafters.request import Request
 from precedent.grammar import GrammarConstraint
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
 from precedent.runtime.placing import placed
 from precedent.sampling.constraints import RowShaper, constraints_for
-from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.rng import CounterRng, entropy_rng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
 from precedent.target.cuda.static_runner import StaticRunner, StaticSettings
 from precedent.target.kv.shape import KVShape
 from precedent.testing.tiny_models import tiny_causal_lm
-from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify.ahead import Scored, Unread, VerdictsAhead, computed_alike
 
 NAME = "elsewhere"
@@ -132,11 +132,11 @@ def running(model: TargetModel, mode: str, shape: RowShaper | None) -> DecodingS
     prompt = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7]
     slot = model.new_slot()
     model.prefill(slot, prompt)
-    request = DraftRequest("test", tuple(prompt), MODES[mode], mode=mode)
+    request = Request("test", tuple(prompt), MODES[mode], mode=mode)
     return DecodingSequence(
-        slot=slot, sampling=MODES[mode], speculation=SpeculationConfig(), mode=mode, coins_of=entropy_coins(1),
+        slot=slot, sampling=MODES[mode], speculation=SpeculationConfig(), mode=mode, rng_of=entropy_rng(1),
         end_token_ids=frozenset({258}), max_tokens=40, shape=shape,
-        draftings={"prompt": PromptDrafter().begin(request)},
+        sessions={"prompt": PromptDrafter().begin(request)},
     )  # fmt: skip
 
 
@@ -169,21 +169,21 @@ def steps(
 def tree(num_draws: int) -> CandidateTree:
     """Points, draws beside and below them, excluded siblings."""
     builder, node = TreeBuilder(), ROOT
-    point = builder.add_point(ROOT, 1, "cache")
-    builder.add_draw(point, 2, Drawn(elsewhere(VOCABULARY)), "draft")
+    point = builder.add_fixed(ROOT, 1, "cache")
+    builder.add_sampled(point, 2, Sampled(elsewhere(VOCABULARY)), "draft")
     for token in range(3, 3 + num_draws):
-        node = builder.add_draw(node, token, Drawn(elsewhere(VOCABULARY), builder.children(node)), "draft")
+        node = builder.add_sampled(node, token, Sampled(elsewhere(VOCABULARY), builder.children(node)), "draft")
     return builder.build()
 
 
 def draws(mode: str) -> None:
     """Trees with draws of a draft model, and leaves that nobody has scored."""
     whole, part = tree(3), tree(2)
-    coins, found = CounterCoins(1, 1), []
+    rng, found = CounterRng(1, 1), []
     for _ in range(2):
         logits = elsewhere(len(part) + 1, VOCABULARY, dtype=torch.bfloat16)
         rows = TargetRows(logits, part, MODES[mode], (5,), constraints(), at_once=True)
-        found += [Scored(part, rows, coins, mode), Scored(whole, RowsSoFar(rows, len(part), len(whole)), coins, mode)]
+        found += [Scored(part, rows, rng, mode), Scored(whole, RowsSoFar(rows, len(part), len(whole)), rng, mode)]
     read_nothing([VerdictsAhead(together) for together in computed_alike(found)])
     assert all(each.verdict().next_token == 0 for each in found)
 
@@ -191,7 +191,7 @@ def draws(mode: str) -> None:
 def a_draw() -> None:
     """It ends where the token is read, and comes that far."""
     try:
-        drawn_beside(elsewhere(VOCABULARY), (1, 2), CounterCoins(1, 1), 0, "draft")
+        sample_beside(elsewhere(VOCABULARY), (1, 2), CounterRng(1, 1), 0, "draft")
     except DataDependentOutputException as error:
         lines = [
             frame.line or "" for frame in traceback.extract_tb(error.__traceback__) if "distribution" in frame.filename

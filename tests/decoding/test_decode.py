@@ -12,20 +12,22 @@ from torch import Tensor
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.decoding.loop import step
-from precedent.decoding.sequence import DecodingSequence, entropy_coins
-from precedent.drafters.base import Drafter, DraftRequest
+from precedent.decoding.sequence import DecodingSequence
+from precedent.drafters.base import Drafter
 from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import Planner
 from precedent.sampling.constraints import constraints_for
-from precedent.sampling.probabilities import Coins, probs_of
+from precedent.sampling.probabilities import probs_of
+from precedent.sampling.rng import Rng, entropy_rng
 from precedent.target import TargetModel
 from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
-from precedent.testing.enumeration import enumerate_outcomes
+from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.testing.tiny_models import tiny_causal_lm
 
-ENTROPY = entropy_coins(1)
+ENTROPY = entropy_rng(1)
 PROMPT = [11, 7, 200, 31, 5, 7]
 
 
@@ -49,7 +51,7 @@ def start(
     drafters: Sequence[Drafter],
     sampling: SamplingParams,
     *,
-    coins_of: Callable[[int], Coins] = ENTROPY,
+    rng_of: Callable[[int], Rng] = ENTROPY,
     prompt: Sequence[int] = PROMPT,
     mode: str = "",
     num_tokens: int | None = None,
@@ -59,7 +61,7 @@ def start(
     target.prefill(slot, prompt)
     shape = constraints_for(sampling, prompt)
     mode = mode or ("greedy" if sampling.greedy else "traversal")
-    request = DraftRequest(
+    request = Request(
         "test", tuple(prompt), sampling, mode=mode, shape=shape, num_tokens=num_tokens, end_token_ids=frozenset({0})
     )
     return DecodingSequence(
@@ -67,11 +69,11 @@ def start(
         sampling=sampling,
         speculation=SpeculationConfig(),
         mode=mode,
-        coins_of=coins_of,
+        rng_of=rng_of,
         end_token_ids=frozenset({0}),
         max_tokens=sampling.max_tokens,
         shape=shape,
-        draftings={drafter.name: drafter.begin(request) for drafter in drafters},
+        sessions={drafter.name: drafter.begin(request) for drafter in drafters},
         draw_sources=tuple(drafter.name for drafter in drafters if drafter.draws),
         num_tokens=num_tokens,
     )
@@ -145,7 +147,7 @@ def test_a_seed_fixes_the_text_whatever_is_proposed(target: TargetModel) -> None
 
     def answer(seed: int, *drafters: Drafter) -> list[int]:
         sampling = SamplingParams(max_tokens=30, temperature=1.5, seed=seed)
-        return run(target, start(target, drafters, sampling, mode="coupled", coins_of=entropy_coins(len(drafters))))
+        return run(target, start(target, drafters, sampling, mode="coupled", rng_of=entropy_rng(len(drafters))))
 
     plain = answer(17)
     for drafters in ([RandomDrafter(259)], [OracleDrafter(plain)], [draft], [RandomDrafter(259), draft]):
@@ -162,27 +164,29 @@ def test_a_twin_draft_model_is_always_right_in_coupled_mode(target: TargetModel)
     assert sequence.stats.num_accepted_tokens == sequence.stats.num_draft_tokens > 0
 
 
-class StepCoins:
+class StepRng:
     """One step's view of coins that replay a whole request: nodes of different steps are different nodes."""
 
-    def __init__(self, coins: Coins, step_number: int) -> None:
-        self._coins, self._offset = coins, 1000 * step_number
+    def __init__(self, rng: Rng, step_number: int) -> None:
+        self._rng, self._offset = rng, 1000 * step_number
 
     def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
         """Pass on, with the node moved into this step's range."""
-        return self._coins.bernoulli(probability, node + self._offset, purpose)
+        return self._rng.bernoulli(probability, node + self._offset, purpose)
 
     def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
         """Pass on, with the node moved into this step's range."""
-        return self._coins.categorical(weights, node + self._offset, purpose)
+        return self._rng.categorical(weights, node + self._offset, purpose)
 
 
-def law_of_strings(target: TargetModel, sampling: SamplingParams, num_tokens: int) -> dict[tuple[int, ...], float]:
+def distribution_of_strings(
+    target: TargetModel, sampling: SamplingParams, num_tokens: int
+) -> dict[tuple[int, ...], float]:
     """The exact law of plain sampling: all strings up to an end token or the length limit."""
-    law: dict[tuple[int, ...], float] = {}
+    distribution: dict[tuple[int, ...], float] = {}
     for string in itertools.product(range(num_tokens), repeat=sampling.max_tokens):
         cut = string[: string.index(0) + 1] if 0 in string else string
-        if cut in law:
+        if cut in distribution:
             continue
         probability = 1.0
         for i, token in enumerate(cut):
@@ -191,8 +195,8 @@ def law_of_strings(target: TargetModel, sampling: SamplingParams, num_tokens: in
             shape = constraints_for(sampling, [1, 2])
             row = row if shape is None else shape(cut[:i], row)
             probability *= float(probs_of(row, sampling)[token])
-        law[cut] = probability
-    return law
+        distribution[cut] = probability
+    return distribution
 
 
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
@@ -213,17 +217,17 @@ def test_the_law_of_whole_answers_through_the_loop_is_exact(
     target = TargetModel(tiny_causal_lm("llama", seed=8, **tiny))
     draft = TargetModel(tiny_causal_lm("llama", seed=9, **tiny))
 
-    def answer(coins: Coins) -> tuple[int, ...]:
+    def answer(rng: Rng) -> tuple[int, ...]:
         drafters = [OracleDrafter([2, 1, 1]), DraftModelDrafter(draft)]
-        coins_of = lambda number: StepCoins(coins, number)  # noqa: E731  # a closure over this branch's coins
-        sequence = start(target, drafters, sampling, coins_of=coins_of, prompt=[1, 2], mode=mode, num_tokens=3)
+        rng_of = lambda number: StepRng(rng, number)  # noqa: E731  # a closure over this branch's coins
+        sequence = start(target, drafters, sampling, rng_of=rng_of, prompt=[1, 2], mode=mode, num_tokens=3)
         return tuple(run(target, sequence, EverythingPlanner(num_draws=2)))
 
-    law: dict[tuple[int, ...], float] = defaultdict(float)
+    distribution: dict[tuple[int, ...], float] = defaultdict(float)
     for probability, output in enumerate_outcomes(answer):
-        law[output] += probability
-    expected = {string: p for string, p in law_of_strings(target, sampling, 3).items() if p > 0}
-    assert law == pytest.approx(expected, abs=1e-9)
+        distribution[output] += probability
+    expected = {string: p for string, p in distribution_of_strings(target, sampling, 3).items() if p > 0}
+    assert distribution == pytest.approx(expected, abs=1e-9)
 
 
 def test_sequences_stepped_together_equal_sequences_stepped_alone(target: TargetModel) -> None:

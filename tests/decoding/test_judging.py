@@ -11,14 +11,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.operations import Operations
+from precedent.decoding.draft import Draft
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.decoding import judging
-from precedent.decoding.draft import Draft
 from precedent.decoding.loop import step
-from precedent.decoding.sequence import DecodingSequence, entropy_coins
-from precedent.drafters.base import DraftRequest
+from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.prompt import PromptDrafter
+from precedent.drafters.request import Request
 from precedent.errors import GenerationError
 from precedent.grammar import GrammarConstraint
 from precedent.grammar import constraint as constraint_module
@@ -28,14 +29,13 @@ from precedent.planning.plan import Plan
 from precedent.planning.planner import Planner
 from precedent.sampling import target_rows as rows_module
 from precedent.sampling.constraints import RowShaper, constraints_for
-from precedent.sampling.probabilities import CounterCoins, categorical_rows
+from precedent.sampling.rng import CounterRng, categorical_rows, entropy_rng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
 from precedent.target.cuda.host_waits import HostWaits
 from precedent.target.cuda.static_runner import StaticSettings
-from precedent.testing.operations import Operations
 from precedent.testing.tiny_models import tiny_causal_lm
-from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import ahead as ahead_module
 from precedent.verify import verify
 from precedent.verify.ahead import Scored, Unread, VerdictsAhead, computed_alike, read_together
@@ -49,12 +49,14 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8, 9, 10, 11, 5, 6, 7]
 def mixed_tree(seed: int) -> CandidateTree:
     """Draws with exclusions and points below one another and beside one another."""
     generator, builder = torch.Generator().manual_seed(seed), TreeBuilder()
-    point = builder.add_point(ROOT, int(torch.randint(VOCABULARY, (1,), generator=generator)), "cache")
-    builder.add_point(point, 3, "cache")
+    point = builder.add_fixed(ROOT, int(torch.randint(VOCABULARY, (1,), generator=generator)), "cache")
+    builder.add_fixed(point, 3, "cache")
     node = ROOT
     for _ in range(3):
-        law = Drawn(torch.rand(VOCABULARY, generator=generator).softmax(0), builder.children(node))
-        node = builder.add_draw(node, int(torch.multinomial(law.probs(), 1, generator=generator)), law, "draft")
+        distribution = Sampled(torch.rand(VOCABULARY, generator=generator).softmax(0), builder.children(node))
+        node = builder.add_sampled(
+            node, int(torch.multinomial(distribution.probs(), 1, generator=generator)), distribution, "draft"
+        )
     return builder.build()
 
 
@@ -63,13 +65,13 @@ def target_rows(tree: CandidateTree, seed: int) -> TargetRows:
     return TargetRows(logits, tree, SAMPLED, at_once=True)
 
 
-def points_alone(seed: int) -> CandidateTree:
+def fixed_alone(seed: int) -> CandidateTree:
     """A chain and its siblings, as memory proposes them."""
     generator, builder, node = torch.Generator().manual_seed(seed), TreeBuilder(), ROOT
     for _ in range(4):
         likely, other = torch.randperm(6, generator=generator)[:2].tolist()
-        builder.add_point(node, other, "cache")
-        node = builder.add_point(node, likely, "cache")
+        builder.add_fixed(node, other, "cache")
+        node = builder.add_fixed(node, likely, "cache")
     return builder.build()
 
 
@@ -86,16 +88,16 @@ def test_verdicts_read_together_are_those_of_the_same_coins(mode: str) -> None:
     lengths = set()
     for start in range(0, 120, 3):
         numbers = range(start, start + 3)
-        trees = [points_alone(start), mixed_tree(start + 1), mixed_tree(start + 2)]
+        trees = [fixed_alone(start), mixed_tree(start + 1), mixed_tree(start + 2)]
         modes = [mode, *sorted(ahead_module.LAZY)]
         scored = [
-            Scored(tree, target_rows(tree, number), CounterCoins(7, number), its)
+            Scored(tree, target_rows(tree, number), CounterRng(7, number), its)
             for number, tree, its in zip(numbers, trees, modes, strict=True)
         ]
         assert read_ahead(scored) == 1
         for number, tree, found in zip(numbers, trees, scored, strict=True):
             verdict = found.verdict()
-            expected = verify(tree, target_rows(tree, number), found.mode, CounterCoins(7, number))
+            expected = verify(tree, target_rows(tree, number), found.mode, CounterRng(7, number))
             assert verdict == expected, "as the reference"
             lengths.add(len(verdict.path))
     assert {0, 1, 2} <= lengths
@@ -103,36 +105,36 @@ def test_verdicts_read_together_are_those_of_the_same_coins(mode: str) -> None:
 
 def test_rows_of_different_laws_are_not_computed_together() -> None:
     """Greedy ones have no law: theirs go together, whatever else was asked for."""
-    tree = points_alone(0)
+    tree = fixed_alone(0)
     logits = torch.randn(len(tree) + 1, VOCABULARY)
     asked = [(SAMPLED, "traversal"), (SamplingParams(temperature=0.5), "topdown"), (SamplingParams(), "greedy")]
     asked += [(SamplingParams(top_k=3), "greedy"), (SAMPLED, "topdown")]
     asked += [(replace(SAMPLED, seed=seed), "coupled") for seed in (1, 2)]
     scored = [
-        Scored(tree, TargetRows(logits, tree, params, at_once=True), CounterCoins(1, 1), mode) for params, mode in asked
+        Scored(tree, TargetRows(logits, tree, params, at_once=True), CounterRng(1, 1), mode) for params, mode in asked
     ]
     groups = [[asked.index((each.rows._params, each.mode)) for each in group] for group in computed_alike(scored)]
     assert sorted(groups) == [[0, 4], [1], [2, 3], [5, 6]]
     read_ahead(scored)
     for each, (params, mode) in zip(scored, asked, strict=True):
-        assert each.verdict() == verify(tree, TargetRows(logits, tree, params), mode, CounterCoins(1, 1))
+        assert each.verdict() == verify(tree, TargetRows(logits, tree, params), mode, CounterRng(1, 1))
 
 
 def test_no_more_is_computed_together_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead_module, "MOST_AT_ONCE", 20 * VOCABULARY)
-    trees = [points_alone(number) for number in range(5)]
-    scored = [Scored(tree, target_rows(tree, 0), CounterCoins(1, i), "traversal") for i, tree in enumerate(trees)]
+    trees = [fixed_alone(number) for number in range(5)]
+    scored = [Scored(tree, target_rows(tree, 0), CounterRng(1, i), "traversal") for i, tree in enumerate(trees)]
     assert [len(group) for group in computed_alike(scored)] == [2, 2, 1]
     assert read_ahead(scored) == 3
     for i, each in enumerate(scored):
-        assert each.verdict() == verify(each.tree, target_rows(each.tree, 0), "traversal", CounterCoins(1, i))
+        assert each.verdict() == verify(each.tree, target_rows(each.tree, 0), "traversal", CounterRng(1, i))
 
 
 @pytest.mark.parametrize(
     ("mode", "tree", "most"),
     [
-        ("greedy", points_alone(0), 20),
-        ("traversal", points_alone(0), 20),
+        ("greedy", fixed_alone(0), 20),
+        ("traversal", fixed_alone(0), 20),
         ("traversal", mixed_tree(1), 70),
         ("topdown", mixed_tree(1), 60),
     ],
@@ -145,7 +147,7 @@ def test_as_many_operations_for_many_sequences_as_for_one(mode: str, tree: Candi
     def operations(count: int) -> int:
         trees = [tree] * count
         rows = [TargetRows(torch.randn(len(tree) + 1, VOCABULARY), tree, params, at_once=True) for tree in trees]
-        scored = [Scored(tree, its, CounterCoins(1, 1), mode) for tree, its in zip(trees, rows, strict=True)]
+        scored = [Scored(tree, its, CounterRng(1, 1), mode) for tree, its in zip(trees, rows, strict=True)]
         with Operations() as counting:
             read_ahead(scored)
         return len(counting.launched)
@@ -161,9 +163,9 @@ def test_tokens_of_all_rows_are_those_of_one_row_after_the_other() -> None:
     weights[:, :3], weights[::2, -4:], weights[:, 7] = 0.0, 0.0, 0.1
     weights[0] = 0.0
     weights[0, 11] = 1e-9
-    coins = CounterCoins(3, 0)
-    uniforms = torch.tensor([coins.uniform(row, "x") for row in range(200)], dtype=torch.float64)
-    expected = [coins.categorical(row, number, "x") for number, row in enumerate(weights)]
+    rng = CounterRng(3, 0)
+    uniforms = torch.tensor([rng.uniform(row, "x") for row in range(200)], dtype=torch.float64)
+    expected = [rng.categorical(row, number, "x") for number, row in enumerate(weights)]
     assert categorical_rows(weights, uniforms).tolist() == expected
     for uniform in (0.0, 1.0 - 2.0**-53):
         found = categorical_rows(weights, torch.full((200,), uniform, dtype=torch.float64))
@@ -175,7 +177,7 @@ def test_a_row_that_cannot_be_sampled_fails_when_the_walk_comes_to_it() -> None:
     logits = torch.randn(len(tree) + 1, VOCABULARY)
     logits[0, 3] = torch.nan
     for params, mode in ((SAMPLED, "traversal"), (SamplingParams(), "greedy")):
-        scored = Scored(tree, TargetRows(logits, tree, params, at_once=True), CounterCoins(1, 1), mode)
+        scored = Scored(tree, TargetRows(logits, tree, params, at_once=True), CounterRng(1, 1), mode)
         read_ahead([scored])
         with pytest.raises(GenerationError, match="NaN"):
             scored.verdict()
@@ -190,12 +192,12 @@ def sequences(
         slot = target.new_slot()
         target.prefill(slot, [*PROMPT[number:], 12 + number, *PROMPT])
         mode = "greedy" if sampling.greedy else "traversal" if sampling.seed is None else "coupled"
-        request = DraftRequest("test", tuple(PROMPT), sampling, mode=mode, end_token_ids=frozenset({0}))
+        request = Request("test", tuple(PROMPT), sampling, mode=mode, end_token_ids=frozenset({0}))
         found.append(
             DecodingSequence(
                 slot=slot, sampling=sampling, speculation=SpeculationConfig(), mode=mode,
-                coins_of=entropy_coins(number), end_token_ids=frozenset({0}), max_tokens=40,
-                draftings={"prompt": PromptDrafter().begin(request)}, num_tokens=num_tokens,
+                rng_of=entropy_rng(number), end_token_ids=frozenset({0}), max_tokens=40,
+                sessions={"prompt": PromptDrafter().begin(request)}, num_tokens=num_tokens,
             )
         )  # fmt: skip
     return found
@@ -286,18 +288,18 @@ def test_verdicts_are_the_same_when_masks_take_long(mode: str) -> None:
     params = SamplingParams(temperature=0.0 if mode == "greedy" else 0.9, seed=3)
     for until in (math.inf, -math.inf):
         for seed in range(30):
-            tree = mixed_tree(seed) if seed % 2 and mode in ahead_module.LAZY else points_alone(seed)
+            tree = mixed_tree(seed) if seed % 2 and mode in ahead_module.LAZY else fixed_alone(seed)
             logits = torch.randn(len(tree) + 1, VOCABULARY, generator=torch.Generator().manual_seed(seed)).mul(2)
             rows = TargetRows(logits, tree, params, (), constraints(), at_once=True, until=until)
             assert rows.compute_together() is (until > 0)
             reference = TargetRows(logits, tree, params, (), constraints())
-            expected = verify(tree, reference, mode, CounterCoins(7, seed))
+            expected = verify(tree, reference, mode, CounterRng(7, seed))
             if rows.compute_together():
-                scored = Scored(tree, rows, CounterCoins(7, seed), mode)
+                scored = Scored(tree, rows, CounterRng(7, seed), mode)
                 read_ahead([scored])
                 assert scored.verdict() == expected
             else:
-                assert verify(tree, rows, mode, CounterCoins(7, seed)) == expected
+                assert verify(tree, rows, mode, CounterRng(7, seed)) == expected
 
 
 @pytest.mark.parametrize(
@@ -357,10 +359,10 @@ def test_of_sequences_weighed_together_only_the_one_whose_draft_has_no_law_fails
 ) -> None:
     as_on_a_gpu(monkeypatch)
     builder = TreeBuilder()
-    builder.add_draw(ROOT, 1, Drawn(torch.tensor([0.5, 0.5])), "draft of another vocabulary")
+    builder.add_sampled(ROOT, 1, Sampled(torch.tensor([0.5, 0.5])), "draft of another vocabulary")
     target = static_target()
     running = sequences(target, SamplingParams(temperature=0.5), 3)
-    drafts = [Draft(sequence, Plan(), points_alone(0)) for sequence in running]
+    drafts = [Draft(sequence, Plan(), fixed_alone(0)) for sequence in running]
     drafts[1].tree = builder.build()
     judgements = judging.judge_all(drafts, [torch.randn(len(draft.tree) + 1, VOCABULARY) for draft in drafts])
     assert [judgement.draft for judgement in judgements] == [drafts[0], drafts[2]]
@@ -374,11 +376,11 @@ def test_seeded_rows_are_made_into_laws_one_by_one_where_bits_must_not_hang_on_h
 ) -> None:
     """A cumulative sum over several rows at once may be cut otherwise than one over a row alone."""
     shapes: list[int] = []
-    law_of = rows_module.probs_of
+    distribution_of = rows_module.probs_of
 
     def noted(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         shapes.append(logits.dim())
-        return law_of(logits, params)
+        return distribution_of(logits, params)
 
     as_on_a_gpu(monkeypatch)
     monkeypatch.setattr(rows_module, "probs_of", noted)
@@ -400,7 +402,7 @@ def test_masks_have_two_milliseconds_in_all(monkeypatch: pytest.MonkeyPatch) -> 
     running = sequences(static_target(), SamplingParams(), 3)
     for sequence in running:
         sequence.shape = constraints()
-    drafts = [Draft(sequence, Plan(), points_alone(0)) for sequence in running]
+    drafts = [Draft(sequence, Plan(), fixed_alone(0)) for sequence in running]
     judgements = judging.judge_all(drafts, [torch.randn(9, VOCABULARY) for _ in drafts])
     assert [judgement.scored is not None for judgement in judgements] == [True, False, False]
     assert all(judgement.decide()[2].next_token in range(VOCABULARY) for judgement in judgements)
@@ -418,7 +420,7 @@ def test_what_a_step_computed_goes_with_it(mode: str, monkeypatch: pytest.Monkey
     gc.collect()
     gc.disable()
     try:
-        trees = [mixed_tree(1) if mode == "traversal" else points_alone(1) for _ in running]
+        trees = [mixed_tree(1) if mode == "traversal" else fixed_alone(1) for _ in running]
         drafts = [Draft(sequence, Plan(), tree) for sequence, tree in zip(running, trees, strict=True)]
         logits = [torch.randn(len(tree) + 1, VOCABULARY) for tree in trees]
         gone += [weakref.ref(each) for each in logits]
@@ -436,18 +438,20 @@ def test_laws_go_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[weakref.ref[torch.Tensor]] = []
     monkeypatch.setattr(rows_module, "probs_of", noting(rows_module.probs_of, gone))
     trees = [mixed_tree(1), mixed_tree(2)]
-    scored = [Scored(tree, target_rows(tree, 0), CounterCoins(1, 1), "traversal") for tree in trees]
+    scored = [Scored(tree, target_rows(tree, 0), CounterRng(1, 1), "traversal") for tree in trees]
     ahead = VerdictsAhead(scored)
     assert [each() for each in gone] == [None]
     read_together([ahead])
     assert all(0 <= each.verdict().next_token < VOCABULARY for each in scored)
 
 
-def noting(law_of: Callable[..., torch.Tensor], made: list[weakref.ref[torch.Tensor]]) -> Callable[..., torch.Tensor]:
+def noting(
+    distribution_of: Callable[..., torch.Tensor], made: list[weakref.ref[torch.Tensor]]
+) -> Callable[..., torch.Tensor]:
     """The same, with a weak reference to each result."""
 
     def noted(*given: object) -> torch.Tensor:
-        found = law_of(*given)
+        found = distribution_of(*given)
         made.append(weakref.ref(found))
         return found
 

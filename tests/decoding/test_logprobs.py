@@ -28,7 +28,7 @@ def ask(engine: Engine, sampling: SamplingParams, **settings: object) -> Generat
     return engine.submit(PROMPT, sampling, **settings).result()  # type: ignore[arg-type]
 
 
-def law(engine: Engine, token_ids: tuple[int, ...]) -> torch.Tensor:
+def distribution(engine: Engine, token_ids: tuple[int, ...]) -> torch.Tensor:
     """Log-probabilities by one plain forward over prompt and answer, `[answer, vocab_size]`."""
     ids = torch.tensor([[*PROMPT, *token_ids]])
     with torch.inference_mode():
@@ -44,7 +44,7 @@ def test_they_are_those_of_a_plain_forward_over_the_answer(engine: Engine, tempe
     result = ask(engine, sampling, prediction=plain.token_ids if drafted else None)
     assert result.token_ids == plain.token_ids
     assert result.stats.num_steps < 24 or not drafted, "several tokens of one step each have their own row"
-    expected = law(engine, result.token_ids)
+    expected = distribution(engine, result.token_ids)
     for row, one, token in zip(expected, result.logprobs, result.token_ids, strict=True):
         assert one.token_id == token
         assert one.logprob == pytest.approx(float(row[token]), abs=1e-9)

@@ -13,6 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.enumeration import RngOfAStep
+from helpers.random_trees import toy_model
+from helpers.tabled_model import TabledModel
+from precedent.decoding.unscored import RowsSoFar, judged
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -21,12 +25,12 @@ from precedent.decoding import judging
 from precedent.decoding import pearl as pearl_module
 from precedent.decoding.loop import step
 from precedent.decoding.pearl import Pearl, pearl_for
-from precedent.decoding.sequence import DecodingSequence, entropy_coins
-from precedent.decoding.unscored import RowsSoFar, judged
-from precedent.drafters.base import Candidates, Drafter, DraftRequest
+from precedent.decoding.sequence import DecodingSequence
+from precedent.drafters.base import Candidates, Drafter
 from precedent.drafters.model import drafter as draft_model
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.model.lookahead import DraftedToken, Lookahead
+from precedent.drafters.request import Request
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, GenerationError, RequestCancelled, UnsupportedError
 from precedent.planning.costs import CostCurve
@@ -34,23 +38,21 @@ from precedent.planning.draw_gate import TRIAL_STEPS
 from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import Planner
 from precedent.runtime.inline_executor import AtOnce
-from precedent.sampling.probabilities import Coins, CounterCoins
+from precedent.sampling.rng import CounterRng, Rng, entropy_rng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
 from precedent.target.cuda.host_waits import HostWaits
 from precedent.target.load.first_layers import first_layers, layers_of
 from precedent.target.load.loading import load_draft
 from precedent.testing.drafters import OracleDrafter, RandomDrafter
-from precedent.testing.enumeration import CoinsOfAStep, enumerate_outcomes
-from precedent.testing.random_trees import toy_model
-from precedent.testing.tabled_model import TabledModel
+from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-from precedent.tree import ROOT, CandidateTree, Drawn, Point, TreeBuilder
+from precedent.tree import ROOT, CandidateTree, Fixed, Sampled, TreeBuilder
 from precedent.verify import verify
 from precedent.verify.ahead import Scored, VerdictsAhead, computed_alike, read_together
 
 PROMPT = (11, 7, 200, 31, 5, 7)
-ENTROPY = entropy_coins(1)
+ENTROPY = entropy_rng(1)
 END = 0
 EXACT = 1e-12
 
@@ -62,7 +64,7 @@ class FlatCost(CostCurve):
         """Nothing is learned."""
 
 
-class PlannerOfAllPoints(Planner):
+class PlannerOfAllCandidates(Planner):
     """Verifies every candidate and everything at hand, without a clock in its decisions."""
 
     def __init__(self, most_ahead: int = 3) -> None:
@@ -86,7 +88,7 @@ def start(
     drafters: Sequence[Drafter],
     sampling: SamplingParams,
     *,
-    coins_of: Callable[[int], Coins] = ENTROPY,
+    rng_of: Callable[[int], Rng] = ENTROPY,
     prompt: Sequence[int] = PROMPT,
     mode: str = "",
     ends: frozenset[int] = frozenset({END}),
@@ -95,16 +97,16 @@ def start(
     slot = target.new_slot()
     target.prefill(slot, prompt)
     mode = mode or ("greedy" if sampling.greedy else "coupled" if sampling.seed is not None else "traversal")
-    request = DraftRequest("test", tuple(prompt), sampling, mode=mode, end_token_ids=ends)
+    request = Request("test", tuple(prompt), sampling, mode=mode, end_token_ids=ends)
     sequence = DecodingSequence(
         slot=slot,  # type: ignore[arg-type]  # a table's slots are shaped like a model's
         sampling=sampling,
         speculation=SpeculationConfig(),
         mode=mode,
-        coins_of=coins_of,
+        rng_of=rng_of,
         end_token_ids=ends,
         max_tokens=sampling.max_tokens,
-        draftings={drafter.name: drafter.begin(request) for drafter in drafters},
+        sessions={drafter.name: drafter.begin(request) for drafter in drafters},
         draw_sources=tuple(drafter.name for drafter in drafters if drafter.draws),
     )
     sequence.draft_ahead()
@@ -118,7 +120,7 @@ def run(
     planner: Planner | None = None,
 ) -> tuple[int, ...]:
     """Step to the end and return the output."""
-    planner = planner or PlannerOfAllPoints()
+    planner = planner or PlannerOfAllCandidates()
     while not sequence.finished:
         step([sequence], target, planner, pearl)  # type: ignore[arg-type]
     if sequence.error is not None:
@@ -183,7 +185,7 @@ def test_a_draft_model_that_agrees_is_never_waited_for_and_always_used(target: T
     sampling = SamplingParams(max_tokens=25)
     plain = run(target, start(target, [], sampling), None)
     sequence = start(target, [good_draft()], sampling)
-    assert run(target, sequence, in_place(), PlannerOfAllPoints(most_ahead=4)) == plain
+    assert run(target, sequence, in_place(), PlannerOfAllCandidates(most_ahead=4)) == plain
     stats = sequence.stats
     assert stats.num_steps == 7  # 1 token, then 4 each: three at hand, and the next one judged at once
     assert stats.accepted_by_source == {"draft-model": 25}
@@ -206,19 +208,19 @@ def test_a_draft_model_that_errs_is_forgotten_after_each_error(target: TargetMod
 class AlwaysWrong:
     """Drafts ahead, never what the target says."""
 
-    name, draws = "wrong", True
+    name = "wrong"
 
     def __init__(self, answer: Sequence[int]) -> None:
         self._answer = answer
 
-    def begin(self, request: DraftRequest) -> WrongDrafting:
-        return WrongDrafting(self._answer)
+    def begin(self, request: Request) -> WrongSession:
+        return WrongSession(self._answer)
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-class WrongDrafting:
+class WrongSession:
     behind = 0
 
     def __init__(self, answer: Sequence[int]) -> None:
@@ -231,11 +233,11 @@ class WrongDrafting:
     def match(self, budget: int) -> Candidates:
         return Candidates("wrong")
 
-    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
+    def draw(self, builder: TreeBuilder, num_draws: int, rng: Rng) -> None:
         assert num_draws == 0
 
-    def draw_ahead(self, coins: Coins) -> bool:
-        self._ahead.chain.append(DraftedToken((self._answer[self._done] + 1) % 250 + 1, Point()))
+    def draw_ahead(self, rng: Rng) -> bool:
+        self._ahead.chain.append(DraftedToken((self._answer[self._done] + 1) % 250 + 1, Fixed()))
         return True
 
     def hung_below(self, tree: CandidateTree) -> CandidateTree:
@@ -254,15 +256,15 @@ class WrongDrafting:
 
 def toy(name: str) -> TabledModel:
     """A random model of two tokens, behind a prompt of one."""
-    law = toy_model(name, 2, plain=True)
-    return TabledModel(lambda token_ids: law(token_ids[1:]).log())
+    distribution = toy_model(name, 2, plain=True)
+    return TabledModel(lambda token_ids: distribution(token_ids[1:]).log())
 
 
 def toy_draft(name: str = "draft") -> Drafter:
     return DraftModelDrafter(toy(name))  # type: ignore[arg-type]  # shaped like a TargetModel
 
 
-def answer_law(
+def answer_distribution(
     drafters: Callable[[], Sequence[Drafter]],
     mode: str,
     *,
@@ -270,43 +272,43 @@ def answer_law(
     most_ahead: int,
     target_name: str = "target",
     ends: frozenset[int] = frozenset(),
-    planner: type[PlannerOfAllPoints] = PlannerOfAllPoints,
+    planner: type[PlannerOfAllCandidates] = PlannerOfAllCandidates,
 ) -> dict[tuple[int, ...], float]:
     """The exact law of whole answers through the real loop: every branch of the coins of drafting and verifying."""
-    target, law = toy(target_name), defaultdict(float)
+    target, distribution = toy(target_name), defaultdict(float)
 
-    def answer(coins: Coins) -> tuple[int, ...]:
+    def answer(rng: Rng) -> tuple[int, ...]:
         sequence = start(
             target, drafters(), SamplingParams(temperature=1.0, max_tokens=length), prompt=(0,), mode=mode,
-            coins_of=lambda number: CoinsOfAStep(coins, number), ends=ends,
+            rng_of=lambda number: RngOfAStep(rng, number), ends=ends,
         )  # fmt: skip
         return run(target, sequence, Pearl(AtOnce()), planner(most_ahead))
 
     with torch.inference_mode():
         for probability, output in enumerate_outcomes(answer):
-            law[output] += probability
-    return law
+            distribution[output] += probability
+    return distribution
 
 
-def target_law(length: int, name: str = "target") -> dict[tuple[int, ...], float]:
-    law, expected = toy_model(name, 2, plain=True), {}
+def target_distribution(length: int, name: str = "target") -> dict[tuple[int, ...], float]:
+    distribution, expected = toy_model(name, 2, plain=True), {}
     for string in itertools.product(range(2), repeat=length):
         expected[string] = 1.0
         for place, token in enumerate(string):
-            expected[string] *= float(law(string[:place])[token])
+            expected[string] *= float(distribution(string[:place])[token])
     return expected
 
 
-def until_the_end(law: Mapping[tuple[int, ...], float], end: int) -> dict[tuple[int, ...], float]:
+def until_the_end(distribution: Mapping[tuple[int, ...], float], end: int) -> dict[tuple[int, ...], float]:
     """The same law of answers that stop at their first end token."""
     cut: dict[tuple[int, ...], float] = defaultdict(float)
-    for string, mass in law.items():
+    for string, mass in distribution.items():
         cut[string[: string.index(end) + 1] if end in string else string] += mass
     return cut
 
 
-def distance(law: Mapping[tuple[int, ...], float], expected: Mapping[tuple[int, ...], float]) -> float:
-    return 0.5 * sum(abs(law.get(string, 0.0) - mass) for string, mass in expected.items())
+def distance(distribution: Mapping[tuple[int, ...], float], expected: Mapping[tuple[int, ...], float]) -> float:
+    return 0.5 * sum(abs(distribution.get(string, 0.0) - mass) for string, mass in expected.items())
 
 
 MEMORY = {"alone": (), "beside a path": (1, 0, 1, 1), "beside another": (0, 0, 1, 0)}
@@ -320,18 +322,18 @@ def test_whole_answers_have_the_targets_law_exactly(mode: str, memory: tuple[int
     def drafters() -> list[Drafter]:
         return [OracleDrafter(memory), toy_draft()]
 
-    law = answer_law(drafters, mode, length=3, most_ahead=2)
-    assert sum(law.values()) == pytest.approx(1.0, abs=EXACT)
-    assert distance(law, target_law(3)) < EXACT
+    distribution = answer_distribution(drafters, mode, length=3, most_ahead=2)
+    assert sum(distribution.values()) == pytest.approx(1.0, abs=EXACT)
+    assert distance(distribution, target_distribution(3)) < EXACT
 
 
 def test_four_tokens_and_a_longer_lookahead_keep_the_law() -> None:
     """Draws that stand for more than one step, and lazy coins that reject a subtree whose token comes back."""
-    law = answer_law(lambda: [toy_draft()], "traversal", length=4, most_ahead=3)
-    assert distance(law, target_law(4)) < EXACT
+    distribution = answer_distribution(lambda: [toy_draft()], "traversal", length=4, most_ahead=3)
+    assert distance(distribution, target_distribution(4)) < EXACT
 
 
-class PlannerThatPeeks(PlannerOfAllPoints):
+class PlannerThatPeeks(PlannerOfAllCandidates):
     """The tempting mistake: a lookahead is shown whole where it has come to an end, and kept back where it has not."""
 
     def plan(self, candidates: Sequence, behind: Mapping[str, int], limits: Limits) -> Plan:
@@ -340,14 +342,14 @@ class PlannerThatPeeks(PlannerOfAllPoints):
         return plan
 
 
-@pytest.mark.parametrize(("planner", "exact"), [(PlannerOfAllPoints, True), (PlannerThatPeeks, False)])
-def test_answers_that_end_have_the_law_if_nobody_peeks(planner: type[PlannerOfAllPoints], exact: bool) -> None:
+@pytest.mark.parametrize(("planner", "exact"), [(PlannerOfAllCandidates, True), (PlannerThatPeeks, False)])
+def test_answers_that_end_have_the_law_if_nobody_peeks(planner: type[PlannerOfAllCandidates], exact: bool) -> None:
     """How many draws are at hand tells whether an end token is among them: what is shown must not hang on that."""
-    law = answer_law(
+    distribution = answer_distribution(
         lambda: [toy_draft("draft 4")], "traversal", length=5, most_ahead=4,
         target_name="target 4", ends=frozenset({1}), planner=planner,
     )  # fmt: skip
-    found = distance(law, until_the_end(target_law(5, "target 4"), 1))
+    found = distance(distribution, until_the_end(target_distribution(5, "target 4"), 1))
     assert (found < EXACT) if exact else (found > 1e-2)
 
 
@@ -358,15 +360,15 @@ class KeepsOnlyTheLikely(Lookahead):
 
     def settle(self, token_ids: Sequence[int]) -> None:
         super().settle(token_ids)
-        chances = [float(drafted.law.probs()[drafted.token_id]) for drafted in self.chain]
+        chances = [float(drafted.distribution.probs()[drafted.token_id]) for drafted in self.chain]
         self.chain = list(itertools.takewhile(lambda _: chances.pop(0) > 0.5, self.chain))
 
 
 def test_a_lookahead_that_is_dropped_for_what_it_holds_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same enumeration finds the bias of showing likely draws only."""
     monkeypatch.setattr(draft_model, "Lookahead", KeepsOnlyTheLikely)
-    law = answer_law(lambda: [toy_draft()], "traversal", length=3, most_ahead=2)
-    assert distance(law, target_law(3)) > 1e-3
+    distribution = answer_distribution(lambda: [toy_draft()], "traversal", length=3, most_ahead=2)
+    assert distance(distribution, target_distribution(3)) > 1e-3
 
 
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
@@ -377,17 +379,19 @@ def test_the_verifier_for_gpus_judges_unscored_leaves_alike(mode: str, monkeypat
     def drafters() -> list[Drafter]:
         return [OracleDrafter((1, 0, 1, 1)), toy_draft()]
 
-    law = answer_law(drafters, mode, length=3, most_ahead=2)
-    assert distance(law, target_law(3)) < EXACT
+    distribution = answer_distribution(drafters, mode, length=3, most_ahead=2)
+    assert distance(distribution, target_distribution(3)) < EXACT
 
 
 def tree_of(number: int, num_draws: int) -> CandidateTree:
     """A point and a chain of draws; with one draw more it is the same tree and a leaf."""
     generator, builder, node = torch.Generator().manual_seed(number), TreeBuilder(), ROOT
-    builder.add_point(ROOT, 1, "cache")
+    builder.add_fixed(ROOT, 1, "cache")
     for _ in range(num_draws):
-        law = Drawn(torch.rand(5, generator=generator).softmax(0), builder.children(node))
-        node = builder.add_draw(node, int(torch.multinomial(law.probs(), 1, generator=generator)), law, "draft")
+        distribution = Sampled(torch.rand(5, generator=generator).softmax(0), builder.children(node))
+        node = builder.add_sampled(
+            node, int(torch.multinomial(distribution.probs(), 1, generator=generator)), distribution, "draft"
+        )
     return builder.build()
 
 
@@ -400,17 +404,17 @@ def test_unscored_leaves_are_judged_with_one_read(mode: str) -> None:
         logits = torch.randn(len(tree) + 1, 5, generator=torch.Generator().manual_seed(number)).mul(0.3)
         rows = TargetRows(logits, tree, params, at_once=True)
         scored = [
-            Scored(whole, RowsSoFar(rows, len(tree), len(whole)), CounterCoins(3, number), mode),
-            Scored(tree, TargetRows(logits, tree, params, at_once=True), CounterCoins(4, number), mode),
+            Scored(whole, RowsSoFar(rows, len(tree), len(whole)), CounterRng(3, number), mode),
+            Scored(tree, TargetRows(logits, tree, params, at_once=True), CounterRng(4, number), mode),
         ]
         with torch.inference_mode(), HostWaits() as waits:
             read_together([VerdictsAhead(together) for together in computed_alike(scored)])
             verdicts = [each.verdict() for each in scored]
         assert waits.names == ["resolve_neg"], "one list is read"
         by_row = TargetRows(logits, tree, params)
-        expected = verify(whole, RowsSoFar(by_row, len(tree), len(whole)), mode, CounterCoins(3, number))
+        expected = verify(whole, RowsSoFar(by_row, len(tree), len(whole)), mode, CounterRng(3, number))
         assert judged(whole, len(tree), verdicts[0]) == judged(whole, len(tree), expected)
-        assert verdicts[1] == verify(tree, by_row, mode, CounterCoins(4, number))
+        assert verdicts[1] == verify(tree, by_row, mode, CounterRng(4, number))
         used += verdicts[0].path[-1:] == (len(tree),)
     assert used > 0
 
@@ -485,36 +489,36 @@ def test_a_draft_model_that_is_waited_for_in_vain_is_left_alone() -> None:
 # What is left behind
 
 
-class Watched(WrongDrafting):
+class Watched(WrongSession):
     """Draws when it is told to, and knows whether it is at it."""
 
     def __init__(self, answer: Sequence[int], before: Callable[[], object]) -> None:
         super().__init__(answer)
         self.made, self.at_it, self._before = 0, False, before
 
-    def draw_ahead(self, coins: Coins) -> bool:
+    def draw_ahead(self, rng: Rng) -> bool:
         self.at_it = True
         self._before()
         self.made, self.at_it = self.made + 1, False
-        return super().draw_ahead(coins)
+        return super().draw_ahead(rng)
 
 
 def watched(target: TargetModel, before: Callable[[], object]) -> tuple[DecodingSequence, Watched]:
     sequence = start(target, [AlwaysWrong([1] * 400)], SamplingParams(max_tokens=400))
-    drafting = sequence.draftings["wrong"] = Watched([1] * 400, before)
+    session = sequence.sessions["wrong"] = Watched([1] * 400, before)
     sequence.draft_ahead()
-    return sequence, drafting
+    return sequence, session
 
 
 def test_drawing_ends_with_the_forward(target: TargetModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many draws as the target leaves time for, not as many as there is room for."""
     allowed = threading.Semaphore(0)
-    sequence, drafting = watched(target, lambda: allowed.acquire(timeout=5.0))
+    sequence, session = watched(target, lambda: allowed.acquire(timeout=5.0))
     scored = target.score
 
     def score(batch: Sequence) -> list[Tensor]:
         allowed.release(2)
-        while drafting.made < 2:
+        while session.made < 2:
             threading.Event().wait(0.001)
         rows = scored(batch)
         allowed.release()  # for the draw that was begun meanwhile
@@ -522,10 +526,10 @@ def test_drawing_ends_with_the_forward(target: TargetModel, monkeypatch: pytest.
 
     monkeypatch.setattr(target, "score", score)
     pearl = Pearl()
-    step([sequence], target, PlannerOfAllPoints(most_ahead=300), pearl)
+    step([sequence], target, PlannerOfAllCandidates(most_ahead=300), pearl)
     pearl.close()
-    assert 2 <= drafting.made <= 4
-    assert not drafting.at_it
+    assert 2 <= session.made <= 4
+    assert not session.at_it
 
 
 def test_a_forward_that_fails_leaves_no_draft_model_at_work(
@@ -533,7 +537,7 @@ def test_a_forward_that_fails_leaves_no_draft_model_at_work(
 ) -> None:
     """The step returns when the draw that was begun has ended, and the error is the request's own."""
     begun, allowed = threading.Event(), threading.Event()
-    sequence, drafting = watched(target, lambda: begun.set() or allowed.wait(5.0))
+    sequence, session = watched(target, lambda: begun.set() or allowed.wait(5.0))
 
     def score(batch: Sequence) -> list[Tensor]:
         begun.wait(5.0)
@@ -542,12 +546,12 @@ def test_a_forward_that_fails_leaves_no_draft_model_at_work(
 
     monkeypatch.setattr(target, "score", score)
     pearl = Pearl()
-    step([sequence], target, PlannerOfAllPoints(most_ahead=300), pearl)
+    step([sequence], target, PlannerOfAllCandidates(most_ahead=300), pearl)
     pearl.close()
     assert isinstance(sequence.error, GenerationError)
     assert "the target is ill" in str(sequence.error)
-    assert drafting.made >= 1
-    assert not drafting.at_it
+    assert session.made >= 1
+    assert not session.at_it
 
 
 def test_a_draft_model_that_fails_ahead_fails_its_own_request_alone(target: TargetModel, pearl: Pearl) -> None:
@@ -560,7 +564,7 @@ def test_a_draft_model_that_fails_ahead_fails_its_own_request_alone(target: Targ
 
     failing, _ = watched(target, ill)
     healthy = start(target, [good_draft()], sampling)
-    running, planner = [failing, healthy], PlannerOfAllPoints()
+    running, planner = [failing, healthy], PlannerOfAllCandidates()
     while not healthy.finished:
         step(running, target, planner, pearl)
         running = [healthy] if failing.error else running
@@ -679,9 +683,9 @@ def test_what_a_draft_shares_with_its_target_is_copied_to_another_device() -> No
 
 def test_laws_are_handed_on_to_where_the_target_verifies() -> None:
     """The row moves, what was excluded stays."""
-    drafter = DraftModelDrafter(TargetModel(tiny_causal_lm()), laws_on=torch.device("meta"))
-    law = drafter.handed_on(Drawn(torch.tensor([0.5, 0.5]), (1,)))
-    assert (law.row.device.type, law.excluded) == ("meta", (1,))
+    drafter = DraftModelDrafter(TargetModel(tiny_causal_lm()), hand_to=torch.device("meta"))
+    distribution = drafter.handed_on(Sampled(torch.tensor([0.5, 0.5]), (1,)))
+    assert (distribution.row.device.type, distribution.excluded) == ("meta", (1,))
 
 
 # On a GPU

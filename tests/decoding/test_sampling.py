@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from helpers.operations import Operations
 from scipy.stats import chi2
 from transformers import (
     LogitsProcessorList,
@@ -23,9 +24,9 @@ from transformers import (
 from precedent.config import SamplingParams
 from precedent.errors import GenerationError
 from precedent.sampling.constraints import RepetitionPenalty, RowShaper, constraints_for, shaped_rows
-from precedent.sampling.probabilities import CounterCoins, largest_id, probs_of
+from precedent.sampling.probabilities import largest_id, probs_of
+from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
-from precedent.testing.operations import Operations
 from precedent.tree import ROOT, chain
 
 AT_ONCE = pytest.mark.parametrize("at_once", [False, True], ids=["row by row", "at once"])
@@ -91,19 +92,19 @@ def test_half_precision_logits_become_float32_probabilities() -> None:
 def test_coins_depend_on_their_key_alone() -> None:
     """Not on the order of asking, nor on what else was asked; every part of the key counts."""
     keys = [(node, purpose) for node in range(-1, 5) for purpose in ("verify-accept", "verify-next", "draw 0")]
-    forward, backward = CounterCoins(7, 3), CounterCoins(7, 3)
+    forward, backward = CounterRng(7, 3), CounterRng(7, 3)
     first = {key: forward.uniform(*key) for key in keys}
     second = {key: backward.uniform(*key) for key in reversed(keys)}
     assert first == second
-    others = [CounterCoins(8, 3).uniform(*key) for key in keys] + [CounterCoins(7, 4).uniform(*key) for key in keys]
+    others = [CounterRng(8, 3).uniform(*key) for key in keys] + [CounterRng(7, 4).uniform(*key) for key in keys]
     assert len({*first.values(), *others}) == 3 * len(keys)
 
 
 @pytest.mark.parametrize("entropy", [0, -1, 2**200, -(2**63)])
 def test_any_integer_is_entropy(entropy: int) -> None:
     """A seed is whatever integer the caller likes."""
-    assert 0.0 <= CounterCoins(entropy, 0).uniform(ROOT, "x") < 1.0
-    assert CounterCoins(entropy, 0).uniform(0, "x") != CounterCoins(entropy + 1, 0).uniform(0, "x")
+    assert 0.0 <= CounterRng(entropy, 0).uniform(ROOT, "x") < 1.0
+    assert CounterRng(entropy, 0).uniform(0, "x") != CounterRng(entropy + 1, 0).uniform(0, "x")
 
 
 @pytest.mark.parametrize("vary", ["node", "step", "entropy", "purpose"])
@@ -112,7 +113,7 @@ def test_coins_are_uniform_and_serially_independent_along_every_part_of_the_key(
 
     def coin(number: int) -> float:
         key = {"node": 0, "step": 0, "entropy": 11, "purpose": 0, vary: number}
-        return CounterCoins(key["entropy"], key["step"]).uniform(key["node"], f"purpose {key['purpose']}")
+        return CounterRng(key["entropy"], key["step"]).uniform(key["node"], f"purpose {key['purpose']}")
 
     count, cells = 12_800, torch.zeros(16, 16, dtype=torch.float64)
     values = [coin(number) for number in range(count + 1)]
@@ -124,18 +125,18 @@ def test_coins_are_uniform_and_serially_independent_along_every_part_of_the_key(
 
 def test_bernoulli_never_takes_zero_and_always_takes_one() -> None:
     for step in range(2000):
-        coins = CounterCoins(5, step)
-        assert not coins.bernoulli(0.0, 0, "x")
-        assert coins.bernoulli(1.0, 0, "x")
+        rng = CounterRng(5, step)
+        assert not rng.bernoulli(0.0, 0, "x")
+        assert rng.bernoulli(1.0, 0, "x")
 
 
 def test_coins_of_several_nodes_are_those_of_each() -> None:
-    coins = CounterCoins(5, 7)
-    assert coins.uniforms(range(-1, 30), "x").tolist() == [coins.uniform(node, "x") for node in range(-1, 30)]
-    assert coins.uniforms([], "x").shape == (0,)
+    rng = CounterRng(5, 7)
+    assert rng.uniforms(range(-1, 30), "x").tolist() == [rng.uniform(node, "x") for node in range(-1, 30)]
+    assert rng.uniforms([], "x").shape == (0,)
 
 
-class FixedUniform(CounterCoins):
+class FixedUniform(CounterRng):
     """Coins whose uniform number is given."""
 
     def __init__(self, value: float) -> None:
@@ -163,7 +164,7 @@ def test_categorical_frequencies_match_the_weights() -> None:
     weights, count = torch.tensor([0.5, 2.0, 0.0, 1.5]), 20_000
     drawn = torch.zeros(4)
     for step in range(count):
-        drawn[CounterCoins(2024, step).categorical(weights, 0, "x")] += 1
+        drawn[CounterRng(2024, step).categorical(weights, 0, "x")] += 1
     expected = weights / weights.sum() * count
     assert drawn[2] == 0
     statistic = float(((drawn - expected) ** 2 / expected)[[0, 1, 3]].sum())

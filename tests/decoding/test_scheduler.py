@@ -13,7 +13,7 @@ from precedent.drafters import Drafter
 from precedent.drafters.prompt import PromptDrafter
 from precedent.engine.admission import Admission
 from precedent.engine.delivery import store_and_finish
-from precedent.engine.request import Request
+from precedent.engine.in_flight import InFlight
 from precedent.engine.scheduler import Scheduler
 from precedent.errors import CapacityError, ConfigError, GenerationError, PrecedentError, RequestCancelled
 from precedent.planning.costs import CostCurve
@@ -93,10 +93,10 @@ def request_for(
     *drafters: Drafter,
     max_tokens: int = 8,
     speculation: SpeculationConfig | None = None,
-) -> Request:
+) -> InFlight:
     """A greedy request, by default drafted from its prompt and by an adversary."""
     chosen = drafters or (PromptDrafter(), RandomDrafter(259))
-    return Request(
+    return InFlight(
         prompt_ids=tuple(prompt),
         sampling=SamplingParams(max_tokens=max_tokens),
         speculation=speculation or SpeculationConfig(),
@@ -136,7 +136,7 @@ def nothing_is_held(scheduler: Scheduler) -> bool:
     return scheduler.idle and (scheduler.admission.reserved_bytes, scheduler.admission.num_inside) == (0, 0)
 
 
-def error_of(request: Request) -> PrecedentError:
+def error_of(request: InFlight) -> PrecedentError:
     with pytest.raises(PrecedentError) as caught:
         request.generation.result()
     return caught.value
@@ -423,13 +423,13 @@ class FailingDrafter(RandomDrafter):
         """A drafting with one call replaced by an error."""
         if self._call == "begin":
             raise KeyError("begin")
-        drafting = super().begin(request)  # type: ignore[arg-type]
+        session = super().begin(request)  # type: ignore[arg-type]
 
         def fail(*args: object) -> None:
             raise KeyError(self._call)
 
-        setattr(drafting, self._call, fail)
-        return drafting
+        setattr(session, self._call, fail)
+        return session
 
 
 @pytest.mark.parametrize("call", ["begin", "match", "committed"])

@@ -9,19 +9,21 @@ import pytest
 import torch
 
 from precedent.config import SamplingParams
-from precedent.drafters.base import Drafter, DraftRequest
-from precedent.drafters.model.distribution import drawn_beside, drawn_with_one_read
+from precedent.drafters.base import Drafter
+from precedent.drafters.model.distribution import sample_beside, sample_with_one_read
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.model.lookahead import DraftedToken
 from precedent.drafters.model.place import CATCH_UP_LIMIT
+from precedent.drafters.request import Request
 from precedent.errors import GenerationError
-from precedent.sampling.probabilities import CounterCoins, probs_of
+from precedent.sampling.probabilities import probs_of
+from precedent.sampling.rng import CounterRng
 from precedent.target import TargetModel
 from precedent.target.cuda.host_waits import HostWaits
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
 from precedent.testing.tiny_models import tiny_causal_lm
-from precedent.tree import ROOT, Drawn, TreeBuilder
+from precedent.tree import ROOT, Sampled, TreeBuilder
 
 TINY = {"vocab_size": 16, "num_hidden_layers": 2, "hidden_size": 16, "seed": 31}
 
@@ -54,13 +56,13 @@ class TestOracleDrafter(DrafterContract):
 
 def test_the_null_drafter_proposes_nothing() -> None:
     """The engine's floor."""
-    drafting = NullDrafter().begin(DraftRequest("r", (1, 2), SamplingParams()))
-    assert len(drafting.match(32)) == 0
+    session = NullDrafter().begin(Request("r", (1, 2), SamplingParams()))
+    assert len(session.match(32)) == 0
 
 
 def drafting_on(model: TargetModel, prompt: list[int], sampling: SamplingParams, mode: str) -> object:
     """A draft model at work on a prompt."""
-    return DraftModelDrafter(model).begin(DraftRequest("r", tuple(prompt), sampling, mode=mode))
+    return DraftModelDrafter(model).begin(Request("r", tuple(prompt), sampling, mode=mode))
 
 
 def fresh_row(model: TargetModel, token_ids: list[int]) -> torch.Tensor:
@@ -74,36 +76,36 @@ def test_the_draft_models_kv_cache_stays_in_step(missed: int) -> None:
     """Whatever was drafted and rejected before, the next draws are those of a fresh model (float64)."""
     model, choose = TargetModel(tiny_causal_lm("llama", **TINY)), random.Random(1)
     context = [3, 1, 4, 1, 5]
-    drafting = drafting_on(model, context, SamplingParams(), "greedy")
+    session = drafting_on(model, context, SamplingParams(), "greedy")
     for step in range(6):
         builder = TreeBuilder()
-        drafting.draw(builder, 3, CounterCoins(0, step))
+        session.draw(builder, 3, CounterRng(0, step))
         expected, text = [], list(context)
         for _ in range(3):
             expected.append(int(fresh_row(model, text).argmax()))
             text.append(expected[-1])
         assert builder.token_ids == expected
         new = [choose.randrange(16) for _ in range(missed)] if step % 2 else [*expected, 7][: choose.randrange(1, 5)]
-        drafting.committed(new)
+        session.committed(new)
         context += new
 
 
 def test_draws_carry_the_row_they_were_drawn_from_without_the_cached_siblings() -> None:
     """The law of the first draw is the draft model's own row, the cached tokens excluded."""
     model, sampling = TargetModel(tiny_causal_lm("llama", **TINY)), SamplingParams(temperature=0.8, top_p=0.95)
-    drafting = drafting_on(model, [3, 1, 4], sampling, "traversal")
+    session = drafting_on(model, [3, 1, 4], sampling, "traversal")
     builder = TreeBuilder()
     cached = [int(token) for token in fresh_row(model, [3, 1, 4]).topk(2).indices]
     for token in cached:
-        builder.add_point(ROOT, token, "recall")
-    drafting.draw(builder, 1, CounterCoins(5, 0))
+        builder.add_fixed(ROOT, token, "recall")
+    session.draw(builder, 1, CounterRng(5, 0))
     tree = builder.build()
     tree.check()
-    drawn = tree.draws_at[ROOT][0]
-    assert isinstance(drawn.law, Drawn)
+    drawn = tree.candidates_at[ROOT][0]
+    assert isinstance(drawn.distribution, Sampled)
     expected = probs_of(fresh_row(model, [3, 1, 4]), sampling)
     expected[cached] = 0
-    torch.testing.assert_close(drawn.law.probs(), expected / expected.sum(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(drawn.distribution.probs(), expected / expected.sum(), rtol=0, atol=1e-12)
     assert tree.token_ids[drawn.child] not in cached
 
 
@@ -111,14 +113,14 @@ def test_exclusion_gives_way_when_nothing_else_could_be_drawn() -> None:
     """All of the draft model's mass on a cached token: it may be drawn again, and is one node, listed as drawn."""
     model = TargetModel(tiny_causal_lm("llama", **TINY))
     top = int(fresh_row(model, [3, 1, 4]).argmax())
-    drafting = drafting_on(model, [3, 1, 4], SamplingParams(temperature=0.8, top_k=1), "traversal")
+    session = drafting_on(model, [3, 1, 4], SamplingParams(temperature=0.8, top_k=1), "traversal")
     builder = TreeBuilder()
-    builder.add_point(ROOT, top, "recall")
-    drafting.draw(builder, 1, CounterCoins(5, 0))
+    builder.add_fixed(ROOT, top, "recall")
+    session.draw(builder, 1, CounterRng(5, 0))
     tree = builder.build()
     tree.check()
     assert tree.token_ids == (top,)
-    assert isinstance(tree.draws[0].law, Drawn)
+    assert isinstance(tree.candidates[0].distribution, Sampled)
 
 
 def test_a_draw_with_one_read_is_the_draw_of_the_same_coin() -> None:
@@ -130,32 +132,32 @@ def test_a_draw_with_one_read_is_the_draw_of_the_same_coin() -> None:
         if number % 7 == 0:
             row = torch.zeros(12).index_fill_(0, torch.tensor([*siblings, 3]), 1.0)
             row /= row.sum()
-        given = row, siblings, CounterCoins(9, number), number, "draft"
+        given = row, siblings, CounterRng(9, number), number, "draft"
         with torch.inference_mode(), HostWaits() as waits:
-            token, law = drawn_with_one_read(*given)
+            token, distribution = sample_with_one_read(*given)
         assert waits.names == ["resolve_neg"], "one list is read"
-        expected = drawn_beside(*given)
+        expected = sample_beside(*given)
         assert token == expected.token_id
-        assert isinstance(law, Drawn)
-        assert isinstance(expected.law, Drawn)
-        assert (law.excluded, law.row is row) == (expected.law.excluded, True)
-        fell_back += bool(siblings) and not law.excluded
+        assert isinstance(distribution, Sampled)
+        assert isinstance(expected.distribution, Sampled)
+        assert (distribution.excluded, distribution.row is row) == (expected.distribution.excluded, True)
+        fell_back += bool(siblings) and not distribution.excluded
     assert fell_back > 5
 
 
-@pytest.mark.parametrize("draw", [drawn_beside, drawn_with_one_read])
+@pytest.mark.parametrize("draw", [sample_beside, sample_with_one_read])
 def test_a_row_that_holds_nan_is_not_drawn_from(draw: Callable[..., DraftedToken]) -> None:
     with pytest.raises(GenerationError, match="hold NaN"):
-        draw(torch.full((5,), torch.nan), (1,), CounterCoins(0, 0), 0, "draft")
+        draw(torch.full((5,), torch.nan), (1,), CounterRng(0, 0), 0, "draft")
 
 
 def turn(drafter: DraftModelDrafter, prompt: list[int], tenant: str) -> tuple[int, list[int]]:
     """How much of a prompt is not known at the beginning, and what is drawn then; the request ends afterwards."""
-    drafting, builder = drafter.begin(DraftRequest("r", tuple(prompt), SamplingParams(), tenant)), TreeBuilder()
-    behind = drafting.behind
-    drafting.draw(builder, 4, CounterCoins(0, 0))
-    drafting.end()
-    drafting.end()
+    session, builder = drafter.begin(Request("r", tuple(prompt), SamplingParams(), tenant)), TreeBuilder()
+    behind = session.behind
+    session.draw(builder, 4, CounterRng(0, 0))
+    session.end()
+    session.end()
     return behind, list(builder.build().token_ids)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.tiny_draft import PROMPTS, tiny_target
 from transformers import PreTrainedModel
 
 from precedent.cli import app as cli
 from precedent.target.load.first_layers import first_layers
-from precedent.testing.tiny_draft import PROMPTS, tiny_target
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.training.measure import Measurement, expected_tokens
 from precedent.training.plan import Plan, Recipe
@@ -49,8 +49,8 @@ def test_acceptance_is_one_minus_total_variation() -> None:
         tokens = torch.tensor([text.token_ids[:-1]])
         with torch.no_grad():
             rows = [model(tokens).logits[0, -text.num_answer_tokens :] for model in (target, draft)]
-        laws = [(each / 0.7).softmax(-1) for each in rows]
-        overlaps += (1 - 0.5 * (laws[0] - laws[1]).abs().sum(-1)).tolist()
+        distributions = [(each / 0.7).softmax(-1) for each in rows]
+        overlaps += (1 - 0.5 * (distributions[0] - distributions[1]).abs().sum(-1)).tolist()
         agreed += (rows[0].argmax(-1) == rows[1].argmax(-1)).tolist()
     assert found.acceptance == pytest.approx(float(np.mean(overlaps)), abs=1e-9)
     assert found.agreement == pytest.approx(float(np.mean(agreed)))

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.drafters.base import Drafter, DraftRequest
+from precedent.drafters.base import Drafter
 from precedent.drafters.grammar import GrammarDrafter
+from precedent.drafters.request import Request
 from precedent.sampling.constraints import Chain, RepetitionPenalty, forced_tokens
 from precedent.testing.drafter_contract import DrafterContract
 
@@ -55,7 +56,7 @@ class TestGrammarContract(DrafterContract):
         """It needs nothing."""
         return GrammarDrafter()
 
-    def make_request(self, prompt_ids: Sequence[int] | None = None) -> DraftRequest:
+    def make_request(self, prompt_ids: Sequence[int] | None = None) -> Request:
         """A request under a constraint that forces two tokens of three."""
         return dataclasses.replace(super().make_request(prompt_ids), shape=SHAPE)
 
@@ -64,21 +65,21 @@ SHAPE = Phrases()
 
 
 def test_forced_tokens_are_a_chain_and_nearly_certain() -> None:
-    drafting = GrammarDrafter().begin(DraftRequest("r", (1,), SamplingParams(), shape=SHAPE))
-    assert drafting.match(8).token_ids == [5]
-    drafting.committed([5, 6])
-    found = drafting.match(8)
+    session = GrammarDrafter().begin(Request("r", (1,), SamplingParams(), shape=SHAPE))
+    assert session.match(8).token_ids == [5]
+    session.committed([5, 6])
+    found = session.match(8)
     assert (found.token_ids, found.parents) == ([7, 5], [-1, 0])
     assert min(found.estimates) > 0.99
-    assert drafting.match(1).token_ids == [7]
-    drafting.committed([7, 5])
-    assert len(drafting.match(8)) == 0
+    assert session.match(1).token_ids == [7]
+    session.committed([7, 5])
+    assert len(session.match(8)) == 0
 
 
 def test_a_constraint_that_cannot_tell_forces_nothing() -> None:
     for shape in (None, Chain([]), RepetitionPenalty((1, 2), 1.5)):
-        drafting = GrammarDrafter().begin(DraftRequest("r", (1,), SamplingParams(), shape=shape))
-        assert len(drafting.match(8)) == 0
+        session = GrammarDrafter().begin(Request("r", (1,), SamplingParams(), shape=shape))
+        assert len(session.match(8)) == 0
 
 
 def test_one_constraint_of_a_chain_is_enough_to_force() -> None:
@@ -99,5 +100,5 @@ def test_what_is_forced_is_the_only_token_left_in_the_row() -> None:
 
 
 def test_nothing_hangs_below_a_forced_end() -> None:
-    request = DraftRequest("r", (1,), SamplingParams(), shape=Ending(), end_token_ids=frozenset({END}))
+    request = Request("r", (1,), SamplingParams(), shape=Ending(), end_token_ids=frozenset({END}))
     assert GrammarDrafter().begin(request).match(8).token_ids == [9, END]

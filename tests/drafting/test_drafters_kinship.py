@@ -9,16 +9,17 @@ import pytest
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.cache.store.records import StoredCompletion
 from precedent.config import SamplingParams
-from precedent.drafters.base import Candidates, DraftRequest
+from precedent.drafters.base import Candidates
 from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.drafters.recall.kinship import RECORD, SAME_STEP, SAME_TOOLS, YOUTH, kinship
+from precedent.drafters.request import Request
 from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.embedders import HashEmbedder
 from precedent.tree import ROOT
 
 
-def request(**keys: str) -> DraftRequest:
-    return DraftRequest("r", (1, 2, 3), SamplingParams(), query="refund order 7", **keys)
+def request(**keys: str) -> Request:
+    return Request("r", (1, 2, 3), SamplingParams(), query="refund order 7", **keys)
 
 
 def completion(number: int, **fields: Any) -> StoredCompletion:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from precedent.config import SamplingParams
-from precedent.drafters.base import Candidates, Drafter, Drafting, DraftRequest
+from precedent.drafters.base import Candidates, Drafter, DraftSession
 from precedent.drafters.prediction import PredictionDrafter
+from precedent.drafters.request import Request
 from precedent.drafters.slot_values import PromptValues
 from precedent.drafters.templates import TemplateDrafter
 from precedent.testing.drafter_contract import DrafterContract
@@ -42,7 +43,7 @@ class TestPredictionContract(DrafterContract):
         """It needs nothing."""
         return PredictionDrafter()
 
-    def make_request(self, prompt_ids: Sequence[int] | None = None) -> DraftRequest:
+    def make_request(self, prompt_ids: Sequence[int] | None = None) -> Request:
         """The prediction differs from the output in its third token."""
         return dataclasses.replace(super().make_request(prompt_ids), prediction=(5, 6, 11, 8, 9, 5, 6, 7, 2))
 
@@ -54,25 +55,25 @@ class TestTemplateContract(DrafterContract):
         """One template of its own."""
         return TemplateDrafter(LetterCodec(), ["abc{x}eab"])
 
-    def make_request(self, prompt_ids: Sequence[int] | None = None) -> DraftRequest:
+    def make_request(self, prompt_ids: Sequence[int] | None = None) -> Request:
         """Another template, with choices, comes with the request."""
         template = Template.parse("ab{y}de", {"y": ["c", "f"]})
         return dataclasses.replace(super().make_request(prompt_ids), templates=(template,))
 
 
-def predicted(prediction: Sequence[int]) -> Drafting:
+def predicted(prediction: Sequence[int]) -> DraftSession:
     """A drafting for a request with this prediction."""
     return PredictionDrafter().begin(
-        DraftRequest("r", (1, 2, 3), SamplingParams(), prediction=tuple(prediction), end_token_ids=frozenset({END}))
+        Request("r", (1, 2, 3), SamplingParams(), prediction=tuple(prediction), end_token_ids=frozenset({END}))
     )
 
 
-def steps(drafting: Drafting, answer: Sequence[int], budget: int = 32) -> list[int]:
+def steps(session: DraftSession, answer: Sequence[int], budget: int = 32) -> list[int]:
     """Tokens accepted in each step, when the target wants this answer."""
     accepted, at = [], 0
     while at < len(answer):
-        number = length_of_path(drafting.match(budget), answer[at:])
-        drafting.committed(answer[at : at + number + 1])
+        number = length_of_path(session.match(budget), answer[at:])
+        session.committed(answer[at : at + number + 1])
         accepted.append(number)
         at += number + 1
     return accepted
@@ -91,10 +92,10 @@ def length_of_path(candidates: Candidates, wanted: Sequence[int]) -> int:
 
 
 def test_without_a_prediction_nothing_is_proposed() -> None:
-    drafting = predicted(())
-    assert len(drafting.match(8)) == 0
-    drafting.committed([5])
-    assert len(drafting.match(8)) == 0
+    session = predicted(())
+    assert len(session.match(8)) == 0
+    session.committed([5])
+    assert len(session.match(8)) == 0
 
 
 def test_a_right_prediction_is_followed_from_the_first_token_to_the_end() -> None:
@@ -115,27 +116,27 @@ def test_where_lines_repeat_the_place_in_the_prediction_decides() -> None:
     """Twenty passages begin alike and end differently; the one behind the last is followed."""
     passages = [[50, 51, 52, 53, 200 + number] for number in range(20)]
     prediction = [token for passage in passages for token in passage]
-    drafting = predicted(prediction)
+    session = predicted(prediction)
     answer = [*prediction[:42], 99, *prediction[43:]]  # an edit in the ninth passage
-    assert len(steps(drafting, answer)) <= 6
+    assert len(steps(session, answer)) <= 6
 
 
 def template_drafting(
     templates: Sequence[str | Template], prompt: str = "", *, codec: TokenizerCodec | None = None
-) -> Drafting:
+) -> DraftSession:
     """A drafting over bytes for a request with these templates."""
     codec = codec or CODEC
     end = frozenset({codec.end_token_id}) if codec.end_token_id is not None else frozenset()
-    request = DraftRequest("r", tuple(codec.encode(prompt)), SamplingParams(), end_token_ids=end)
+    request = Request("r", tuple(codec.encode(prompt)), SamplingParams(), end_token_ids=end)
     return TemplateDrafter(codec).begin(dataclasses.replace(request, templates=tuple(Templates(templates))))
 
 
 CODEC = TokenizerCodec(byte_tokenizer())
 
 
-def accepted_of(drafting: Drafting, answer: str, codec: TokenizerCodec = CODEC) -> list[int]:
+def accepted_of(session: DraftSession, answer: str, codec: TokenizerCodec = CODEC) -> list[int]:
     """Accepted tokens per step for a text that then ends."""
-    return steps(drafting, codec.answer_ids(answer), budget=64)
+    return steps(session, codec.answer_ids(answer), budget=64)
 
 
 def test_nothing_is_proposed_without_templates() -> None:
@@ -148,22 +149,22 @@ def test_a_template_without_holes_is_proposed_whole() -> None:
 
 def test_a_value_of_the_prompt_fills_its_hole() -> None:
     """The id that the user named is proposed where the template has its hole, and the text goes on behind it."""
-    drafting = template_drafting(["Document {document_id} is open."], "Please open document D-104.")
-    assert accepted_of(drafting, "Document D-104 is open.") == [24]
+    session = template_drafting(["Document {document_id} is open."], "Please open document D-104.")
+    assert accepted_of(session, "Document D-104 is open.") == [24]
 
 
 def test_behind_a_value_that_nobody_knew_the_template_goes_on() -> None:
     """The model writes the value itself; the first byte behind it brings the literal back."""
-    drafting = template_drafting(["Document {document_id} is open now."], "Please open it.")
-    accepted = accepted_of(drafting, "Document xyz is open now.")
+    session = template_drafting(["Document {document_id} is open now."], "Please open it.")
+    accepted = accepted_of(session, "Document xyz is open now.")
     assert accepted[0] == len("Document ")
     assert accepted[-1] >= len("is open now.")
     assert len(accepted) <= 5
 
 
 def test_another_value_than_the_proposed_one_costs_the_value_only() -> None:
-    drafting = template_drafting(["Document {document_id} is open now."], "Please open document D-104.")
-    accepted = accepted_of(drafting, "Document D-977 is open now.")
+    session = template_drafting(["Document {document_id} is open now."], "Please open document D-104.")
+    accepted = accepted_of(session, "Document D-977 is open now.")
     assert accepted[0] == len("Document D-")
     assert accepted[-1] >= len("is open now.")
 
@@ -205,10 +206,10 @@ def test_a_token_that_could_merge_with_the_hole_is_not_proposed() -> None:
 
 def test_a_known_value_is_written_as_the_tokenizer_writes_it_in_its_place() -> None:
     codec = merging_codec()
-    drafting = template_drafting(["Say {greeting_id} now"], "Use a1.", codec=codec)
+    session = template_drafting(["Say {greeting_id} now"], "Use a1.", codec=codec)
     answer = codec.answer_ids("Say a1 now")
     assert len(answer) == 10  # " a" is one token
-    assert steps(drafting, answer, budget=64) == [10]
+    assert steps(session, answer, budget=64) == [10]
 
 
 @pytest.mark.parametrize(
@@ -238,6 +239,6 @@ def test_few_values_of_many() -> None:
 def test_many_templates_stay_bounded() -> None:
     """A hundred templates with two holes and many values in the prompt: few texts, and the right one is found."""
     templates = [f"Action number {number} on {{document_id}} for {{user_id}}." for number in range(100)]
-    drafting = template_drafting(templates, " ".join(f"D-{number} u{number}" for number in range(50)))
-    accepted = accepted_of(drafting, "Action number 37 on D-5 for u8.")
+    session = template_drafting(templates, " ".join(f"D-{number} u{number}" for number in range(50)))
+    accepted = accepted_of(session, "Action number 37 on D-5 for u8.")
     assert sum(accepted) >= 20

@@ -12,9 +12,10 @@ from precedent.cache import NewCompletion, SpeculationCache
 from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.cache.store.records import Hit, StoredCompletion
 from precedent.config import SamplingParams
-from precedent.drafters.base import Candidates, Drafter, DraftRequest
+from precedent.drafters.base import Candidates, Drafter
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall.drafter import RecallDrafter
+from precedent.drafters.request import Request
 from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.embedders import HashEmbedder
@@ -93,9 +94,9 @@ class ListedCompletions:
         self.credited.append(dict(counts))
 
 
-def request(prompt: tuple[int, ...] = (1, 2, 3), *, query: str = "q", tenant: str = "default") -> DraftRequest:
+def request(prompt: tuple[int, ...] = (1, 2, 3), *, query: str = "q", tenant: str = "default") -> Request:
     """A greedy request."""
-    return DraftRequest("r", prompt, SamplingParams(), tenant, query, end_token_ids=frozenset({END}))
+    return Request("r", prompt, SamplingParams(), tenant, query, end_token_ids=frozenset({END}))
 
 
 def recall_from(cache: ListedCompletions) -> RecallDrafter:
@@ -177,16 +178,16 @@ def test_an_exact_repeat_is_one_long_chain() -> None:
     cache = ListedCompletions()
     cache.add(answer, prompt=(1, 2, 3))
     cache.add([900, 901, END])
-    drafting = recall_from(cache).begin(request())
-    assert min(drafting.match(64).estimates[1:50]) > 0.95
+    session = recall_from(cache).begin(request())
+    assert min(session.match(64).estimates[1:50]) > 0.95
     at = 0
     for _ in range(2):
-        chunk = first_path(drafting.match(64))
+        chunk = first_path(session.match(64))
         assert len(chunk) >= 62
         assert chunk == answer[at : at + len(chunk)]
-        drafting.committed(answer[at : at + 65])
+        session.committed(answer[at : at + 65])
         at += 65
-    assert first_path(drafting.match(64)) == answer[at:]
+    assert first_path(session.match(64)) == answer[at:]
 
 
 def test_the_tree_branches_where_completions_differ() -> None:
@@ -217,12 +218,12 @@ def test_drafting_resumes_behind_a_slot_that_differs(slot: list[int]) -> None:
     cache = ListedCompletions()
     cache.add([*ORDER, 400, 401, 402, mark, *REST])
     with_common_marks(cache, mark)
-    drafting = recall_from(cache).begin(request())
-    drafting.match(16)
-    drafting.committed(ORDER)
-    assert first_path(drafting.match(16))[0] == 400
-    drafting.committed([*slot, mark])
-    assert first_path(drafting.match(16)) == REST
+    session = recall_from(cache).begin(request())
+    session.match(16)
+    session.committed(ORDER)
+    assert first_path(session.match(16))[0] == 400
+    session.committed([*slot, mark])
+    assert first_path(session.match(16)) == REST
 
 
 def test_without_a_trail_the_majority_wins_behind_the_slot() -> None:
@@ -231,9 +232,9 @@ def test_without_a_trail_the_majority_wins_behind_the_slot() -> None:
     cache = ListedCompletions()
     cache.add([*ORDER, 400, mark, *REST])
     with_common_marks(cache, mark)
-    drafting = recall_from(cache).begin(request())
-    drafting.committed([800, 801, 802, 500, mark])
-    assert first_path(drafting.match(16))[0] == 300
+    session = recall_from(cache).begin(request())
+    session.committed([800, 801, 802, 500, mark])
+    assert first_path(session.match(16))[0] == 300
 
 
 def test_drafting_resumes_over_several_slots() -> None:
@@ -242,11 +243,11 @@ def test_drafting_resumes_over_several_slots() -> None:
     cache = ListedCompletions()
     cache.add([*ORDER, 400, mark, 80, 81, 401, mark, *REST])
     with_common_marks(cache, mark)
-    drafting = recall_from(cache).begin(request())
+    session = recall_from(cache).begin(request())
     for tokens in (ORDER, [500, 501, mark], [80, 81], [502, 503, mark]):
-        drafting.match(16)
-        drafting.committed(tokens)
-    assert first_path(drafting.match(16)) == REST
+        session.match(16)
+        session.committed(tokens)
+    assert first_path(session.match(16)) == REST
 
 
 def test_tenants_never_meet() -> None:
@@ -256,10 +257,10 @@ def test_tenants_never_meet() -> None:
     cache.near["q"] = {1: 1.0}
     drafter = recall_from(cache)
     assert first_path(drafter.begin(request(tenant="other")).match(8)) == [10, 11, 12, 13, END]
-    drafting = drafter.begin(request(tenant="own"))
-    assert len(drafting.match(8)) == 0
-    drafting.committed([10, 11])
-    assert len(drafting.match(8)) == 0
+    session = drafter.begin(request(tenant="own"))
+    assert len(session.match(8)) == 0
+    session.committed([10, 11])
+    assert len(session.match(8)) == 0
 
 
 def test_new_completions_are_seen_by_the_next_request() -> None:
@@ -298,10 +299,10 @@ def test_recall_works_on_the_speculation_cache() -> None:
         refund = NewCompletion((10, 11, 12, END), TOKENIZER, "model", query="where is my refund")
         ids = [cache.insert(completion) for completion in (cancel, refund)]
         drafter = RecallDrafter(cache, TOKENIZER, AtOnce())
-        drafting = drafter.begin(request(query="where is the refund of mine"))
-        assert first_path(drafting.match(8)) == [10, 11, 12, END]
-        drafting.committed([10, 11, 12, END])
-        drafting.end()
+        session = drafter.begin(request(query="where is the refund of mine"))
+        assert first_path(session.match(8)) == [10, 11, 12, END]
+        session.committed([10, 11, 12, END])
+        session.end()
         drafter.close()
         assert {c.id: (c.accepted, c.rejected) for c in cache.list()} == {ids[0]: (0, 1), ids[1]: (4, 0)}
         cache.forget(ids=[ids[1]])
@@ -317,10 +318,10 @@ def test_matching_does_not_wait_for_the_search() -> None:
     drafter = RecallDrafter(cache, TOKENIZER, executor)
     drafter.begin(request(query=""))
     executor.run()
-    drafting = drafter.begin(request())
-    before = drafting.match(8)
+    session = drafter.begin(request())
+    before = session.match(8)
     executor.run()
-    after = drafting.match(8)
+    after = session.match(8)
     estimates = [dict(zip(paths_in_order(c), c.estimates, strict=True)) for c in (before, after)]
     assert estimates[0][10,] == pytest.approx(estimates[0][20,], rel=1e-3)  # the newer one weighs a trace more
     assert estimates[1][10,] > estimates[0][10,]
@@ -330,12 +331,12 @@ def test_credit_goes_once_to_the_completions_that_were_right_or_wrong() -> None:
     """Accepted tokens along the committed path, rejected ones beside it, one call at the end."""
     cache = ListedCompletions()
     right, wrong = cache.add([10, 11, 12, END]), cache.add([20, 21, 22, END])
-    drafting = recall_from(cache).begin(request())
-    drafting.match(16)
-    drafting.committed([10, 11, 12, 77])
+    session = recall_from(cache).begin(request())
+    session.match(16)
+    session.committed([10, 11, 12, 77])
     assert cache.credited == []
-    drafting.end()
-    drafting.end()
+    session.end()
+    session.end()
     assert cache.credited == [{right: (3, 1), wrong: (0, 1)}]
 
 
@@ -355,18 +356,18 @@ def test_a_failing_search_is_said_and_drafting_goes_on(caplog: pytest.LogCapture
 def test_the_prompt_drafter_copies_slot_values() -> None:
     """What followed the same words in the prompt is proposed, the newest first, and the output counts as well."""
     prompt = (10, 11, 40, 41, 42, 50, 10, 11, 43, 44, 45)
-    drafting = PromptDrafter().begin(request(prompt))
-    drafting.committed([90, 10, 11])
-    found = drafting.match(16)
+    session = PromptDrafter().begin(request(prompt))
+    session.committed([90, 10, 11])
+    found = session.match(16)
     assert first_path(found)[:3] == [43, 44, 45]
     assert (40, 41, 42) in paths(found)
-    drafting.committed([43, 80, 81, 82, 10, 11, 43])
-    assert (80, 81, 82) in paths(drafting.match(16))
+    session.committed([43, 80, 81, 82, 10, 11, 43])
+    assert (80, 81, 82) in paths(session.match(16))
 
 
 def test_the_prompt_drafter_finds_nothing_in_new_words() -> None:
     """No repetition, no candidates."""
-    drafting = PromptDrafter().begin(request((1, 3, 4, 5)))
-    assert len(drafting.match(8)) == 0
-    drafting.committed([6])
-    assert len(drafting.match(8)) == 0
+    session = PromptDrafter().begin(request((1, 3, 4, 5)))
+    assert len(session.match(8)) == 0
+    session.committed([6])
+    assert len(session.match(8)) == 0

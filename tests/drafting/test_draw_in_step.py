@@ -9,26 +9,28 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from precedent.decoding.draft import draft_all
 from torch import Tensor
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.decoding.draft import draft_all
 from precedent.decoding.loop import step
-from precedent.decoding.sequence import DecodingSequence, entropy_coins
-from precedent.drafters.base import Candidates, Drafting, DraftRequest
+from precedent.decoding.sequence import DecodingSequence
+from precedent.drafters.base import Candidates, DraftSession
 from precedent.drafters.model import in_step
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.model.in_step import Drawer, Drawing
+from precedent.drafters.request import Request
 from precedent.errors import PrecedentError
 from precedent.planning.costs import CostCurve
 from precedent.planning.draw_gate import DrawGate
 from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import Planner
-from precedent.sampling.probabilities import Coins, CounterCoins, probs_of
+from precedent.sampling.probabilities import probs_of
+from precedent.sampling.rng import CounterRng, Rng, entropy_rng
 from precedent.target import Slot, TargetModel
-from precedent.testing.enumeration import enumerate_outcomes
+from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.testing.tiny_models import tiny_causal_lm
-from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder, chain
+from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder, chain
 
 TINY = {"vocab_size": 24, "num_hidden_layers": 2, "hidden_size": 16}
 PROMPTS = ([3, 1, 4], [5] * 60, [9, 2, 6, 5, 3, 5])
@@ -56,14 +58,14 @@ def small_target() -> TargetModel:
     return TargetModel(tiny_causal_lm("llama", seed=1, **TINY))
 
 
-def draftings(drafter: DraftModelDrafter, mode: str) -> list[Drafting]:
+def sessions(drafter: DraftModelDrafter, mode: str) -> list[DraftSession]:
     sampling = SamplingParams() if mode == "greedy" else SamplingParams(temperature=0.9)
-    return [drafter.begin(DraftRequest(str(i), tuple(p), sampling, mode=mode)) for i, p in enumerate(PROMPTS)]
+    return [drafter.begin(Request(str(i), tuple(p), sampling, mode=mode)) for i, p in enumerate(PROMPTS)]
 
 
 def builder_with_a_point() -> TreeBuilder:
     builder = TreeBuilder()
-    builder.add_point(ROOT, 7, "cache")
+    builder.add_fixed(ROOT, 7, "cache")
     return builder
 
 
@@ -71,18 +73,18 @@ def builder_with_a_point() -> TreeBuilder:
 def test_everybody_draws_what_it_would_have_drawn_alone(mode: str) -> None:
     """Chains of different lengths, over several steps, laws and excluded siblings included (float64)."""
     model = Watched(31)
-    together, alone = (draftings(DraftModelDrafter(model), mode) for _ in range(2))
+    together, alone = (sessions(DraftModelDrafter(model), mode) for _ in range(2))
     for number, lengths in enumerate([(3, 1, 4), (2, 5, 2)]):
-        coins = [CounterCoins(i, number) for i in range(len(PROMPTS))]
+        rng = [CounterRng(i, number) for i in range(len(PROMPTS))]
         ours, theirs = ([builder_with_a_point() for _ in PROMPTS] for _ in range(2))
         model.batches.clear()
         drawers = together[0].draw_together(
-            [each.drawing(*given) for each, given in zip(together, zip(ours, lengths, coins, strict=True), strict=True)]
+            [each.drawing(*given) for each, given in zip(together, zip(ours, lengths, rng, strict=True), strict=True)]
         )
         assert [drawer.error for drawer in drawers] == [None] * 3
         assert all(drawer.seconds > 0 for drawer in drawers)
         assert model.batches == [sum(length > place for length in lengths) for place in range(max(lengths))]
-        for one, other, length, coin, mine, its in zip(together, alone, lengths, coins, ours, theirs, strict=True):
+        for one, other, length, coin, mine, its in zip(together, alone, lengths, rng, ours, theirs, strict=True):
             other.draw(its, length, coin)
             assert_equal(mine.build(), its.build())
             assert len(mine) == 1 + length or mode == "greedy"
@@ -92,12 +94,12 @@ def test_everybody_draws_what_it_would_have_drawn_alone(mode: str) -> None:
 
 def assert_equal(one: CandidateTree, other: CandidateTree) -> None:
     assert (one.token_ids, one.parents, one.sources) == (other.token_ids, other.parents, other.sources)
-    for mine, its in zip(one.draws, other.draws, strict=True):
+    for mine, its in zip(one.candidates, other.candidates, strict=True):
         assert mine.child == its.child
-        assert isinstance(mine.law, Drawn) == isinstance(its.law, Drawn)
-        if isinstance(mine.law, Drawn) and isinstance(its.law, Drawn):
-            assert mine.law.excluded == its.law.excluded
-            torch.testing.assert_close(mine.law.row, its.law.row, rtol=0, atol=1e-12)
+        assert isinstance(mine.distribution, Sampled) == isinstance(its.distribution, Sampled)
+        if isinstance(mine.distribution, Sampled) and isinstance(its.distribution, Sampled):
+            assert mine.distribution.excluded == its.distribution.excluded
+            torch.testing.assert_close(mine.distribution.row, its.distribution.row, rtol=0, atol=1e-12)
 
 
 class AlwaysDraws(Planner):
@@ -125,12 +127,12 @@ def sequences(target: TargetModel, drafter: DraftModelDrafter, sampling: Samplin
         slot = target.new_slot()
         target.prefill(slot, prompt)
         mode = "greedy" if sampling.greedy else "traversal"
-        request = DraftRequest(str(number), tuple(prompt), sampling, mode=mode)
+        request = Request(str(number), tuple(prompt), sampling, mode=mode)
         found.append(
             DecodingSequence(
                 slot=slot, sampling=sampling, speculation=SpeculationConfig(), mode=mode,
-                coins_of=entropy_coins(number), end_token_ids=frozenset(), max_tokens=12,
-                draftings={"draft-model": drafter.begin(request)}, draw_sources=("draft-model",),
+                rng_of=entropy_rng(number), end_token_ids=frozenset(), max_tokens=12,
+                sessions={"draft-model": drafter.begin(request)}, draw_sources=("draft-model",),
             )
         )  # fmt: skip
     return found
@@ -178,7 +180,7 @@ def test_a_request_whose_draws_fail_fails_alone() -> None:
     assert len(planner.observed) == 2
 
 
-class NoCoins(CounterCoins):
+class NoRng(CounterRng):
     """Coins that cannot be thrown."""
 
     def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
@@ -188,10 +190,10 @@ class NoCoins(CounterCoins):
 
 def test_an_exception_between_two_forwards_is_the_drawings_own() -> None:
     model = Watched(31)
-    first, second, _ = draftings(DraftModelDrafter(model), "traversal")
+    first, second, _ = sessions(DraftModelDrafter(model), "traversal")
     builder = TreeBuilder()
     broken, whole = first.draw_together(
-        [first.drawing(TreeBuilder(), 2, NoCoins(0, 0)), second.drawing(builder, 2, CounterCoins(0, 0))]
+        [first.drawing(TreeBuilder(), 2, NoRng(0, 0)), second.drawing(builder, 2, CounterRng(0, 0))]
     )
     assert isinstance(broken.error, RuntimeError)
     assert whole.error is None
@@ -237,7 +239,7 @@ def test_a_drafter_that_breaks_the_protocol_fails_its_own_requests(monkeypatch: 
     drafter = DraftModelDrafter(Watched(31))
     running = sequences(small_target(), drafter, SamplingParams())
     for each in running[:2]:
-        monkeypatch.setattr(each.draftings["draft-model"], "draw_together", no_drawers)
+        monkeypatch.setattr(each.sessions["draft-model"], "draw_together", no_drawers)
     drafts = draft_all(running, AlwaysDraws([2]))
     assert [len(each.tree) for each in drafts] == [0, 0, 2]
     assert [each.error is None for each in running] == [False, False, True]
@@ -269,19 +271,19 @@ def test_what_a_draw_costs_is_kept_apart_by_how_many_draw_together() -> None:
     assert costs == [8.0, 8.0, 2.0, 2.0], "a request left alone does not believe in the share that it had beside others"
 
 
-class CoinsOf:
+class RngOf:
     """One request's coins in one step, out of a script that is shared by all."""
 
-    def __init__(self, coins: Coins, request: int, step: int) -> None:
-        self._coins, self._name = coins, f" {request} {step}"
+    def __init__(self, rng: Rng, request: int, step: int) -> None:
+        self._rng, self._name = rng, f" {request} {step}"
 
     def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
         """The script's."""
-        return self._coins.bernoulli(probability, node, purpose + self._name)
+        return self._rng.bernoulli(probability, node, purpose + self._name)
 
     def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
         """The script's."""
-        return self._coins.categorical(weights, node, purpose + self._name)
+        return self._rng.categorical(weights, node, purpose + self._name)
 
 
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
@@ -291,17 +293,17 @@ def test_the_joint_law_of_two_answers_drafted_in_step_is_the_product_of_the_targ
     target, draft = (TargetModel(tiny_causal_lm("llama", seed=seed, **tiny)) for seed in (8, 9))
     sampling, prompts = SamplingParams(temperature=1.0, max_tokens=2), ([1, 2], [2, 0, 1])
 
-    def answers(coins: Coins) -> tuple[tuple[int, ...], ...]:
+    def answers(rng: Rng) -> tuple[tuple[int, ...], ...]:
         drafter, running = DraftModelDrafter(draft), []
         for number, prompt in enumerate(prompts):
             slot = target.new_slot()
             target.prefill(slot, prompt)
-            request = DraftRequest(str(number), tuple(prompt), sampling, mode=mode)
+            request = Request(str(number), tuple(prompt), sampling, mode=mode)
             running.append(
                 DecodingSequence(
                     slot=slot, sampling=sampling, speculation=SpeculationConfig(), mode=mode,
-                    coins_of=lambda at, number=number: CoinsOf(coins, number, at), end_token_ids=frozenset(),
-                    max_tokens=2, draftings={"draft-model": drafter.begin(request)}, draw_sources=("draft-model",),
+                    rng_of=lambda at, number=number: RngOf(rng, number, at), end_token_ids=frozenset(),
+                    max_tokens=2, sessions={"draft-model": drafter.begin(request)}, draw_sources=("draft-model",),
                 )
             )  # fmt: skip
         while left := [each for each in running if not each.finished]:
@@ -309,15 +311,15 @@ def test_the_joint_law_of_two_answers_drafted_in_step_is_the_product_of_the_targ
         assert all(each.error is None for each in running)
         return tuple(tuple(each.output_ids) for each in running)
 
-    law: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
+    distribution: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
     for probability, texts in enumerate_outcomes(answers):
-        law[texts] += probability
+        distribution[texts] += probability
     expected = {
         (one, other): plain(target, prompts[0], one) * plain(target, prompts[1], other)
         for one in itertools.product(range(3), repeat=2)
         for other in itertools.product(range(3), repeat=2)
     }
-    assert law == pytest.approx(expected, abs=1e-9)
+    assert distribution == pytest.approx(expected, abs=1e-9)
 
 
 def plain(target: TargetModel, prompt: list[int], text: Sequence[int]) -> float:

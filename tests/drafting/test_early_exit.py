@@ -8,18 +8,19 @@ from functools import cache
 
 import pytest
 import torch
+from helpers.tiny_architectures import settings_of
+from precedent.testing.draft_distribution import check_draft_distribution
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.drafters.base import Drafter, DraftRequest
+from precedent.drafters.base import Drafter
 from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.drafters.request import Request
 from precedent.engine.engine import Engine
 from precedent.planning.costs import CostCurve
-from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.rng import CounterRng
 from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import exits_early, first_layers
-from precedent.testing.draft_law import check_draft_law
 from precedent.testing.drafter_contract import DrafterContract
-from precedent.testing.tiny_architectures import settings_of
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder, chain
 
@@ -39,15 +40,15 @@ def prefilled(target: TargetModel, token_ids: Sequence[int] = PROMPT) -> Slot:
     return slot
 
 
-def drawn(drafter: DraftModelDrafter, request: DraftRequest, num_draws: int = 4) -> list[int]:
+def drawn(drafter: DraftModelDrafter, request: Request, num_draws: int = 4) -> list[int]:
     builder = TreeBuilder()
-    drafter.begin(request).draw(builder, num_draws, CounterCoins(3, 0))
+    drafter.begin(request).draw(builder, num_draws, CounterRng(3, 0))
     return list(builder.token_ids)
 
 
-def request_on(slot: Slot, sampling: SamplingParams | None = None, mode: str = "greedy") -> DraftRequest:
+def request_on(slot: Slot, sampling: SamplingParams | None = None, mode: str = "greedy") -> Request:
     context = (*slot.token_ids, slot.pending)
-    return DraftRequest("r", context, sampling or SamplingParams(), mode=mode, target_slot=lambda: slot)
+    return Request("r", context, sampling or SamplingParams(), mode=mode, target_slot=lambda: slot)
 
 
 @cache
@@ -71,7 +72,7 @@ class TestEarlyExitDrafter(DrafterContract):
         """The first two layers of a tiny model."""
         return DraftModelDrafter(contract_pair()[1], early_exit=True)
 
-    def make_request(self, prompt_ids: Sequence[int] | None = None) -> DraftRequest:
+    def make_request(self, prompt_ids: Sequence[int] | None = None) -> Request:
         """A request whose prompt the target has computed."""
         request = super().make_request(prompt_ids)
         return replace(request, target_slot=place_of(request.prompt_ids))
@@ -101,15 +102,15 @@ def test_the_reported_law_is_the_sampled_one() -> None:
     """Cached siblings are excluded from what is drawn and from the law alike."""
     target, draft = contract_pair()
     slot = prefilled(target)
-    drafting = DraftModelDrafter(draft, early_exit=True).begin(
+    session = DraftModelDrafter(draft, early_exit=True).begin(
         request_on(slot, SamplingParams(temperature=0.8), "traversal")
     )
 
-    def drawing(builder: TreeBuilder, coins: CounterCoins) -> None:
-        builder.add_point(ROOT, 5, "recall")
-        drafting.draw(builder, 2, coins)
+    def drawing(builder: TreeBuilder, rng: CounterRng) -> None:
+        builder.add_fixed(ROOT, 5, "recall")
+        session.draw(builder, 2, rng)
 
-    check_draft_law(drawing)
+    check_draft_distribution(drawing)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from precedent.planning.draw_gate import TRIAL_DRAWS, TRIAL_STEPS, DrawGate
 from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
 from precedent.planning.trust import Trust
-from precedent.tree import ROOT, CandidateTree, Drawn
+from precedent.tree import ROOT, CandidateTree, Sampled
 
 ROOMY = Limits(max_nodes=32, max_draws=6, max_depth=40, end_token_ids=frozenset())
 
@@ -138,7 +138,7 @@ def test_a_draft_model_that_does_not_pay_costs_hardly_anything() -> None:
         plan = planner.plan([], {"draft-model": 0}, ROOMY)
         number = plan.draws.get("draft-model", 0)
         if number:
-            plan.builder.add_point(ROOT, 7, "draft-model")
+            plan.builder.add_fixed(ROOT, 7, "draft-model")
             planner.observe_draws("draft-model", number, 0, 10.0 * number)
             spent += 10.0 * number if step >= TRIAL_STEPS else 0.0
         planner.observe_forward(len(plan.builder) + 1, 10.0)
@@ -163,7 +163,7 @@ def test_a_draft_model_that_pays_is_asked_in_every_step() -> None:
         plan = planner.plan([], {"draft-model": 0}, ROOMY)
         node, path = ROOT, []
         for token in range(plan.draws.get("draft-model", 0)):
-            node = plan.builder.add_point(node, token, "draft-model")
+            node = plan.builder.add_fixed(node, token, "draft-model")
             path.append(node)
         planner.observe_draws("draft-model", max(1, len(path)), 0, 0.2 * max(1, len(path)))
         planner.observe_forward(len(plan.builder) + 1, 10.0)
@@ -176,7 +176,7 @@ def test_catching_up_counts_before_a_draw_is_made() -> None:
     planner = Planner(curve(w1=10.0, w32=11.0))
     for _ in range(20):
         plan = planner.plan([], {"draft-model": 0}, ROOMY)
-        node = plan.builder.add_point(ROOT, 1, "draft-model")
+        node = plan.builder.add_fixed(ROOT, 1, "draft-model")
         planner.observe_draws("draft-model", 1, 0, 2.0)
         planner.observe_forward(len(plan.builder) + 1, 10.0)
         planner.observe(plan, plan.builder.build(), (node,))
@@ -225,11 +225,11 @@ def _one_step(planner: Planner, *, accepted: bool, drawn: bool = False) -> int:
     plan = planner.plan([], {"draft-model": 0}, ROOMY)
     number, node, path = plan.draws.get("draft-model", 0), ROOT, []
     for token in range(number):
-        law = Drawn(torch.full((32,), 1 / 32))
+        distribution = Sampled(torch.full((32,), 1 / 32))
         node = (
-            plan.builder.add_draw(node, token, law, "draft-model")
+            plan.builder.add_sampled(node, token, distribution, "draft-model")
             if drawn
-            else plan.builder.add_point(node, token, "draft-model")
+            else plan.builder.add_fixed(node, token, "draft-model")
         )
         path.append(node)
     if number:

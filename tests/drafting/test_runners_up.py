@@ -8,22 +8,23 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
+from helpers.enumeration import RngOfAStep
+from helpers.random_trees import toy_model
+from helpers.tabled_model import TabledModel
 from torch import Tensor
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.decoding.loop import step
-from precedent.decoding.sequence import DecodingSequence, entropy_coins
-from precedent.drafters.base import DraftRequest
+from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import DEEPEST_DRAW, Planner
-from precedent.sampling.probabilities import Coins, CounterCoins
+from precedent.sampling.rng import CounterRng, Rng, entropy_rng
 from precedent.target import TargetModel
 from precedent.testing.drafters import OracleDrafter
-from precedent.testing.enumeration import CoinsOfAStep, enumerate_outcomes
-from precedent.testing.random_trees import toy_model
-from precedent.testing.tabled_model import TabledModel
+from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder
 
@@ -45,8 +46,8 @@ class TwoDraws(Planner):
 
 def toy(name: str) -> TabledModel:
     """A random model of three tokens, behind a prompt of one."""
-    law = toy_model(name, VOCABULARY, plain=True)
-    return TabledModel(lambda token_ids: law(token_ids[1:]).log())
+    distribution = toy_model(name, VOCABULARY, plain=True)
+    return TabledModel(lambda token_ids: distribution(token_ids[1:]).log())
 
 
 def decode(
@@ -55,22 +56,22 @@ def decode(
     sampling: SamplingParams,
     mode: str,
     prompt: Sequence[int] = PROMPT,
-    coins_of=entropy_coins(3),  # noqa: B008  # a pure function
+    rng_of=entropy_rng(3),  # noqa: B008  # a pure function
     planner: Planner | None = None,
 ) -> DecodingSequence:
     """A whole answer through the real loop."""
     slot = target.new_slot()
     target.prefill(slot, prompt)
-    request = DraftRequest("test", tuple(prompt), sampling, mode=mode)
+    request = Request("test", tuple(prompt), sampling, mode=mode)
     sequence = DecodingSequence(
         slot=slot,  # type: ignore[arg-type]  # a table's slots are shaped like a model's
         sampling=sampling,
         speculation=SpeculationConfig(),
         mode=mode,
-        coins_of=coins_of,
+        rng_of=rng_of,
         end_token_ids=frozenset(),
         max_tokens=sampling.max_tokens,
-        draftings={drafter.name: drafter.begin(request) for drafter in drafters},
+        sessions={drafter.name: drafter.begin(request) for drafter in drafters},
         draw_sources=tuple(drafter.name for drafter in drafters if drafter.draws),
     )
     planner = planner or TwoDraws(CostCurve())
@@ -84,32 +85,32 @@ def decode(
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
 def test_whole_answers_have_the_targets_law_exactly(mode: str, memory: tuple[int, ...]) -> None:
     """All answers of two tokens, down every branch of all coins."""
-    target, law = toy("target"), defaultdict(float)
+    target, distribution = toy("target"), defaultdict(float)
 
-    def answer(coins: Coins) -> tuple[int, ...]:
+    def answer(rng: Rng) -> tuple[int, ...]:
         drafters = [OracleDrafter(memory), DraftModelDrafter(toy("draft"))]  # type: ignore[arg-type]
         sampling = SamplingParams(temperature=1.0, max_tokens=2)
-        done = decode(target, drafters, sampling, mode, (0,), lambda number: CoinsOfAStep(coins, number))
+        done = decode(target, drafters, sampling, mode, (0,), lambda number: RngOfAStep(rng, number))
         return tuple(done.output_ids)
 
     with torch.inference_mode():
         for probability, output in enumerate_outcomes(answer):
-            law[output] += probability
+            distribution[output] += probability
     model = toy_model("target", VOCABULARY, plain=True)
     expected = {(a, b): float(model(())[a] * model((a,))[b]) for a, b in itertools.product(range(VOCABULARY), repeat=2)}
-    assert sum(law.values()) == pytest.approx(1.0, abs=EXACT)
-    assert 0.5 * sum(abs(law[string] - mass) for string, mass in expected.items()) < EXACT
+    assert sum(distribution.values()) == pytest.approx(1.0, abs=EXACT)
+    assert 0.5 * sum(abs(distribution[string] - mass) for string, mass in expected.items()) < EXACT
 
 
 def draw_tree(mode: str, number: int, cached: int | None = None) -> TreeBuilder:
     """Two draws and `number` runners-up of a tiny model, beside a cached token."""
     draft = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=6)))
     sampling = SamplingParams() if mode == "greedy" else SamplingParams(temperature=1.0)
-    drafting, builder = draft.begin(DraftRequest("test", PROMPT, sampling, mode=mode)), TreeBuilder()
+    session, builder = draft.begin(Request("test", PROMPT, sampling, mode=mode)), TreeBuilder()
     if cached is not None:
-        builder.add_point(ROOT, cached, "memory")
-    drafting.draw(builder, 2, CounterCoins(1, 0))
-    drafting.draw_runners_up(builder, number, CounterCoins(1, 0))  # type: ignore[attr-defined]
+        builder.add_fixed(ROOT, cached, "memory")
+    session.draw(builder, 2, CounterRng(1, 0))
+    session.draw_runners_up(builder, number, CounterRng(1, 0))  # type: ignore[attr-defined]
     builder.build().check()
     return builder
 
@@ -130,26 +131,26 @@ def test_a_sampled_runner_up_is_drawn_without_what_is_there() -> None:
     builder = draw_tree("traversal", 2, cached=9)
     tree = builder.build()
     for node in builder.runners_up:
-        (draw,) = [draw for draw in tree.draws if draw.child == node]
+        (draw,) = [draw for draw in tree.candidates if draw.child == node]
         siblings = [i for i, parent in enumerate(tree.parents) if parent == draw.parent and i != node]
-        assert set(draw.law.excluded) == {tree.token_ids[i] for i in siblings}  # type: ignore[union-attr]
-        assert tree.token_ids[node] not in draw.law.excluded  # type: ignore[union-attr]
+        assert set(draw.distribution.excluded) == {tree.token_ids[i] for i in siblings}  # type: ignore[union-attr]
+        assert tree.token_ids[node] not in draw.distribution.excluded  # type: ignore[union-attr]
 
 
 class SecondIsRight(DraftModelDrafter):
     """A draft model whose first choice the target never makes, and whose second one it always does."""
 
-    def begin(self, request: DraftRequest):
-        drafting = super().begin(request)
-        shaped = drafting._shaped  # type: ignore[attr-defined]
+    def begin(self, request: Request):
+        session = super().begin(request)
+        shaped = session._shaped  # type: ignore[attr-defined]
 
         def wrong(row: Tensor, drafted: Sequence[int]) -> Tensor:
             row = shaped(row, drafted).clone()
             row[row.argmin()] = row.max() + 1
             return row
 
-        drafting._shaped = wrong  # type: ignore[attr-defined]
-        return drafting
+        session._shaped = wrong  # type: ignore[attr-defined]
+        return session
 
 
 def test_a_text_whose_second_guesses_are_right_needs_half_the_steps() -> None:
@@ -166,10 +167,10 @@ def test_other_modes_get_none(mode: str) -> None:
     """Those choose by the seed's noise, or weigh siblings together."""
     draft = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=6)))
     sampling = SamplingParams(temperature=1.0, seed=1 if mode == "coupled" else None, max_tokens=4)
-    drafting = draft.begin(DraftRequest("test", PROMPT, sampling, mode=mode))
+    session = draft.begin(Request("test", PROMPT, sampling, mode=mode))
     sequence = DecodingSequence(
-        slot=None, sampling=sampling, speculation=SpeculationConfig(), mode=mode, coins_of=entropy_coins(1),  # type: ignore[arg-type]
-        end_token_ids=frozenset(), max_tokens=4, draftings={draft.name: drafting}, draw_sources=(draft.name,),
+        slot=None, sampling=sampling, speculation=SpeculationConfig(), mode=mode, rng_of=entropy_rng(1),  # type: ignore[arg-type]
+        end_token_ids=frozenset(), max_tokens=4, sessions={draft.name: session}, draw_sources=(draft.name,),
     )  # fmt: skip
     assert sequence.limits.widening == ()
     sequence.mode = "traversal"
@@ -208,8 +209,8 @@ def test_rows_must_pay_and_all_together_are_no_more_than_may_be_drawn() -> None:
 
 def test_what_came_of_second_choices_is_learned_apart() -> None:
     planner, builder = Planner(CostCurve()), TreeBuilder()
-    first = builder.add_point(ROOT, 1, "draft")
-    builder.runners_up.add(builder.add_point(ROOT, 2, "draft"))
+    first = builder.add_fixed(ROOT, 1, "draft")
+    builder.runners_up.add(builder.add_fixed(ROOT, 2, "draft"))
     before = [planner.calibration.probability("draft", bin_, 0.5) for bin_ in (1, DEEPEST_DRAW + 1)]
     planner.observe(Plan(builder, draws={"draft": 1}), builder.build(), (first,))
     after = [planner.calibration.probability("draft", bin_, 0.5) for bin_ in (1, DEEPEST_DRAW + 1)]

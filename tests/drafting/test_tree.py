@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precedent.tree import EMPTY_TREE, NULL, ROOT, CandidateTree, Draw, Drawn, Point, TreeBuilder, chain
+from precedent.tree import EMPTY_TREE, NULL, ROOT, Candidate, CandidateTree, Fixed, Sampled, TreeBuilder, chain
 
 UNIFORM = torch.full((4,), 0.25)
 
@@ -30,10 +30,10 @@ def grow(moves: list[tuple[str, int, int, str]]) -> tuple[TreeBuilder, list[tupl
     for kind, pick, token, source in moves:
         parent = pick % (len(builder) + 1) - 1
         if kind == "point":
-            node = builder.add_point(parent, token, source)
+            node = builder.add_fixed(parent, token, source)
         else:
             keep = UNIFORM > 0.5 if kind == "kept draw" and token % 2 else None
-            node = builder.add_draw(parent, token, Drawn(UNIFORM, (), keep), source)
+            node = builder.add_sampled(parent, token, Sampled(UNIFORM, (), keep), source)
         done.append((kind, parent, token, node))
     return builder, done
 
@@ -45,7 +45,7 @@ def test_the_builder_keeps_every_invariant(moves: list[tuple[str, int, int, str]
     builder, done = grow(moves)
     tree = builder.build()
     tree.check()
-    assert [draw.child for draw in tree.draws if isinstance(draw.law, Drawn)] == [
+    assert [candidate.child for candidate in tree.candidates if isinstance(candidate.distribution, Sampled)] == [
         node for kind, _, _, node in done if kind != "point"
     ]
     for _, parent, token, node in done:
@@ -66,8 +66,8 @@ def test_derived_arrays_agree_with_walking_up(moves: list[tuple[str, int, int, s
         assert set(tree.ancestors[node].nonzero()[0].tolist()) == set(path)
         assert tree.tokens_to(node) == tuple(tree.token_ids[i] for i in path)
         below = {i for i in range(len(tree)) if tree.ancestors[i, node]}
-        assert tree.all_points_below[node] == all(
-            isinstance(draw.law, Point) for draw in tree.draws if draw.parent in below
+        assert tree.only_fixed_below[node] == all(
+            isinstance(candidate.distribution, Fixed) for candidate in tree.candidates if candidate.parent in below
         )
 
 
@@ -76,7 +76,7 @@ def test_the_empty_tree_and_the_root() -> None:
     EMPTY_TREE.check()
     assert len(EMPTY_TREE) == 0
     assert EMPTY_TREE.path_to(ROOT) == ()
-    assert EMPTY_TREE.draws_at == {}
+    assert EMPTY_TREE.candidates_at == {}
     assert EMPTY_TREE.depths.shape == (0,)
     assert EMPTY_TREE.ancestors.shape == (0, 0)
 
@@ -84,10 +84,10 @@ def test_the_empty_tree_and_the_root() -> None:
 def test_a_point_below_a_swallowed_draw_keeps_the_parent_impure() -> None:
     """A swallowed draw has a law too: its parent may not be verified as if it held points only."""
     builder = TreeBuilder()
-    node = builder.add_point(ROOT, 1, "cache")
-    builder.add_point(node, 2, "cache")
-    assert builder.add_draw(node, 3, Drawn(UNIFORM, (), UNIFORM > 0.5), "draft") == NULL
-    assert builder.build().all_points_below == (False, True)
+    node = builder.add_fixed(ROOT, 1, "cache")
+    builder.add_fixed(node, 2, "cache")
+    assert builder.add_sampled(node, 3, Sampled(UNIFORM, (), UNIFORM > 0.5), "draft") == NULL
+    assert builder.build().only_fixed_below == (False, True)
 
 
 def test_a_token_drawn_and_cached_is_one_node_listed_once_as_drawn() -> None:
@@ -95,33 +95,33 @@ def test_a_token_drawn_and_cached_is_one_node_listed_once_as_drawn() -> None:
     for draw_first in (True, False):
         builder = TreeBuilder()
         add = [
-            lambda b=builder: b.add_point(ROOT, 2, "cache"),
-            lambda b=builder: b.add_draw(ROOT, 2, Drawn(UNIFORM), "draft"),
+            lambda b=builder: b.add_fixed(ROOT, 2, "cache"),
+            lambda b=builder: b.add_sampled(ROOT, 2, Sampled(UNIFORM), "draft"),
         ]
         for move in reversed(add) if draw_first else add:
             assert move() == 0
         tree = builder.build()
         assert len(tree) == 1
-        assert [type(draw.law) for draw in tree.draws] == [Drawn]
+        assert [type(candidate.distribution) for candidate in tree.candidates] == [Sampled]
         assert set(tree.sources[0]) == {"cache", "draft"}
 
 
 def test_duplicate_draws_are_never_dropped() -> None:
     """Two draws of one token with replacement: one node, two laws."""
     builder = TreeBuilder()
-    first, second = Drawn(UNIFORM), Drawn(UNIFORM)
-    assert builder.add_draw(ROOT, 1, first, "draft") == builder.add_draw(ROOT, 1, second, "draft") == 0
+    first, second = Sampled(UNIFORM), Sampled(UNIFORM)
+    assert builder.add_sampled(ROOT, 1, first, "draft") == builder.add_sampled(ROOT, 1, second, "draft") == 0
     tree = builder.build()
-    assert [draw.law for draw in tree.draws_at[ROOT]] == [first, second]
+    assert [candidate.distribution for candidate in tree.candidates_at[ROOT]] == [first, second]
     assert len(tree) == 1
 
 
 def test_the_law_of_a_draw_excludes_renormalises_and_then_swallows() -> None:
     """Exclusion happens before the draw, keep_mask after it."""
     row = torch.tensor([0.5, 0.3, 0.2])
-    assert torch.allclose(Drawn(row).probs(), row)
-    assert torch.allclose(Drawn(row, (0,)).probs(), torch.tensor([0.0, 0.6, 0.4]))
-    masked = Drawn(row, (0,), torch.tensor([True, True, False])).probs()
+    assert torch.allclose(Sampled(row).probs(), row)
+    assert torch.allclose(Sampled(row, (0,)).probs(), torch.tensor([0.0, 0.6, 0.4]))
+    masked = Sampled(row, (0,), torch.tensor([True, True, False])).probs()
     assert torch.allclose(masked, torch.tensor([0.0, 0.6, 0.0]))
     assert row.tolist() == pytest.approx([0.5, 0.3, 0.2])
 
@@ -131,10 +131,12 @@ def test_a_chain_is_one_path_of_points() -> None:
     tree.check()
     assert tree.tokens_to(2) == (5, 5, 7)
     assert tree.sources[1] == ("prompt",)
-    assert all(tree.all_points_below)
+    assert all(tree.only_fixed_below)
 
 
-SOUND = CandidateTree((1, 2), (ROOT, 0), (Draw(ROOT, 0, Drawn(UNIFORM)), Draw(0, 1, Point())), (("draft",), ("cache",)))
+SOUND = CandidateTree(
+    (1, 2), (ROOT, 0), (Candidate(ROOT, 0, Sampled(UNIFORM)), Candidate(0, 1, Fixed())), (("draft",), ("cache",))
+)
 
 
 @pytest.mark.parametrize(
@@ -143,18 +145,29 @@ SOUND = CandidateTree((1, 2), (ROOT, 0), (Draw(ROOT, 0, Drawn(UNIFORM)), Draw(0,
         (replace(SOUND, sources=()), "differ in length"),
         (replace(SOUND, parents=(ROOT, 1)), "does not precede"),
         (replace(SOUND, token_ids=(1, 1), parents=(ROOT, ROOT)), "same token"),
-        (replace(SOUND, draws=SOUND.draws[:1]), "no draw"),
-        (replace(SOUND, draws=(*SOUND.draws, Draw(7, NULL, Drawn(UNIFORM, (), UNIFORM > 1)))), "does not exist"),
-        (replace(SOUND, draws=(Draw(0, 0, Point()), Draw(0, 1, Point()))), "child of another node"),
+        (replace(SOUND, candidates=SOUND.candidates[:1]), "no draw"),
         (
-            replace(SOUND, parents=(ROOT, ROOT), draws=(Draw(ROOT, 1, Point()), SOUND.draws[0])),
+            replace(SOUND, candidates=(*SOUND.candidates, Candidate(7, NULL, Sampled(UNIFORM, (), UNIFORM > 1)))),
+            "does not exist",
+        ),
+        (replace(SOUND, candidates=(Candidate(0, 0, Fixed()), Candidate(0, 1, Fixed()))), "child of another node"),
+        (
+            replace(SOUND, parents=(ROOT, ROOT), candidates=(Candidate(ROOT, 1, Fixed()), SOUND.candidates[0])),
             "point stands before a drawn sibling",
         ),
-        (replace(SOUND, draws=(*SOUND.draws, Draw(0, 1, Point()))), "listed twice"),
-        (replace(SOUND, draws=(SOUND.draws[0], Draw(0, 1, Drawn(UNIFORM)), Draw(0, 1, Point()))), "listed twice"),
-        (replace(SOUND, draws=(*SOUND.draws, Draw(ROOT, NULL, Point()))), "no node"),
-        (replace(SOUND, draws=(*SOUND.draws, Draw(1, NULL, Drawn(UNIFORM)))), "no keep_mask"),
-        (replace(SOUND, draws=(Draw(ROOT, 0, Drawn(UNIFORM, (1,))), SOUND.draws[1])), "gives it no probability"),
+        (replace(SOUND, candidates=(*SOUND.candidates, Candidate(0, 1, Fixed()))), "listed twice"),
+        (
+            replace(
+                SOUND, candidates=(SOUND.candidates[0], Candidate(0, 1, Sampled(UNIFORM)), Candidate(0, 1, Fixed()))
+            ),
+            "listed twice",
+        ),
+        (replace(SOUND, candidates=(*SOUND.candidates, Candidate(ROOT, NULL, Fixed()))), "no node"),
+        (replace(SOUND, candidates=(*SOUND.candidates, Candidate(1, NULL, Sampled(UNIFORM)))), "no keep_mask"),
+        (
+            replace(SOUND, candidates=(Candidate(ROOT, 0, Sampled(UNIFORM, (1,))), SOUND.candidates[1])),
+            "gives it no probability",
+        ),
     ],
 )
 def test_check_names_what_is_broken(broken: CandidateTree, message: str) -> None:

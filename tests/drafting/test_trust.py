@@ -11,16 +11,16 @@ import torch
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.decoding.loop import step
-from precedent.decoding.sequence import DecodingSequence, entropy_coins
+from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Candidates
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
 from precedent.planning.trust import REMEMBERED, STRENGTH, Trust, outcomes_by_source
-from precedent.sampling.probabilities import Coins
+from precedent.sampling.rng import entropy_rng
 from precedent.target import TargetModel
 from precedent.testing.tiny_models import tiny_causal_lm
-from precedent.tree import ROOT, TreeBuilder
+from precedent.tree import ROOT
 
 ROOMY = Limits(max_nodes=32, max_draws=0, max_depth=40, end_token_ids=frozenset())
 
@@ -114,9 +114,6 @@ class Wrong:
         self.kind += 1
         return Candidates.of(self.source, [(3, ROOT, 0.9, self.kind)] if self.source == "wrong" else [])
 
-    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
-        """Nothing is drawn."""
-
     def committed(self, token_ids: Sequence[int]) -> None:
         """Nothing is learned."""
 
@@ -129,7 +126,7 @@ def sequence_on(target: TargetModel, source: str) -> DecodingSequence:
     target.prefill(slot, [5, 6, 7])
     banned = SamplingParams(temperature=0.0, max_tokens=40)
     return DecodingSequence(
-        slot=slot, sampling=banned, speculation=SpeculationConfig(), mode="greedy", coins_of=entropy_coins(1),
-        end_token_ids=frozenset(), max_tokens=40, draftings={source: Wrong(source)},
+        slot=slot, sampling=banned, speculation=SpeculationConfig(), mode="greedy", rng_of=entropy_rng(1),
+        end_token_ids=frozenset(), max_tokens=40, sessions={source: Wrong(source)},
         shape=lambda output, row: row.index_fill(0, torch.tensor([3]), -torch.inf),
     )  # fmt: skip

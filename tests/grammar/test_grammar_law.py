@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from helpers.enumeration import DraftProcess, ExactStep, ToyModel, exact_step
+from helpers.random_trees import toy_model
+from helpers.tabled_model import TabledModel
 from llguidance import LLTokenizer, TokenizerWrapper
 from scipy.optimize import brentq
 from scipy.stats import chi2, ncx2
@@ -20,23 +23,20 @@ from torch import Tensor
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.decoding.loop import step
-from precedent.decoding.sequence import DecodingSequence, entropy_coins
-from precedent.drafters.base import DraftRequest
+from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.grammar import GrammarDrafter
 from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.drafters.request import Request
 from precedent.grammar import GrammarConstraint
 from precedent.grammar.guidance import GuidanceMatcher, compiled
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import Planner
 from precedent.sampling.constraints import RowShaper
-from precedent.sampling.probabilities import Coins
+from precedent.sampling.rng import Rng, entropy_rng
 from precedent.sampling.target_rows import TargetRows
 from precedent.testing.drafters import OracleDrafter
-from precedent.testing.enumeration import DraftProcess, ExactLaw, TargetLaw, exact_law
-from precedent.testing.random_trees import toy_model
-from precedent.testing.tabled_model import TabledModel
-from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Rows, find_mode
 
 EXACT = 1e-12
@@ -73,18 +73,18 @@ def may_follow(language: str, path: Sequence[int]) -> list[int]:
     return sorted([*(LETTERS.index(letter) for letter in letters), *([END] if prefix in words else [])])
 
 
-def masked(law: TargetLaw, language: str) -> TargetLaw:
+def masked(distribution: ToyModel, language: str) -> ToyModel:
     """The law of plain decoding under the grammar; behind the end, which nobody reads, the model's own."""
 
-    def masked_law(path: tuple[int, ...]) -> Tensor:
+    def masked_distribution(path: tuple[int, ...]) -> Tensor:
         kept = [] if END in path else may_follow(language, path)
         if not kept:
-            return law(path)
-        row = torch.zeros_like(law(path))
-        row[kept] = law(path)[kept]
+            return distribution(path)
+        row = torch.zeros_like(distribution(path))
+        row[kept] = distribution(path)[kept]
         return row / row.sum()
 
-    return masked_law
+    return masked_distribution
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -102,37 +102,37 @@ def test_the_toy_masks_are_those_of_a_search_through_the_language(language: str)
 PROPOSED = ((0, 1, 2), (0, 3), (1, 0, 3), (2, 1), (0, 1, 2, END), (3,))
 
 
-def drafts(draft: TargetLaw, shape: RowShaper, points: Sequence[Sequence[int]]) -> DraftProcess:
+def drafts(draft: ToyModel, shape: RowShaper, fixed: Sequence[Sequence[int]]) -> DraftProcess:
     """Points, lawful and not, then a chain of up to two draws from the draft model under the same constraint."""
 
-    def build(coins: Coins) -> CandidateTree:
+    def build(rng: Rng) -> CandidateTree:
         builder = TreeBuilder()
-        for path in points:
+        for path in fixed:
             node = ROOT
             for token in path:
-                node = builder.add_point(node, token, "cache")
+                node = builder.add_fixed(node, token, "cache")
         node, path = ROOT, ()
         while len(path) < 2 and END not in path:
             row = shape(path, draft(path).log()).softmax(0)
             siblings = builder.children(node)
             left = 1.0 - float(row[list(siblings)].sum()) if siblings else 1.0
-            law = Drawn(row, siblings) if siblings and left > 1e-6 else Drawn(row)
-            token = coins.categorical(law.probs(), node, "draft")
-            node, path = builder.add_draw(node, token, law, "draft-model"), (*path, token)
+            distribution = Sampled(row, siblings) if siblings and left > 1e-6 else Sampled(row)
+            token = rng.categorical(distribution.probs(), node, "draft")
+            node, path = builder.add_sampled(node, token, distribution, "draft-model"), (*path, token)
         return builder.build()
 
     return build
 
 
-def law_of_a_step(
-    target: TargetLaw,
+def distribution_of_a_step(
+    target: ToyModel,
     language: str,
     draft: DraftProcess,
     mode: str,
     shape_of: Callable[[RowShaper], RowShaper] = lambda shape: shape,
     *,
     batched: bool = False,
-) -> ExactLaw:
+) -> ExactStep:
     """The shipped rows and the shipped verifier, down every branch of all coins."""
     shape = shape_of(constraint(language))
     verifier = find_mode(mode, batched=batched)
@@ -141,7 +141,7 @@ def law_of_a_step(
         logits = torch.stack([target(tree.tokens_to(node)).log() for node in range(ROOT, len(tree))])
         return verifier(tree, TargetRows(logits, tree, SamplingParams(temperature=1.0), (), shape))
 
-    return exact_law(masked(target, language), draft, first_half)
+    return exact_step(masked(target, language), draft, first_half)
 
 
 def problems() -> list[tuple[int, str]]:
@@ -154,8 +154,8 @@ def test_draws_and_points_under_a_grammar_keep_the_masked_law(mode: str, batched
     for seed, language in problems():
         target, draft = (toy_model(f"{name} {seed}", SIZE, plain=True) for name in ("target", "draft"))
         proposals = drafts(draft, constraint(language), PROPOSED)
-        law = law_of_a_step(target, language, proposals, mode, batched=batched)
-        assert law.total_variation(masked(target, language)) < EXACT, (seed, language)
+        distribution = distribution_of_a_step(target, language, proposals, mode, batched=batched)
+        assert distribution.total_variation(masked(target, language)) < EXACT, (seed, language)
 
 
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
@@ -165,9 +165,9 @@ def test_forced_tokens_never_change_the_law(mode: str) -> None:
         target, draft = (toy_model(f"{name} {seed}", SIZE, plain=True) for name in ("target", "draft"))
         shape = constraint(language)
         forced = shape.forced(())
-        law = law_of_a_step(target, language, drafts(draft, shape, [forced] if forced else []), mode)
-        assert law.total_variation(masked(target, language)) < EXACT, (seed, language)
-        assert all(prefix[: len(forced)] == forced for prefix in law.prefixes)
+        distribution = distribution_of_a_step(target, language, drafts(draft, shape, [forced] if forced else []), mode)
+        assert distribution.total_variation(masked(target, language)) < EXACT, (seed, language)
+        assert all(prefix[: len(forced)] == forced for prefix in distribution.prefixes)
     assert constraint("abc[da]").forced(()) == (0, 1, 2)
 
 
@@ -186,8 +186,8 @@ def test_masks_that_are_not_the_nodes_own_are_seen(wrong: Callable[[RowShaper], 
     """The mistakes that engines make under speculation fail the same comparison."""
     target, draft = (toy_model(name, SIZE, plain=True) for name in ("target", "draft"))
     proposals = drafts(draft, constraint(LANGUAGES[0]), PROPOSED)
-    law = law_of_a_step(target, LANGUAGES[0], proposals, "traversal", wrong)
-    assert law.total_variation(masked(target, LANGUAGES[0])) > 1e-3
+    distribution = distribution_of_a_step(target, LANGUAGES[0], proposals, "traversal", wrong)
+    assert distribution.total_variation(masked(target, LANGUAGES[0])) > 1e-3
 
 
 # The real loop
@@ -217,18 +217,18 @@ def answer(target: TabledModel, draft: TabledModel, entropy: int, planner: Plann
     """One answer through the loop under a grammar, proposed by a cached text, forced tokens and a draft model."""
     slot, shape = target.new_slot(), constraint(LANGUAGE)
     target.prefill(slot, PROMPT)
-    request = DraftRequest("test", PROMPT, SAMPLING, mode="traversal", shape=shape, end_token_ids=frozenset({END}))
+    request = Request("test", PROMPT, SAMPLING, mode="traversal", shape=shape, end_token_ids=frozenset({END}))
     drafters = [OracleDrafter([1, 2, 3, END]), GrammarDrafter(), DraftModelDrafter(draft)]  # type: ignore[arg-type]
     sequence = DecodingSequence(
         slot=slot,  # type: ignore[arg-type]
         sampling=SAMPLING,
         speculation=SpeculationConfig(),
         mode="traversal",
-        coins_of=entropy_coins(entropy),
+        rng_of=entropy_rng(entropy),
         end_token_ids=frozenset({END}),
         max_tokens=8,
         shape=shape,
-        draftings={drafter.name: drafter.begin(request) for drafter in drafters},
+        sessions={drafter.name: drafter.begin(request) for drafter in drafters},
         draw_sources=("draft-model",),
     )
     while not sequence.finished:
@@ -237,21 +237,24 @@ def answer(target: TabledModel, draft: TabledModel, entropy: int, planner: Plann
     return tuple(sequence.output_ids)
 
 
-def exact_words(target: TargetLaw) -> dict[tuple[int, ...], float]:
+def exact_words(target: ToyModel) -> dict[tuple[int, ...], float]:
     """Every word of the language with its end, and the probability of plain decoding under the grammar."""
-    law, found = masked(target, LANGUAGE), {}
+    distribution, found = masked(target, LANGUAGE), {}
     for word in WORDS:
         if re.fullmatch(LANGUAGE, word):
             path = (*(LETTERS.index(letter) for letter in word), END)
-            found[path] = math.prod(float(law(path[:count])[token]) for count, token in enumerate(path))
+            found[path] = math.prod(float(distribution(path[:count])[token]) for count, token in enumerate(path))
     return found
 
 
 def test_answers_through_the_loop_have_the_masked_law_by_a_g_test() -> None:
     """Sees a total variation of 15 %, as the same answers show when they are held against a law moved by that much."""
-    laws = [toy_model(name, SIZE, plain=True) for name in ("target of the loop", "draft of the loop")]
-    target, draft = (TabledModel(lambda ids, law=law: law(ids[len(PROMPT) :]).log()) for law in laws)
-    expected = exact_words(laws[0])
+    distributions = [toy_model(name, SIZE, plain=True) for name in ("target of the loop", "draft of the loop")]
+    target, draft = (
+        TabledModel(lambda ids, distribution=distribution: distribution(ids[len(PROMPT) :]).log())
+        for distribution in distributions
+    )
+    expected = exact_words(distributions[0])
     assert sum(expected.values()) == pytest.approx(1.0, abs=EXACT)
     critical = float(chi2.isf(FALSE_ALARM, len(expected) - 1))
     count, planner = answers_needed(0.15, critical, len(expected) - 1), EveryDraft(CostCurve())
@@ -264,6 +267,6 @@ def test_answers_through_the_loop_have_the_masked_law_by_a_g_test() -> None:
     assert g_statistic(observed, expected) < critical < g_statistic(observed, moved)
 
 
-def g_statistic(observed: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+def g_statistic(observed: Counter[tuple[int, ...]], distribution: dict[tuple[int, ...], float]) -> float:
     """2 sum observed log(observed / expected)."""
-    return 2 * sum(seen * math.log(seen / (observed.total() * law[path])) for path, seen in observed.items())
+    return 2 * sum(seen * math.log(seen / (observed.total() * distribution[path])) for path, seen in observed.items())

@@ -8,21 +8,23 @@ from typing import Any
 
 import jsonschema
 import torch
+from helpers.tabled_model import TabledModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.decoding.loop import step
-from precedent.decoding.sequence import DecodingSequence, entropy_coins
-from precedent.drafters.base import Drafter, DraftRequest
+from precedent.decoding.sequence import DecodingSequence
+from precedent.drafters.base import Drafter
 from precedent.drafters.grammar import GrammarDrafter
 from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.drafters.request import Request
 from precedent.grammar import GrammarConstraint, GuidanceEngine, JsonSchema, closed
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
+from precedent.sampling.rng import entropy_rng
 from precedent.testing.drafters import OracleDrafter
 from precedent.testing.scripted_engine import chatml_tokenizer
-from precedent.testing.tabled_model import TabledModel
 
 TOKENIZER = chatml_tokenizer()
 END = int(TOKENIZER.eos_token_id)
@@ -99,17 +101,17 @@ def answer(
     target, shape = random_model(seed), GrammarConstraint(ENGINE.matcher(schema), [END])
     slot = target.new_slot()
     target.prefill(slot, PROMPT)
-    request = DraftRequest("test", PROMPT, sampling, mode=mode, shape=shape, end_token_ids=frozenset({END}))
+    request = Request("test", PROMPT, sampling, mode=mode, shape=shape, end_token_ids=frozenset({END}))
     sequence = DecodingSequence(
         slot=slot,  # type: ignore[arg-type]
         sampling=sampling,
         speculation=SpeculationConfig(),
         mode=mode,
-        coins_of=entropy_coins(seed),
+        rng_of=entropy_rng(seed),
         end_token_ids=frozenset({END}),
         max_tokens=MOST_TOKENS,
         shape=shape,
-        draftings={drafter.name: drafter.begin(request) for drafter in drafters},
+        sessions={drafter.name: drafter.begin(request) for drafter in drafters},
         draw_sources=tuple(drafter.name for drafter in drafters if drafter.draws),
     )
     planner = Planner(CostCurve())

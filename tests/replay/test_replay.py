@@ -238,7 +238,7 @@ def test_the_accepted_path_is_the_longest_along_the_answer() -> None:
     assert accepted_path(chain([1, 2, 3]), [1, 2, 3]) == [0, 1, 2]
     assert accepted_path(chain([1, 2, 3, 4]), [1, 2, 3]) == [0, 1, 2]
     builder = TreeBuilder()
-    builder.add_points([5, 1, 2], [-1, -1, 1], [("x",)] * 3)
+    builder.add_fixed_tree([5, 1, 2], [-1, -1, 1], [("x",)] * 3)
     assert accepted_path(builder.build(), [1, 2, 9]) == [1, 2]
     assert accepted_path(builder.build(), [7, 2, 9]) == []
 

@@ -248,7 +248,7 @@ def forked_tree() -> CandidateTree:
     """Two branches of two sources, one of them long."""
     builder = TreeBuilder()
     tokens, parents = [10, 11, 12, 13, 14, 20, 21, 30], [-1, 0, 1, 2, 3, -1, 5, 1]
-    builder.add_points(tokens, parents, [("recall",)] * 5 + [("prompt",)] * 3)
+    builder.add_fixed_tree(tokens, parents, [("recall",)] * 5 + [("prompt",)] * 3)
     return builder.build()
 
 

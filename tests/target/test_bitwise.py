@@ -136,7 +136,7 @@ def test_rows_do_not_depend_on_how_many_are_scored_beside_them(target: TargetMod
     """Trees of several sequences, more rows together than one forward takes, against each alone."""
     slots, builder = [target.new_slot() for _ in range(4)], TreeBuilder()
     for node, token in enumerate(tokens(MOST_ROWS - 8, seed=3)):
-        builder.add_point(ROOT if node < 3 else node - 3, token, "test")
+        builder.add_fixed(ROOT if node < 3 else node - 3, token, "test")
     tree = builder.build()
     for number, slot in enumerate(slots):
         target.prefill(slot, tokens(30 + number, seed=number))
@@ -357,8 +357,8 @@ def test_on_cuda_a_tree_gives_the_bits_of_plain_decoding(dtype: torch.dtype) -> 
         target.prefill(decoded, prompt)
         rows = []
         for token in path:
-            builder.add_point(node, token + 1, "test")
-            node = builder.add_point(node, token, "test")
+            builder.add_fixed(node, token + 1, "test")
+            node = builder.add_fixed(node, token, "test")
             rows.append(target.plain_step(decoded))
             target.commit(decoded, EMPTY_TREE, (), token)
         scored = target.score([(whole, builder.build())])[0]

@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from precedent.target import TargetModel
-from precedent.target.cpu.fused_layer import fuse_layers
-from precedent.target.cpu.kernel_code import LANES
-from precedent.target.cpu.row_attention import fits
-from precedent.target.cpu.tile_kernels import DEPTH
-from precedent.target.load.first_layers import first_layers
-from precedent.testing.row_models import (
+from helpers.row_models import (
     BY_ROWS,
     DIM,
     MOST_ROWS,
@@ -27,6 +20,13 @@ from precedent.testing.row_models import (
     unfused,
     wide_tree,
 )
+
+from precedent.target import TargetModel
+from precedent.target.cpu.fused_layer import fuse_layers
+from precedent.target.cpu.kernel_code import LANES
+from precedent.target.cpu.row_attention import fits
+from precedent.target.cpu.tile_kernels import DEPTH
+from precedent.target.load.first_layers import first_layers
 from precedent.tree import EMPTY_TREE
 
 DTYPES = [torch.bfloat16, torch.float32]

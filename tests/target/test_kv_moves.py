@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from helpers.operations import Operations
 from torch import Tensor
 
 from precedent.target import Slot, TargetModel
 from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.kv.arena import BlockArena
-from precedent.testing.operations import Operations
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 
@@ -29,9 +29,9 @@ class Copies(Operations):
 def two_branches() -> CandidateTree:
     """Its second branch, nodes 1 and 3, does not stand in place."""
     builder = TreeBuilder()
-    first, second = builder.add_point(ROOT, 3, "test"), builder.add_point(ROOT, 4, "test")
-    builder.add_point(first, 5, "test")
-    builder.add_point(second, 6, "test")
+    first, second = builder.add_fixed(ROOT, 3, "test"), builder.add_fixed(ROOT, 4, "test")
+    builder.add_fixed(first, 5, "test")
+    builder.add_fixed(second, 6, "test")
     return builder.build()
 
 

@@ -28,7 +28,7 @@ def random_tree(num_nodes: int, seed: int = 0) -> CandidateTree:
     """A tree of points, every shape possible."""
     choice, builder, nodes = random.Random(seed), TreeBuilder(), [ROOT]
     for token in range(num_nodes):
-        nodes.append(builder.add_point(choice.choice(nodes), token, "test"))
+        nodes.append(builder.add_fixed(choice.choice(nodes), token, "test"))
     return builder.build()
 
 

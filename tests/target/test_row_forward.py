@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.row_models import BY_ROWS, DIM, MOST_ROWS, PROMPT, few_rows, model_by_rows, scored, unfused
 from torch import Tensor
 
 from precedent.target import TargetModel
@@ -15,7 +16,6 @@ from precedent.target.cpu.linear import FEW_ROWS_BESIDE_BFLOAT16
 from precedent.target.cpu.row_attention import fits
 from precedent.target.load.first_layers import first_layers
 from precedent.target.runner import AllLayers
-from precedent.testing.row_models import BY_ROWS, DIM, MOST_ROWS, PROMPT, few_rows, model_by_rows, scored, unfused
 from precedent.tree import EMPTY_TREE
 
 DTYPES = [torch.bfloat16, torch.float32]

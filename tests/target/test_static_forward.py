@@ -50,7 +50,7 @@ def plain_target(model_type: str = "llama", **settings: object) -> TargetModel:
 def random_tree(seed: int, num_nodes: int) -> CandidateTree:
     choose, builder, nodes = random.Random(seed), TreeBuilder(), [ROOT]
     for _ in range(num_nodes):
-        nodes.append(builder.add_point(choose.choice(nodes), choose.randrange(250), "test"))
+        nodes.append(builder.add_fixed(choose.choice(nodes), choose.randrange(250), "test"))
     return builder.build()
 
 

@@ -19,7 +19,7 @@ def random_tree(seed: int, num_nodes: int, vocab_size: int = 259) -> CandidateTr
     """A random tree of points."""
     choose, builder, nodes = random.Random(seed), TreeBuilder(), [ROOT]
     for _ in range(num_nodes):
-        nodes.append(builder.add_point(choose.choice(nodes), choose.randrange(vocab_size), "test"))
+        nodes.append(builder.add_fixed(choose.choice(nodes), choose.randrange(vocab_size), "test"))
     return builder.build()
 
 

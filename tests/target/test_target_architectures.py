@@ -7,12 +7,12 @@ from functools import cache
 
 import pytest
 import torch
+from helpers.tiny_architectures import ARCHITECTURES, ONE_BY_ONE, WINDOW, settings_of
 from transformers import AutoConfig
 
 from precedent.errors import UnsupportedError
 from precedent.target import KVCache, Slot, TargetModel
 from precedent.target.support import check_supported
-from precedent.testing.tiny_architectures import ARCHITECTURES, ONE_BY_ONE, WINDOW, settings_of
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
 
@@ -30,7 +30,7 @@ def target_of(architecture: str) -> TargetModel:
 def random_tree(seed: int, num_nodes: int) -> CandidateTree:
     choose, builder, nodes = random.Random(seed), TreeBuilder(), [ROOT]
     for _ in range(num_nodes):
-        nodes.append(builder.add_point(choose.choice(nodes), choose.randrange(259), "test"))
+        nodes.append(builder.add_fixed(choose.choice(nodes), choose.randrange(259), "test"))
     return builder.build()
 
 

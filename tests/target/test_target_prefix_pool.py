@@ -6,10 +6,10 @@ import random
 
 import pytest
 import torch
+from helpers.tiny_architectures import settings_of
 
 from precedent.target import Slot, TargetModel, common_prefix
 from precedent.target.prefix_pool import PrefixPool
-from precedent.testing.tiny_architectures import settings_of
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE
 

@@ -328,7 +328,7 @@ class ToldTarget(TargetModel):
 def random_tree(randomness: random.Random) -> CandidateTree:
     builder, nodes = TreeBuilder(), [ROOT]
     for token in randomness.sample(range(200), randomness.randrange(1, 9)):
-        nodes.append(builder.add_point(randomness.choice(nodes), token, "test"))
+        nodes.append(builder.add_fixed(randomness.choice(nodes), token, "test"))
     return builder.build()
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.tiny_architectures import settings_of
+from helpers.tiny_draft import PLAN, PROMPTS, RECIPE, tiny_target, train_tiny
 from safetensors.torch import load_file
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.target.load.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
-from precedent.testing.tiny_architectures import settings_of
-from precedent.testing.tiny_draft import PLAN, PROMPTS, RECIPE, tiny_target, train_tiny
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.training import distil
 from precedent.training.distil import Distillation, most_frequent
@@ -108,12 +108,12 @@ def test_the_gradient_is_that_of_the_forward_divergence(head_tokens: torch.Tenso
     found = [parameter.grad.clone() for parameter in student._layers.parameters()]
     tokens = torch.tensor([text.token_ids[:-1]])
     with torch.no_grad():
-        law = target(tokens).logits[0, -4:].softmax(-1)
+        distribution = target(tokens).logits[0, -4:].softmax(-1)
     known = torch.arange(259) if head_tokens is None else head_tokens
     student._optimizer.zero_grad()
     hidden = student._hidden(text.token_ids[:-1])[-4:]
     log_probs = (hidden @ target.lm_head.weight[known].T).log_softmax(-1)
-    expected = -(law[:, known] * log_probs).sum() / 4
+    expected = -(distribution[:, known] * log_probs).sum() / 4
     expected.backward()
     assert loss == pytest.approx(float(expected.detach()), abs=1e-9)
     for gradient, parameter in zip(found, student._layers.parameters(), strict=True):

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.tiny_draft import PROMPTS, tiny_target, train_tiny
+from precedent.testing.draft_distribution import check_draft_distribution
 from safetensors.torch import load_file, save_file
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.drafters.base import Drafter, DraftRequest
+from precedent.drafters.base import Drafter
 from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.drafters.request import Request
 from precedent.engine.engine import Engine
 from precedent.errors import ModelLoadError
 from precedent.target import TargetModel
 from precedent.target.load.loading import load_draft, load_target
 from precedent.target.load.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
-from precedent.testing.draft_law import check_draft_law
 from precedent.testing.drafter_contract import DrafterContract
-from precedent.testing.tiny_draft import PROMPTS, tiny_target, train_tiny
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder
 
@@ -95,13 +96,13 @@ def test_the_restricted_law_is_the_full_one_on_the_tokens_that_are_known() -> No
 @pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.8), SamplingParams(temperature=1.3, top_p=0.9)])
 def test_a_restricted_draft_reports_the_law_that_it_samples_from(sampling: SamplingParams) -> None:
     _, draft = restricted()
-    drafting = DraftModelDrafter(draft).begin(DraftRequest("r", (3, 1, 4), sampling, mode="traversal"))
+    session = DraftModelDrafter(draft).begin(Request("r", (3, 1, 4), sampling, mode="traversal"))
 
-    def drawing(builder: TreeBuilder, coins: object) -> None:
-        builder.add_point(ROOT, 4, "recall")
-        drafting.draw(builder, 2, coins)
+    def drawing(builder: TreeBuilder, rng: object) -> None:
+        builder.add_fixed(ROOT, 4, "recall")
+        session.draw(builder, 2, rng)
 
-    check_draft_law(drawing)
+    check_draft_distribution(drawing)
 
 
 # Refusals

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.tiny_draft import PROMPTS, RECIPE, tiny_target
 
 from precedent.cache import NewCompletion
 from precedent.cache.sqlite_store import SQLiteStore
 from precedent.cache.store.fingerprint import tokenizer_fingerprint
 from precedent.errors import CacheError, PromptError
-from precedent.testing.tiny_draft import PROMPTS, RECIPE, tiny_target
 from precedent.testing.tiny_models import byte_tokenizer
 from precedent.training.completions import read_completions
 from precedent.training.distil import Distillation

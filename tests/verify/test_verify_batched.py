@@ -7,35 +7,36 @@ from itertools import accumulate
 
 import pytest
 import torch
+from helpers.enumeration import toy_rows
+from helpers.operations import Operations
+from helpers.random_trees import random_problem
+from precedent.verify.batched import BatchedWeights
+from precedent.verify.weighing import Weighing
 
 from precedent.config import SamplingParams
 from precedent.errors import GenerationError
-from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
-from precedent.testing.enumeration import ToyRows, enumerate_outcomes
-from precedent.testing.operations import Operations
-from precedent.testing.random_trees import random_problem
-from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.testing.replay_rng import enumerate_outcomes
+from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import prepare, verify
-from precedent.verify.batched import BatchedWeights
 from precedent.verify.recursion import Weights
 from precedent.verify.walk import walk
-from precedent.verify.weighing import Weighing
 
 READS_BACK = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique")
 
 
-def large_tree(vocab_size: int, *, device: str = "cpu", num_points: int = 58) -> tuple[CandidateTree, torch.Tensor]:
-    """A chain of six draws beside `num_points` cached tokens in four branches, and random target rows, float32."""
+def large_tree(vocab_size: int, *, device: str = "cpu", num_fixed: int = 58) -> tuple[CandidateTree, torch.Tensor]:
+    """A chain of six draws beside `num_fixed` cached tokens in four branches, and random target rows, float32."""
     generator = torch.Generator().manual_seed(0)
     builder, node = TreeBuilder(), ROOT
     branches = [ROOT] * 4
-    for number in range(num_points):
-        branches[number % 4] = builder.add_point(branches[number % 4], number % 4, "cache")
+    for number in range(num_fixed):
+        branches[number % 4] = builder.add_fixed(branches[number % 4], number % 4, "cache")
     for _ in range(6):
         row = torch.rand(vocab_size, generator=generator).softmax(0).to(device)
-        law = Drawn(row, builder.children(node))
-        node = builder.add_draw(node, 10, law, "draft")
+        distribution = Sampled(row, builder.children(node))
+        node = builder.add_sampled(node, 10, distribution, "draft")
     tree = builder.build()
     rows = torch.rand(len(tree) + 1, vocab_size, generator=generator).mul(3).softmax(1).to(device)
     return tree, rows
@@ -49,7 +50,7 @@ def test_weighing_reads_nothing_back_from_the_device(lazy: bool) -> None:
         weights = BatchedWeights(tree, rows, lazy=lazy)
     assert not set(recording.names) & set(READS_BACK)
     with Operations() as counting:
-        walk(weights, CounterCoins(0, 0))
+        walk(weights, CounterRng(0, 0))
     assert counting.names.count("searchsorted") == 1, "a step draws one token, however deep the cached path"
 
 
@@ -69,11 +70,11 @@ def test_the_same_coins_give_the_same_verdict_on_trees_without_points(mode: str)
     compared = 0
     for seed in range(300):
         problem = random_problem(seed, max_trees=27)
-        if problem.points:
+        if problem.fixed:
             continue
         for number, (_, tree) in enumerate(enumerate_outcomes(problem.draft)):
-            rows = ToyRows(problem.target, tree)
-            one, other = (verify(tree, rows, mode, CounterCoins(seed, number), batched=b) for b in (False, True))
+            rows = toy_rows(problem.target, tree)
+            one, other = (verify(tree, rows, mode, CounterRng(seed, number), batched=b) for b in (False, True))
             assert one == other
             compared += 1
     assert compared > 100
@@ -85,7 +86,7 @@ def test_trees_weighed_together_have_the_weights_that_each_has_alone() -> None:
     for seed in range(60):
         problem = random_problem(seed, max_trees=27)
         for number, (_, tree) in enumerate(enumerate_outcomes(problem.draft)):
-            rows = torch.stack([ToyRows(problem.target, tree)(node) for node in range(ROOT, len(tree))])
+            rows = torch.stack([toy_rows(problem.target, tree)(node) for node in range(ROOT, len(tree))])
             together.setdefault(rows.shape[1], []).append((tree, rows, number % 3 > 0))
     for group in together.values():
         first_rows = list(accumulate((len(rows) + 2 for _, rows, _ in group), initial=1))  # others' between
@@ -130,7 +131,7 @@ def test_logits_become_weights_without_waiting_for_the_device(mode: str, params:
         decide = prepare(tree, rows, mode, batched=True)
     assert not set(recording.names) & set(READS_BACK)
     assert recording.names.count("_softmax") == 1
-    assert 0 <= decide(CounterCoins(1, 1)).next_token < 100
+    assert 0 <= decide(CounterRng(1, 1)).next_token < 100
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["reference", "batched"])
@@ -139,24 +140,24 @@ def test_logits_become_weights_without_waiting_for_the_device(mode: str, params:
 def test_a_row_behind_a_forbidden_token_fails_nobody(mode: str, params: SamplingParams, batched: bool) -> None:
     """A grammar that forbids a proposed token has nothing to offer behind it; only a row on the way may fail."""
     builder = TreeBuilder()
-    first = builder.add_point(ROOT, 0, "cache")
-    forbidden = builder.add_point(first, 1, "cache")
-    builder.add_draw(forbidden, 2, Drawn(torch.tensor([0.2, 0.3, 0.5])), "draft")
+    first = builder.add_fixed(ROOT, 0, "cache")
+    forbidden = builder.add_fixed(first, 1, "cache")
+    builder.add_sampled(forbidden, 2, Sampled(torch.tensor([0.2, 0.3, 0.5])), "draft")
     tree = builder.build()
     logits = torch.tensor([[5.0, -torch.inf, -torch.inf], [1.0, -torch.inf, 9.0], [-torch.inf] * 3, [torch.nan] * 3])
     for number in range(20):
-        verdict = verify(tree, TargetRows(logits, tree, params), mode, CounterCoins(number, 0), batched=batched)
+        verdict = verify(tree, TargetRows(logits, tree, params), mode, CounterRng(number, 0), batched=batched)
         assert verdict.path == (first,)
         assert verdict.next_token in (0, 2)
     logits[1] = -torch.inf
     with pytest.raises(GenerationError, match="every token is masked at output position 1"):
-        verify(tree, TargetRows(logits, tree, params), mode, CounterCoins(0, 0), batched=batched)
+        verify(tree, TargetRows(logits, tree, params), mode, CounterRng(0, 0), batched=batched)
 
 
 def test_a_law_that_excludes_what_does_not_exist_changes_no_other() -> None:
     for outside in (7, -1):
         builder = TreeBuilder()
-        builder.add_draw(ROOT, 1, Drawn(torch.rand(5).softmax(0), (outside,)), "draft")
+        builder.add_sampled(ROOT, 1, Sampled(torch.rand(5).softmax(0), (outside,)), "draft")
         with pytest.raises(IndexError, match="not among the 5"):
             BatchedWeights(builder.build(), torch.rand(2, 5).softmax(1), lazy=True)
 
@@ -165,11 +166,11 @@ def test_a_law_that_excludes_what_does_not_exist_changes_no_other() -> None:
 def test_on_cuda_every_feature_is_weighed_without_waiting() -> None:
     """Points with draws below, exclusions, and masks of what is kept; several trees."""
     generator, builder = torch.Generator().manual_seed(3), TreeBuilder()
-    point = builder.add_point(ROOT, 1, "cache")
+    point = builder.add_fixed(ROOT, 1, "cache")
     for parent in (point, ROOT, ROOT):
         row = torch.rand(50, generator=generator).softmax(0).cuda()
-        builder.add_draw(parent, int(row.argmax()), Drawn(row, (3, 4), row > row.median()), "draft")
-    builder.add_draw(ROOT, int(row.argmin()), Drawn(row, (3, 4), row > row.median()), "draft")  # swallowed
+        builder.add_sampled(parent, int(row.argmax()), Sampled(row, (3, 4), row > row.median()), "draft")
+    builder.add_sampled(ROOT, int(row.argmin()), Sampled(row, (3, 4), row > row.median()), "draft")  # swallowed
     tree = builder.build()
     probs = torch.rand(2 * (len(tree) + 1), 50, generator=generator).softmax(1)
     left = probs.clone().cuda()
@@ -219,4 +220,4 @@ def test_on_cuda_logits_become_a_verdict_as_on_a_cpu(mode: str) -> None:
     for node in range(ROOT, len(tree)):
         assert torch.allclose(rows(node).cpu(), reference(node), rtol=1e-3, atol=1e-6)
         assert rows.argmax(node) == reference.argmax(node)
-    assert 0 <= decide(CounterCoins(1, 1)).next_token < 5_000
+    assert 0 <= decide(CounterRng(1, 1)).next_token < 5_000

@@ -6,11 +6,12 @@ from fractions import Fraction
 
 import pytest
 import torch
+from helpers.enumeration import DraftProcess, exact_step, toy_rows
+from helpers.random_trees import always, independent_paths, sibling_draws, toy_model
 
-from precedent.sampling.probabilities import Coins
-from precedent.testing.enumeration import DraftProcess, ToyRows, enumerate_outcomes, exact_law
-from precedent.testing.random_trees import always, independent_paths, sibling_draws, toy_model
-from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.sampling.rng import Rng
+from precedent.testing.replay_rng import enumerate_outcomes
+from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import prepare
 
 TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
@@ -22,9 +23,9 @@ DRAFT_TOY = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
 
 def accepted(target: torch.Tensor, draft: DraftProcess, mode: str = "topdown") -> float:
     """Expected accepted tokens for a target that answers every path with one row; checks the law on the way."""
-    law = exact_law(always(target), draft, mode)
-    assert law.total_variation(always(target)) < 1e-12
-    return law.expected_accepted
+    distribution = exact_step(always(target), draft, mode)
+    assert distribution.total_variation(always(target)) < 1e-12
+    return distribution.expected_accepted
 
 
 @pytest.mark.parametrize(
@@ -47,8 +48,10 @@ def test_token_and_block_verification_on_the_toy_of_the_paper(mode: str, length:
 def test_block_verification_accepts_the_reflected_product_of_ratios(vocab_size: int, length: int) -> None:
     """P(at least i accepted) = E[p_i] with p_i = min(1, p_{i-1} target/draft)."""
     target, draft = toy_model("t", vocab_size, plain=True), toy_model("d", vocab_size, plain=True)
-    law = exact_law(target, independent_paths(draft, 1, length), "traversal")
-    assert law.expected_accepted == pytest.approx(_sum_of_prefix_weights(target, draft, length, (), 1.0), abs=1e-12)
+    distribution = exact_step(target, independent_paths(draft, 1, length), "traversal")
+    assert distribution.expected_accepted == pytest.approx(
+        _sum_of_prefix_weights(target, draft, length, (), 1.0), abs=1e-12
+    )
 
 
 def _sum_of_prefix_weights(target, draft, length: int, path: tuple[int, ...], weight: float) -> float:
@@ -98,7 +101,7 @@ def test_recursive_rejection_without_replacement(mode: str, number: int, expecte
 @pytest.mark.parametrize(("number", "expected"), [(1, 0.10), (2, 0.30), (3, 0.60)])
 def test_deterministic_candidates_accept_their_target_mass(number: int, expected: float) -> None:
     """The draft model's top tokens as points."""
-    assert accepted(TARGET_V4, sibling_draws([], points=tuple(range(number)), replacement=True)) == pytest.approx(
+    assert accepted(TARGET_V4, sibling_draws([], fixed=tuple(range(number)), replacement=True)) == pytest.approx(
         expected, abs=1e-12
     )
 
@@ -106,19 +109,19 @@ def test_deterministic_candidates_accept_their_target_mass(number: int, expected
 @pytest.mark.parametrize(("number", "expected"), [(2, 0.754545), (3, 1.0)])
 def test_greedy_draft_of_top_tokens_and_one_sample(number: int, expected: float) -> None:
     """Hu et al. 2502.18779: points for all but the last candidate, the last one drawn from the rest."""
-    draft = sibling_draws([DRAFT_V4], points=tuple(range(number - 1)), replacement=True, exclude_points=True)
+    draft = sibling_draws([DRAFT_V4], fixed=tuple(range(number - 1)), replacement=True, exclude_fixed=True)
     assert accepted(TARGET_V4, draft) == pytest.approx(expected, abs=5e-7)
 
 
 @pytest.mark.parametrize("mode", ["topdown", "traversal"])
 def test_one_draw_beside_a_cached_token_reaches_the_optimum_of_a_mixed_node(mode: str) -> None:
     """target(D) + sum outside D of min(target, draft); 0.867 when the cached token is excluded from the draw."""
-    assert accepted(TARGET_V4, sibling_draws([DRAFT_V4], points=(3,), replacement=True), mode) == pytest.approx(
+    assert accepted(TARGET_V4, sibling_draws([DRAFT_V4], fixed=(3,), replacement=True), mode) == pytest.approx(
         0.850, abs=1e-12
     )
-    excluding = accepted(TARGET_V4, sibling_draws([DRAFT_V4], points=(3,), replacement=True, exclude_points=True), mode)
-    law = Drawn(DRAFT_V4, (3,)).probs()
-    optimum = 0.40 + float(torch.minimum(TARGET_V4, law)[:3].sum())
+    excluding = accepted(TARGET_V4, sibling_draws([DRAFT_V4], fixed=(3,), replacement=True, exclude_fixed=True), mode)
+    distribution = Sampled(DRAFT_V4, (3,)).probs()
+    optimum = 0.40 + float(torch.minimum(TARGET_V4, distribution)[:3].sum())
     assert excluding == pytest.approx(optimum, abs=1e-12) == pytest.approx(0.867, abs=5e-4)
 
 
@@ -133,9 +136,9 @@ def test_a_swallowed_draw_costs_exactly_its_mass(replacement: bool) -> None:
     """A draw kept only where draft >= 0.2 accepts sum over kept tokens of min(target, draft)."""
     keep = DRAFT_V4 >= 0.2
 
-    def draft(coins: Coins) -> CandidateTree:
+    def draft(rng: Rng) -> CandidateTree:
         builder = TreeBuilder()
-        builder.add_draw(ROOT, coins.categorical(DRAFT_V4, ROOT, "draw"), Drawn(DRAFT_V4, (), keep), "draft")
+        builder.add_sampled(ROOT, rng.categorical(DRAFT_V4, ROOT, "draw"), Sampled(DRAFT_V4, (), keep), "draft")
         return builder.build()
 
     assert accepted(TARGET_V4, draft) == pytest.approx(0.30, abs=1e-12)
@@ -165,7 +168,7 @@ def _expected_rejections(target, draft, num_tokens: int, path: tuple[int, ...]) 
     here, after = (lambda tail: target((*path, *tail))), (lambda tail: draft((*path, *tail)))
     total = 0.0
     for tree_probability, tree in enumerate_outcomes(independent_paths(after, 1, left)):
-        for probability, verdict in enumerate_outcomes(prepare(tree, ToyRows(here, tree), "topdown")):
+        for probability, verdict in enumerate_outcomes(prepare(tree, toy_rows(here, tree), "topdown")):
             committed = (*path, *(tree.token_ids[node] for node in verdict.path), verdict.next_token)
             rejected = float(verdict.kind == "recovered")
             total += (

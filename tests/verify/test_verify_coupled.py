@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers.enumeration import toy_rows
+from helpers.random_trees import random_problem, toy_model
 from scipy.stats import chi2, kstest
 
 from precedent.config import SamplingParams
 from precedent.errors import ConfigError
 from precedent.sampling.coupling import chosen, coupled_choice, coupled_noise, exponential, noise_key
-from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
-from precedent.testing.enumeration import ReplayCoins, ToyRows
-from precedent.testing.random_trees import random_problem, toy_model
+from precedent.testing.replay_rng import ReplayRng
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder, chain
 from precedent.verify import verify
 
@@ -36,9 +37,9 @@ def test_the_text_is_the_same_whatever_was_proposed(seed: int) -> None:
     target = toy_model((seed, "text"), problem.vocab_size)
     text: list[int] = []
     for step in range(6):
-        tree = problem.draft(CounterCoins(seed, step))
-        rows = ToyRows(lambda path, before=tuple(text): target((*before, *path)), tree, seed, len(text))
-        verdict = verify(tree, rows, "coupled", ReplayCoins())
+        tree = problem.draft(CounterRng(seed, step))
+        rows = toy_rows(lambda path, before=tuple(text): target((*before, *path)), tree, seed, len(text))
+        verdict = verify(tree, rows, "coupled", ReplayRng())
         text += [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
     assert text == plain_text(target, seed, len(text))
 
@@ -69,10 +70,10 @@ def test_top_tokens_under_shared_noise_match_as_often_as_theory_says(number: int
     for seed in range(count):
         builder = TreeBuilder()
         for token in (DRAFT_V4 / coupled_noise(seed, 0, 4)).topk(number).indices.tolist():
-            builder.add_point(ROOT, token, "draft")
+            builder.add_fixed(ROOT, token, "draft")
         tree = builder.build()
-        rows = ToyRows(lambda path: TARGET_V4, tree, seed)
-        hits += verify(tree, rows, "coupled", ReplayCoins()).num_accepted
+        rows = toy_rows(lambda path: TARGET_V4, tree, seed)
+        hits += verify(tree, rows, "coupled", ReplayRng()).num_accepted
     assert hits / count == pytest.approx(expected, abs=5 * 0.5 / count**0.5)
 
 
@@ -151,4 +152,4 @@ def test_coupled_without_a_seed_is_refused() -> None:
     """Fresh entropy cannot fix a text."""
     rows = TargetRows(torch.zeros(1, 3), EMPTY_TREE, SamplingParams(temperature=1.0))
     with pytest.raises(ConfigError, match="needs a seed"):
-        verify(EMPTY_TREE, rows, "coupled", ReplayCoins())
+        verify(EMPTY_TREE, rows, "coupled", ReplayRng())

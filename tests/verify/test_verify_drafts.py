@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.random_trees import random_problem
+from precedent.testing.draft_distribution import check_draft_distribution, draft_distribution_error
 
 from precedent.config import SamplingParams
-from precedent.drafters.base import DraftRequest
 from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.drafters.request import Request
 from precedent.sampling.constraints import constraints_for
-from precedent.sampling.probabilities import Coins
+from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
-from precedent.testing.draft_law import check_draft_law, draft_law_error
-from precedent.testing.random_trees import random_problem
 from precedent.testing.tiny_models import tiny_causal_lm
-from precedent.tree import ROOT, Drawn, TreeBuilder
+from precedent.tree import ROOT, Sampled, TreeBuilder
 
 DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
 
@@ -29,20 +29,20 @@ DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
     ],
     ids=["temperature", "top-k and penalty", "top-p and min-p"],
 )
-def test_the_draft_model_reports_the_law_it_samples(sampling: SamplingParams, points: tuple[int, ...]) -> None:
+def test_the_draft_model_reports_the_law_it_samples(sampling: SamplingParams, fixed: tuple[int, ...]) -> None:
     """A real tiny transformer: temperature, truncation, penalties, cached siblings, two draws deep."""
     model = TargetModel(tiny_causal_lm("llama", seed=3, vocab_size=4, num_hidden_layers=1, hidden_size=16, scale=0.3))
     prompt = [1, 2, 1]
     shape = constraints_for(sampling, prompt)
 
-    def drawing(builder: TreeBuilder, coins: Coins) -> None:
-        request = DraftRequest("test", tuple(prompt), sampling, mode="traversal", shape=shape)
-        drafting = DraftModelDrafter(model).begin(request)
-        for token in points:
-            builder.add_point(ROOT, token, "cache")
-        drafting.draw(builder, 2, coins)
+    def drawing(builder: TreeBuilder, rng: Rng) -> None:
+        request = Request("test", tuple(prompt), sampling, mode="traversal", shape=shape)
+        session = DraftModelDrafter(model).begin(request)
+        for token in fixed:
+            builder.add_fixed(ROOT, token, "cache")
+        session.draw(builder, 2, rng)
 
-    check_draft_law(drawing)
+    check_draft_distribution(drawing)
 
 
 def test_random_drafts_report_the_laws_they_sample() -> None:
@@ -52,27 +52,27 @@ def test_random_drafts_report_the_laws_they_sample() -> None:
         if problem.plan.threshold is not None and problem.plan.without_replacement:
             continue  # a swallowed token is excluded from the next draw, but the tree does not show which it was
 
-        def drawing(builder: TreeBuilder, coins: Coins, problem=problem) -> None:
-            tree = problem.draft(coins)
+        def drawing(builder: TreeBuilder, rng: Rng, problem=problem) -> None:
+            tree = problem.draft(rng)
             builder.token_ids, builder.parents = list(tree.token_ids), list(tree.parents)
             builder.sources = [list(names) for names in tree.sources]
-            builder._drawn = list(tree.draws)
+            builder._drawn = list(tree.candidates)
 
-        check_draft_law(drawing, 1e-12)
+        check_draft_distribution(drawing, 1e-12)
 
 
 def test_a_law_that_was_not_sampled_is_seen() -> None:
     """Sampled at another temperature than reported; sampled without a sibling that the law does not exclude."""
     warped = DRAFT_V4**2 / (DRAFT_V4**2).sum()
 
-    def warping(builder: TreeBuilder, coins: Coins) -> None:
-        builder.add_draw(ROOT, coins.categorical(warped, ROOT, "draft"), Drawn(DRAFT_V4), "draft")
+    def warping(builder: TreeBuilder, rng: Rng) -> None:
+        builder.add_sampled(ROOT, rng.categorical(warped, ROOT, "draft"), Sampled(DRAFT_V4), "draft")
 
-    def excluding(builder: TreeBuilder, coins: Coins) -> None:
-        law = Drawn(DRAFT_V4, (builder.token_ids[builder.add_point(ROOT, 0, "cache")],))
-        builder.add_draw(ROOT, coins.categorical(law.probs(), ROOT, "draft"), Drawn(DRAFT_V4), "draft")
+    def excluding(builder: TreeBuilder, rng: Rng) -> None:
+        distribution = Sampled(DRAFT_V4, (builder.token_ids[builder.add_fixed(ROOT, 0, "cache")],))
+        builder.add_sampled(ROOT, rng.categorical(distribution.probs(), ROOT, "draft"), Sampled(DRAFT_V4), "draft")
 
-    assert draft_law_error(warping) == pytest.approx(0.5 * float((warped - DRAFT_V4).abs().sum()))
-    assert draft_law_error(excluding) == pytest.approx(0.45)
+    assert draft_distribution_error(warping) == pytest.approx(0.5 * float((warped - DRAFT_V4).abs().sum()))
+    assert draft_distribution_error(excluding) == pytest.approx(0.45)
     with pytest.raises(AssertionError, match=r"differs by 0\.45"):
-        check_draft_law(excluding)
+        check_draft_distribution(excluding)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.enumeration import exact_step, toy_rows
+from helpers.random_trees import Problem, random_problem, toy_model
+from precedent.verify.modes import BATCHED
 
-from precedent.sampling.probabilities import CounterCoins
-from precedent.testing.enumeration import ReplayCoins, ToyRows, enumerate_outcomes, exact_law
-from precedent.testing.random_trees import Problem, random_problem, toy_model
+from precedent.sampling.rng import CounterRng
+from precedent.testing.replay_rng import ReplayRng, enumerate_outcomes
 from precedent.tree import CandidateTree
 from precedent.verify import MODES, find_mode, judged, prepare, verify
 from precedent.verify.lossy.relaxed import RelaxedRows, relaxed
 from precedent.verify.lossy.rules import Mentored, TopBeta, Typical
-from precedent.verify.modes import BATCHED
 
 EXACT = 1e-12
 FIRST, COUNT, BLOCK = 20_000, 600, 40
@@ -38,7 +39,7 @@ def problems(block: int, max_trees: int) -> list[Problem]:
 def test_every_sampling_mode_keeps_the_law(mode: str, block: int) -> None:
     """Each mode and plan, one row at a time."""
     for problem in problems(block, 1024):
-        assert exact_law(problem.target, problem.draft, mode).total_variation(problem.target) < EXACT, problem
+        assert exact_step(problem.target, problem.draft, mode).total_variation(problem.target) < EXACT, problem
 
 
 @BLOCKS
@@ -46,17 +47,17 @@ def test_every_sampling_mode_keeps_the_law(mode: str, block: int) -> None:
 def test_the_whole_tree_at_once_keeps_the_law(mode: str, block: int) -> None:
     """What runs on a GPU, in float64 on a CPU; as many accepted as by the reference."""
     for problem in problems(block, 1024):
-        law = exact_law(problem.target, problem.draft, find_mode(mode, batched=True))
-        assert law.total_variation(problem.target) < EXACT, problem
-        if not problem.points:
-            plain = exact_law(problem.target, problem.draft, mode)
-            assert law.expected_accepted == pytest.approx(plain.expected_accepted, abs=1e-9), problem
+        distribution = exact_step(problem.target, problem.draft, find_mode(mode, batched=True))
+        assert distribution.total_variation(problem.target) < EXACT, problem
+        if not problem.fixed:
+            plain = exact_step(problem.target, problem.draft, mode)
+            assert distribution.expected_accepted == pytest.approx(plain.expected_accepted, abs=1e-9), problem
 
 
 @BLOCKS
 def test_lazy_coins_accept_no_less_than_eager_ones(block: int) -> None:
     for problem in problems(block, 1024):
-        lazy, eager = (exact_law(problem.target, problem.draft, mode) for mode in ("traversal", "topdown"))
+        lazy, eager = (exact_step(problem.target, problem.draft, mode) for mode in ("traversal", "topdown"))
         assert lazy.expected_accepted >= eager.expected_accepted - EXACT, problem
 
 
@@ -66,10 +67,10 @@ def test_matching_modes_commit_the_text_of_plain_decoding_on_every_tree(mode: st
     """Greedy decoding's, or that of the seed's noise; and no accepted path could have gone on."""
     for problem in problems(block, 256):
         for _, tree in enumerate_outcomes(problem.draft):
-            verdict = verify(tree, ToyRows(problem.target, tree, problem.seed), mode, ReplayCoins())
+            verdict = verify(tree, toy_rows(problem.target, tree, problem.seed), mode, ReplayRng())
             committed = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
             for length, token in enumerate(committed):
-                plain = ToyRows(problem.target, CandidateTree(), problem.seed, length)
+                plain = toy_rows(problem.target, CandidateTree(), problem.seed, length)
                 plain._target = lambda path, before=tuple(committed[:length]): problem.target(before)  # noqa: B023
                 assert token == (plain.argmax(-1) if mode == "greedy" else plain.coupled(-1)), problem
             end = verdict.path[-1] if verdict.path else -1
@@ -81,9 +82,9 @@ def test_matching_modes_commit_the_text_of_plain_decoding_on_every_tree(mode: st
 def test_what_lossy_modes_say_they_spend_bounds_the_distance_on_every_tree(rule, block: int) -> None:
     """Every verdict says what the rows on its path cost; their mean bounds the distance of the written law."""
     for problem in problems(block, 16):
-        written, distance, spent = exact_law(problem.target, problem.draft, relaxed(rule)), 0.0, 0.0
+        written, distance, spent = exact_step(problem.target, problem.draft, relaxed(rule)), 0.0, 0.0
         for chance, tree in enumerate_outcomes(problem.draft):
-            rows = ToyRows(problem.target, tree)
+            rows = toy_rows(problem.target, tree)
             bent = RelaxedRows(tree, rows, rule)
             for probability, verdict in enumerate_outcomes(relaxed(rule)(tree, rows)):
                 spent += chance * probability * verdict.spent_tv
@@ -99,13 +100,13 @@ def test_a_judge_is_lossless_until_it_overrules_and_then_says_so(block: int) -> 
         return (0.0, 0.25, 0.5, 1.0)[sum(tree.tokens_to(node)) % 4]
 
     for problem in problems(block, 16):
-        assert exact_law(problem.target, problem.draft, judged(lambda *_: 0.0)).total_variation(problem.target) < EXACT
+        assert exact_step(problem.target, problem.draft, judged(lambda *_: 0.0)).total_variation(problem.target) < EXACT
         spent = 0.0
         for chance, tree in enumerate_outcomes(problem.draft):
-            first_half = judged(sometimes)(tree, ToyRows(problem.target, tree))
+            first_half = judged(sometimes)(tree, toy_rows(problem.target, tree))
             spent += sum(chance * p * verdict.spent_tv for p, verdict in enumerate_outcomes(first_half))
-        law = exact_law(problem.target, problem.draft, judged(sometimes))
-        assert law.total_variation(problem.target) <= spent + 1e-10, problem
+        distribution = exact_step(problem.target, problem.draft, judged(sometimes))
+        assert distribution.total_variation(problem.target) <= spent + 1e-10, problem
 
 
 @BLOCKS
@@ -118,7 +119,7 @@ def test_float32_rows_keep_the_law_up_to_rounding(mode: str, block: int) -> None
         def target(path: tuple[int, ...], problem=problem, single=single) -> torch.Tensor:
             return single.setdefault(path, problem.target(path).float())
 
-        assert exact_law(target, problem.draft, mode).total_variation(problem.target) < 2e-6, problem
+        assert exact_step(target, problem.draft, mode).total_variation(problem.target) < 2e-6, problem
 
 
 @BLOCKS
@@ -132,7 +133,7 @@ def test_temperature_zero_rows_accept_exactly_the_greedy_path(mode: str, block: 
             return torch.eye(model(path).numel(), dtype=torch.float64)[int(model(path).argmax())]
 
         for _, tree in enumerate_outcomes(problem.draft):
-            rows = ToyRows(one_hot, tree)
-            greedy = verify(tree, rows, "greedy", CounterCoins(0, 0))
+            rows = toy_rows(one_hot, tree)
+            greedy = verify(tree, rows, "greedy", CounterRng(0, 0))
             verdicts = {verdict for _, verdict in enumerate_outcomes(prepare(tree, rows, mode))}
             assert verdicts == {greedy}, problem

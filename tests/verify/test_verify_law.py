@@ -6,43 +6,36 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from helpers.enumeration import ExactStep, exact_step, toy_rows
+from helpers.random_trees import Problem, independent_paths, random_problem, toy_model
+from precedent.verify.batched import BatchedWeights
 
 from precedent.errors import ConfigError
-from precedent.sampling.probabilities import Coins, CounterCoins
-from precedent.testing.enumeration import ExactLaw, ReplayCoins, ToyRows, enumerate_outcomes, exact_law
-from precedent.testing.random_trees import Problem, independent_paths, random_problem, toy_model
-from precedent.tree import EMPTY_TREE, NULL, ROOT, CandidateTree, Drawn, Point, TreeBuilder, chain
+from precedent.sampling.rng import CounterRng, Rng
+from precedent.testing.replay_rng import ReplayRng, enumerate_outcomes
+from precedent.tree import EMPTY_TREE, NULL, ROOT, CandidateTree, Fixed, Sampled, TreeBuilder, chain
 from precedent.verify import MODES, FirstHalf, Rows, Verdict, Weights, find_mode, prepare, verify, walk
-from precedent.verify.batched import BatchedWeights
-from precedent.verify.matching import matching
-from precedent.verify.weighing import Weighing
 
 REJECTION_MODES = ("traversal", "topdown")
 EXACT = 1e-12
 FIRST, COUNT = 1000, 120
-BACKENDS = pytest.mark.parametrize("batched", [False, True], ids=["reference", "batched"])
+WAYS = pytest.mark.parametrize("way", ["reference", "ahead"])
 
 
-WAYS = pytest.mark.parametrize("way", ["reference", "batched", "ahead"])
-
-
-def laws(problem: Problem, way: str) -> list[ExactLaw]:
+def steps(problem: Problem, way: str) -> list[ExactStep]:
     """What `traversal` and `topdown` do with a problem."""
-    return [exact_law(problem.target, problem.draft, first_half_of(mode, way)) for mode in REJECTION_MODES]
+    return [exact_step(problem.target, problem.draft, verifier_of(mode, way)) for mode in REJECTION_MODES]
 
 
-def first_half_of(mode: str, way: str) -> FirstHalf:
-    """By the reference, for the whole tree at once, or so that the token after every node can be drawn beforehand."""
-    if way != "ahead":
-        return find_mode(mode, batched=way == "batched")
+def verifier_of(mode: str, way: str) -> Verifier:
+    """By the reference, row by row, or with every number computed before the walk."""
+    if way == "reference":
+        return LOSSLESS[mode]
 
-    def first_half(tree: CandidateTree, rows: Rows) -> Callable[[Coins], Verdict]:
-        laws_of_rows = torch.stack([rows(node) for node in range(ROOT, len(tree))])
-        weights = BatchedWeights(tree, laws_of_rows, lazy=mode == "traversal", ahead=True)
-        Weighing([weights], laws_of_rows)
-        return lambda coins: walk(weights, coins)
+    def prepare_ahead(tree: CandidateTree, rows: TargetRows) -> Decide:
+        return lambda rng: walk(ahead_weights(tree, rows, mode), rng)
 
-    return first_half
+    return prepare_ahead
 
 
 @WAYS
@@ -51,7 +44,7 @@ def test_random_mixed_trees_keep_the_law_and_lazy_accepts_no_less(block: int, wa
     """Points, draws, duplicates, exclusion, keep_mask, several draft models, zero and certain probabilities."""
     for seed in range(block, block + 10):
         problem = random_problem(seed, max_trees=81)
-        lazy, eager = laws(problem, way)
+        lazy, eager = distributions(problem, way)
         assert lazy.total_variation(problem.target) < EXACT, problem
         assert eager.total_variation(problem.target) < EXACT, problem
         assert lazy.expected_accepted >= eager.expected_accepted - EXACT, problem
@@ -78,19 +71,23 @@ def test_the_random_trees_contain_every_feature() -> None:
 
 def _features(tree: CandidateTree) -> set[str]:
     seen = {"deep"} if len(tree) and int(tree.depths.max()) >= 4 else set()
-    for parent, draws in tree.draws_at.items():
-        drawn = [draw for draw in draws if isinstance(draw.law, Drawn)]
-        children = [draw.child for draw in drawn if draw.child != NULL]
-        above = [draw.law for draw in tree.draws if draw.child == parent]
+    for parent, draws in tree.candidates_at.items():
+        drawn = [draw for candidate in draws if isinstance(candidate.distribution, Sampled)]
+        children = [candidate.child for candidate in drawn if candidate.child != NULL]
+        above = [candidate.distribution for candidate in tree.candidates if candidate.child == parent]
         is_mixed = 0 < len(drawn) < len(draws)
         seen |= {"mixed node"} if is_mixed else set()
         seen |= {"duplicate"} if len(set(children)) < len(children) else set()
         seen |= {"null"} if len(children) < len(drawn) else set()
-        seen |= {"exclusion"} if any(draw.law.excluded for draw in drawn) else set()  # type: ignore[union-attr]
-        seen |= {"models"} if len({id(draw.law.row) for draw in drawn}) > 1 else set()  # type: ignore[union-attr]
-        seen |= {"draw below point"} if drawn and any(isinstance(law, Point) for law in above) else set()
+        seen |= {"exclusion"} if any(candidate.distribution.excluded for candidate in drawn) else set()  # type: ignore[union-attr]
+        seen |= {"models"} if len({id(candidate.distribution.row) for candidate in drawn}) > 1 else set()  # type: ignore[union-attr]
         seen |= (
-            {"point below draw"} if len(drawn) < len(draws) and any(isinstance(law, Drawn) for law in above) else set()
+            {"draw below point"} if drawn and any(isinstance(distribution, Fixed) for distribution in above) else set()
+        )
+        seen |= (
+            {"point below draw"}
+            if len(drawn) < len(draws) and any(isinstance(distribution, Sampled) for distribution in above)
+            else set()
         )
     return seen
 
@@ -105,9 +102,9 @@ def test_chains_and_merged_independent_paths_keep_the_law(
 ) -> None:
     """Block and token verification on a chain; sequences drawn independently and merged into one tree."""
     target, draft = toy_model("target", vocab_size), toy_model("draft", vocab_size)
-    law = exact_law(target, independent_paths(draft, paths, length), first_half_of(mode, way))
-    assert law.total_variation(target) < EXACT
-    assert sum(law.prefixes.values()) == pytest.approx(1.0, abs=EXACT)
+    distribution = exact_step(target, independent_paths(draft, paths, length), first_half_of(mode, way))
+    assert distribution.total_variation(target) < EXACT
+    assert sum(distribution.prefixes.values()) == pytest.approx(1.0, abs=EXACT)
 
 
 @WAYS
@@ -116,19 +113,19 @@ def test_chains_and_merged_independent_paths_keep_the_law(
 def test_all_point_trees_reach_their_upper_bound(mode: str, seed: int, way: str) -> None:
     """No lossless verifier accepts a node more often than the target writes its path; points attain that everywhere."""
     target = toy_model(seed, 3)
-    tree = _point_tree([(0,), (0, 1), (0, 2), (0, 2, 2), (1,), (1, 0, 0, 1)])
-    law = exact_law(target, lambda coins: tree, first_half_of(mode, way))
+    tree = _fixed_tree([(0,), (0, 1), (0, 2), (0, 2, 2), (1,), (1, 0, 0, 1)])
+    distribution = exact_step(target, lambda rng: tree, first_half_of(mode, way))
     bound = sum(_path_probability(target, tree.tokens_to(node)) for node in range(len(tree)))
-    assert law.expected_accepted == pytest.approx(bound, abs=EXACT)
-    assert law.total_variation(target) < EXACT
+    assert distribution.expected_accepted == pytest.approx(bound, abs=EXACT)
+    assert distribution.total_variation(target) < EXACT
 
 
-def _point_tree(paths: list[tuple[int, ...]]) -> CandidateTree:
+def _fixed_tree(paths: list[tuple[int, ...]]) -> CandidateTree:
     builder = TreeBuilder()
     for path in paths:
         node = ROOT
         for token in path:
-            node = builder.add_point(node, token, "test")
+            node = builder.add_fixed(node, token, "test")
     return builder.build()
 
 
@@ -141,7 +138,7 @@ def _path_probability(target, path: tuple[int, ...]) -> float:
 
 def test_an_all_point_tree_asks_for_visited_rows_only() -> None:
     """A softmax over the whole tree is what the lazy rows are there to avoid."""
-    tree = _point_tree([(0, 0, 0), (1, 1, 1), (2, 2, 2)])
+    tree = _fixed_tree([(0, 0, 0), (1, 1, 1), (2, 2, 2)])
     asked: list[int] = []
 
     def rows(node: int) -> torch.Tensor:
@@ -150,7 +147,7 @@ def test_an_all_point_tree_asks_for_visited_rows_only() -> None:
 
     for mode in REJECTION_MODES:
         asked.clear()
-        verdict = prepare(tree, rows, mode)(CounterCoins(1, 0))  # type: ignore[arg-type]  # greedy alone needs argmax
+        verdict = prepare(tree, rows, mode)(CounterRng(1, 0))  # type: ignore[arg-type]  # greedy alone needs argmax
         assert verdict == Verdict((3, 4, 5), 1, "bonus")
         assert sorted(asked) == [ROOT, 3, 4, 5]
 
@@ -160,7 +157,7 @@ def test_greedy_equals_argmax_decoding_on_every_tree() -> None:
     for seed in range(40):
         problem = random_problem(seed, max_trees=16)
         for _, tree in enumerate_outcomes(problem.draft):
-            verdict = verify(tree, ToyRows(problem.target, tree), "greedy", ReplayCoins())
+            verdict = verify(tree, toy_rows(problem.target, tree), "greedy", ReplayRng())
             committed = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
             expected: list[int] = []
             while len(expected) < len(committed):
@@ -173,8 +170,8 @@ def test_greedy_equals_argmax_decoding_on_every_tree() -> None:
 def test_greedy_takes_the_lowest_id_on_ties() -> None:
     """Equal logits must not depend on what was proposed."""
     tree = chain([1, 1])
-    rows = ToyRows(lambda path: torch.tensor([0.0, 0.5, 0.5, 0.0]), tree)
-    assert verify(tree, rows, "greedy", ReplayCoins()) == Verdict((0, 1), 1, "bonus")
+    rows = toy_rows(lambda path: torch.tensor([0.0, 0.5, 0.5, 0.0]), tree)
+    assert verify(tree, rows, "greedy", ReplayRng()) == Verdict((0, 1), 1, "bonus")
 
 
 @pytest.mark.parametrize("mode", REJECTION_MODES)
@@ -189,8 +186,8 @@ def test_temperature_zero_rows_accept_exactly_the_greedy_path(mode: str) -> None
         problem = random_problem(seed, max_trees=16)
         if problem.vocab_size == 4:
             for _, tree in enumerate_outcomes(problem.draft):
-                rows = ToyRows(one_hot, tree)
-                greedy = verify(tree, rows, "greedy", ReplayCoins())
+                rows = toy_rows(one_hot, tree)
+                greedy = verify(tree, rows, "greedy", ReplayRng())
                 assert [verdict for _, verdict in enumerate_outcomes(prepare(tree, rows, mode))] == [greedy]
 
 
@@ -198,7 +195,7 @@ def test_temperature_zero_rows_accept_exactly_the_greedy_path(mode: str) -> None
 def test_the_empty_tree_is_plain_decoding(mode: str) -> None:
     """No candidates: one bonus token from the target's row."""
     target = toy_model("plain", 3)
-    for probability, verdict in enumerate_outcomes(prepare(EMPTY_TREE, ToyRows(target, EMPTY_TREE), mode)):
+    for probability, verdict in enumerate_outcomes(prepare(EMPTY_TREE, toy_rows(target, EMPTY_TREE), mode)):
         assert verdict.path == ()
         assert verdict.kind == "bonus"
         assert verdict.num_accepted == 0
@@ -211,7 +208,7 @@ def test_kind_says_whether_something_was_rejected() -> None:
     tree = chain([2, 2])
     verdicts = {
         (verdict.num_accepted, verdict.kind)
-        for _, verdict in enumerate_outcomes(prepare(tree, ToyRows(toy_model(3, 3, plain=True), tree), "traversal"))
+        for _, verdict in enumerate_outcomes(prepare(tree, toy_rows(toy_model(3, 3, plain=True), tree), "traversal"))
     }
     assert verdicts == {(0, "recovered"), (1, "recovered"), (2, "bonus")}
 
@@ -220,8 +217,8 @@ def test_kind_says_whether_something_was_rejected() -> None:
 def test_a_draft_model_equal_to_the_target_is_always_accepted(mode: str) -> None:
     """The residual is identically zero there; no rounding may lead into it."""
     target = toy_model("same", 4)
-    law = exact_law(target, independent_paths(target, 1, 3), mode)
-    assert law.expected_accepted == pytest.approx(3.0, abs=EXACT)
+    distribution = exact_step(target, independent_paths(target, 1, 3), mode)
+    assert distribution.expected_accepted == pytest.approx(3.0, abs=EXACT)
 
 
 @BACKENDS
@@ -235,8 +232,8 @@ def test_float32_rows_keep_the_law_up_to_rounding(mode: str, batched: bool) -> N
         def target(path: tuple[int, ...], problem=problem, single=single) -> torch.Tensor:
             return single.setdefault(path, problem.target(path).float())
 
-        law = exact_law(target, problem.draft, find_mode(mode, batched=batched))
-        assert law.total_variation(problem.target) < 2e-6
+        distribution = exact_step(target, problem.draft, find_mode(mode, batched=batched))
+        assert distribution.total_variation(problem.target) < 2e-6
 
 
 @pytest.mark.parametrize("mode", REJECTION_MODES)
@@ -244,8 +241,8 @@ def test_rejecting_a_near_certain_point_in_float32_leaves_the_rest_in_proportion
     """B loses a token of probability 1 - 2e-7: the difference of floats would be all rounding, so it is summed anew."""
     row = torch.tensor([1.0 - 2e-7, 1.5e-7, 0.5e-7])
     builder = TreeBuilder()
-    node = builder.add_point(ROOT, 0, "cache")
-    builder.add_draw(node, 1, Drawn(torch.tensor([0.0, 1.0, 0.0])), "draft")  # makes the point a trial of its own
+    node = builder.add_fixed(ROOT, 0, "cache")
+    builder.add_sampled(node, 1, Sampled(torch.tensor([0.0, 1.0, 0.0])), "draft")  # makes the point a trial of its own
     tree = builder.build()
     outcomes: dict[int, float] = {}
     for probability, verdict in enumerate_outcomes(prepare(tree, lambda node: row, mode)):  # type: ignore[arg-type]
@@ -261,17 +258,17 @@ def test_a_draw_from_a_law_without_mass_costs_nothing_but_itself(mode: str, batc
     target, draft = toy_model("target", 3, plain=True), toy_model("draft", 3, plain=True)
     prefixes: dict[tuple[int, ...], float] = {}
 
-    def drafted(coins: Coins) -> CandidateTree:
+    def drafted(rng: Rng) -> CandidateTree:
         builder = TreeBuilder()
-        above = builder.add_draw(ROOT, coins.categorical(draft(()), ROOT, "draw"), Drawn(draft(())), "draft")
-        builder.add_draw(above, 2, Drawn(torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64), (0, 1)), "draft")
+        above = builder.add_sampled(ROOT, rng.categorical(draft(()), ROOT, "draw"), Sampled(draft(())), "draft")
+        builder.add_sampled(above, 2, Sampled(torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64), (0, 1)), "draft")
         return builder.build()
 
     for chance, tree in enumerate_outcomes(drafted):
-        for probability, verdict in enumerate_outcomes(prepare(tree, ToyRows(target, tree), mode, batched=batched)):
+        for probability, verdict in enumerate_outcomes(prepare(tree, toy_rows(target, tree), mode, batched=batched)):
             committed = (*(tree.token_ids[node] for node in verdict.path), verdict.next_token)
             prefixes[committed] = prefixes.get(committed, 0.0) + chance * probability
-    assert ExactLaw(prefixes, 0.0, 0, 0).total_variation(target) < EXACT
+    assert ExactStep(prefixes, 0.0, 0, 0).total_variation(target) < EXACT
 
 
 @BACKENDS
@@ -281,9 +278,9 @@ def test_rejecting_likely_points_one_after_the_other_leaves_the_chances_of_the_r
     row = torch.tensor([0.998, 0.001996, 3e-6, 1e-6])
     builder = TreeBuilder()
     for token in range(3):
-        node = builder.add_point(ROOT, token, "cache")
-        builder.add_draw(
-            node, 0, Drawn(torch.tensor([1.0, 0.0, 0.0, 0.0])), "draft"
+        node = builder.add_fixed(ROOT, token, "cache")
+        builder.add_sampled(
+            node, 0, Sampled(torch.tensor([1.0, 0.0, 0.0, 0.0])), "draft"
         )  # so that it is a trial of its own
     weights = prepare_weights(builder.build(), lambda node: row, mode, batched)
     worths = [weights.worth(ROOT, ordinal) for ordinal in range(3)]
@@ -304,9 +301,9 @@ def test_verification_writes_to_none_of_its_inputs(mode: str) -> None:
     target_row, draft_row = torch.tensor([0.2, 0.5, 0.3]), torch.tensor([0.6, 0.2, 0.2])
     before = target_row.clone(), draft_row.clone()
     builder = TreeBuilder()
-    builder.add_draw(ROOT, 0, Drawn(draft_row), "a")
-    builder.add_draw(ROOT, 1, Drawn(draft_row, (0,), draft_row > 0.1), "a")
-    builder.add_point(ROOT, 2, "b")
+    builder.add_sampled(ROOT, 0, Sampled(draft_row), "a")
+    builder.add_sampled(ROOT, 1, Sampled(draft_row, (0,), draft_row > 0.1), "a")
+    builder.add_fixed(ROOT, 2, "b")
     for _ in enumerate_outcomes(prepare(builder.build(), lambda node: target_row, mode)):  # type: ignore[arg-type]
         pass
     assert torch.equal(target_row, before[0])
@@ -317,13 +314,13 @@ def test_verification_writes_to_none_of_its_inputs(mode: str) -> None:
 def test_a_masked_token_is_never_accepted_even_if_its_draft_law_is_wrong(mode: str) -> None:
     """Probability 0 under the target (a grammar mask) stays 0 for draws, for points and for lawless draws."""
     row = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    for law in (Drawn(torch.tensor([1.0, 0.0])), Drawn(torch.tensor([0.0, 1.0]))):
+    for distribution in (Sampled(torch.tensor([1.0, 0.0])), Sampled(torch.tensor([0.0, 1.0]))):
         builder = TreeBuilder()
-        builder.add_draw(ROOT, 0, law, "draft")
+        builder.add_sampled(ROOT, 0, distribution, "draft")
         tree = builder.build()
         verdicts = [verdict for _, verdict in enumerate_outcomes(prepare(tree, lambda node: row, mode))]  # type: ignore[arg-type]
         assert verdicts == [Verdict((), 1, "recovered")]
-    assert matching(chain([0]), lambda node: 1)(ReplayCoins()) == Verdict((), 1, "recovered")
+    assert matching(chain([0]), lambda node: 1)(ReplayRng()) == Verdict((), 1, "recovered")
 
 
 @pytest.mark.parametrize("mode", REJECTION_MODES)
@@ -332,8 +329,8 @@ def test_a_long_chain_needs_no_deep_stack(mode: str) -> None:
     row = torch.tensor([0.5, 0.5])
     builder, node = TreeBuilder(), ROOT
     for _ in range(256):
-        node = builder.add_draw(node, 0, Drawn(row), "draft")
-    verdict = verify(builder.build(), lambda node: row, mode, CounterCoins(0, 0))  # type: ignore[arg-type]
+        node = builder.add_sampled(node, 0, Sampled(row), "draft")
+    verdict = verify(builder.build(), lambda node: row, mode, CounterRng(0, 0))  # type: ignore[arg-type]
     assert verdict.num_accepted == 256
     assert verdict.kind == "bonus"
 
@@ -341,21 +338,21 @@ def test_a_long_chain_needs_no_deep_stack(mode: str) -> None:
 def test_an_unknown_mode_is_refused_by_name() -> None:
     """No silent fallback to another verifier."""
     with pytest.raises(ConfigError, match=r"mode='tokenwise'.*traversal"):
-        verify(EMPTY_TREE, ToyRows(toy_model(0, 2), EMPTY_TREE), "tokenwise", ReplayCoins())
+        verify(EMPTY_TREE, toy_rows(toy_model(0, 2), EMPTY_TREE), "tokenwise", ReplayRng())
 
 
 def test_the_harness_refuses_a_coin_that_is_asked_for_twice() -> None:
     """Counter-based coins would answer the same twice, which independent branches would hide."""
     with pytest.raises(AssertionError, match="asked for twice"):
-        list(enumerate_outcomes(lambda coins: (coins.bernoulli(0.5, 0, "x"), coins.bernoulli(0.5, 0, "x"))))
+        list(enumerate_outcomes(lambda rng: (rng.bernoulli(0.5, 0, "x"), rng.bernoulli(0.5, 0, "x"))))
 
 
 def test_the_harness_enumerates_with_exact_probabilities() -> None:
     """Two coins and a die: every outcome once, probabilities multiplied, impossible branches left out."""
 
-    def run(coins: ReplayCoins) -> tuple[bool, int]:
-        coin = coins.bernoulli(0.25, 0, "coin")
-        return coin, coins.categorical(torch.tensor([1.0, 0.0, 3.0] if coin else [1.0, 0.0, 0.0]), 0, "die")
+    def run(rng: ReplayRng) -> tuple[bool, int]:
+        coin = rng.bernoulli(0.25, 0, "coin")
+        return coin, rng.categorical(torch.tensor([1.0, 0.0, 3.0] if coin else [1.0, 0.0, 0.0]), 0, "die")
 
     outcomes = {outcome: probability for probability, outcome in enumerate_outcomes(run)}  # type: ignore[arg-type]
     assert outcomes == {(True, 0): 0.0625, (True, 2): 0.1875, (False, 0): 0.75}

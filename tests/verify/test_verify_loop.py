@@ -13,20 +13,21 @@ from collections import Counter
 
 import pytest
 import torch
+from helpers.tabled_model import TabledModel
 from scipy.optimize import brentq
 from scipy.stats import chi2, ncx2
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.decoding.loop import step
-from precedent.decoding.sequence import DecodingSequence, entropy_coins
-from precedent.drafters.base import DraftRequest
+from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import Planner
+from precedent.sampling.rng import entropy_rng
 from precedent.target import TargetModel
 from precedent.testing.drafters import OracleDrafter
-from precedent.testing.tabled_model import TabledModel
 from precedent.testing.tiny_models import tiny_causal_lm
 
 VOCABULARY, LENGTH, PROMPT = 2, 3, (0, 1)
@@ -67,17 +68,17 @@ def answer(target: TabledModel, draft: TabledModel, entropy: int, mode: str, pla
     """One answer through the loop, with a cached proposal and a draft model."""
     slot = target.new_slot()
     target.prefill(slot, PROMPT)
-    request = DraftRequest("test", PROMPT, SAMPLING, mode=mode)
+    request = Request("test", PROMPT, SAMPLING, mode=mode)
     drafters = [OracleDrafter([1, 0, 1]), DraftModelDrafter(draft)]  # type: ignore[arg-type]  # shaped like a TargetModel
     sequence = DecodingSequence(
         slot=slot,  # type: ignore[arg-type]
         sampling=SAMPLING,
         speculation=SpeculationConfig(),
         mode=mode,
-        coins_of=entropy_coins(entropy),
+        rng_of=entropy_rng(entropy),
         end_token_ids=frozenset(),
         max_tokens=LENGTH,
-        draftings={drafter.name: drafter.begin(request) for drafter in drafters},
+        sessions={drafter.name: drafter.begin(request) for drafter in drafters},
         draw_sources=("draft-model",),
     )
     while not sequence.finished:
@@ -91,11 +92,11 @@ def g_statistic(mode: str, count: int, bend: float = 0.0) -> float:
     target, draft, planner = tabled(8), tabled(9), FixedPlanner(CostCurve())
     with torch.inference_mode():
         observed = Counter(answer(target, draft, entropy, mode, planner) for entropy in range(count))
-    law = {string: _probability(target, string) for string in STRINGS}
-    likeliest = max(law, key=law.__getitem__)
-    for string in law:
-        law[string] += -bend if string == likeliest else bend / (len(law) - 1)
-    return 2 * sum(seen * math.log(seen / (count * law[string])) for string, seen in observed.items())
+    distribution = {string: _probability(target, string) for string in STRINGS}
+    likeliest = max(distribution, key=distribution.__getitem__)
+    for string in distribution:
+        distribution[string] += -bend if string == likeliest else bend / (len(distribution) - 1)
+    return 2 * sum(seen * math.log(seen / (count * distribution[string])) for string, seen in observed.items())
 
 
 def _probability(target: TabledModel, string: tuple[int, ...]) -> float:
@@ -131,9 +132,9 @@ def test_the_tabled_model_answers_like_the_model_it_stands_for() -> None:
     model = tiny_causal_lm("llama", seed=8, vocab_size=VOCABULARY, num_hidden_layers=1, hidden_size=16, scale=0.1)
     real, table = TargetModel(model), tabled(8)
     builder = TreeBuilder()
-    first = builder.add_point(ROOT, 1, "test")
-    builder.add_point(first, 0, "test")
-    builder.add_point(ROOT, 0, "test")
+    first = builder.add_fixed(ROOT, 1, "test")
+    builder.add_fixed(first, 0, "test")
+    builder.add_fixed(ROOT, 0, "test")
     tree = builder.build()
     slots = real.new_slot(), table.new_slot()
     real.prefill(slots[0], PROMPT)

@@ -7,20 +7,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from scipy.optimize import minimize
-
-from precedent.errors import ConfigError
-from precedent.sampling.probabilities import Coins, CounterCoins
-from precedent.testing.enumeration import ToyRows, enumerate_outcomes, exact_law
-from precedent.testing.random_trees import (
+from helpers.enumeration import exact_step, toy_rows
+from helpers.random_trees import (
     always,
     independent_paths,
-    random_law,
+    random_distribution,
     random_problem,
     sibling_draws,
     toy_model,
 )
-from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder, chain
+from scipy.optimize import minimize
+
+from precedent.errors import ConfigError
+from precedent.sampling.rng import CounterRng, Rng
+from precedent.testing.replay_rng import enumerate_outcomes
+from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder, chain
 from precedent.verify import LOSSY_MODES, MODES, Verdict, find_mode, judged, prepare, verify
 from precedent.verify.lossy.relaxed import Offer
 from precedent.verify.lossy.rules import Mentored, TopBeta, Typical
@@ -37,9 +38,9 @@ RULE_MODES = (
 EXACT = 1e-12
 
 
-def offer(target: torch.Tensor, draft: torch.Tensor, points: tuple[int, ...] = ()) -> Offer:
+def offer(target: torch.Tensor, draft: torch.Tensor, fixed: tuple[int, ...] = ()) -> Offer:
     """What a rule sees when these were proposed."""
-    return Offer(target, target.log(), draft, points)
+    return Offer(target, target.log(), draft, fixed)
 
 
 def divergence(target: torch.Tensor, written: torch.Tensor) -> float:
@@ -56,11 +57,11 @@ def total_variation(left: torch.Tensor, right: torch.Tensor) -> float:
 )
 def test_mentored_acceptance_and_cost_of_one_draw(kl: float, accepted: float, distance: float) -> None:
     """Four tokens; 0.55 is accepted losslessly. Acceptance is bought with total variation, one for one."""
-    law = Mentored(kl)(offer(TARGET_V4, DRAFT_V4))
-    assert float(torch.minimum(law, DRAFT_V4).sum()) == pytest.approx(accepted, abs=1e-3)
-    assert total_variation(law, TARGET_V4) == pytest.approx(distance, abs=1e-3)
+    distribution = Mentored(kl)(offer(TARGET_V4, DRAFT_V4))
+    assert float(torch.minimum(distribution, DRAFT_V4).sum()) == pytest.approx(accepted, abs=1e-3)
+    assert total_variation(distribution, TARGET_V4) == pytest.approx(distance, abs=1e-3)
     assert accepted - 0.55 == pytest.approx(distance, abs=1e-3)
-    assert divergence(TARGET_V4, law) == pytest.approx(kl, abs=1e-9)
+    assert divergence(TARGET_V4, distribution) == pytest.approx(kl, abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -70,40 +71,40 @@ def test_mentored_stays_within_its_bound_and_on_the_targets_support(seed: int) -
 
     source = random.Random(seed)
     size = source.randint(2, 6)
-    target, draft = random_law(source, size), random_law(source, size)
-    points = tuple(source.sample(range(size), source.randint(0, size - 1)))
-    draft[list(points)] = 0.0
+    target, draft = random_distribution(source, size), random_distribution(source, size)
+    fixed = tuple(source.sample(range(size), source.randint(0, size - 1)))
+    draft[list(fixed)] = 0.0
     draft = draft / draft.sum() if bool(draft.sum() > 0) else draft
     draft = draft * source.choice([1.0, 1.0, 0.6, 0.0])
     kl = source.choice([0.0, 0.001, 0.1, 1.0])
-    law = Mentored(kl)(offer(target, draft, points))
-    assert float(law.sum()) == pytest.approx(1.0, abs=EXACT)
-    assert float(law.min()) >= 0.0
-    assert not bool((law[target == 0.0] > 0.0).any())
-    assert divergence(target, law) <= kl + 1e-9
+    distribution = Mentored(kl)(offer(target, draft, fixed))
+    assert float(distribution.sum()) == pytest.approx(1.0, abs=EXACT)
+    assert float(distribution.min()) >= 0.0
+    assert not bool((distribution[target == 0.0] > 0.0).any())
+    assert divergence(target, distribution) <= kl + 1e-9
     if kl == 0.0:
-        assert total_variation(law, target) < 1e-6  # KL is quadratic in the distance: sqrt of float rounding
+        assert total_variation(distribution, target) < 1e-6  # KL is quadratic in the distance: sqrt of float rounding
 
 
 @pytest.mark.parametrize("points", [(), (2,), (1, 3)])
-def test_no_law_within_the_bound_accepts_more_than_mentored(points: tuple[int, ...]) -> None:
+def test_no_law_within_the_bound_accepts_more_than_mentored(fixed: tuple[int, ...]) -> None:
     """Against a numerical optimiser over all laws on four tokens."""
     draft = DRAFT_V4.clone()
-    draft[list(points)] = 0.0
+    draft[list(fixed)] = 0.0
     draft = draft / draft.sum()
 
-    def accepted(law: torch.Tensor) -> float:
-        honoured = torch.minimum(law, draft)
-        honoured[list(points)] = law[list(points)]
+    def accepted(distribution: torch.Tensor) -> float:
+        honoured = torch.minimum(distribution, draft)
+        honoured[list(fixed)] = distribution[list(fixed)]
         return float(honoured.sum())
 
-    ours = accepted(Mentored(0.05)(offer(TARGET_V4, draft, points)))
+    ours = accepted(Mentored(0.05)(offer(TARGET_V4, draft, fixed)))
     bound = {"type": "ineq", "fun": lambda x: 0.05 - divergence(TARGET_V4, torch.tensor(x))}
     total = {"type": "eq", "fun": lambda x: x.sum() - 1.0}
     best = max(
         -minimize(
             lambda x: -accepted(torch.tensor(x)),
-            random_law(__import__("random").Random(start), 4, plain=True).numpy(),
+            random_distribution(__import__("random").Random(start), 4, plain=True).numpy(),
             bounds=[(1e-6, 1.0)] * 4,
             constraints=[bound, total],
         ).fun
@@ -113,15 +114,15 @@ def test_no_law_within_the_bound_accepts_more_than_mentored(points: tuple[int, .
     assert ours >= best - 1e-6
 
 
-def law_at_root(draft: Callable[[Coins], CandidateTree], mode: str) -> tuple[torch.Tensor, float]:
+def distribution_at_root(draft: Callable[[Rng], CandidateTree], mode: str) -> tuple[torch.Tensor, float]:
     """The exact law of the first committed token for the V4 target, and the mean of what was said to be spent."""
-    law, spent = torch.zeros(4, dtype=torch.float64), 0.0
+    distribution, spent = torch.zeros(4, dtype=torch.float64), 0.0
     for chance, tree in enumerate_outcomes(draft):
-        for probability, verdict in enumerate_outcomes(prepare(tree, ToyRows(always(TARGET_V4), tree), mode)):
+        for probability, verdict in enumerate_outcomes(prepare(tree, toy_rows(always(TARGET_V4), tree), mode)):
             first = tree.token_ids[verdict.path[0]] if verdict.path else verdict.next_token
-            law[first] += chance * probability
+            distribution[first] += chance * probability
             spent += chance * probability * verdict.spent_tv
-    return law, spent
+    return distribution, spent
 
 
 @pytest.mark.parametrize("replacement", [True, False])
@@ -129,17 +130,17 @@ def law_at_root(draft: Callable[[Coins], CandidateTree], mode: str) -> tuple[tor
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("mode", RULE_MODES)
 def test_one_level_writes_exactly_the_rules_law_and_reports_exactly_its_distance(
-    mode: str, number: int, points: tuple[int, ...], exclude: bool, replacement: bool
+    mode: str, number: int, fixed: tuple[int, ...], exclude: bool, replacement: bool
 ) -> None:
     """Draws, cached tokens and both: the law is that of the rule, the spent total variation is its distance."""
-    draft = sibling_draws([DRAFT_V4] * number, points=points, replacement=replacement, exclude_points=exclude)
-    law, spent = law_at_root(draft, mode)
-    seen = points if exclude or not number else ()
-    draft_probs = Drawn(DRAFT_V4, seen).probs() if number else NOTHING
+    draft = sibling_draws([DRAFT_V4] * number, fixed=fixed, replacement=replacement, exclude_fixed=exclude)
+    distribution, spent = distribution_at_root(draft, mode)
+    seen = fixed if exclude or not number else ()
+    draft_probs = Sampled(DRAFT_V4, seen).probs() if number else NOTHING
     rule = find_rule(mode)
-    expected = rule(offer(TARGET_V4, draft_probs, seen)) if number or points else TARGET_V4
-    assert torch.allclose(law, expected, rtol=0, atol=EXACT)
-    assert spent == pytest.approx(total_variation(law, TARGET_V4), abs=EXACT)
+    expected = rule(offer(TARGET_V4, draft_probs, seen)) if number or fixed else TARGET_V4
+    assert torch.allclose(distribution, expected, rtol=0, atol=EXACT)
+    assert spent == pytest.approx(total_variation(distribution, TARGET_V4), abs=EXACT)
 
 
 def find_rule(mode: str) -> Callable[[Offer], torch.Tensor]:
@@ -159,7 +160,7 @@ def test_on_random_trees_the_spent_variation_bounds_the_true_one(mode: str) -> N
     for seed in range(1000, 1016):
         problem = random_problem(seed, max_trees=16)
         spent = mean_spent(problem.target, problem.draft, find_mode(mode))
-        distance = exact_law(problem.target, problem.draft, mode).total_variation(problem.target)
+        distance = exact_step(problem.target, problem.draft, mode).total_variation(problem.target)
         assert distance <= spent + 1e-10, problem
         largest = max(largest, distance)
     assert largest > 0.02
@@ -170,7 +171,7 @@ def mean_spent(target, draft, first_half) -> float:
     return sum(
         chance * probability * verdict.spent_tv
         for chance, tree in enumerate_outcomes(draft)
-        for probability, verdict in enumerate_outcomes(first_half(tree, ToyRows(target, tree)))
+        for probability, verdict in enumerate_outcomes(first_half(tree, toy_rows(target, tree)))
     )
 
 
@@ -178,9 +179,9 @@ def mean_spent(target, draft, first_half) -> float:
 def test_mentored_keeps_every_token_within_its_divergence_on_random_trees(seed: int) -> None:
     """The conditional law of every accepted or added token, given the text before it, mixed over all trees."""
     problem = random_problem(seed, max_trees=16)
-    law = exact_law(problem.target, problem.draft, "lossy_mentored:kl=0.1")
-    size, length = problem.vocab_size, law.max_length
-    strings = law.strings(problem.target, length)
+    distribution = exact_step(problem.target, problem.draft, "lossy_mentored:kl=0.1")
+    size, length = problem.vocab_size, distribution.max_length
+    strings = distribution.strings(problem.target, length)
     for depth in range(length):
         rows = strings.reshape(size**depth, size, -1).sum(2)
         for number, row in enumerate(rows):
@@ -193,13 +194,13 @@ def test_mentored_keeps_every_token_within_its_divergence_on_random_trees(seed: 
 def test_a_relaxed_mode_accepts_more_than_the_lossless_one(mode: str) -> None:
     """That is what the total variation is spent on."""
     draft = independent_paths(always(DRAFT_V4), 1, 2)
-    lossless = exact_law(always(TARGET_V4), draft, "traversal").expected_accepted
-    assert exact_law(always(TARGET_V4), draft, mode).expected_accepted > lossless + 0.05
+    lossless = exact_step(always(TARGET_V4), draft, "traversal").expected_accepted
+    assert exact_step(always(TARGET_V4), draft, mode).expected_accepted > lossless + 0.05
 
 
 def test_typical_accepts_a_cached_token_above_its_threshold_for_certain() -> None:
     """Probability 0.10 against min(0.09, 0.3 exp(-H)): written with certainty, total variation 0.90."""
-    verdict = verify(chain([0]), ToyRows(always(TARGET_V4), chain([0])), "lossy_typical", CounterCoins(0, 0))
+    verdict = verify(chain([0]), toy_rows(always(TARGET_V4), chain([0])), "lossy_typical", CounterRng(0, 0))
     assert verdict.path == (0,)
     assert verdict.spent_tv == pytest.approx(0.90)
 
@@ -210,7 +211,7 @@ def greedy_rows(tree: CandidateTree, logits: Callable[[tuple[int, ...]], torch.T
     def one_hot(path: tuple[int, ...]) -> torch.Tensor:
         return torch.eye(logits(path).numel(), dtype=torch.float64)[int(logits(path).argmax())]
 
-    rows = ToyRows(one_hot, tree)
+    rows = toy_rows(one_hot, tree)
     rows.logits = lambda node: logits(tree.tokens_to(node))  # type: ignore[method-assign]
     return rows
 
@@ -223,7 +224,7 @@ def test_at_temperature_zero_these_equal_greedy(mode: str) -> None:
         model = toy_model((seed, "positive"), problem.vocab_size, plain=True)
         for _, tree in enumerate_outcomes(problem.draft):
             rows = greedy_rows(tree, lambda path, model=model: model(path).log())
-            expected = verify(tree, rows, "greedy", CounterCoins(0, 0))
+            expected = verify(tree, rows, "greedy", CounterRng(0, 0))
             assert [v for _, v in enumerate_outcomes(prepare(tree, rows, mode))] == [expected]
             assert expected.spent_tv == 0.0
 
@@ -238,7 +239,7 @@ def test_top_beta_at_temperature_zero_lets_the_second_likeliest_stand_within_its
         ("lossy_top_beta:beta=2,tau=9", 3, 0),
     ):
         tree = chain([token])
-        verdict = verify(tree, greedy_rows(tree, lambda path: logits), mode, CounterCoins(0, 0))
+        verdict = verify(tree, greedy_rows(tree, lambda path: logits), mode, CounterRng(0, 0))
         assert verdict.num_accepted == accepted, mode
         assert verdict.spent_tv == pytest.approx(float(accepted)), mode
 
@@ -249,23 +250,23 @@ def test_a_token_that_the_target_excludes_is_never_written(mode: str) -> None:
     row = torch.tensor([0.0, 0.7, 0.3, 0.0], dtype=torch.float64)
     for draft in (
         sibling_draws([DRAFT_V4, DRAFT_V4], replacement=False),
-        sibling_draws([DRAFT_V4], points=(0, 3), replacement=True, exclude_points=True),
-        sibling_draws([], points=(0, 3), replacement=True),
+        sibling_draws([DRAFT_V4], fixed=(0, 3), replacement=True, exclude_fixed=True),
+        sibling_draws([], fixed=(0, 3), replacement=True),
     ):
-        law = exact_law(always(row), draft, mode)
-        assert not [prefix for prefix in law.prefixes if {0, 3} & set(prefix)]
+        distribution = exact_step(always(row), draft, mode)
+        assert not [prefix for prefix in distribution.prefixes if {0, 3} & set(prefix)]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_lossless_modes_spend_nothing(mode: str) -> None:
     tree = chain([1, 2])
-    assert verify(tree, ToyRows(always(TARGET_V4), tree), mode, CounterCoins(0, 0)).spent_tv == 0.0
+    assert verify(tree, toy_rows(always(TARGET_V4), tree), mode, CounterRng(0, 0)).spent_tv == 0.0
 
 
 @pytest.mark.parametrize("mode", RULE_MODES)
 def test_nothing_proposed_is_plain_decoding_for_free(mode: str) -> None:
-    law, spent = law_at_root(lambda coins: CandidateTree(), mode)
-    assert torch.allclose(law, TARGET_V4, rtol=0, atol=EXACT)
+    distribution, spent = distribution_at_root(lambda rng: CandidateTree(), mode)
+    assert torch.allclose(distribution, TARGET_V4, rtol=0, atol=EXACT)
     assert spent == 0.0
 
 
@@ -283,28 +284,28 @@ def sometimes(tree: CandidateTree, rows: object, node: int) -> float:
 def test_a_judge_spends_at_least_the_total_variation_it_causes(seed: int) -> None:
     """Random trees; the judge that never overrules is lossless and free."""
     problem = random_problem(seed, max_trees=16)
-    assert exact_law(problem.target, problem.draft, judged(never)).total_variation(problem.target) < EXACT
+    assert exact_step(problem.target, problem.draft, judged(never)).total_variation(problem.target) < EXACT
     assert mean_spent(problem.target, problem.draft, judged(never)) == 0.0
-    distance = exact_law(problem.target, problem.draft, judged(sometimes)).total_variation(problem.target)
+    distance = exact_step(problem.target, problem.draft, judged(sometimes)).total_variation(problem.target)
     assert distance <= mean_spent(problem.target, problem.draft, judged(sometimes)) + 1e-10
 
 
 def test_a_judge_at_one_draw_spends_exactly_the_total_variation() -> None:
     """Accepted mass min(p, q) + (q - p)+ times the judge's chance; the rest is recovered as ever."""
     draft = sibling_draws([DRAFT_V4], replacement=True)
-    law = exact_law(always(TARGET_V4), draft, judged(sometimes))
-    distance = law.total_variation(always(TARGET_V4))
+    distribution = exact_step(always(TARGET_V4), draft, judged(sometimes))
+    distance = distribution.total_variation(always(TARGET_V4))
     expected = float(((DRAFT_V4 - TARGET_V4).clamp(min=0) * torch.tensor([0.0, 0.25, 0.5, 1.0])).sum())
     assert distance == pytest.approx(expected, abs=EXACT)
     assert mean_spent(always(TARGET_V4), draft, judged(sometimes)) == pytest.approx(expected, abs=EXACT)
-    assert law.expected_accepted == pytest.approx(0.55 + expected, abs=EXACT)
+    assert distribution.expected_accepted == pytest.approx(0.55 + expected, abs=EXACT)
 
 
 def test_verification_goes_on_below_a_token_that_a_judge_let_stand() -> None:
     """The rejected token's own children are proposals like any other."""
     tree = chain([0, 1])
     row = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    verdict = judged(lambda *_: 1.0)(tree, ToyRows(always(row), tree))(CounterCoins(0, 0))
+    verdict = judged(lambda *_: 1.0)(tree, toy_rows(always(row), tree))(CounterRng(0, 0))
     assert verdict == Verdict((0, 1), 1, "bonus", 1.0)
 
 
@@ -315,8 +316,8 @@ def test_an_installed_judge_is_found_by_name(monkeypatch: pytest.MonkeyPatch) ->
         "precedent.verify.lossy.judge.entry_points", lambda group, name="mine": [point] if name == "mine" else []
     )
     tree = chain([0])
-    rows = ToyRows(always(torch.tensor([0.0, 1.0])), tree)
-    assert verify(tree, rows, "lossy_judge:name=mine", CounterCoins(0, 0)).path == (0,)
+    rows = toy_rows(always(torch.tensor([0.0, 1.0])), tree)
+    assert verify(tree, rows, "lossy_judge:name=mine", CounterRng(0, 0)).path == (0,)
     with pytest.raises(ConfigError, match=r"no judge is called 'yours' \(installed: mine\)"):
         find_mode("lossy_judge:name=yours")
 
@@ -354,11 +355,11 @@ def test_lossy_modes_are_named_so() -> None:
 def test_a_duplicate_of_a_cached_token_does_not_move_the_law() -> None:
     """A drawn token that is cached too is one node: the rule must not see which was drawn."""
 
-    def draft(coins: Coins) -> CandidateTree:
+    def draft(rng: Rng) -> CandidateTree:
         builder = TreeBuilder()
-        builder.add_point(ROOT, 3, "cache")
-        builder.add_draw(ROOT, coins.categorical(DRAFT_V4, ROOT, "draw"), Drawn(DRAFT_V4), "draft")
+        builder.add_fixed(ROOT, 3, "cache")
+        builder.add_sampled(ROOT, rng.categorical(DRAFT_V4, ROOT, "draw"), Sampled(DRAFT_V4), "draft")
         return builder.build()
 
-    law, _ = law_at_root(draft, "lossy_mentored:kl=0.2")
-    assert torch.allclose(law, Mentored(0.2)(offer(TARGET_V4, DRAFT_V4)), rtol=0, atol=EXACT)
+    distribution, _ = distribution_at_root(draft, "lossy_mentored:kl=0.2")
+    assert torch.allclose(distribution, Mentored(0.2)(offer(TARGET_V4, DRAFT_V4)), rtol=0, atol=EXACT)

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.enumeration import DraftProcess, ExactStep, exact_step
+from helpers.random_trees import always, independent_paths, sibling_draws, toy_model
 
-from precedent.sampling.probabilities import Coins
-from precedent.testing.enumeration import DraftProcess, ExactLaw, exact_law
-from precedent.testing.random_trees import always, independent_paths, sibling_draws, toy_model
-from precedent.tree import NULL, ROOT, CandidateTree, Draw, Drawn, Point, TreeBuilder
+from precedent.sampling.rng import Rng
+from precedent.tree import NULL, ROOT, Candidate, CandidateTree, Fixed, Sampled, TreeBuilder
 from precedent.verify import Rows, Verdict, Weights, walk
 from precedent.verify.recursion import Residual, State
 
@@ -25,28 +25,28 @@ DRAFT_TOY = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
 VISIBLE = 1e-3  # a bias of this total variation is nine orders of magnitude above what the law test lets pass
 
 
-def with_weights(kind: type[Weights], *, lazy: bool) -> Callable[[CandidateTree, Rows], Callable[[Coins], Verdict]]:
+def with_weights(kind: type[Weights], *, lazy: bool) -> Callable[[CandidateTree, Rows], Callable[[Rng], Verdict]]:
     """The shipped walk over tampered weights."""
 
-    def first_half(tree: CandidateTree, rows: Rows) -> Callable[[Coins], Verdict]:
+    def first_half(tree: CandidateTree, rows: Rows) -> Callable[[Rng], Verdict]:
         weights = kind(tree, rows, lazy=lazy)
-        return lambda coins: walk(weights, coins)
+        return lambda rng: walk(weights, rng)
 
     return first_half
 
 
-def biased_by(target_row: torch.Tensor, draft: DraftProcess, verifier) -> tuple[float, ExactLaw]:
+def biased_by(target_row: torch.Tensor, draft: DraftProcess, verifier) -> tuple[float, ExactStep]:
     """Total variation from the target, and the law; the shipped verifiers are exact on the same draft process."""
     target = always(target_row)
-    law = exact_law(target, draft, verifier)
-    return law.total_variation(target), law
+    distribution = exact_step(target, draft, verifier)
+    return distribution.total_variation(target), distribution
 
 
 class SkipsDuplicates(Weights):
     """Leaves out the residual update of a token that was drawn before."""
 
-    def _after(self, state: State, draw: Draw) -> State:
-        first = self._trials[draw.parent][self._ordinals[draw.child]]
+    def _after(self, state: State, draw: Candidate) -> State:
+        first = self._trials[candidate.parent][self._ordinals[candidate.child]]
         return super()._after(state, draw) if draw is first else state
 
 
@@ -67,14 +67,15 @@ def test_resorting_siblings_is_seen(key: str) -> None:
         "target probability": lambda token: -float(TARGET_V4[token]),
     }
 
-    def resorted(tree: CandidateTree, rows: Rows) -> Callable[[Coins], Verdict]:
-        order = sorted(tree.draws, key=lambda draw: ranks[key](tree.token_ids[draw.child]))
-        tokens = [tree.token_ids[draw.child] for draw in order]
+    def resorted(tree: CandidateTree, rows: Rows) -> Callable[[Rng], Verdict]:
+        order = sorted(tree.candidates, key=lambda draw: ranks[key](tree.token_ids[candidate.child]))
+        tokens = [tree.token_ids[candidate.child] for candidate in order]
         draws = tuple(
-            Draw(ROOT, draw.child, Drawn(DRAFT_V4, tuple(tokens[:position]))) for position, draw in enumerate(order)
+            Candidate(ROOT, candidate.child, Sampled(DRAFT_V4, tuple(tokens[:position])))
+            for position, candidate in enumerate(order)
         )
-        weights = Weights(replace(tree, draws=draws), rows, lazy=True)
-        return lambda coins: walk(weights, coins)
+        weights = Weights(replace(tree, candidates=draws), rows, lazy=True)
+        return lambda rng: walk(weights, rng)
 
     distance, _ = biased_by(TARGET_V4, sibling_draws([DRAFT_V4, DRAFT_V4], replacement=False), resorted)
     assert distance > 0.05
@@ -83,22 +84,22 @@ def test_resorting_siblings_is_seen(key: str) -> None:
 def test_dropping_a_sampled_candidate_is_seen() -> None:
     """A draw of low draft probability removed after it was drawn, instead of a keep_mask."""
 
-    def draft(coins: Coins) -> CandidateTree:
-        token = coins.categorical(DRAFT_V4, ROOT, "draw")
+    def draft(rng: Rng) -> CandidateTree:
+        token = rng.categorical(DRAFT_V4, ROOT, "draw")
         builder = TreeBuilder()
         if DRAFT_V4[token] >= 0.2:
-            builder.add_draw(ROOT, token, Drawn(DRAFT_V4), "draft")
+            builder.add_sampled(ROOT, token, Sampled(DRAFT_V4), "draft")
         return builder.build()
 
     distance, _ = biased_by(TARGET_V4, draft, "traversal")
     assert distance == pytest.approx(0.075, abs=1e-3)
 
 
-class ArgmaxCoins:
+class ArgmaxRng:
     """Takes the most likely token where the target's token should be drawn."""
 
-    def __init__(self, coins: Coins) -> None:
-        self.bernoulli = coins.bernoulli
+    def __init__(self, rng: Rng) -> None:
+        self.bernoulli = rng.bernoulli
 
     def categorical(self, weights: torch.Tensor, node: int, purpose: str) -> int:
         return int(weights.argmax())
@@ -108,9 +109,9 @@ class ArgmaxCoins:
 def test_an_argmax_bonus_token_is_seen(mode_is_lazy: bool) -> None:
     """Accepting by sampling but adding the most likely token."""
 
-    def verifier(tree: CandidateTree, rows: Rows) -> Callable[[Coins], Verdict]:
+    def verifier(tree: CandidateTree, rows: Rows) -> Callable[[Rng], Verdict]:
         weights = Weights(tree, rows, lazy=mode_is_lazy)
-        return lambda coins: walk(weights, ArgmaxCoins(coins))
+        return lambda rng: walk(weights, ArgmaxRng(rng))
 
     distance, _ = biased_by(TARGET_V4, sibling_draws([DRAFT_V4], replacement=True), verifier)
     assert distance > 0.1
@@ -120,22 +121,22 @@ class UncappedLastPosition(Weights):
     """Accepts the whole chain with min(1, product of all ratios), not capped at 1 along the way (HSD's code)."""
 
     def _entering(self, node: int) -> float:
-        if node == ROOT or node in self.tree.draws_at:
+        if node == ROOT or node in self.tree.candidates_at:
             return super()._entering(node)
         ratio = 1.0
         for below in self.tree.path_to(node):
             parent, token = self.tree.parents[below], self.tree.token_ids[below]
-            law = self.tree.draws_at[parent][0].law
-            ratio *= float(self.row(parent)[token]) / float(law.probs()[token])  # type: ignore[union-attr]
+            distribution = self.tree.candidates_at[parent][0].distribution
+            ratio *= float(self.row(parent)[token]) / float(distribution.probs()[token])  # type: ignore[union-attr]
         return min(1.0, ratio)
 
 
 def test_an_uncapped_final_acceptance_is_seen_and_exceeds_the_optimum() -> None:
     """E[accepted] = 4/3 where the linear program allows 11/9; total variation 1/9."""
     draft = independent_paths(always(DRAFT_TOY), 1, 2)
-    distance, law = biased_by(TARGET_TOY, draft, with_weights(UncappedLastPosition, lazy=True))
-    assert law.expected_accepted == pytest.approx(4 / 3)
-    assert law.expected_accepted > 11 / 9 + 0.1
+    distance, distribution = biased_by(TARGET_TOY, draft, with_weights(UncappedLastPosition, lazy=True))
+    assert distribution.expected_accepted == pytest.approx(4 / 3)
+    assert distribution.expected_accepted > 11 / 9 + 0.1
     assert distance == pytest.approx(1 / 9, abs=1e-6)
 
 
@@ -144,10 +145,10 @@ def test_deterministic_candidates_scored_with_a_softmax_are_seen(number: int, ex
     """MCSD's acceptance at draft temperature 0: the top tokens are certain, yet q is a softmax over them."""
     top = torch.zeros_like(DRAFT_V4).scatter(0, DRAFT_V4.topk(number).indices, DRAFT_V4.topk(number).values)
 
-    def draft(coins: Coins) -> CandidateTree:
+    def draft(rng: Rng) -> CandidateTree:
         builder = TreeBuilder()
         for token in range(number):
-            builder.add_draw(ROOT, token, Drawn(top / top.sum(), tuple(range(token))), "draft")
+            builder.add_sampled(ROOT, token, Sampled(top / top.sum(), tuple(range(token))), "draft")
         return builder.build()
 
     distance, _ = biased_by(TARGET_V4, draft, "topdown")
@@ -158,9 +159,9 @@ def test_a_draft_law_that_was_not_sampled_is_seen() -> None:
     """Reporting the raw law while drawing from a warped one (a processor forgotten on one side)."""
     warped = DRAFT_V4**2 / (DRAFT_V4**2).sum()
 
-    def draft(coins: Coins) -> CandidateTree:
+    def draft(rng: Rng) -> CandidateTree:
         builder = TreeBuilder()
-        builder.add_draw(ROOT, coins.categorical(warped, ROOT, "draw"), Drawn(DRAFT_V4), "draft")
+        builder.add_sampled(ROOT, rng.categorical(warped, ROOT, "draw"), Sampled(DRAFT_V4), "draft")
         return builder.build()
 
     distance, _ = biased_by(TARGET_V4, draft, "traversal")
@@ -170,17 +171,17 @@ def test_a_draft_law_that_was_not_sampled_is_seen() -> None:
 class ForgetsNullDraws(Weights):
     """Treats a swallowed draw as if it had never been made."""
 
-    def _after(self, state: State, draw: Draw) -> State:
-        return state if draw.child == NULL else super()._after(state, draw)
+    def _after(self, state: State, draw: Candidate) -> State:
+        return state if candidate.child == NULL else super()._after(state, draw)
 
 
 def test_forgetting_a_swallowed_draw_is_seen() -> None:
     """The null event carries mass: the residual must be taken although nothing was proposed."""
 
-    def draft(coins: Coins) -> CandidateTree:
+    def draft(rng: Rng) -> CandidateTree:
         builder = TreeBuilder()
-        law = Drawn(DRAFT_V4, (), DRAFT_V4 >= 0.2)
-        builder.add_draw(ROOT, coins.categorical(DRAFT_V4, ROOT, "draw"), law, "draft")
+        distribution = Sampled(DRAFT_V4, (), DRAFT_V4 >= 0.2)
+        builder.add_sampled(ROOT, rng.categorical(DRAFT_V4, ROOT, "draw"), distribution, "draft")
         return builder.build()
 
     distance, _ = biased_by(TARGET_V4, draft, with_weights(ForgetsNullDraws, lazy=False))
@@ -190,38 +191,40 @@ def test_forgetting_a_swallowed_draw_is_seen() -> None:
 class NormalisedWeight(Weights):
     """Forgets that a rejection is news about a: keeps the entering weight instead of R / (R + 1 - a)."""
 
-    def _after(self, state: State, draw: Draw) -> State:
+    def _after(self, state: State, draw: Candidate) -> State:
         return State(state.accept, super()._after(state, draw).residual)
 
 
 def test_an_unchanged_prefix_weight_is_seen_in_a_tree() -> None:
     """The a-update is what separates block verification from a plain product of ratios."""
     target, draft = toy_model("target", 3, plain=True), toy_model("draft", 3, plain=True)
-    law = exact_law(target, independent_paths(draft, 1, 3), with_weights(NormalisedWeight, lazy=True))
-    assert law.total_variation(target) > VISIBLE
+    distribution = exact_step(target, independent_paths(draft, 1, 3), with_weights(NormalisedWeight, lazy=True))
+    assert distribution.total_variation(target) > VISIBLE
 
 
 class CacheFirst(CandidateTree):
     """Makes every point a trial of its own, so that the order of draws is the order of trials."""
 
     @property
-    def all_points_below(self) -> tuple[bool, ...]:  # type: ignore[override]
+    def only_fixed_below(self) -> tuple[bool, ...]:  # type: ignore[override]
         return (False,) * len(self)
 
 
 def test_cached_tokens_first_is_lossless_but_accepts_less() -> None:
     """Draws before points at a mixed node: 0.850 against 0.770, and the gain is what the order is for."""
 
-    def cache_first(tree: CandidateTree, rows: Rows) -> Callable[[Coins], Verdict]:
-        cached = Draw(ROOT, tree.token_ids.index(3), Point())  # there whatever was drawn, or its presence would tell
-        draws = (cached, *(draw for draw in tree.draws if isinstance(draw.law, Drawn)))
+    def cache_first(tree: CandidateTree, rows: Rows) -> Callable[[Rng], Verdict]:
+        cached = Candidate(
+            ROOT, tree.token_ids.index(3), Fixed()
+        )  # there whatever was drawn, or its presence would tell
+        draws = (cached, *(draw for candidate in tree.candidates if isinstance(candidate.distribution, Sampled)))
         weights = Weights(CacheFirst(tree.token_ids, tree.parents, draws, tree.sources), rows, lazy=False)
-        return lambda coins: walk(weights, coins)
+        return lambda rng: walk(weights, rng)
 
-    draft = sibling_draws([DRAFT_V4], points=(3,), replacement=True)
-    distance, law = biased_by(TARGET_V4, draft, cache_first)
+    draft = sibling_draws([DRAFT_V4], fixed=(3,), replacement=True)
+    distance, distribution = biased_by(TARGET_V4, draft, cache_first)
     assert distance < 1e-12
-    assert law.expected_accepted == pytest.approx(0.770, abs=1e-12)
+    assert distribution.expected_accepted == pytest.approx(0.770, abs=1e-12)
     _, shipped = biased_by(TARGET_V4, draft, "topdown")
     assert shipped.expected_accepted == pytest.approx(0.850, abs=1e-12)
 
@@ -237,7 +240,7 @@ def test_the_tampered_harness_itself_is_exact_without_tampering() -> None:
 
 def test_residual_arithmetic_is_what_the_controls_tamper_with() -> None:
     """(a B - q)+ by hand: B = V4 target at a = 1/2 after a draw from the draft law."""
-    state = State(0.5, Residual(TARGET_V4)).after_rejecting_draw(DRAFT_V4)
+    state = State(0.5, Residual(TARGET_V4)).after_rejecting_sampled(DRAFT_V4)
     left = (0.5 * TARGET_V4 - DRAFT_V4).clamp(min=0)
     assert torch.allclose(state.residual.dense(), left)
     assert state.accept == pytest.approx(float(left.sum()) / (float(left.sum()) + 0.5))

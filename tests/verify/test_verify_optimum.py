@@ -11,11 +11,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from helpers.enumeration import DraftProcess, ToyModel, exact_step
+from helpers.random_trees import always, independent_paths, near, random_problem, sibling_draws, toy_model
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
-from precedent.testing.enumeration import DraftProcess, TargetLaw, enumerate_outcomes, exact_law
-from precedent.testing.random_trees import always, independent_paths, near, random_problem, sibling_draws, toy_model
+from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import ROOT, CandidateTree
 
 SOLVER = 1e-7
@@ -23,7 +24,7 @@ TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
 DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
 
 
-def optimum(target: TargetLaw, draft: DraftProcess, depth: int) -> float:
+def optimum(target: ToyModel, draft: DraftProcess, depth: int) -> float:
     """The most draft tokens that any lossless one-step verifier can accept on average."""
     size = target(()).numel()
     strings = list(itertools.product(range(size), repeat=depth + 1))
@@ -50,7 +51,7 @@ def optimum(target: TargetLaw, draft: DraftProcess, depth: int) -> float:
     return float(-solution.fun)
 
 
-def _probability(target: TargetLaw, string: tuple[int, ...], start: int) -> float:
+def _probability(target: ToyModel, string: tuple[int, ...], start: int) -> float:
     """The target's probability of the tokens of `string` from position `start` on."""
     probability = 1.0
     for position in range(start, len(string)):
@@ -66,8 +67,8 @@ def test_block_verification_is_optimal_on_chains(vocab_size: int, length: int) -
         draft = near(target, toy_model(("draft", seed), vocab_size, plain=True), 0.5)
         process = independent_paths(draft, 1, length)
         best = optimum(target, process, length)
-        assert exact_law(target, process, "traversal").expected_accepted == pytest.approx(best, abs=SOLVER)
-        assert exact_law(target, process, "topdown").expected_accepted <= best + SOLVER
+        assert exact_step(target, process, "traversal").expected_accepted == pytest.approx(best, abs=SOLVER)
+        assert exact_step(target, process, "topdown").expected_accepted <= best + SOLVER
 
 
 @pytest.mark.parametrize("block", range(300, 340, 10))
@@ -81,15 +82,15 @@ def test_nothing_exceeds_the_optimum_on_random_trees(block: int) -> None:
         if problem.vocab_size**depth > 125:
             continue
         best = optimum(target, problem.draft, depth)
-        lazy, eager = (exact_law(target, problem.draft, mode).expected_accepted for mode in ("traversal", "topdown"))
+        lazy, eager = (exact_step(target, problem.draft, mode).expected_accepted for mode in ("traversal", "topdown"))
         assert eager - SOLVER <= lazy <= best + SOLVER, problem
-        if all(all(tree.all_points_below) and not problem.plan.shape for tree in trees):
+        if all(all(tree.only_fixed_below) and not problem.plan.shape for tree in trees):
             assert lazy == pytest.approx(best, abs=SOLVER)
 
 
 def test_one_draw_beside_cached_tokens_is_optimal() -> None:
     """A mixed node with one draw: draws first, points last leaves nothing on the table."""
-    for points, exclude in (((3,), False), ((3,), True), ((0, 1), True), ((1, 2), False)):
-        draft = sibling_draws([DRAFT_V4], points=points, replacement=True, exclude_points=exclude)
+    for fixed, exclude in (((3,), False), ((3,), True), ((0, 1), True), ((1, 2), False)):
+        draft = sibling_draws([DRAFT_V4], fixed=fixed, replacement=True, exclude_fixed=exclude)
         best = optimum(always(TARGET_V4), draft, 1)
-        assert exact_law(always(TARGET_V4), draft, "traversal").expected_accepted == pytest.approx(best, abs=SOLVER)
+        assert exact_step(always(TARGET_V4), draft, "traversal").expected_accepted == pytest.approx(best, abs=SOLVER)

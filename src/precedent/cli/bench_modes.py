@@ -11,7 +11,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from precedent.config import SamplingParams
-from precedent.drafters import Drafting, DraftRequest
+from precedent.drafters import DraftSession, Request
 from precedent.engine.engine import Engine
 from precedent.testing.drafters import OracleDrafter
 
@@ -141,12 +141,12 @@ def query_of(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> s
 class OracleOfPrompts:
     """Knows the answer to every prompt that will be asked: the ceiling of what any drafter could reach."""
 
-    name, draws = "oracle", False
+    name = "oracle"
 
     def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]]) -> None:
         self._answers = answers
 
-    def begin(self, request: DraftRequest) -> Drafting:
+    def begin(self, request: Request) -> DraftSession:
         """A drafting that proposes the known answer."""
         return OracleDrafter(self._answers[request.prompt_ids]).begin(request)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,15 +18,16 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from precedent.cache import NewCompletion
 from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.custom_generate.laws import RowLaw, RowStop, end_token_ids
 from precedent.custom_generate.prepared import Prepared, Speculators, fingerprint_of, prepared_for
+from precedent.custom_generate.processors import RowProcessors, RowStop, end_token_ids
 from precedent.custom_generate.refusals import check_call, dropped_by_generate
 from precedent.decoding.loop import step
-from precedent.decoding.sequence import DecodingSequence, entropy_coins
+from precedent.decoding.sequence import DecodingSequence
 from precedent.decoding.stats import GenerationStats
-from precedent.drafters import Drafter, DraftRequest
+from precedent.drafters import Drafter, Request
 from precedent.engine.checks import unless_switched_off
 from precedent.errors import ConfigError
+from precedent.sampling.rng import entropy_rng
 from precedent.target import Slot
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class _Row:
     """One row of the batch: its tokens without padding, what is done to its logits, and when it stops."""
 
     prompt_ids: tuple[int, ...]
-    law: RowLaw
+    processors: RowProcessors
     stop: RowStop
     sequence: DecodingSequence
     put: Callable[[Tensor], None] | None = None
@@ -65,8 +66,8 @@ class _Row:
             raise self.sequence.error
         output = self.sequence.output_ids
         for length in range(len(output) - len(token_ids) + 1, len(output) + 1):
-            kept = [self.law.scores[place] for place in range(length)] if self.law.scores else None
-            stopped = self.stop(self.law.ids(output[:length]), kept)
+            kept = [self.processors.scores[place] for place in range(length)] if self.processors.scores else None
+            stopped = self.stop(self.processors.ids(output[:length]), kept)
             if self.put is not None:
                 self.put(torch.tensor(output[length - 1 : length]))
             if stopped:
@@ -129,14 +130,16 @@ def generate(
     rows: list[_Row] = []
     try:
         for prompt_ids in _unpadded(input_ids, model_inputs.get("attention_mask")):
-            law = RowLaw(logits_processor, input_ids, len(rows), keep=keep)
-            rows.append(_started(prompt_ids, law, rows, prepared, speculation, stopping_criteria, generation_config))
+            processors = RowProcessors(logits_processor, input_ids, len(rows), keep=keep)
+            rows.append(
+                _started(prompt_ids, processors, rows, prepared, speculation, stopping_criteria, generation_config)
+            )
         if dropped.streamer is not None:
             rows[0].put = dropped.streamer.put
         _decode(rows, prepared)
     finally:
-        for drafting in (drafting for row in rows for drafting in row.sequence.draftings.values()):
-            drafting.end()
+        for session in (session for row in rows for session in row.sequence.sessions.values()):
+            session.end()
     if dropped.streamer is not None:
         dropped.streamer.end()
     _store(rows, prepared, speculation)
@@ -172,7 +175,7 @@ def _unpadded(input_ids: Tensor, mask: Tensor | None) -> list[tuple[int, ...]]:
 
 def _started(
     prompt_ids: tuple[int, ...],
-    law: RowLaw,
+    processors: RowProcessors,
     others: Sequence[_Row],
     prepared: Prepared,
     speculation: _Speculation,
@@ -180,36 +183,31 @@ def _started(
     config: GenerationConfig,
 ) -> _Row:
     """Begin the drafters, prefill, and build the sequence of one row."""
-    ends, width = end_token_ids(criteria), law.ids(()).shape[1]
+    ends, width = end_token_ids(criteria), processors.ids(()).shape[1]
     # seeded noise, not fresh coins: a seed set by the user twice may meet a completion that it wrote itself
     seed = int(torch.randint(2**62, ()))
     sampling = SamplingParams(temperature=1.0, seed=seed) if config.do_sample else SamplingParams()
-    request = DraftRequest(
+    request = Request(
         request_id=secrets.token_hex(8),
         prompt_ids=prompt_ids,
         sampling=sampling,
         tenant=speculation.tenant,
         query=speculation.query(prompt_ids) if speculation.cache is not None else "",
         mode="coupled" if config.do_sample else "greedy",
-        shape=law.unkept,
+        shape=processors.unkept,
         end_token_ids=ends,
     )
     with prepared.lock:
         slot = _prefilled(prompt_ids, others, prepared)
         sequence = DecodingSequence(
+            request=replace(request, shape=processors),
             slot=slot,
-            sampling=sampling,
-            speculation=SpeculationConfig(),
-            mode=request.mode,
-            coins_of=entropy_coins(seed),
-            end_token_ids=ends,
             max_tokens=(criteria.max_length or prepared.target.context_length) - width,
-            shape=law,
-            draftings={name: drafter.begin(request) for name, drafter in speculation.drafters.items()},
-            draw_sources=tuple(name for name, drafter in speculation.drafters.items() if drafter.draws),
+            rng_of=entropy_rng(seed),
+            sessions={name: drafter.begin(request) for name, drafter in speculation.drafters.items()},
             stats=GenerationStats(mode=request.mode),
         )
-    return _Row(prompt_ids, law, RowStop(criteria, law.batch, len(others)), sequence)
+    return _Row(prompt_ids, processors, RowStop(criteria, processors.batch, len(others)), sequence)
 
 
 def _prefilled(prompt_ids: tuple[int, ...], others: Sequence[_Row], prepared: Prepared) -> Slot:
@@ -262,8 +260,8 @@ def _output(rows: Sequence[_Row], input_ids: Tensor, config: GenerationConfig) -
         return sequences
     return GenerateOutput(
         sequences=sequences,  # type: ignore[arg-type]  # transformers names a legacy tensor type
-        scores=_stacked([row.law.scores for row in rows], longest) if config.output_scores else None,
-        logits=_stacked([row.law.raw for row in rows], longest) if config.output_logits else None,
+        scores=_stacked([row.processors.scores for row in rows], longest) if config.output_scores else None,
+        logits=_stacked([row.processors.raw for row in rows], longest) if config.output_logits else None,
         speculation=tuple(row.sequence.stats.as_dict() for row in rows),
     )
 

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
-from precedent.custom_generate.laws import CRITERIA, check_criteria, check_processors, end_token_ids
+from precedent.custom_generate.processors import CRITERIA, check_criteria, check_processors, end_token_ids
 from precedent.errors import ConfigError, PromptError, UnsupportedError
 
 PLAIN_MODES = ("greedy_search", "sample")

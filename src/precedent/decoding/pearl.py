@@ -1,14 +1,14 @@
-"""PEARL (2408.11850): the draft model draws while the target scores, so that neither waits for the other.
+"""PEARL (2408.11850): the draft model draws while the target model scores, so that neither waits for the other.
 
-While the target scores a tree, the draft model goes on behind its own part of it. What it draws serves twice:
+While the target model scores a tree, the draft model goes on beyond its own part of it. What it draws serves twice:
 
-* *pre-verify*: the first of these draws hangs below a node that is being scored, and the row after that node is all
-  that its verdict needs. So it is judged in this step already, as a leaf whose own row nobody has computed;
-* *post-verify*: if the text goes that way, the next tree begins with the draws behind it, at no time of its own.
+* *pre-verify*: the first of these samples hangs below a node that is being scored, and the row after that node is all
+  that its verdict needs. So it is verified in this step already, as a leaf without a row of its own;
+* *post-verify*: if the text goes that way, the next tree begins with the samples behind it, at no time of its own.
 
-A step with nothing at hand (the first one, and after a rejection) need not wait for a draft either: the target scores
-what memory proposes, or its pending token alone, while the draft model draws; unless drawing is so cheap that waiting
-for it brings more (`Planner`). Why the output law stays the target's is in docs/decisions/0017.
+A step with nothing at hand (the first one, and after a rejection) need not wait for a draft either: the target model
+scores what memory proposes, or its pending token alone, while the draft model draws; unless drawing is so cheap that
+waiting for it brings more (`planning.pearl`). Why the output distribution stays the target's: docs/decisions/0017.
 """
 
 from __future__ import annotations
@@ -23,45 +23,49 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from precedent.decoding.draft import Draft
+from precedent.decoding.beside import Beside
+from precedent.decoding.proposal import Proposal
 from precedent.decoding.sequence import DecodingSequence
-from precedent.drafters.base import DraftsAhead
+from precedent.drafters.base import DrawSession
+from precedent.drafters.model.lookahead import DrawsAhead
 from precedent.errors import ConfigError, UnsupportedError
+from precedent.planning.pearl import PearlPlanner
 from precedent.planning.planner import Planner
-from precedent.runtime.failures import as_ours
-from precedent.sampling.probabilities import Coins
+from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
+from precedent.tree import CandidateTree
 
 
 @dataclass(slots=True, eq=False)
 class _Drawing:
-    """One sequence's draft model at work beside a forward: at most `left` draws more."""
+    """One sequence's draft model at work beside a forward: at most `left` samples more."""
 
     sequence: DecodingSequence
     source: str
-    drafting: DraftsAhead
-    coins: Coins
+    session: DrawsAhead
+    rng: Rng
     behind: int
     left: int
     made: int = 0
     seconds: float = 0.0
 
     def draw_one(self) -> None:
-        """Draw one token; a failure is the sequence's, and ends the drawing."""
+        """Sample one token; a failure is the sequence's, and ends the drawing."""
         started = perf_counter()
         try:
-            drawn = self.drafting.draw_ahead(self.coins)
+            drawn = self.session.draw_ahead(self.rng)
         except Exception as error:
-            self.sequence.error, drawn = as_ours(error, "drafting ahead"), False
+            self.sequence.fail(error, "drafting ahead")
+            drawn = False
         self.left = self.left - 1 if drawn else 0
         self.made += drawn
         self.seconds += perf_counter() - started
 
 
-class Pearl:
+class Pearl(Beside):
     """Draws ahead on a thread of its own, or on `executor`, which runs one thing at a time and ends with it.
 
-    The draft model of every sequence is at rest again when `beside` is left, whatever happened meanwhile.
+    The draft model of every sequence is at rest again when `forward` is left, whatever happened meanwhile.
     """
 
     def __init__(self, executor: Executor | None = None) -> None:
@@ -71,13 +75,18 @@ class Pearl:
         """End the thread."""
         self._executor.shutdown()
 
+    def at_hand(self, session: DrawSession) -> int | None:
+        """Samples that a session made beside the last forward; None for one that draws when it is asked."""
+        return session.at_hand if isinstance(session, DrawsAhead) else None
+
     @contextmanager
-    def beside(self, drafts: Sequence[Draft], planner: Planner) -> Iterator[None]:
+    def forward(self, proposals: Sequence[Proposal], planner: Planner) -> Iterator[None]:
         """Let the draft models of these sequences draw until the body, the target's forward, has come to its end.
 
-        How many draws that makes is a matter of time, never of a token that was drawn and not yet judged.
+        How many samples that makes is a matter of time, never of a token that was sampled and not yet verified.
         """
-        drawings = [drawing for draft in drafts for drawing in _drawings(draft, planner)]
+        assert isinstance(planner, PearlPlanner)
+        drawings = [drawing for each in proposals for drawing in _drawings(each, planner)]
         if not drawings:
             yield
             return
@@ -95,9 +104,27 @@ class Pearl:
             work.result()
             _learn(drawings, (perf_counter() - ended) * 1e3, planner)
 
+    def wait_for(self, scored: Sequence[Tensor]) -> None:
+        """Wait until these rows are computed: a GPU is still at work when its forward has returned."""
+        for device in {rows.device for rows in scored if rows.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+
+    def late(self, proposal: Proposal) -> CandidateTree:
+        """The tree that was scored, and below it what was drawn meanwhile: leaves without rows of their own."""
+        tree, sequence = proposal.tree, proposal.sequence
+        sequence.stats.num_lookaheads += _num_at_hand(sequence) > 0
+        for _, session in _ahead_of(sequence):
+            if session.at_hand:
+                tree = session.extended(tree)
+        return tree
+
+    def settled(self, sequence: DecodingSequence) -> None:
+        """Count a step after which samples are still at hand: the text went their way."""
+        sequence.stats.num_lookaheads_used += _num_at_hand(sequence) > 0
+
 
 def pearl_for(draft: TargetModel | None, target: TargetModel, wanted: bool | None, *, early_exit: bool) -> Pearl | None:
-    """What draws ahead in an engine; where nobody said (None), only a draft model on another device does.
+    """What draws ahead in an engine; by default (None) only a draft model on another device does.
 
     Raises ConfigError without a draft model, UnsupportedError for one that reads the target's own keys and values.
     """
@@ -113,18 +140,30 @@ def pearl_for(draft: TargetModel | None, target: TargetModel, wanted: bool | Non
     return Pearl() if wanted or draft.device != target.device else None
 
 
-def _drawings(draft: Draft, planner: Planner) -> Iterator[_Drawing]:
+def _ahead_of(sequence: DecodingSequence) -> Iterator[tuple[str, DrawsAhead]]:
+    for source, session in sequence.drawing.items():
+        if isinstance(session, DrawsAhead):
+            yield source, session
+
+
+def _num_at_hand(sequence: DecodingSequence) -> int:
+    return sum(session.at_hand for _, session in _ahead_of(sequence))
+
+
+def _drawings(proposal: Proposal, planner: PearlPlanner) -> Iterator[_Drawing]:
     """What a sequence's drafters that draft ahead may draw beside the forward over its tree."""
-    sequence = draft.sequence
-    for source, drafting in sequence.drafting_ahead.items():
-        behind = drafting.behind
-        most = planner.num_draws_ahead(source, behind, sequence.limits) - drafting.at_hand
-        room = sequence.limits.max_depth + 1 - draft.plan.draws.get(source, 0) - drafting.at_hand
+    sequence = proposal.sequence
+    if sequence.error is not None:
+        return
+    for source, session in _ahead_of(sequence):
+        behind, limits = session.behind, sequence.limits()
+        most = planner.num_draws_ahead(source, behind, limits) - session.at_hand
+        room = limits.max_depth + 1 - proposal.plan.draws.get(source, 0) - session.at_hand
         if min(most, room) > 0:
-            yield _Drawing(sequence, source, drafting, sequence.coins(), behind, min(most, room))
+            yield _Drawing(sequence, source, session, sequence.rng(), behind, min(most, room))
 
 
-def _learn(drawings: Sequence[_Drawing], waited: float, planner: Planner) -> None:
+def _learn(drawings: Sequence[_Drawing], waited: float, planner: PearlPlanner) -> None:
     """Tell the planner what the draws took, and for how many milliseconds the step waited for the last of them."""
     for drawing in drawings:
         drawing.sequence.stats.draft_model_seconds += drawing.seconds
@@ -132,21 +171,15 @@ def _learn(drawings: Sequence[_Drawing], waited: float, planner: Planner) -> Non
             planner.observe_draws(drawing.source, drawing.made, drawing.behind, drawing.seconds * 1e3)
     for source in {drawing.source for drawing in drawings}:
         behind = max(drawing.behind for drawing in drawings if drawing.source == source)
-        planner.observe_draws_ahead(source, behind, waited)
+        planner.observe_wait(source, behind, waited)
 
 
 def _draw_in_turns(drawings: Sequence[_Drawing], enough: threading.Event) -> None:
     """A token for each in turn, those with the fewest first, until it is enough or nothing may follow."""
-    order = sorted(drawings, key=lambda drawing: drawing.drafting.at_hand)
+    order = sorted(drawings, key=lambda drawing: drawing.session.at_hand)
     while any(drawing.left for drawing in order):
         for drawing in order:
             if enough.is_set():
                 return
             if drawing.left:
                 drawing.draw_one()
-
-
-def wait_for(scored: Sequence[Tensor]) -> None:
-    """Wait until these rows are computed: a GPU is still at work when its forward has returned."""
-    for device in {rows.device for rows in scored if rows.is_cuda}:
-        torch.cuda.current_stream(device).synchronize()

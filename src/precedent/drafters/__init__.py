@@ -1,91 +1,21 @@
-"""Drafters: who proposes. Built-in ones and others' are found alike, by the entry-point group `precedent.drafters`.
+"""Drafters: who proposes tokens. Ours stand in the table of `registry`, others' are entry points `precedent.drafters`.
 
-An entry point is a factory `(parts: DrafterParts) -> Drafter | None`; None means that a part it needs is absent (no
-cache, no draft model), so the drafter does not take part.
+May read the cache and a request; may not know how candidates are planned, verified or committed.
 """
 
-from __future__ import annotations
-
-import difflib
-from collections.abc import Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
-
-from precedent.drafters.base import (
-    Candidates,
-    Drafter,
-    Drafting,
-    DraftRequest,
-    DraftsAhead,
-    DrawsRunnersUp,
-    DrawsTogether,
-)
+from precedent.drafters.base import Candidates, Drafter, DraftSession, DrawSession
 from precedent.drafters.codec import TextCodec
-from precedent.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
-
-    from precedent.cache import SpeculationCache
-    from precedent.target import TargetModel
-
-GROUP = "precedent.drafters"
+from precedent.drafters.registry import DrafterParts, known_drafters, load_drafters
+from precedent.drafters.request import Request
 
 __all__ = [
     "Candidates",
-    "DraftRequest",
+    "DraftSession",
     "Drafter",
     "DrafterParts",
-    "Drafting",
-    "DraftsAhead",
-    "DrawsRunnersUp",
-    "DrawsTogether",
+    "DrawSession",
+    "Request",
     "TextCodec",
     "known_drafters",
     "load_drafters",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterParts:
-    """What an engine has to offer to a drafter; `codec` is its tokenizer.
-
-    `early_exit` says that the draft model is the target's own first layers and stores nothing that the target does not,
-    `pearl` that it is to draw while the target scores; `device` is where the target verifies.
-    """
-
-    tokenizer_fingerprint: str
-    executor: Executor
-    cache: SpeculationCache | None = None
-    draft_model: TargetModel | None = None
-    codec: TextCodec | None = None
-    early_exit: bool = False
-    pearl: bool = False
-    device: torch.device | None = None
-
-
-def known_drafters() -> list[str]:
-    """Names of all installed drafters."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
-
-
-def load_drafters(names: Sequence[str], parts: DrafterParts) -> list[Drafter]:
-    """Build the named drafters, in this order. Raises ConfigError for a name that nothing installed provides."""
-    drafters = []
-    for name in names:
-        found = next(iter(entry_points(group=GROUP, name=name)), None)
-        if found is None:
-            raise ConfigError(_unknown(name))
-        drafter = found.load()(parts)
-        if drafter is not None:
-            drafters.append(drafter)
-    return drafters
-
-
-def _unknown(name: str) -> str:
-    known = known_drafters()
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"no drafter is called {name!r}{hint} (installed: {', '.join(known) or 'none'})"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precedent.drafters.base import Candidates, DraftRequest
+from precedent.drafters.base import Candidates
+from precedent.drafters.request import Request
 from precedent.sampling.constraints import forced_tokens
-from precedent.sampling.probabilities import Coins
-from precedent.tree import TreeBuilder
 
 _CERTAIN = 0.999
 _MAX_BIN = 15
@@ -17,22 +16,19 @@ class GrammarDrafter:
     """Proposes forced tokens; idle for requests whose constraint forces none. Nothing is shared between requests."""
 
     name = "grammar"
-    draws = False
 
-    def begin(self, request: DraftRequest) -> GrammarDrafting:
+    def begin(self, request: Request) -> GrammarSession:
         """Start with an empty answer."""
-        return GrammarDrafting(self.name, request)
+        return GrammarSession(self.name, request)
 
     def close(self) -> None:
         """Nothing is shared between requests."""
 
 
-class GrammarDrafting:
+class GrammarSession:
     """One live output under one constraint."""
 
-    behind = 0
-
-    def __init__(self, source: str, request: DraftRequest) -> None:
+    def __init__(self, source: str, request: Request) -> None:
         self._source, self._shape, self._end_ids = source, request.shape, request.end_token_ids
         self._output: list[int] = []
 
@@ -43,9 +39,6 @@ class GrammarDrafting:
         forced = _until_end(forced_tokens(self._shape, self._output)[:budget], self._end_ids)
         nodes = [(token, depth - 1, _CERTAIN, min(depth, _MAX_BIN)) for depth, token in enumerate(forced)]
         return Candidates.of(self._source, nodes)
-
-    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
-        """Nothing: what is forced is not drawn."""
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """The output grew."""

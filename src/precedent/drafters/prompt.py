@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from precedent.drafters.base import Candidates, DraftRequest
+from precedent.drafters.base import Candidates
 from precedent.drafters.matching.context_order import MAX_MATCH
 from precedent.drafters.matching.occurrences import HIT, Weights
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.drafters.matching.vote_tree import VotePrior, vote_tree
-from precedent.sampling.probabilities import Coins
-from precedent.tree import TreeBuilder
+from precedent.drafters.request import Request
 
 _MAX_OCCURRENCES = 128
 # Fitted on recorded agent traces; the customers on whose traces figures are reported took no part.
@@ -24,22 +23,19 @@ class PromptDrafter:
     """N-gram lookup in the live prompt and output; nothing is shared between requests."""
 
     name = "prompt"
-    draws = False
 
-    def begin(self, request: DraftRequest) -> PromptDrafting:
+    def begin(self, request: Request) -> PromptSession:
         """Index the prompt: about one millisecond for 2,000 tokens."""
-        return PromptDrafting(self.name, request)
+        return PromptSession(self.name, request)
 
     def close(self) -> None:
         """Nothing is shared between requests."""
 
 
-class PromptDrafting:
+class PromptSession:
     """One live prompt and the output that grows behind it."""
 
-    behind = 0
-
-    def __init__(self, source: str, request: DraftRequest) -> None:
+    def __init__(self, source: str, request: Request) -> None:
         self._source = source
         self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
         self._index: TokenIndex | None = TokenIndex()
@@ -52,9 +48,6 @@ class PromptDrafting:
             return Candidates(self._source)
         found = self._index.match(reversed_context(self._context), _WEIGHTS, _MAX_OCCURRENCES)
         return vote_tree(self._source, self._index.text, found, budget, _PRIOR, self._end_ids)[0]
-
-    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
-        """Nothing: this drafter only looks things up."""
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """The output grew."""

@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, reduce
 
-from precedent.drafters.base import DraftRequest
 from precedent.drafters.codec import TextCodec
-from precedent.drafters.matching.known_texts import UNKNOWN, KnownText, KnownTextDrafting
+from precedent.drafters.matching.known_texts import UNKNOWN, KnownText, KnownTextSession
 from precedent.drafters.matching.vote_tree import VotePrior
+from precedent.drafters.request import Request
 from precedent.drafters.slot_values import PromptValues
 from precedent.text.templates import Template, Templates
 
@@ -49,23 +49,22 @@ class TemplateDrafter:
     """
 
     name = "template"
-    draws = False
 
     def __init__(self, codec: TextCodec, templates: Iterable[str | Template] = ()) -> None:
         self._codec, self._templates = codec, Templates(templates)
         self._own = lru_cache(maxsize=_MAX_KEPT)(self._own_ids)  # of templates alone: values are somebody's texts
 
-    def begin(self, request: DraftRequest) -> KnownTextDrafting:
+    def begin(self, request: Request) -> KnownTextSession:
         """Write the templates out for this prompt: a few milliseconds for a dozen tools."""
         templates = tuple(dict.fromkeys((*request.templates, *self._templates)))
         texts = self._texts(templates, request) if templates else []
-        return KnownTextDrafting(self.name, request, texts, _PRIOR, _TRUST)
+        return KnownTextSession(self.name, request, texts, _PRIOR, _TRUST)
 
     def close(self) -> None:
         """Forget the encoded templates."""
         self._own.cache_clear()
 
-    def _texts(self, templates: Sequence[Template], request: DraftRequest) -> list[KnownText]:
+    def _texts(self, templates: Sequence[Template], request: Request) -> list[KnownText]:
         values = PromptValues(self._codec.decode(request.prompt_ids[-RECENT_TOKENS:]))
         most = max(1, min(MAX_VALUES, MAX_TEXTS // len(templates) - 1))
         end = self._codec.end_token_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from precedent.config import EngineLimits
 from precedent.decoding.sequence import DecodingSequence
-from precedent.engine.request import Request
+from precedent.engine.in_flight import InFlight
 from precedent.errors import CapacityError
 from precedent.runtime.device_memory import free_bytes
 from precedent.target import Slot, TargetModel
@@ -40,37 +40,37 @@ class Admission:
                 "ask for fewer max_tokens or a shorter prompt, or raise max_kv_bytes of EngineLimits"
             )
 
-    def admits(self, request: Request) -> bool:
+    def admits(self, request: InFlight) -> bool:
         """Whether the request fits beside those inside; alone it always does, `check` saw to that."""
         if self.num_inside == 0:
             return True
         fits = self.reserved_bytes + request.kv_bytes <= self.max_kv_bytes
         return fits and self.num_inside < self.max_running and self._finds_place(request)
 
-    def enter(self, request: Request) -> None:
+    def enter(self, request: InFlight) -> None:
         """Set the request's memory aside."""
         self.num_inside += 1
         self._num_unplaced += 1
         self.reserved_bytes += request.kv_bytes
 
-    def slot_for(self, request: Request) -> Slot:
+    def slot_for(self, request: InFlight) -> Slot:
         """The slot that holds most of the prompt; idle conversations give way to what it will grow to."""
         rows = self._rows_in_place(request)
         self._clear(rows)
-        slot = self._pool.acquire(request.tenant, request.prompt_ids, rows or None)
+        slot = self._pool.acquire(request.asked.tenant, request.prompt_ids, rows or None)
         self._make_room()
         slot.kv.reserve(rows)
         self._num_unplaced -= 1
         return slot
 
-    def leave(self, request: Request, sequence: DecodingSequence | None, *, keep: bool) -> None:
+    def leave(self, request: InFlight, sequence: DecodingSequence | None, *, keep: bool) -> None:
         """Give the memory back. The slot becomes an idle conversation, or is dropped where it cannot be trusted."""
         self.num_inside -= 1
         self._num_unplaced -= not request.started
         self.reserved_bytes -= request.kv_bytes
         if sequence is not None and keep:
             self._cut(sequence.slot, len(request.prompt_ids) + len(sequence.output_ids) - 1)
-            self._pool.release(request.tenant, sequence.slot)
+            self._pool.release(request.asked.tenant, sequence.slot)
         elif sequence is not None:
             self._pool.drop(sequence.slot)
         self._make_room()
@@ -86,12 +86,12 @@ class Admission:
         """Give up all idle conversations: memory ran out somewhere."""
         self._shrink_idle(0)
 
-    def _finds_place(self, request: Request) -> bool:
+    def _finds_place(self, request: InFlight) -> bool:
         """Whether there is a place in one piece for a request, after whoever was admitted before has taken his."""
         rows = self._rows_in_place(request)
         return not rows or (not self._num_unplaced and self._clear(rows))
 
-    def _rows_in_place(self, request: Request) -> int:
+    def _rows_in_place(self, request: InFlight) -> int:
         """Rows that a request takes at once, its answer's and its tree's; 0 where it may grow and move."""
         return request.kv_bytes // self._target.kv_shape.row_bytes if self._target.keeps_to_arena else 0
 

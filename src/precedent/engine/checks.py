@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from precedent.config import SamplingParams, SpeculationConfig, is_lossy
+from precedent.decoding.verifiers import verifier_of
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
-from precedent.verify import find_mode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -56,7 +56,7 @@ def mode_of(speculation: SpeculationConfig, sampling: SamplingParams, most_rows:
 def _mode_of(speculation: SpeculationConfig, sampling: SamplingParams) -> str:
     mode, seeded = speculation.mode, sampling.seed is not None
     if is_lossy(mode):
-        find_mode(mode)  # a wrong parameter is refused now, not in the middle of an answer
+        verifier_of(mode)  # a wrong parameter is refused now, not in the middle of an answer
         return mode
     if mode == "auto" or sampling.greedy:
         return "greedy" if sampling.greedy else "coupled" if seeded else "traversal"

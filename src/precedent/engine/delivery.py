@@ -8,12 +8,12 @@ from time import perf_counter
 
 from precedent.decoding.sequence import DecodingSequence, StepResult
 from precedent.engine.generation import Emission, GenerationResult
-from precedent.engine.request import Request
+from precedent.engine.in_flight import InFlight
 
 log = logging.getLogger(__name__)
 
 
-def deliver(request: Request, sequence: DecodingSequence, result: StepResult) -> None:
+def deliver(request: InFlight, sequence: DecodingSequence, result: StepResult) -> None:
     """Hand a step's tokens to the caller. A stop string cuts the answer and ends the sequence."""
     text, kept = request.text.push(result.token_ids)
     if kept < len(result.token_ids) or request.text.stopped:
@@ -29,7 +29,7 @@ def deliver(request: Request, sequence: DecodingSequence, result: StepResult) ->
     request.generation.put(Emission(text, result.token_ids[:kept], result.sources[:kept], result.logprobs[:kept]))
 
 
-def _note_time(request: Request, num_tokens: int) -> None:
+def _note_time(request: InFlight, num_tokens: int) -> None:
     now = perf_counter()
     if request.last_emission:
         request.stats.inter_token.observe(now - request.last_emission, num_tokens)
@@ -38,7 +38,7 @@ def _note_time(request: Request, num_tokens: int) -> None:
     request.last_emission = now
 
 
-def result_of(request: Request, sequence: DecodingSequence) -> GenerationResult:
+def result_of(request: InFlight, sequence: DecodingSequence) -> GenerationResult:
     """The whole answer of a sequence that ended normally."""
     assert sequence.finish_reason is not None
     request.stats.total_seconds = perf_counter() - request.submitted
@@ -54,7 +54,7 @@ def result_of(request: Request, sequence: DecodingSequence) -> GenerationResult:
     )
 
 
-def store_and_finish(request: Request, result: GenerationResult) -> None:
+def store_and_finish(request: InFlight, result: GenerationResult) -> None:
     """Store first: a completion that was reported is a completion that is stored. A full disk fails no answer."""
     for action in request.finished:
         try:
@@ -64,7 +64,7 @@ def store_and_finish(request: Request, result: GenerationResult) -> None:
     request.generation.finish(result)
 
 
-def finish_on(executor: Executor, request: Request, result: GenerationResult) -> None:
+def finish_on(executor: Executor, request: InFlight, result: GenerationResult) -> None:
     """Store and report on another thread, since storing waits for the disk; on this one when the interpreter ends."""
     try:
         executor.submit(store_and_finish, request, result)

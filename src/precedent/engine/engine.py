@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 from precedent.cache import NewCompletion
 from precedent.cache.store.fingerprint import model_fingerprint, prompt_fingerprint, tokenizer_fingerprint
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.decoding.beside import NOTHING
 from precedent.decoding.pearl import pearl_for
-from precedent.drafters import Drafter, DrafterParts, load_drafters
+from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
 from precedent.engine.admission import Admission
 from precedent.engine.checks import check_prompt, end_token_ids, mode_of, unless_switched_off
 from precedent.engine.delivery import finish_on
 from precedent.engine.generation import Emission, Generation, GenerationResult
+from precedent.engine.in_flight import InFlight
 from precedent.engine.metrics import EngineMetrics
-from precedent.engine.request import Request
 from precedent.engine.scheduler import Scheduler
 from precedent.engine.warm_up import compile_inner_loops, milliseconds_of_width
 from precedent.engine.worker import Worker, release
@@ -28,8 +30,10 @@ from precedent.engine.write_back import CompletionKeeper, ResultObserver, at_nor
 from precedent.errors import ConfigError
 from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.planning.costs import CostCurve
+from precedent.planning.pearl import PearlPlanner
 from precedent.planning.planner import Planner
 from precedent.runtime.openmp import release_workers
+from precedent.sampling.constraints import constraints_for
 from precedent.target import TargetModel
 from precedent.target.load.draft_for import draft_for
 from precedent.target.load.loading import load_draft, load_target
@@ -92,13 +96,13 @@ class Engine:
         self._pearl = pearl_for(draft, self.target, pearl, early_exit=early)
         self._parts = DrafterParts(
             self.tokenizer_fingerprint, self._executor, cache, draft, self._codec, early,
-            pearl=self._pearl is not None, device=self.target.device,
+            draws_ahead=self._pearl is not None, device=self.target.device,
         )  # fmt: skip
         self._drafters: dict[str, Drafter] = {}
         self._loading = threading.Lock()
         self._drafters_named(self.speculation.drafters)
         compile_inner_loops()
-        self.planner = Planner(cost or CostCurve())
+        self.planner = (PearlPlanner if self._pearl else Planner)(cost or CostCurve())
         if cost is None:
             self.planner.cost.measure(partial(milliseconds_of_width, self.target))
         release_workers()  # the model was loaded and timed on this thread, and is run on another
@@ -106,21 +110,19 @@ class Engine:
             self._executor.submit(cache.warm_up)  # after measuring: loading the embedder would disturb it
         self._end_ids = end_token_ids(weights, tokenizer)
         self.grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
-        self._worker = self._started_worker(limits or EngineLimits(), self._end_ids)
+        self._worker = self._started_worker(limits or EngineLimits())
         weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
 
-    def _started_worker(self, limits: EngineLimits, end_ids: frozenset[int]) -> Worker:
+    def _started_worker(self, limits: EngineLimits) -> Worker:
         """The thread that runs all requests; it may not know the engine, which must be free to go."""
         self.admission = Admission(self.target, limits)
         scheduler = Scheduler(
             target=self.target,
             planner=self.planner,
             admission=self.admission,
-            end_token_ids=end_ids,
-            num_tokens=len(self.tokenizer),
             prefill_tokens=limits.prefill_tokens_per_round,
             finish=partial(finish_on, self._executor),
-            pearl=self._pearl,
+            beside=self._pearl or NOTHING,
         )
         return Worker(scheduler, partial(release, self.target, self._drafters, self._executor, self._pearl))
 
@@ -218,27 +220,34 @@ class Engine:
         speculation = unless_switched_off(speculation or self.speculation)
         names = speculation.drafters if speculation.enabled else ()
         drafters = self._drafters_named(names)
-        request = Request(
+        matching = None if grammar is None else GrammarConstraint(self.grammars.matcher(grammar), self._end_ids)
+        asked = Request(
+            request_id=secrets.token_hex(8),
             prompt_ids=prompt,
             sampling=sampling,
-            speculation=speculation,
-            mode=mode_of(speculation, sampling, self.target.most_rows),
-            drafters=drafters,
-            kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
-            text=TextAssembler(self.tokenizer, sampling.stop, shown_tokens),
             tenant=tenant,
             query=query,
             workflow_step=workflow_step,
             tools=tools,
+            mode=mode_of(speculation, sampling, self.target.most_rows),
+            shape=constraints_for(sampling, prompt, matching),
+            num_tokens=min(len(self.tokenizer), self.target.vocab_size),
+            end_token_ids=self._end_ids,
             prediction=self._codec.answer_ids(prediction),
             templates=tuple(Templates(templates)),
-            grammar=None if grammar is None else GrammarConstraint(self.grammars.matcher(grammar), self._end_ids),
+        )
+        request = InFlight(
+            asked,
+            speculation,
+            drafters,
+            TextAssembler(self.tokenizer, sampling.stop, shown_tokens),
             finished=at_normal_end(
                 prompt,
                 self._on_result,
                 (write_back or self.cache.insert) if self.cache is not None and speculation.write_back else None,
-                self._record(prompt, tenant, query, workflow_step, tools),
+                self._record(asked),
             ),
+            kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
         )
         self._worker.submit(request)
         return request.generation
@@ -279,19 +288,17 @@ class Engine:
                     self._drafters.update({drafter.name: drafter for drafter in load_drafters([name], self._parts)})
         return {name: self._drafters[name] for name in names if name in self._drafters}
 
-    def _record(
-        self, prompt: tuple[int, ...], tenant: str, query: str, workflow_step: str, tools: str
-    ) -> NewCompletion:
+    def _record(self, asked: Request) -> NewCompletion:
         """What is stored of a request, before its answer is there."""
         return NewCompletion(
             token_ids=(),
             tokenizer=self.tokenizer_fingerprint,
             model=self.model_fingerprint,
-            tenant=tenant,
-            query=query,
-            prompt_fingerprint=prompt_fingerprint(prompt),
-            tools=tools,
-            workflow_step=workflow_step,
+            tenant=asked.tenant,
+            query=asked.query,
+            prompt_fingerprint=prompt_fingerprint(asked.prompt_ids),
+            tools=asked.tools,
+            workflow_step=asked.workflow_step,
         )
 
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from precedent.decoding.beside import NOTHING, Beside
 from precedent.decoding.loop import step
-from precedent.decoding.pearl import Pearl
 from precedent.decoding.sequence import DecodingSequence, StepResult
-from precedent.drafters import Drafting
+from precedent.drafters import DraftSession
 from precedent.engine.admission import Admission
 from precedent.engine.delivery import deliver, result_of
 from precedent.engine.generation import GenerationResult, cancelled_error
+from precedent.engine.in_flight import InFlight, begin
 from precedent.engine.metrics import EngineMetrics, MetricsRecorder
-from precedent.engine.request import Request, begin
 from precedent.engine.turns import next_prompt, note_shared_prefix
 from precedent.errors import PrecedentError, RequestCancelled
 from precedent.planning.planner import Planner
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 SMALLEST_PIECE = 32
 """Prompt tokens below which a rest of a round's budget is not worth a forward of its own."""
 
-Finish = Callable[[Request, GenerationResult], None]
+Finish = Callable[[InFlight, GenerationResult], None]
 """Stores a completion and reports it; must not block for long."""
 
 
@@ -41,21 +41,19 @@ Finish = Callable[[Request, GenerationResult], None]
 class Scheduler:
     """All requests of one engine: `waiting` for memory, `prefilling` in turns, `running` together in every step.
 
-    `end_token_ids` end an answer; `num_tokens` is how many the tokenizer has; `prefill_tokens` bounds the prompt tokens
-    that are computed between two steps. With `pearl` draft models draw while the target scores.
+    `prefill_tokens` bounds the prompt tokens that are computed between two steps; `beside` is what goes on while the
+    target model scores.
     """
 
     target: TargetModel
     planner: Planner
     admission: Admission
-    end_token_ids: frozenset[int]
-    num_tokens: int
     prefill_tokens: int
     finish: Finish
-    pearl: Pearl | None = None
-    waiting: deque[Request] = field(default_factory=deque)
-    prefilling: deque[Request] = field(default_factory=deque)
-    running: list[Request] = field(default_factory=list)
+    beside: Beside = NOTHING
+    waiting: deque[InFlight] = field(default_factory=deque)
+    prefilling: deque[InFlight] = field(default_factory=deque)
+    running: list[InFlight] = field(default_factory=list)
     recorder: MetricsRecorder = field(default_factory=MetricsRecorder)
 
     @property
@@ -63,7 +61,7 @@ class Scheduler:
         """True when a round would do nothing."""
         return not (self.waiting or self.prefilling or self.running)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: InFlight) -> None:
         """Queue a request behind all others."""
         self.waiting.append(request)
 
@@ -105,13 +103,11 @@ class Scheduler:
             except Exception as error:
                 self._fail(request, as_ours(error, "starting the request"))
 
-    def _enter(self, request: Request) -> None:
+    def _enter(self, request: InFlight) -> None:
         """Set memory aside and begin the drafters."""
         request.stats.queue_seconds = perf_counter() - request.submitted
         self.admission.enter(request)
-        begin(request, self.target, self.end_token_ids, self.num_tokens)
-        if self.pearl is not None:
-            _sequence(request).draft_ahead()
+        begin(request, self.target)
 
     def _prefill(self) -> None:
         """Give the prompts their turns, a round's tokens in all: few beside running requests, a whole chunk else."""
@@ -123,7 +119,7 @@ class Scheduler:
                 return
             spent += self._prefill_piece(request, max(left, 1))
 
-    def _prefill_piece(self, request: Request, most: int) -> int:
+    def _prefill_piece(self, request: InFlight, most: int) -> int:
         """Compute at most `most` tokens of a prompt, then it is another's turn; returns their number."""
         started, number = perf_counter(), 0
         try:
@@ -141,7 +137,7 @@ class Scheduler:
         (self.running if ready else self.prefilling).append(request)
         return number
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: InFlight) -> None:
         """Take the slot that holds most of the prompt, and rewind it to what the two have in common."""
         sequence = _sequence(request)
         sequence.slot = self.admission.slot_for(request)
@@ -156,7 +152,7 @@ class Scheduler:
         running, started = list(self.running), perf_counter()
         sequences = [_sequence(request) for request in running]
         try:
-            results = step(sequences, self.target, self.planner, self.pearl)
+            results = step(sequences, self.target, self.planner, self.beside)
         except Exception as error:  # of the loop itself: nobody knows whose
             self._fail_running(as_ours(error, "stepping"))
             return
@@ -170,7 +166,7 @@ class Scheduler:
         for request in list(self.running):
             self._fail(request, error)
 
-    def _deliver(self, request: Request, result: StepResult) -> None:
+    def _deliver(self, request: InFlight, result: StepResult) -> None:
         sequence = _sequence(request)
         if sequence.error is None:
             try:
@@ -189,26 +185,26 @@ class Scheduler:
             if request.generation.cancelled:
                 self._fail(request, cancelled_error())
 
-    def _retire(self, request: Request) -> None:
+    def _retire(self, request: InFlight) -> None:
         result = result_of(request, _sequence(request))
         self._leave(request, "finished", keep_slot=True)
         self.finish(request, result)
 
-    def _fail(self, request: Request, error: PrecedentError) -> None:
+    def _fail(self, request: InFlight, error: PrecedentError) -> None:
         """Let a request go and tell its caller why; the slot of one that was cancelled is sound, others' may not be."""
         self._leave(request, _how(error), keep_slot=isinstance(error, RequestCancelled))
         if isinstance(error, OutOfMemory):
             self.admission.drop_idle()
         request.generation.fail(error)
 
-    def _leave(self, request: Request, how: str, *, keep_slot: bool) -> None:
+    def _leave(self, request: InFlight, how: str, *, keep_slot: bool) -> None:
         """Take the request out, wherever it is, and give back what it held."""
         if request in self.waiting:
             self.waiting.remove(request)
         else:
             (self.running if request in self.running else self.prefilling).remove(request)
             sequence, request.sequence = request.sequence, None
-            _end_all(sequence.draftings.values() if sequence else ())
+            _end_all(sequence.sessions.values() if sequence else ())
             self.admission.leave(request, sequence if request.started else None, keep=keep_slot)
         self.recorder.ended(how, request.stats, len(request.prompt_ids), request.cached_prompt_tokens)
 
@@ -218,15 +214,15 @@ def _how(error: PrecedentError) -> str:
     return "cancelled" if isinstance(error, RequestCancelled) else "failed"
 
 
-def _sequence(request: Request) -> DecodingSequence:
+def _sequence(request: InFlight) -> DecodingSequence:
     assert request.sequence is not None
     return request.sequence
 
 
-def _end_all(draftings: Iterable[Drafting]) -> None:
+def _end_all(sessions: Iterable[DraftSession]) -> None:
     """End every drafting, whatever happens to the one before."""
-    for drafting in draftings:
+    for session in sessions:
         try:
-            drafting.end()
+            session.end()
         except Exception:
             log.warning("a drafter failed at the end of a request", exc_info=log.isEnabledFor(logging.DEBUG))

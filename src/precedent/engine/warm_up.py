@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from precedent.config import SamplingParams
-from precedent.drafters.base import DraftRequest
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.known_texts import follow_known_text
 from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Weights
 from precedent.drafters.matching.token_index import SORT_ABOVE, TokenIndex, reversed_context, sorted_segment
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall.drafter import outcomes
+from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
@@ -30,11 +30,11 @@ UNTIMED = 3
 @cache
 def compile_inner_loops() -> None:
     """Run every compiled function once: about half a minute on a new machine, a second later on; once per process."""
-    drafting = PromptDrafter().begin(DraftRequest("warm-up", (5, 6, 7) * SORT_ABOVE, SamplingParams()))
-    candidates, planner = drafting.match(4), Planner(CostCurve())
+    session = PromptDrafter().begin(Request("warm-up", (5, 6, 7) * SORT_ABOVE, SamplingParams()))
+    candidates, planner = session.match(4), Planner(CostCurve())
     plan = planner.plan([candidates], {}, Limits(4, 0, 4, frozenset({2})))
     planner.observe(plan, plan.builder.build(), (0,))
-    drafting.committed([5, 6])
+    session.committed([5, 6])
     outcomes(candidates.nodes, np.array([5], dtype=np.int32))
     _follow_a_trail()
     follow_known_text(np.array([5], dtype=np.int32))

@@ -13,8 +13,8 @@ import torch
 
 from precedent.decoding.pearl import Pearl
 from precedent.drafters import Drafter
+from precedent.engine.in_flight import InFlight
 from precedent.engine.metrics import EngineMetrics
-from precedent.engine.request import Request
 from precedent.engine.scheduler import Scheduler
 from precedent.errors import EngineClosedError, PrecedentError, RequestCancelled
 from precedent.runtime.failures import as_ours
@@ -32,14 +32,14 @@ class Worker:
 
     def __init__(self, scheduler: Scheduler, ended: Callable[[], None]) -> None:
         self._scheduler, self._ended = scheduler, ended
-        self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[InFlight | None] = queue.SimpleQueue()
         self._closed = False
         self._gate = threading.RLock()  # re-entrant: the garbage collector may stop the worker on any thread
         self._thread = threading.Thread(target=self._run, name="precedent-worker", daemon=True)
         atexit.register(self.close)  # the thread must not be inside torch when the interpreter goes
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: InFlight) -> None:
         """Queue a request; it joins before the next step if it fits. Raises EngineClosedError."""
         release_workers()  # the caller will wait for the answer; what it computed before has left it some
         with self._gate:

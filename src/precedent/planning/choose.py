@@ -44,7 +44,7 @@ class Choice(NamedTuple):
     """The points of a tree and what was expected of them.
 
     `token_ids`, `parents`, `sources` (the best one in the bits of `BEST`, above them a bit for each) and calibrated
-    `estimates` (of being accepted once the parent is) are `[num_points]`; `bins` `[num_candidates]` are the candidates'
+    `estimates` (of being accepted once the parent is) are `[num_fixed]`; `bins` `[num_candidates]` are the candidates'
     bins of calibration, `believed` what it says of them, however much their source is trusted, `node_of` the point that
     a candidate became, -1 for none; `expected` tokens per step with these points and of the sequences beside, `at_root`
     the probability that one of them follows first.
@@ -62,7 +62,7 @@ class Choice(NamedTuple):
 
 
 @compiled
-def choose_points(
+def choose_nodes(
     candidates: NDArray[np.void],
     parts: Int64s,
     accepted: Floats,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,8 +20,7 @@ class Limits:
 
     `requests` are in the step, this one included; `rows_beside` and `tokens_beside` are the rows of the others and the
     tokens expected of them: a node pays when it raises the rate of all of them together, for all of them wait for it.
-    `at_hand` are the draws that each source which drafts beside the target (`decoding.pearl`) has made already,
-    `widening` the sources that can name a second token beside each draw, `trust` what this request knows of each.
+    `trust` is what this request knows of each source.
     """
 
     max_nodes: int
@@ -32,17 +30,29 @@ class Limits:
     requests: int = 1
     rows_beside: int = 0
     tokens_beside: float = 0.0
-    at_hand: Mapping[str, int] = field(default_factory=dict)
-    widening: Collection[str] = ()
     trust: Trust = field(default_factory=Trust)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawSource:
+    """A drafter that can sample in this step.
+
+    It has `behind` tokens to catch up on first. `runners_up` says whether it can name a second token beside each
+    sample, `at_hand` how many samples it has made beside the last forward (None: it samples when it is asked).
+    """
+
+    behind: int = 0
+    runners_up: bool = False
+    at_hand: int | None = None
 
 
 @dataclass(slots=True)
 class Plan:
-    """Points already in the builder, draws and runners-up still to be made, and how the points were chosen.
+    """Fixed candidates already in the builder, draws and runners-up still to be made.
 
-    `choice` is among the candidates of `names`, the next `counts[i]` of them by drafter i; None where nobody proposed
-    any. `expected_tokens` counts the points and the token of the target's own; `trust` learns what came of them.
+    `choice` says how the fixed ones were chosen among the candidates of `names`, the next `counts[i]` of them by drafter
+    i; None where nobody proposed
+    any. `expected_tokens` counts the fixed candidates and the target's own token; `trust` learns what came of them.
     """
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
@@ -62,5 +72,5 @@ class Plan:
 
     @property
     def estimates(self) -> Floats:
-        """Probabilities of the points being accepted once their parents are, `[num_points]`."""
+        """Probabilities that fixed candidates are accepted once their parents are, `[num_fixed]`."""
         return np.empty(0) if self.choice is None else self.choice.estimates

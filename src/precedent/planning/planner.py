@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
+from typing import NamedTuple
 
 import numpy as np
 
 from precedent.drafters.base import NODE, Candidates, Nodes
 from precedent.planning.calibration import Calibration, learn_from_verdict
-from precedent.planning.choose import BEST, BEST_BITS, Choice, choose_points
+from precedent.planning.choose import BEST, BEST_BITS, Choice, choose_nodes
 from precedent.planning.costs import CostCurve
-from precedent.planning.draw_gate import FAR_BEHIND, DrawGate
-from precedent.planning.plan import Limits, Plan
+from precedent.planning.draw_gate import DrawGate
+from precedent.planning.plan import DrawSource, Limits, Plan
 from precedent.runtime.compiled import Floats, Int32s
 from precedent.tree import ROOT, CandidateTree
 
@@ -49,6 +50,18 @@ class SourceNames(dict[int, tuple[str, ...]]):
         return found
 
 
+class Step(NamedTuple):
+    """A step before its draws are decided: rows and expected tokens of all sequences, and at `most` so many draws.
+
+    `open_mass` is the probability that none of the fixed candidates below the root comes next.
+    """
+
+    width: int
+    expected: float
+    open_mass: float
+    most: int
+
+
 class Planner:
     """Engine-wide: what was learned from one request serves the next."""
 
@@ -59,19 +72,19 @@ class Planner:
         self._sources: dict[tuple[str, ...], SourceNames] = {}
         self._end_ids: dict[frozenset[int], Int32s] = {}
 
-    def plan(self, candidates: Sequence[Candidates], behind: Mapping[str, int], limits: Limits) -> Plan:
-        """The points of the tree, and how many draws to make of each source that is `behind` by so many tokens."""
+    def plan(self, candidates: Sequence[Candidates], draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
+        """The fixed candidates of the tree, and how many draws to make of each source that samples."""
         proposals = [proposal for proposal in candidates if len(proposal)]
         plan = Plan(trust=limits.trust)
         if not proposals or limits.max_nodes < 1:
-            return self._with_draws(plan, behind, 1.0 + limits.tokens_beside, 0.0, limits)
+            return self._with_draws(plan, draw_sources, 1.0 + limits.tokens_beside, 0.0, limits)
         names = plan.names = tuple([proposal.source for proposal in proposals])
         choice = plan.choice = self._choose(proposals, plan, limits)
         plan.expected_tokens = choice.expected - limits.tokens_beside
         named = self._sources.get(names) or self._sources.setdefault(names, SourceNames(names))
         sources = [named[key] for key in choice.sources.tolist()]
-        plan.builder.add_points(choice.token_ids.tolist(), choice.parents.tolist(), sources)
-        return self._with_draws(plan, behind, choice.expected, choice.at_root, limits)
+        plan.builder.add_fixed_tree(choice.token_ids.tolist(), choice.parents.tolist(), sources)
+        return self._with_draws(plan, draw_sources, choice.expected, choice.at_root, limits)
 
     def _choose(self, proposals: Sequence[Candidates], plan: Plan, limits: Limits) -> Choice:
         end_ids = self._end_ids.get(limits.end_token_ids)
@@ -80,117 +93,56 @@ class Planner:
         learned = self.calibration
         parts = np.array([(learned.first_bin(proposal.source), len(proposal)) for proposal in proposals])
         plan.counts = parts[:, 1]
-        return choose_points(
+        return choose_nodes(
             _joined(proposals), parts, learned.accepted, learned.seen, plan.trust.factors(plan.names),
             self.cost.beside(limits.rows_beside), limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids,
         )  # fmt: skip
 
     def _with_draws(
-        self, plan: Plan, behind: Mapping[str, int], expected: float, at_root: float, limits: Limits
+        self, plan: Plan, draw_sources: Mapping[str, DrawSource], expected: float, at_root: float, limits: Limits
     ) -> Plan:
-        """How many draws of each source beside the points; `expected` counts the other sequences' tokens too."""
-        open_mass, most = 1.0 - min(at_root, 1.0), min(limits.max_draws, limits.max_depth)
-        width = limits.rows_beside + len(plan.builder) + 1
-        for source, missed in behind.items():
-            if source in limits.at_hand:
-                number = self._draws_of_one_ahead(source, most, width, expected, open_mass, missed, limits)
-                plan.draws[source] = number
-                continue
-            gate = self._gates.setdefault(source, DrawGate())
-            gate.behind, gate.together = missed, limits.requests
-            best = self._best_number(source, most, width, expected, open_mass, gate.milliseconds)
-            number = min(gate.decide(best, open_mass), most)
-            if number:
-                plan.draws[source] = number
-                taken = gate.milliseconds(number)
-                plan.runners_up[source] = self._runners_up(source, number, width, expected, open_mass, taken, limits)
+        """How many draws of each source beside the fixed candidates; `expected` counts other sequences' tokens too."""
+        most = min(limits.max_draws, limits.max_depth)
+        step = Step(limits.rows_beside + len(plan.builder) + 1, expected, 1.0 - min(at_root, 1.0), most)
+        for name, source in draw_sources.items():
+            number = self._num_draws(name, source, step, limits.requests)
+            if number or source.at_hand is not None:
+                plan.draws[name] = number
+            if number and source.runners_up:
+                plan.runners_up[name] = self._runners_up(name, number, step, limits)
         return plan
 
-    def _runners_up(
-        self,
-        source: str,
-        number: int,
-        width: int,
-        expected: float,
-        open_mass: float,
-        milliseconds: float,
-        limits: Limits,
-    ) -> int:
+    def _num_draws(self, name: str, source: DrawSource, step: Step, requests: int) -> int:
+        """How many draws to make of a source before the forward."""
+        gate = self._gates.setdefault(name, DrawGate())
+        gate.behind, gate.together = source.behind, requests
+        best = self._best_number(name, step, gate.milliseconds)
+        return min(gate.decide(best, step.open_mass), step.most)
+
+    def _runners_up(self, name: str, number: int, step: Step, limits: Limits) -> int:
         """Beside how many of its first draws a second token pays for its row; together no more than may be drawn."""
-        most = min(number, limits.max_draws - number) if source in limits.widening else 0
-        if most < 1:
-            return 0
-        reaches = [open_mass, *(open_mass * reach for reach in self._reaches(source, number))]
-        expected += sum(reaches[1:])
-        best, best_rate = 0, expected / (self.cost.milliseconds(width + number) + milliseconds)
-        for count in range(1, most + 1):
+        milliseconds, width = self._gates[name].milliseconds(number), step.width + number
+        reaches = [step.open_mass, *(step.open_mass * reach for reach in self._reaches(name, number))]
+        expected = step.expected + sum(reaches[1:])
+        best, best_rate = 0, expected / (self.cost.milliseconds(width) + milliseconds)
+        for count in range(1, min(number, limits.max_draws - number) + 1):
             bin_ = DEEPEST_DRAW + min(count, DEEPEST_DRAW)
-            expected += reaches[count - 1] * self.calibration.probability(source, bin_, RUNNER_UP_PRIOR)
-            rate = expected / (self.cost.milliseconds(width + number + count) + milliseconds)
+            expected += reaches[count - 1] * self.calibration.probability(name, bin_, RUNNER_UP_PRIOR)
+            rate = expected / (self.cost.milliseconds(width + count) + milliseconds)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
 
-    def _best_number(
-        self,
-        source: str,
-        most: int,
-        width: int,
-        expected: float,
-        open_mass: float,
-        milliseconds: Callable[[int], float],
-    ) -> int:
-        """How many of at most `most` draws pay for the time that they take before the forward, and for their rows."""
-        best, best_rate = 0, MARGIN * expected / self.cost.milliseconds(width)
-        for number, reach in enumerate(self._reaches(source, most), start=1):
-            expected += open_mass * reach
-            rate = expected / (self.cost.milliseconds(width + number) + milliseconds(number))
+    def _best_number(self, name: str, step: Step, milliseconds: Callable[[int], float]) -> int:
+        """Which number of draws pays best for the time that they take before the forward, and for their rows."""
+        expected = step.expected
+        best, best_rate = 0, MARGIN * expected / self.cost.milliseconds(step.width)
+        for number, reach in enumerate(self._reaches(name, step.most), start=1):
+            expected += step.open_mass * reach
+            rate = expected / (self.cost.milliseconds(step.width + number) + milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
         return best
-
-    def _draws_of_one_ahead(
-        self, source: str, most: int, width: int, expected: float, open_mass: float, missed: int, limits: Limits
-    ) -> int:
-        """Draws of a source that works beside the forwards: those at hand, or some made now if that is worth the wait.
-
-        How many of those at hand are shown may not depend on how many there are: an end token among them tells.
-        """
-        ready, gate = limits.at_hand[source], self._gates.setdefault(source, DrawGate())
-        if ready:
-            return min(ready, self._best_number(source, most, width, expected, open_mass, _no_milliseconds))
-        if missed > FAR_BEHIND or not gate.measured:
-            return 0
-        gate.behind = missed
-        number = self._best_number(source, most, width, expected, open_mass, gate.milliseconds)
-        return number if number and self._beats_pre_verify(source, number, width, gate.milliseconds(number)) else 0
-
-    def _beats_pre_verify(self, source: str, number: int, width: int, milliseconds: float) -> bool:
-        """Whether to draw before the forward that has nothing at hand, which takes so long (docs/decisions/0017).
-
-        Both ways bring the same steps with a tree, `runs` of them until the text leaves it; before the first of them
-        one waits for the draws, the other makes steps over its pending token until a draw made beside one stands.
-        """
-        reaches = self._reaches(source, number + 1)
-        tokens, runs = 1.0 + sum(reaches[:-1]), 1.0 / (1.0 - reaches[-1])
-        alone, wide = self.cost.milliseconds(width), self.cost.milliseconds(width + number)
-        steps_before = 1.0 / reaches[0]
-        waiting = runs * tokens / (runs * wide + milliseconds)
-        return waiting > (steps_before + runs * tokens) / (steps_before * alone + runs * wide)
-
-    def num_draws_ahead(self, source: str, behind: int, limits: Limits) -> int:
-        """How many draws a source may have at hand that draws beside the forwards: one to judge at once, then a tree's.
-
-        0 where what the last steps waited for it costs more than its draws bring; now and then it is tried again.
-        """
-        if not limits.max_draws:
-            return 0
-        gate = self._gates.setdefault(_waiting_for(source), DrawGate())
-        gate.behind, most = behind, limits.max_draws + 1
-        reaches = self._reaches(source, limits.max_draws)
-        alone, waited = self.cost.milliseconds(limits.rows_beside + 1), gate.milliseconds(1)
-        pays = reaches[0] * sum(reaches) * alone > (MARGIN - 1.0) * alone + waited
-        return most if gate.decide(most if pays else 0) else 0
 
     def _reaches(self, source: str, number: int) -> list[float]:
         """Probability that a chain of `number` draws is accepted as far as each of them.
@@ -207,10 +159,6 @@ class Planner:
     def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
         """Learn what a request's draws of `source` cost, made `together` with others', `behind` tokens caught up on."""
         self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds, together)
-
-    def observe_draws_ahead(self, source: str, behind: int, milliseconds: float) -> None:
-        """Learn how long a step waited for a source that drew beside its forward, and had so much to catch up on."""
-        self._gates.setdefault(_waiting_for(source), DrawGate()).observe(1, behind, milliseconds)
 
     def observe_forward(self, width: int, milliseconds: float) -> None:
         """Learn from one forward over `width` tokens, all sequences of the step together."""
@@ -241,16 +189,6 @@ class Planner:
                 depth = min(int(tree.depths[node]), DEEPEST_DRAW)
                 bin_ = depth + DEEPEST_DRAW if node in runners_up else depth
                 self.calibration.observe(source, bin_, bool(verdict[node]))
-
-
-def _no_milliseconds(num_draws: int) -> float:
-    """What draws take that were made before."""
-    return 0.0
-
-
-def _waiting_for(source: str) -> str:
-    """Under which name a source's waits are kept, apart from its draws."""
-    return f"waiting for {source}"
 
 
 def _joined(proposals: Sequence[Candidates]) -> Nodes:

@@ -6,19 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from precedent.cache.store.records import Hit, StoredCompletion
-from precedent.drafters import Candidates, Drafter, DrafterParts, Drafting, DraftRequest, load_drafters
+from precedent.drafters import Candidates, Drafter, DrafterParts, DraftSession, DrawSession, Request, load_drafters
 from precedent.drafters.matching.alignment import Trail
-from precedent.drafters.recall.drafter import RecallDrafter, RecallDrafting
+from precedent.drafters.recall.drafter import RecallDrafter, RecallSession
 from precedent.errors import ConfigError
 from precedent.planning.choose import Choice
-from precedent.planning.plan import Limits, Plan
+from precedent.planning.plan import DrawSource, Limits, Plan
 from precedent.planning.planner import Planner
 from precedent.planning.trust import Trust
 from precedent.replay.pool import Pool
 from precedent.runtime.compiled import Floats, Int32s
 from precedent.runtime.inline_executor import AtOnce
-from precedent.sampling.probabilities import Coins
-from precedent.tree import TreeBuilder
 
 IDEAS = {
     "similarity": "recall without search: all completions weigh alike, but for those of the very same prompt",
@@ -83,9 +81,9 @@ class FixedPlanner(Planner):
 class BelievingPlanner(Planner):
     """Plans as if nothing were known of the request at hand."""
 
-    def plan(self, candidates: Sequence[Candidates], behind: Mapping[str, int], limits: Limits) -> Plan:
+    def plan(self, candidates: Sequence[Candidates], draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
         """As everywhere, with a new request's trust."""
-        return super().plan(candidates, behind, replace(limits, trust=Trust()))
+        return super().plan(candidates, draw_sources, replace(limits, trust=Trust()))
 
 
 PLANNERS: dict[str, type[Planner]] = {"calibration": FixedPlanner, "trust": BelievingPlanner}
@@ -142,36 +140,29 @@ class _Unmarked(_View):
 class _Late:
     """A drafter that is silent until the answer has begun."""
 
-    draws = False
-
     def __init__(self, drafter: Drafter) -> None:
         self.name, self._drafter = drafter.name, drafter
 
-    def begin(self, request: DraftRequest) -> Drafting:
-        return _LateDrafting(self.name, self._drafter.begin(request))
+    def begin(self, request: Request) -> DraftSession:
+        return _LateSession(self.name, self._drafter.begin(request))
 
     def close(self) -> None:
         self._drafter.close()
 
 
-class _LateDrafting:
-    behind = 0
-
-    def __init__(self, source: str, drafting: Drafting) -> None:
-        self._source, self._drafting, self._begun = source, drafting, False
+class _LateSession:
+    def __init__(self, source: str, session: DraftSession | DrawSession) -> None:
+        self._source, self._session, self._begun = source, session, False
 
     def match(self, budget: int) -> Candidates:
-        return self._drafting.match(budget) if self._begun else Candidates(self._source)
-
-    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
-        self._drafting.draw(builder, num_draws, coins)
+        return self._session.match(budget) if self._begun else Candidates(self._source)
 
     def committed(self, token_ids: Sequence[int]) -> None:
         self._begun = True
-        self._drafting.committed(token_ids)
+        self._session.committed(token_ids)
 
     def end(self) -> None:
-        self._drafting.end()
+        self._session.end()
 
 
 class _NoTrail(Trail):
@@ -184,7 +175,7 @@ class _NoTrail(Trail):
 class _Unaligned(RecallDrafter):
     """Recall by suffix matches alone."""
 
-    def begin(self, request: DraftRequest) -> RecallDrafting:
-        drafting = super().begin(request)
-        drafting._trail = _NoTrail()
-        return drafting
+    def begin(self, request: Request) -> RecallSession:
+        session = super().begin(request)
+        session._trail = _NoTrail()
+        return session

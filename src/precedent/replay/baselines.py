@@ -148,7 +148,7 @@ class SuffixTree:
             for tokens in commonest_chains(index, recent, branches, self._length):
                 node = ROOT
                 for token in tokens:
-                    node = builder.add_point(node, token, name)
+                    node = builder.add_fixed(node, token, name)
         return builder.build()
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
@@ -162,7 +162,7 @@ class SuffixTree:
 def as_tree(tokens: Sequence[int], parents: Sequence[int], source: str) -> CandidateTree:
     """A tree of points of one source; `parents` are indices of earlier tokens, or `ROOT`."""
     builder = TreeBuilder()
-    builder.add_points(list(tokens), list(parents), [(source,)] * len(tokens))
+    builder.add_fixed_tree(list(tokens), list(parents), [(source,)] * len(tokens))
     return builder.build()
 
 

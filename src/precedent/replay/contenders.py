@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from precedent.config import SamplingParams
-from precedent.drafters.base import Drafter, Drafting, DraftRequest
+from precedent.drafters.base import Drafter, DraftSession
+from precedent.drafters.request import Request
 from precedent.planning.calibration import Reliability
 from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import Planner
@@ -45,7 +46,7 @@ class Drafted:
         self._end_ids = frozenset({end_id})
         self.reliability = Reliability()
         self._unjudged: list[tuple[Floats, CandidateTree, Sequence[int]]] = []
-        self._draftings: list[Drafting] = []
+        self._draftings: list[DraftSession] = []
         self._plan, self._tree, self._trust = Plan(), CandidateTree(), Trust()
 
     @property
@@ -56,7 +57,7 @@ class Drafted:
     def begin(self, turn: Turn) -> None:
         """Begin all drafters."""
         self._trust = Trust()
-        request = DraftRequest(
+        request = Request(
             self.name,
             turn.prompt_ids,
             SamplingParams(),
@@ -68,7 +69,7 @@ class Drafted:
 
     def propose(self) -> CandidateTree:
         """Match and plan."""
-        candidates = [drafting.match(self._budget) for drafting in self._draftings]
+        candidates = [session.match(self._budget) for session in self._draftings]
         limits = Limits(self._budget, 0, self._budget, self._end_ids, trust=self._trust)
         self._plan = self.planner.plan(candidates, {}, limits)
         self._tree = self._plan.builder.build()
@@ -78,13 +79,13 @@ class Drafted:
         """Let planner and drafters learn."""
         self._unjudged.append((self._plan.estimates, self._tree, path))
         self.planner.observe(self._plan, self._tree, path)
-        for drafting in self._draftings:
-            drafting.committed(token_ids)
+        for session in self._draftings:
+            session.committed(token_ids)
 
     def end(self) -> None:
         """End all drafters; what was expected is compared with what came of it only now, for a step is timed."""
-        for drafting in self._draftings:
-            drafting.end()
+        for session in self._draftings:
+            session.end()
         for estimates, tree, path in self._unjudged:
             self._judge(estimates, tree, path)
         self._unjudged.clear()

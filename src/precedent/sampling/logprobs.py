@@ -41,9 +41,11 @@ def logprobs_of(
     if num_top is None:
         return ()
     logits = torch.stack([rows.logits(node) for node in nodes])
-    laws = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    chosen = laws.gather(1, torch.tensor(token_ids, device=laws.device).unsqueeze(1)).squeeze(1).tolist()
-    best, ids = (found.tolist() for found in laws.topk(min(num_top, laws.shape[1])))
+    distributions = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    chosen = (
+        distributions.gather(1, torch.tensor(token_ids, device=distributions.device).unsqueeze(1)).squeeze(1).tolist()
+    )
+    best, ids = (found.tolist() for found in distributions.topk(min(num_top, distributions.shape[1])))
     return tuple(map(TokenLogprob, token_ids, chosen, map(_likeliest, ids, best)))
 
 

@@ -1,95 +1,15 @@
-"""The only place where logits become probabilities, and the only place where coins come from.
-
-Randomness is counter-based: a coin depends on (request entropy, step, node, purpose) and on nothing else, so the order
-in which coins are asked for does not matter and the coins of drafting and verifying never meet.
-"""
+"""The only place where logits become probabilities."""
 
 from __future__ import annotations
 
-import hashlib
-import struct
-from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from precedent.config import SamplingParams
 
 INFINITY, NEGATIVE_INFINITY = 0x7F80, 0xFF80  # as bits of bfloat16
 COLDEST = 1e-30  # below this temperature float32 logits overflow; one-hot (shared by exact ties) long before
-
-
-_COUNTERS = struct.Struct("<qq")
-
-
-class Coins(Protocol):
-    """Where random decisions come from. Tests replay every decision by implementing these two methods."""
-
-    def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
-        """True with `probability`."""
-
-    def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
-        """An index drawn in proportion to the non-negative `weights`, `[vocab_size]`."""
-
-
-@runtime_checkable
-class KnownCoins(Coins, Protocol):
-    """Coins that are functions of (node, purpose) alone (`CounterCoins`)."""
-
-    def uniforms(self, nodes: Iterable[int], purpose: str) -> NDArray[np.float64]:
-        """A uniform number in [0, 1) for each of the nodes, `[nodes]`."""
-
-
-class CounterCoins:
-    """Coins of one step: a keyed hash of (step, node, purpose) under the request's entropy, 53 bits each."""
-
-    def __init__(self, entropy: int, step: int) -> None:
-        key = hashlib.blake2b(str(entropy).encode(), digest_size=16).digest()  # any int is a seed
-        self._keyed, self._step = hashlib.blake2b(digest_size=8, key=key), step
-
-    def uniform(self, node: int, purpose: str) -> float:
-        """A uniform number in [0, 1)."""
-        return (int.from_bytes(self._bits(node, purpose.encode()), "little") >> 11) * 2.0**-53
-
-    def uniforms(self, nodes: Iterable[int], purpose: str) -> NDArray[np.float64]:
-        """`uniform` of several nodes, `[nodes]`."""
-        encoded = purpose.encode()
-        bits = np.frombuffer(b"".join([self._bits(node, encoded) for node in nodes]), "<u8")
-        numbers: NDArray[np.float64] = np.multiply(bits >> np.uint64(11), 2.0**-53, dtype=np.float64)
-        return numbers
-
-    def _bits(self, node: int, purpose: bytes) -> bytes:
-        hashed = self._keyed.copy()
-        hashed.update(_COUNTERS.pack(self._step, node) + purpose)
-        return hashed.digest()
-
-    def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
-        """True with `probability`; the comparison is strict, so that probability 0 is never accepted."""
-        return self.uniform(node, purpose) < probability
-
-    def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
-        """An index drawn by inversion of the cumulative sum, in float64."""
-        cumulative = weights.to(torch.float64).cumsum(0)
-        threshold = self.uniform(node, purpose) * float(cumulative[-1])
-        index = int(torch.searchsorted(cumulative, threshold, right=True))
-        if index < weights.numel():
-            return index
-        return int(weights.nonzero()[-1])  # the product was rounded up to the whole mass: the last token that has some
-
-
-def categorical_rows(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """`CounterCoins.categorical` for every row of `weights` `[rows, vocab_size]` by its own number of `uniforms`.
-
-    Token ids `[rows]`, on the device; nothing is read back. A row without mass gives any id.
-    """
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
-    whole = cumulative[:, -1:].contiguous()
-    index = torch.searchsorted(cumulative, uniforms[:, None] * whole, right=True)
-    last = torch.searchsorted(cumulative, whole).clamp_(max=weights.shape[-1] - 1)  # the last token that has some mass
-    return torch.minimum(index, last)[:, 0]
 
 
 def largest_id(row: Tensor) -> int:

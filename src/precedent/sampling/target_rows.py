@@ -1,11 +1,10 @@
-"""The target model's rows over one scored tree: constrained, normalised once, and believed only when checked."""
+"""The target model's rows over one scored tree: constrained, normalised, and believed only when checked."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,14 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class TargetRows:
-    """The target model's rows over one scored tree, shaped and normalised once.
+    """The target model's rows over one scored tree; each is constrained and normalised when it is first asked for.
 
-    `logits` is `[num_nodes + 1, vocab_size]`: row 0 follows the committed text, row i + 1 follows node i. `shape`
-    applies the request's constraints with the node's own path. On a CPU a row is computed when it is asked for: an
-    all-point tree pays only for the rows that a walk visits. On a GPU (`at_once`, decided by the device unless given)
-    all rows are one matrix, constrained together, and what a walk needs to know of them is read back together; but
-    where a constraint cannot do that `until` then (seconds of `perf_counter`), or fails at a node to which nobody may
-    come, rows are computed as on a CPU.
+    `logits` is `[num_scored + 1, vocab_size]`: row 0 follows the committed text, row i + 1 follows node i. `shape`
+    applies the request's constraints with the node's own path. A tree of fixed candidates pays only for the rows that a
+    walk visits.
     """
 
     def __init__(
@@ -38,49 +34,88 @@ class TargetRows:
         params: SamplingParams,
         output_ids: Sequence[int] = (),
         shape: RowShaper | None = None,
-        *,
-        at_once: bool | None = None,
-        until: float = math.inf,
     ) -> None:
         self._logits, self._tree, self._params = logits, tree, params
         self._output_ids, self._shape = output_ids, shape
-        self._may_be_at_once, self._until = logits.is_cuda if at_once is None else at_once, until
         self._probs: dict[int, Tensor] = {}
-        self._read: tuple[list[float], list[int]] | None = None
+        self._largest: list[tuple[float, int]] | None = None
 
-    def compute_together(self) -> bool:
-        """Constrain all rows together, unless that was done before; says whether they are."""
-        return self._may_be_at_once and self._together is not None
+    def __len__(self) -> int:
+        return len(self._logits)
 
     def logits(self, node: int) -> Tensor:
         """The constrained logits after `node`, `[vocab_size]`. Raises what a constraint raises for that node."""
-        if self._shape is None or self.compute_together():
-            return self._all_logits[node + 1]
-        return self._constrained(self._shape, node)
+        row = self._logits[node + 1]
+        return row if self._shape is None else self._shape(self._text_before(node), row)
 
-    def certainty(self) -> Tensor:
-        """Logits of token 0 for certain, `[vocab_size]`: a row for a node that was not scored."""
-        index = torch.zeros(1, dtype=torch.long, device=self._logits.device)
-        return torch.full_like(self._logits[0], -torch.inf).index_fill_(0, index, 0.0)
+    def probs(self, node: int) -> Tensor:
+        """Probabilities after `node` (`ROOT` for the row after the committed text), `[vocab_size]`.
+
+        Raises GenerationError where the row holds NaN or infinity, or where all its tokens are masked.
+        """
+        if node not in self._probs:
+            row = self.logits(node)
+            self._check(float(row.max()), node)
+            self._probs[node] = probs_of(row, self._params)
+        return self._probs[node]
 
     def argmax(self, node: int) -> int:
-        """The greedy token after `node`, the lowest id on ties. Raises GenerationError on NaN or if all are masked."""
-        if self.compute_together():
-            self.check(node)
-            return self._largest[1][node + 1]
-        value, token = largest(self.logits(node))
+        """The greedy token after `node`, the lowest id on ties. Raises GenerationError as `probs` does."""
+        value, token = self._largest_after(node)
         self._check(value, node)
         return token
 
     def coupled(self, node: int) -> int:
-        """The token that the seed's noise chooses after `node`. Raises GenerationError as `__call__` does."""
-        return coupled_choice(self(node), self._seed, self._position(node))
+        """The token that the seed's noise chooses after `node`. Raises GenerationError as `probs` does."""
+        return coupled_choice(self.probs(node), self._seed, self._position(node))
+
+    def check(self, node: int) -> None:
+        """Raise GenerationError where the row after `node` cannot be sampled."""
+        self._check(self._largest_after(node)[0], node)
 
     def noise_keys(self) -> list[int]:
-        """The key of the seed's noise after the root and after every node. Raises ConfigError without a seed."""
-        depths = [0, *self._tree.depths.tolist()]
+        """The key of the seed's noise after the root and after every scored node. Raises ConfigError without a seed."""
+        depths = [0, *self._tree.depths[: len(self) - 1].tolist()]
         keys = [noise_key(self._seed, len(self._output_ids) + depth) for depth in range(max(depths) + 1)]
         return [keys[depth] for depth in depths]
+
+    def constrained(self, until: float = math.inf) -> TargetRows | None:
+        """These rows with the constraints applied to all at once, on their device and without waiting for it.
+
+        None where a constraint cannot do so `until` then (seconds of `perf_counter`), or fails at a node that the walk
+        may never reach.
+        """
+        if self._shape is None:
+            return self
+        texts = [self._text_before(node) for node in range(ROOT, len(self) - 1)]
+        try:
+            logits = shaped_rows(self._shape, texts, self._logits, until)
+        except Exception:
+            log.debug("rows could not be constrained together", exc_info=True)
+            return None
+        return None if logits is None else TargetRows(logits, self._tree, self._params, self._output_ids)
+
+    def all_logits(self) -> Tensor:
+        """The logits of all rows, `[num_scored + 1, vocab_size]`; for rows whose constraints are applied."""
+        assert self._shape is None
+        return self._logits
+
+    @property
+    def warping(self) -> Hashable:
+        """What turns logits into probabilities: rows of two sequences with the same can be computed together."""
+        params = self._params
+        return params.temperature, params.top_k, params.top_p, params.min_p
+
+    def probs_of(self, logits: Tensor) -> Tensor:
+        """Probabilities of any logits `[..., vocab_size]`, by the same warping."""
+        return probs_of(logits, self._params)
+
+    def take_largest(self, largest: list[tuple[float, int]]) -> None:
+        """Of every row the largest logit and its id, read from the device together with others."""
+        self._largest = largest
+
+    def _largest_after(self, node: int) -> tuple[float, int]:
+        return largest(self.logits(node)) if self._largest is None else self._largest[node + 1]
 
     @property
     def _seed(self) -> int:
@@ -88,96 +123,8 @@ class TargetRows:
             raise ConfigError("mode='coupled' needs a seed: give SamplingParams(seed=...)")
         return self._params.seed
 
-    def __call__(self, node: int) -> Tensor:
-        """Probabilities after `node` (`ROOT` for the row after the committed text), `[vocab_size]`.
-
-        Raises GenerationError on NaN or if all are masked.
-        """
-        if self.compute_together():
-            self.check(node)
-            return self.matrix()[node + 1]
-        if node not in self._probs:
-            row = self.logits(node)
-            self._check(float(row.max()), node)
-            self._probs[node] = probs_of(row, self._params)
-        return self._probs[node]
-
-    @property
-    def law(self) -> tuple[float, int, float, float]:
-        """What makes a law of a row: rows of two sequences with the same can be computed together."""
-        params = self._params
-        return params.temperature, params.top_k, params.top_p, params.min_p
-
-    def law_of(self, logits: Tensor) -> Tensor:
-        """Probabilities of any logits `[..., vocab_size]`, made as these rows' are."""
-        return probs_of(logits, self._params)
-
-    @property
-    def vocab_size(self) -> int:
-        """Numbers in a row."""
-        return self._logits.shape[-1]
-
-    def logits_of_all(self) -> Tensor:
-        """The constrained logits, `[num_nodes + 1, vocab_size]`."""
-        return self._all_logits
-
-    def matrix(self) -> Tensor:
-        """All probabilities, `[num_nodes + 1, vocab_size]`; nothing is read back from the device.
-
-        A row that cannot be sampled holds whatever comes out: `check` a node before its row is believed.
-        """
-        return self._all_probs
-
-    def check(self, node: int) -> None:
-        """Raise GenerationError if the row after `node` holds NaN or infinity, or if all its tokens are masked."""
-        self._check(self._largest[0][node + 1], node)
-
-    @cached_property
-    def _all_logits(self) -> Tensor:
-        if self._shape is None:
-            return self._logits
-        if self._together is not None:
-            return self._together
-        return torch.stack([self._constrained(self._shape, node) for node in range(ROOT, len(self._tree))])
-
-    @cached_property
-    def _together(self) -> Tensor | None:
-        if self._shape is None:
-            return self._logits
-        paths = [self._text_before(node) for node in range(ROOT, len(self._tree))]
-        try:
-            return shaped_rows(self._shape, paths, self._logits, self._until)
-        except Exception:  # at one node perhaps, which no walk may ever come to: who comes there hears of it
-            log.debug("rows could not be constrained together", exc_info=True)
-            return None
-
-    def _constrained(self, shape: RowShaper, node: int) -> Tensor:
-        return shape(self._text_before(node), self._logits[node + 1])
-
     def _text_before(self, node: int) -> tuple[int, ...]:
         return (*self._output_ids, *self._tree.tokens_to(node))
-
-    @cached_property
-    def _all_probs(self) -> Tensor:
-        return probs_of(self._all_logits, self._params)
-
-    def unread(self) -> Tensor:
-        """The largest logit of every row (NaN if one is), then the lowest ids that have them, `[2 * rows]`, unread."""
-        values, tokens = self._all_logits.max(-1)
-        return torch.cat([values.double(), tokens.double()])
-
-    def take(self, numbers: Sequence[float]) -> None:
-        """What `unread` gave, on the host: nothing more is read for `check` and `argmax`."""
-        half = len(numbers) // 2
-        self._read = list(numbers[:half]), [int(token) for token in numbers[half:]]
-
-    @property
-    def _largest(self) -> tuple[list[float], list[int]]:
-        """Of every row the largest logit and its id; read now, unless that was done before."""
-        if self._read is None:
-            self.take(self.unread().tolist())
-        assert self._read is not None
-        return self._read
 
     def _check(self, largest: float, node: int) -> None:
         position = self._position(node)

@@ -118,8 +118,8 @@ def _prove(target: TargetModel, tokens: list[int]) -> None:
     _decode(target, decoded, prompt[read:])
     builder, node = TreeBuilder(), ROOT
     for token in path:
-        builder.add_point(node, (token + 1) % target.vocab_size, "proof")
-        node = builder.add_point(node, token, "proof")
+        builder.add_fixed(node, (token + 1) % target.vocab_size, "proof")
+        node = builder.add_fixed(node, token, "proof")
     tree = builder.build()
     scored, plain = target.score([(whole, tree), (pieces, tree)]), _decode(target, decoded, path)
     if not all(torch.equal(rows[::2], plain) for rows in scored):

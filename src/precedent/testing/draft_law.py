@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from precedent.sampling.probabilities import Coins
-from precedent.testing.enumeration import enumerate_outcomes
-from precedent.tree import NULL, CandidateTree, Drawn, TreeBuilder
+from precedent.sampling.rng import Rng
+from precedent.testing.replay_rng import enumerate_outcomes
+from precedent.tree import NULL, CandidateTree, Sampled, TreeBuilder
 
-Drawing = Callable[[TreeBuilder, Coins], None]
+Drawing = Callable[[TreeBuilder, Rng], None]
 """Adds cached points, then draws, to an empty builder: a function of its coins alone."""
 
 History = tuple[tuple[int, int], ...]
@@ -41,38 +41,41 @@ class _Observed:
         sampled = torch.zeros(size + 1, dtype=torch.float64)
         for token, mass in self.sampled.items():
             sampled[token if token != NULL else size] = mass
-        return max(0.5 * float((sampled / sampled.sum() - law).abs().sum()) for law in map(_with_rest, self.reported))
+        return max(
+            0.5 * float((sampled / sampled.sum() - distribution).abs().sum())
+            for distribution in map(_with_rest, self.reported)
+        )
 
 
-def draft_law_error(drawing: Drawing) -> float:
+def draft_distribution_error(drawing: Drawing) -> float:
     """The largest total variation, over all draws and all that may precede them, between reported and sampled law."""
     observed: dict[tuple[History, int], _Observed] = {}
-    for probability, tree in enumerate_outcomes(lambda coins: _tree(drawing, coins)):
+    for probability, tree in enumerate_outcomes(lambda rng: _tree(drawing, rng)):
         history: History = ()
-        for draw in tree.draws:
-            if isinstance(draw.law, Drawn):
+        for draw in tree.candidates:
+            if isinstance(draw.distribution, Sampled):
                 token = tree.token_ids[draw.child] if draw.child != NULL else NULL
                 here = observed.setdefault((history, draw.parent), _Observed(draw.parent))
-                here.reported.append(draw.law.probs())
+                here.reported.append(draw.distribution.probs())
                 here.sampled[token] += probability
                 history = (*history, (draw.parent, token))
     return max((each.distance() for each in observed.values()), default=0.0)
 
 
-def check_draft_law(drawing: Drawing, tolerance: float = 1e-9) -> None:
+def check_draft_distribution(drawing: Drawing, tolerance: float = 1e-9) -> None:
     """Raise AssertionError when something is drawn from another law than it reports."""
-    error = draft_law_error(drawing)
+    error = draft_distribution_error(drawing)
     if not error <= tolerance:
         raise AssertionError(f"a draw reports a law that differs by {error:.3g} (total variation) from the sampled one")
 
 
-def _tree(drawing: Drawing, coins: Coins) -> CandidateTree:
+def _tree(drawing: Drawing, rng: Rng) -> CandidateTree:
     builder = TreeBuilder()
-    drawing(builder, coins)
+    drawing(builder, rng)
     return builder.build()
 
 
-def _with_rest(law: Tensor) -> Tensor:
+def _with_rest(distribution: Tensor) -> Tensor:
     """The law with the mass of a swallowed draw as its last entry."""
-    law = law.double()
-    return torch.cat([law, (1.0 - law.sum()).clamp(min=0.0)[None]])
+    distribution = distribution.double()
+    return torch.cat([distribution, (1.0 - distribution.sum()).clamp(min=0.0)[None]])

@@ -13,9 +13,10 @@ from dataclasses import replace
 import pytest
 
 from precedent.config import SamplingParams
-from precedent.drafters.base import NODE, Candidates, Drafter, Drafting, DraftRequest, DrawsRunnersUp
-from precedent.sampling.probabilities import CounterCoins
-from precedent.tree import ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.drafters.base import NODE, Candidates, Drafter, DrawSession
+from precedent.drafters.request import Request
+from precedent.sampling.rng import CounterRng
+from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 
 
 class DrafterContract:
@@ -32,33 +33,33 @@ class DrafterContract:
         """A prompt that gives the drafter something to propose; override where it takes more than repetition."""
         return (1, 5, 6, 7, 8, 9, 10, 2, 5, 6, 7, 11, 12, 5, 6)
 
-    def make_request(self, prompt_ids: Sequence[int] | None = None) -> DraftRequest:
+    def make_request(self, prompt_ids: Sequence[int] | None = None) -> Request:
         """A greedy request of the default tenant that ends with token 2."""
         prompt = self.make_prompt() if prompt_ids is None else tuple(prompt_ids)
-        return DraftRequest("contract", prompt, SamplingParams(), query="contract", end_token_ids=frozenset({2}))
+        return Request("contract", prompt, SamplingParams(), query="contract", end_token_ids=frozenset({2}))
 
     @pytest.mark.parametrize("budget", [1, 2, 7, 64])
     def test_candidates_are_a_trie_within_the_budget(self, budget: int) -> None:
         """Parents precede children, siblings differ, estimates are probabilities, at every step of an output."""
-        drafting = self.make_drafter().begin(self.make_request())
+        session = self.make_drafter().begin(self.make_request())
         for token in self.output:
-            self.check_candidates(drafting.match(budget), budget)
-            drafting.committed([token])
-        drafting.end()
+            self.check_candidates(session.match(budget), budget)
+            session.committed([token])
+        session.end()
 
-    def test_points_are_proposed_somewhere(self) -> None:
-        """A drafter that draws nothing proposes at least one point along the output, else the contract is void."""
+    def test_fixed_candidates_are_proposed_somewhere(self) -> None:
+        """A drafter that does not sample proposes something along the output, else the contract is void."""
         drafter = self.make_drafter()
-        if not drafter.draws:
+        if not isinstance(drafter.begin(self.make_request()), DrawSession):
             assert any(len(candidates) for candidates in self.run(drafter, 8))
 
     def test_budget_zero_gives_nothing(self) -> None:
         """Speculation that is off costs no node."""
-        drafting = self.make_drafter().begin(self.make_request())
-        assert len(drafting.match(0)) == 0
-        drafting.committed(self.output)
-        assert len(drafting.match(0)) == 0
-        drafting.end()
+        session = self.make_drafter().begin(self.make_request())
+        assert len(session.match(0)) == 0
+        session.committed(self.output)
+        assert len(session.match(0)) == 0
+        session.end()
 
     def test_equal_input_gives_equal_candidates(self) -> None:
         """Two fresh drafters that see the same request propose the same."""
@@ -66,10 +67,10 @@ class DrafterContract:
 
     def test_matching_twice_changes_nothing(self) -> None:
         """A step that is discarded may be matched again."""
-        drafting = self.make_drafter().begin(self.make_request())
-        drafting.committed(self.output[:3])
-        assert drafting.match(8) == drafting.match(8)
-        drafting.end()
+        session = self.make_drafter().begin(self.make_request())
+        session.committed(self.output[:3])
+        assert session.match(8) == session.match(8)
+        session.end()
 
     def test_commits_of_any_size_lead_to_the_same_place(self) -> None:
         """Whether tokens are committed one by one or at once, the next candidates carry the same tokens."""
@@ -81,43 +82,43 @@ class DrafterContract:
 
     def test_nothing_after_the_end(self) -> None:
         """After `end`, which may be called twice, no candidates appear and commits are ignored."""
-        drafting = self.make_drafter().begin(self.make_request())
-        drafting.match(8)
-        drafting.end()
-        drafting.end()
-        drafting.committed(self.output)
-        assert len(drafting.match(8)) == 0
+        session = self.make_drafter().begin(self.make_request())
+        session.match(8)
+        session.end()
+        session.end()
+        session.committed(self.output)
+        assert len(session.match(8)) == 0
 
     def test_inputs_are_left_alone(self) -> None:
         """Neither the request nor a committed list is changed, and changing that list later has no effect."""
         request, committed = self.make_request(), list(self.output)
-        drafting, other = (self.make_drafter().begin(request) for _ in range(2))
-        drafting.committed(committed)
+        session, other = (self.make_drafter().begin(request) for _ in range(2))
+        session.committed(committed)
         assert committed == list(self.output)
         assert request == self.make_request()
         committed.clear()
         other.committed(list(self.output))
-        assert drafting.match(8) == other.match(8)
+        assert session.match(8) == other.match(8)
 
     def test_changing_returned_candidates_has_no_effect(self) -> None:
         """The planner owns what `match` returns."""
-        drafting, other = (self.make_drafter().begin(self.make_request()) for _ in range(2))
-        taken = drafting.match(8)
+        session, other = (self.make_drafter().begin(self.make_request()) for _ in range(2))
+        taken = session.match(8)
         taken.nodes["token_id"] += 1
         taken.nodes["estimate"] = 0.5
         other.match(8)
-        for each in (drafting, other):
+        for each in (session, other):
             each.committed(self.output[:2])
-        assert drafting.match(8) == other.match(8)
+        assert session.match(8) == other.match(8)
 
     @pytest.mark.parametrize("prompt", [(), (3,)], ids=["empty", "one token"])
     def test_short_prompts(self, prompt: tuple[int, ...]) -> None:
         """An empty prompt and one of a single token go through the whole lifecycle."""
-        drafting = self.make_drafter().begin(self.make_request(prompt))
+        session = self.make_drafter().begin(self.make_request(prompt))
         for token in self.output:
-            self.check_candidates(drafting.match(8), 8)
-            drafting.committed([token])
-        drafting.end()
+            self.check_candidates(session.match(8), 8)
+            session.committed([token])
+        session.end()
 
     def test_requests_do_not_disturb_each_other(self) -> None:
         """A second request on the same drafter leaves the first one's candidates as they would have been."""
@@ -133,53 +134,61 @@ class DrafterContract:
         assert together == alone
 
     def test_draws_respect_their_number(self) -> None:
-        """A drafter that draws adds at most the draws it was asked for; any other adds nothing."""
-        drafter = self.make_drafter()
-        drafting = drafter.begin(self.make_request())
-        builder = TreeBuilder()
-        drafting.draw(builder, 3, CounterCoins(entropy=7, step=0))
+        """At most as many samples as were asked for."""
+        session, builder = self.drawing(self.make_drafter(), self.make_request()), TreeBuilder()
+        session.draw(builder, 3, CounterRng(entropy=7, step=0))
         tree: CandidateTree = builder.build()
         tree.check()
-        assert len(tree.draws) <= (3 if drafter.draws else 0)
-        drafting.end()
+        assert len(tree.candidates) <= 3
+        session.end()
 
     @pytest.mark.parametrize("mode", ["greedy", "traversal"])
     def test_draws_are_among_the_tokenizers_ids(self, mode: str) -> None:
-        """Where the target cuts its rows, before the end of a padded output head, a drafter's laws end as well."""
+        """Where the target cuts its rows, before the end of a padded head, a drafter's distributions end too."""
         drafter, num_tokens = self.make_drafter(), self.vocab_size - 3
         sampling = SamplingParams(temperature=0.0 if mode == "greedy" else 3.0)
         request = replace(self.make_request(), sampling=sampling, mode=mode, num_tokens=num_tokens)
-        for step in range(8 if drafter.draws else 0):
-            drafting, builder = drafter.begin(request), TreeBuilder()
-            drafting.draw(builder, 3, CounterCoins(entropy=7, step=step))
-            drafting.end()
+        for step in range(8):
+            session, builder = self.drawing(drafter, request), TreeBuilder()
+            session.draw(builder, 3, CounterRng(entropy=7, step=step))
+            session.end()
             assert all(token < num_tokens for token in builder.token_ids)
-            laws = [draw.law for draw in builder.build().draws]
-            assert all(law.row.shape == (num_tokens,) for law in laws if isinstance(law, Drawn))
+            distributions = [draw.distribution for draw in builder.build().candidates]
+            assert all(
+                distribution.row.shape == (num_tokens,)
+                for distribution in distributions
+                if isinstance(distribution, Sampled)
+            )
 
     def test_runners_up_respect_their_number(self) -> None:
         """What is named beside draws is new in the tree, noted, and no more than was asked for."""
-        drafting, builder = self.make_drafter().begin(self.make_request()), TreeBuilder()
-        if not isinstance(drafting, DrawsRunnersUp):
+        session, builder = self.drawing(self.make_drafter(), self.make_request()), TreeBuilder()
+        if not session.names_runners_up:
             pytest.skip("this drafter names one token at a place")
-        drafting.draw(builder, 3, CounterCoins(entropy=7, step=0))
+        session.draw(builder, 3, CounterRng(entropy=7, step=0))
         before = builder.build()
-        drafting.draw_runners_up(builder, 2, CounterCoins(entropy=7, step=0))
+        session.draw_runners_up(builder, 2, CounterRng(entropy=7, step=0))
         after = builder.build()
         after.check()
         assert after.token_ids[: len(before)] == before.token_ids
         assert builder.runners_up == set(range(len(before), len(after)))
         assert 0 < len(builder.runners_up) <= 2
-        drafting.end()
+        session.end()
+
+    def drawing(self, drafter: Drafter, request: Request) -> DrawSession:
+        """A session that samples; skips the test for a drafter without."""
+        session = drafter.begin(request)
+        if not isinstance(session, DrawSession):
+            pytest.skip("this drafter samples from no model")
+        return session
 
     def run(self, drafter: Drafter, budget: int) -> list[Candidates]:
         """All candidates of one request that commits `output` token by token."""
-        drafting: Drafting = drafter.begin(self.make_request())
-        found = []
+        session, found = drafter.begin(self.make_request()), []
         for token in self.output:
-            found.append(drafting.match(budget))
-            drafting.committed([token])
-        drafting.end()
+            found.append(session.match(budget))
+            session.committed([token])
+        session.end()
         return found
 
     def check_candidates(self, candidates: Candidates, budget: int) -> None:

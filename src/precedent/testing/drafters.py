@@ -5,15 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from precedent.drafters.base import Candidates, DraftRequest
-from precedent.sampling.probabilities import Coins
-from precedent.tree import ROOT, TreeBuilder
+from precedent.drafters.base import Candidates
+from precedent.drafters.request import Request
+from precedent.tree import ROOT
 
 
-class _PointDrafting:
+class _FixedSession:
     """Shared by drafters that only match; remembers the output so far."""
-
-    behind = 0
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -26,9 +24,6 @@ class _PointDrafting:
 
     def _propose(self, budget: int) -> Candidates:
         return Candidates(self.name)
-
-    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
-        """Nothing to draw."""
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """Remember the output."""
@@ -43,17 +38,17 @@ class _PointDrafting:
 class NullDrafter:
     """Proposes nothing: what the engine's own overhead costs."""
 
-    name, draws = "null", False
+    name = "null"
 
-    def begin(self, request: DraftRequest) -> _PointDrafting:
+    def begin(self, request: Request) -> _FixedSession:
         """A drafting without candidates."""
-        return _PointDrafting(self.name)
+        return _FixedSession(self.name)
 
     def close(self) -> None:
         """Nothing to release."""
 
 
-class _OracleDrafting(_PointDrafting):
+class _OracleSession(_FixedSession):
     def __init__(self, name: str, answer: Sequence[int]) -> None:
         super().__init__(name)
         self._answer = list(answer)
@@ -67,20 +62,20 @@ class _OracleDrafting(_PointDrafting):
 class OracleDrafter:
     """Knows the answer: the fastest that any drafter could make the engine."""
 
-    name, draws = "oracle", False
+    name = "oracle"
 
     def __init__(self, answer: Sequence[int]) -> None:
         self._answer = answer
 
-    def begin(self, request: DraftRequest) -> _OracleDrafting:
+    def begin(self, request: Request) -> _OracleSession:
         """A drafting that proposes the known answer."""
-        return _OracleDrafting(self.name, self._answer)
+        return _OracleSession(self.name, self._answer)
 
     def close(self) -> None:
         """Nothing to release."""
 
 
-class _RandomDrafting(_PointDrafting):
+class _RandomSession(_FixedSession):
     def __init__(self, name: str, vocab_size: int, seed: int) -> None:
         super().__init__(name)
         self._seed, self._vocab_size = seed, vocab_size
@@ -99,14 +94,14 @@ class _RandomDrafting(_PointDrafting):
 class RandomDrafter:
     """Proposes nonsense with confidence: whatever it does, the output law must not move."""
 
-    name, draws = "random", False
+    name = "random"
 
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
         self._vocab_size, self._seed = vocab_size, seed
 
-    def begin(self, request: DraftRequest) -> _RandomDrafting:
+    def begin(self, request: Request) -> _RandomSession:
         """A drafting that proposes random trees."""
-        return _RandomDrafting(self.name, self._vocab_size, self._seed)
+        return _RandomSession(self.name, self._vocab_size, self._seed)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -19,9 +19,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.drafters.base import DraftRequest
 from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.sampling.probabilities import CounterCoins, probs_of
+from precedent.drafters.request import Request
+from precedent.sampling.probabilities import probs_of
+from precedent.sampling.rng import CounterRng
 from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import exits_early
 from precedent.training.texts import Text
@@ -107,8 +108,8 @@ class Measurement:
         rows = zip(_answer_logits(self._target, text), _answer_logits(draft, text), strict=True)
         accepted, agreed = [], []
         for target_logits, draft_logits in rows:
-            laws = probs_of(target_logits, self._sampling), probs_of(draft_logits, self._sampling)
-            accepted.append(torch.minimum(*laws).sum(-1).double().cpu())
+            distributions = probs_of(target_logits, self._sampling), probs_of(draft_logits, self._sampling)
+            accepted.append(torch.minimum(*distributions).sum(-1).double().cpu())
             agreed.append((target_logits.argmax(-1) == draft_logits.argmax(-1)).cpu())
         return torch.cat(accepted).numpy(), torch.cat(agreed).numpy()
 
@@ -117,13 +118,13 @@ class Measurement:
         prompt = [*self._texts[0].token_ids, *([self._texts[0].token_ids[-1]] * TIMED_PREFIX)][:TIMED_PREFIX]
         slot = self._target.new_slot()
         self._target.prefill(slot, prompt)
-        request = DraftRequest("timing", tuple(prompt), self._sampling, mode="traversal", target_slot=lambda: slot)
-        drafting = DraftModelDrafter(draft, early_exit=exits_early(draft, self._target)).begin(request)
-        drafting.draw(TreeBuilder(), 1, CounterCoins(0, 0))  # computes the prompt
+        request = Request("timing", tuple(prompt), self._sampling, mode="traversal", target_slot=lambda: slot)
+        session = DraftModelDrafter(draft, early_exit=exits_early(draft, self._target)).begin(request)
+        session.draw(TreeBuilder(), 1, CounterRng(0, 0))  # computes the prompt
         draws, steps = [], []
         for number in range(TIMED_ROUNDS):
             started = perf_counter()
-            drafting.draw(TreeBuilder(), MOST_DRAWS, CounterCoins(0, number))
+            session.draw(TreeBuilder(), MOST_DRAWS, CounterRng(0, number))
             between = perf_counter()
             self._plain_step(slot)
             draws.append((between - started) / MOST_DRAWS)

@@ -109,8 +109,8 @@ def _lessons(lengths: Sequence[Sequence[int]], tensors: dict[str, Tensor]) -> li
     token_ids = tensors["token_ids"].split([total for total, _ in lengths])
     marks = tensors["learned"].split([answer for _, answer in lengths])
     learned = [int(mark.sum()) for mark in marks]
-    laws = zip(tensors["hidden"].split(learned), tensors["log_total"].split(learned), strict=True)
+    distributions = zip(tensors["hidden"].split(learned), tensors["log_total"].split(learned), strict=True)
     return [
         Lesson(Text(tuple(ids.tolist()), mark.numel(), () if mark.all() else tuple(mark.tolist())), hidden, log_total)
-        for ids, mark, (hidden, log_total) in zip(token_ids, marks, laws, strict=True)
+        for ids, mark, (hidden, log_total) in zip(token_ids, marks, distributions, strict=True)
     ]

@@ -1,58 +1,64 @@
-"""Verification: which proposed tokens the target model's law lets stand, and which token it adds.
+"""Verification: which proposed tokens are accepted, so that the output distribution stays the target model's.
 
-    verdict = verify(tree, rows, "traversal", coins)
+    verdict = verify(tree, rows, "traversal", rng)
 
-Every mode has two halves: `prepare(tree, rows, mode)` throws no coins, its result called with coins decides.
+Every mode has two halves: `prepare(tree, rows, mode)` uses no random numbers, its result called with `rng` decides.
 
-* `traversal` (lazy coins; block verification on a chain) and `topdown` (eager coins; token verification on a chain):
-  `precedent.verify.recursion`, and `precedent.verify.batched` for rows on a GPU;
-* `topdown:plan=k-seq`, `topdown:plan=transport` and `traversal:plan=transport` weigh several draws at a node together:
-  `precedent.verify.kseq`, `precedent.verify.transport`; they need a number of draws that no draw has a say in;
+* `traversal` (lazy tests; block verification on a chain) and `topdown` (eager tests; token verification on a chain):
+  `recursion` for a CPU, `ahead` for a GPU, one `walk`;
 * `greedy` (exact match with the argmax) and `coupled` (exact match with the token that the seed's noise chooses):
-  `precedent.verify.matching`;
-* `lossy_mentored:kl=0.05`, `lossy_typical:epsilon=0.09,delta=0.3`, `lossy_top_beta:beta=3,tau=1`:
-  `lossy.relaxed`, and `lossy_judge:name=...`: `lossy.judge`. Their verdicts say what they spent.
+  `exact_match`.
+
+Imports neither transformers nor a drafter; lossy modes stand in `precedent.verify.lossy`, which nothing here imports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from precedent.sampling.probabilities import Coins
+from precedent.errors import ConfigError
+from precedent.sampling.rng import Rng
+from precedent.sampling.target_rows import TargetRows
 from precedent.tree import CandidateTree
-from precedent.verify.lossy.judge import Judge, judged
-from precedent.verify.lossy.relaxed import relaxed
-from precedent.verify.modes import LOSSY_MODES, MODES, FirstHalf, Rows, find_mode
-from precedent.verify.recursion import Weights
+from precedent.verify.exact_match import exact_match
+from precedent.verify.recursion import RowWeights
 from precedent.verify.verdict import Verdict
 from precedent.verify.walk import walk
 
-__all__ = [
-    "LOSSY_MODES",
-    "MODES",
-    "FirstHalf",
-    "Judge",
-    "Rows",
-    "Verdict",
-    "Weights",
-    "find_mode",
-    "judged",
-    "prepare",
-    "relaxed",
-    "verify",
-    "walk",
-]
+__all__ = ["LOSSLESS", "Decide", "RowWeights", "Verdict", "Verifier", "prepare", "verify", "walk"]
+
+Decide = Callable[[Rng], Verdict]
+Verifier = Callable[[CandidateTree, TargetRows], Decide]
 
 
-def prepare(tree: CandidateTree, rows: Rows, mode: str, *, batched: bool = False) -> Callable[[Coins], Verdict]:
-    """The coin-free half of `verify`. Raises ConfigError for an unknown mode or parameter."""
-    return find_mode(mode, batched=batched)(tree, rows)
+def _rejection(*, lazy: bool) -> Verifier:
+    def prepare(tree: CandidateTree, rows: TargetRows) -> Decide:
+        weights = RowWeights(tree, rows.probs, lazy=lazy)
+        return lambda rng: walk(weights, rng)
+
+    return prepare
 
 
-def verify(tree: CandidateTree, rows: Rows, mode: str, coins: Coins, *, batched: bool = False) -> Verdict:
-    """Accept the longest lawful path of `tree`, whose law is that of sampling from `rows`, and add one token.
+LOSSLESS: Mapping[str, Verifier] = {
+    "greedy": lambda tree, rows: lambda rng: exact_match(tree, rows.argmax),
+    "coupled": lambda tree, rows: lambda rng: exact_match(tree, rows.coupled),
+    "traversal": _rejection(lazy=True),
+    "topdown": _rejection(lazy=False),
+}
+"""Every lossless mode of `precedent.config.MODES` and how it verifies."""
 
-    `batched` weighs the whole tree at once, for rows on a GPU. Pure: no model, no settings, no change to its arguments.
-    Raises ConfigError for an unknown mode or parameter.
+
+def prepare(tree: CandidateTree, rows: TargetRows, mode: str) -> Decide:
+    """The half of `verify` without random numbers. Raises ConfigError for a mode that is not lossless."""
+    if mode not in LOSSLESS:
+        raise ConfigError(f"mode={mode!r} is not a lossless mode; use one of {', '.join(LOSSLESS)}")
+    return LOSSLESS[mode](tree, rows)
+
+
+def verify(tree: CandidateTree, rows: TargetRows, mode: str, rng: Rng) -> Verdict:
+    """Accept the longest path of `tree` that passes, and add one token.
+
+    What is written has the distribution of sampling from `rows`. Pure: no model, no settings, no change to its
+    arguments. Raises ConfigError for a mode that is not lossless.
     """
-    return prepare(tree, rows, mode, batched=batched)(coins)
+    return prepare(tree, rows, mode)(rng)

@@ -1,16 +1,15 @@
 """Verification on a GPU with one read: every number that a walk may ask for is on its way before the host waits.
 
-Also the token that would be drawn at every node, were the walk to end there: coins that are uniform numbers by (node,
-purpose) are known beforehand. Sequences whose rows become laws alike are computed together, in as many operations as
+So is the token that would follow every node, were the walk to end there: counter-based random numbers are known
+beforehand. Sequences whose rows become probabilities in the same way are computed together, in as many operations as
 one of them would take, and a step reads the numbers of all of them at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,213 +17,187 @@ from torch import Tensor
 
 from precedent.runtime.placing import placed
 from precedent.sampling.coupling import chosen
-from precedent.sampling.probabilities import Coins, KnownCoins, categorical_rows
-from precedent.tree import ROOT, CandidateTree, Drawn
-from precedent.verify.batched import BatchedWeights
-from precedent.verify.matching import matching
+from precedent.sampling.rng import KeyedRng, Rng, categorical_rows
+from precedent.sampling.target_rows import TargetRows
+from precedent.tree import ROOT, Candidate, CandidateTree, Sampled
+from precedent.verify.exact_match import exact_match
+from precedent.verify.stages import Scheduled, in_stages, schedule, weigh
 from precedent.verify.verdict import Verdict
-from precedent.verify.walk import NEXT, walk
-from precedent.verify.weighing import Weighing
+from precedent.verify.walk import walk
+from precedent.verify.weights import NEXT, Weights
 
 LAZY = {"traversal": True, "topdown": False}
-"""Modes that can be weighed ahead, and whether their coins are lazy."""
+"""Rejection modes, and whether their tests are lazy."""
 
 GREEDY, COUPLED = "greedy", "coupled"
+
+MODES = (*LAZY, GREEDY, COUPLED)
+"""Modes whose verdicts can be computed ahead."""
 
 MOST_AT_ONCE = 1 << 24
 """Probabilities that are computed together, at most: with their cumulative sums in float64 about 0.4 GB."""
 
 COPIES = 4
-"""Rows that a draw takes while it is weighed: its law, and what was there, is honoured and is left."""
-
-
-class Unread(Protocol):
-    """Numbers on a device that the host will ask for."""
-
-    def unread(self) -> Tensor:
-        """All of them, `[count]` in float64, which holds every token id exactly; nothing is waited for."""
-
-    def take(self, numbers: Sequence[float]) -> None:
-        """The same numbers on the host."""
-
-
-class RowsAhead(Protocol):
-    """A tree's rows, to be computed and read together with those of others (`TargetRows`)."""
-
-    @property
-    def law(self) -> Hashable:
-        """What makes a law of a row: rows of two sequences with the same can be computed together."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Numbers in a row."""
-
-    def logits_of_all(self) -> Tensor:
-        """The constrained logits, `[num_nodes + 1, vocab_size]`."""
-
-    def law_of(self, logits: Tensor, /) -> Tensor:
-        """Probabilities of any logits `[..., vocab_size]`, made as these rows' are."""
-
-    def noise_keys(self) -> list[int]:
-        """The key of the seed's noise after the root and after every node."""
-
-    def take(self, numbers: Sequence[float], /) -> None:
-        """The largest logit of every row, then their ids."""
-
-    def check(self, node: int, /) -> None:
-        """Raise GenerationError if the row after `node` cannot be sampled."""
-
-    def argmax(self, node: int, /) -> int:
-        """The greedy token after `node`."""
+"""Rows that a sample takes while it is tested: its distribution, and what was there, is covered and is left."""
 
 
 @dataclass(slots=True, eq=False)
 class Scored:
-    """A scored tree in one of the modes above; `VerdictsAhead` brings what its verdict needs."""
+    """A scored tree in one of `MODES`, its rows on a device with their constraints applied.
+
+    `decide` is set by `Ahead` and gives the verdict without another read.
+    """
 
     tree: CandidateTree
-    rows: RowsAhead
-    coins: KnownCoins
+    rows: TargetRows
+    rng: KeyedRng
     mode: str
-    decide: Callable[[Coins], Verdict] | None = None
+    decide: Callable[[], Verdict] | None = None
 
     @property
-    def size(self) -> int:
-        """How many rows it has."""
-        return len(self.tree) + 1
-
-    @property
-    def num_draws(self) -> int:
-        """How many draws of a draft model it has."""
-        return sum(isinstance(draw.law, Drawn) for draw in self.tree.draws)
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers are computed of it: rows, and for every draw its law and what its rejection leaves."""
-        return (self.size + COPIES * self.num_draws) * self.rows.vocab_size
+    def num_numbers(self) -> int:
+        """How many numbers are computed of it: its rows, and copies of them for every sampled candidate."""
+        num_sampled = sum(isinstance(each.distribution, Sampled) for each in self.tree.candidates)
+        return (len(self.rows) + COPIES * num_sampled) * self.rows.all_logits().shape[-1]
 
     def verdict(self) -> Verdict:
-        """Throw the coins, once all numbers were read. Raises GenerationError for a row on the way without a law."""
+        """The verdict, once all numbers were read. Raises GenerationError for a row on the way that holds NaN."""
         assert self.decide is not None, "its numbers were not read"
-        return self.decide(self.coins)
+        return self.decide()
 
 
 def computed_alike(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
-    """Those whose rows become laws in the same way, at most `MOST_AT_ONCE` numbers together."""
+    """Groups whose rows become probabilities in the same way, at most `MOST_AT_ONCE` numbers each."""
     groups: dict[object, list[Scored]] = {}
     for each in scored:
-        kind = None if each.mode == GREEDY else (each.rows.law, each.mode == COUPLED)
+        kind = None if each.mode == GREEDY else (each.rows.warping, each.mode == COUPLED)
         groups.setdefault(kind, []).append(each)
     for group in groups.values():
         together, numbers = list[Scored](), 0
         for each in group:
-            numbers += each.numbers
+            numbers += each.num_numbers
             if together and numbers > MOST_AT_ONCE:
                 yield together
-                together, numbers = [], each.numbers
+                together, numbers = [], each.num_numbers
             together.append(each)
         yield together
 
 
-class VerdictsAhead:
+class KnownWeights(Weights):
+    """Weights and next tokens of one tree that are numbers on the host."""
+
+    def __init__(self, tree: CandidateTree, check: Callable[[int], None], *, lazy: bool) -> None:
+        super().__init__(tree, lazy=lazy)
+        self._check = check
+        self._acceptance: dict[tuple[int, int], float] = {}
+        self._remaining: Sequence[float] = ()
+        self._tokens: Sequence[int] = ()
+
+    def take(self, acceptance: dict[tuple[int, int], float], remaining: Sequence[float], tokens: Sequence[int]) -> None:
+        """The w of each test by (node, ordinal), the a after the root and every node, and the token after every row."""
+        self._acceptance, self._remaining, self._tokens = acceptance, remaining, tokens
+
+    def tests(self, node: int) -> tuple[Candidate, ...]:
+        """The candidates tested below `node`. Raises GenerationError where its row cannot be sampled."""
+        if node < self.tree.num_scored:  # a row that the walk never reaches may hold anything
+            self._check(node)
+        return super().tests(node)
+
+    def acceptance(self, node: int, ordinal: int) -> float:
+        """Probability w that a test below `node` accepts, once all earlier ones rejected."""
+        return self._acceptance[node, ordinal]
+
+    def remaining(self, node: int) -> float:
+        """The acceptance weight a of `node` once all tests below it rejected."""
+        return self._remaining[node + 1]
+
+    def next_token(self, node: int, rng: Rng) -> int:
+        """The token that `rng` chooses after `node`, found on the device."""
+        self._check(node)
+        return self._tokens[node + 1]
+
+
+class Ahead:
     """All that the walks through some trees, which are `computed_alike`, may ask for.
 
-    The verdicts are those of the same coins without it. A tree of points alone is verified by drawing the token after
-    every node and going where it leads; the draws of all others are weighed together.
+    The verdicts are those of the same random numbers without it.
     """
 
     def __init__(self, scored: Sequence[Scored]) -> None:
-        self._scored = scored
-        self._weighing: Weighing | None = None
-        logits = _joined([each.rows.logits_of_all() for each in scored])
-        self._by_row = [*logits.max(-1)]
-        self._weights: dict[Scored, BatchedWeights] = {}
-        if scored[0].mode != GREEDY:
-            probs = scored[0].rows.law_of(logits)
-            self._by_row.append(self._chosen(probs) if scored[0].mode == COUPLED else self._drawn(probs))
-        weights = list[Tensor]() if self._weighing is None else [self._weighing.unread()]
-        self._unread = torch.cat([*weights, *(numbers.double() for numbers in self._by_row)])
+        self._scored, self._parts = scored, list[Tensor]()
+        self._weights: list[KnownWeights] = []
+        self._tests: list[tuple[Scheduled, int]] = []
+        logits = _joined([each.rows.all_logits() for each in scored])
+        largest, mode = logits.max(-1), scored[0].mode
+        if mode == COUPLED:
+            keys = [key for each in scored for key in each.rows.noise_keys()]
+            tokens = [chosen(scored[0].rows.probs_of(logits), keys)]
+        else:
+            tokens = [] if mode == GREEDY else [self._weighed(scored[0].rows.probs_of(logits))]
+        self._by_row = len(largest) + len(tokens)
+        self.numbers = torch.cat([part.double() for part in (*self._parts, *largest, *tokens)])
+        """What the host will ask for, on its device, in float64, which holds every token id exactly."""
 
-    def _chosen(self, probs: Tensor) -> Tensor:
-        """The token that its seed's noise chooses after every row, `[rows]`."""
-        return chosen(probs, [key for each in self._scored for key in each.rows.noise_keys()])
+    def _weighed(self, probs: Tensor) -> Tensor:
+        """Compute all weights; returns the token after every row, were the walk to end there, `[rows]`."""
+        self._weights = [KnownWeights(each.tree, each.rows.check, lazy=LAZY[each.mode]) for each in self._scored]
+        rows, slots = self._first_rows(), self._first_slots()
+        numbered = zip(self._weights, rows, slots, strict=False)
+        found = {test: i for i, its in enumerate(numbered) for test in schedule(*its)}
+        tests = in_stages(list(found))
+        self._tests = [(test, found[test]) for test in tests]
+        self._parts = [*weigh(tests, probs, slots[-1])]
+        uniforms = [each.rng.uniforms(range(ROOT, len(each.rows) - 1), NEXT) for each in self._scored]
+        return categorical_rows(probs, placed(np.concatenate(uniforms), probs.device))
 
-    def _drawn(self, probs: Tensor) -> Tensor:
-        """The token after every row if its walk ended there, `[rows]`; `probs` become what is left of them by then."""
-        uniforms = [each.coins.uniforms(range(ROOT, len(each.tree)), NEXT) for each in self._scored]
-        first_rows = accumulate((each.size for each in self._scored), initial=0)
-        drawn = {each: row for each, row in zip(self._scored, first_rows, strict=False) if each.num_draws}
-        for each in drawn:
-            lazy, check = LAZY[each.mode], each.rows.check
-            own = probs[drawn[each] : drawn[each] + each.size]
-            self._weights[each] = BatchedWeights(each.tree, own, lazy=lazy, check=check, ahead=True)
-        if drawn:
-            self._weighing = Weighing(list(self._weights.values()), probs, list(drawn.values()))
-        tokens = categorical_rows(probs, placed(np.concatenate(uniforms), probs.device))
-        for weights in self._weights.values():
-            weights.forget_laws()
-        return tokens
+    def _first_rows(self) -> list[int]:
+        return list(accumulate((len(each.rows) for each in self._scored), initial=0))
 
-    def unread(self) -> Tensor:
-        """Weights of the trees that have draws, then of all rows the largest numbers, their ids, and tokens."""
-        return self._unread
+    def _first_slots(self) -> list[int]:
+        return list(accumulate((len(each.tree) + 1 for each in self._scored), initial=0))
 
     def take(self, numbers: Sequence[float]) -> None:
-        """Hand each sequence its own."""
-        count = 0 if self._weighing is None else self._weighing.count
-        if self._weighing is not None:
-            self._weighing.take(numbers[:count])
-        by_row = np.reshape(numbers[count:], (len(self._by_row), -1))
-        ends = accumulate((each.size for each in self._scored), initial=0)
-        for each, (first, end) in zip(self._scored, pairwise(ends), strict=True):
+        """Give each sequence its share of `numbers`, which are on the host now."""
+        count = sum(part.numel() for part in self._parts)
+        by_row = np.reshape(numbers[count:], (self._by_row, -1))
+        for i, (each, (first, end)) in enumerate(zip(self._scored, pairwise(self._first_rows()), strict=True)):
             values, ids, *tokens = by_row[:, first:end].tolist()
-            each.rows.take([*values, *ids])
-            each.decide = self._decision(each, [int(token) for token in tokens[0]]) if tokens else _greedy(each)
+            each.rows.take_largest(list(zip(values, map(int, ids), strict=True)))
+            each.decide = self._decision(i, [int(token) for token in tokens[0]] if tokens else [], numbers[:count])
 
-    def _decision(self, each: Scored, token_after: Sequence[int]) -> Callable[[Coins], Verdict]:
-        check = each.rows.check  # not `each`, which keeps what this returns: in a circle they would outlive their step
-
-        def drawn(node: int) -> int:
-            check(node)
-            return token_after[node + 1]
-
-        weights = self._weights.get(each)
-        if weights is not None:
-            return lambda coins: walk(weights, _Foreseen(coins, drawn))
-        return matching(each.tree, drawn)
-
-
-def _greedy(each: Scored) -> Callable[[Coins], Verdict]:
-    return matching(each.tree, each.rows.argmax)
+    def _decision(self, i: int, tokens: list[int], numbers: Sequence[float]) -> Callable[[], Verdict]:
+        # without `Scored`, which keeps what this returns: in a circle they would outlive their step
+        tree, rows, rng, mode = self._scored[i].tree, self._scored[i].rows, self._scored[i].rng, self._scored[i].mode
+        if mode == GREEDY:
+            return lambda: exact_match(tree, rows.argmax)
+        if mode == COUPLED:
+            return lambda: exact_match(tree, _checked(tokens, rows.check))
+        weights, slots = self._weights[i], self._first_slots()
+        acceptance = {(t.node, t.ordinal): w for (t, of), w in zip(self._tests, numbers, strict=False) if of == i}
+        remaining = numbers[len(self._tests) :][slots[i] : slots[i + 1]]
+        weights.take(acceptance, remaining, tokens)
+        return lambda: walk(weights, rng)
 
 
-@dataclass(frozen=True, slots=True)
-class _Foreseen:
-    """Coins whose draws are known beforehand: the token `drawn` after each node."""
+def _checked(tokens: Sequence[int], check: Callable[[int], None]) -> Callable[[int], int]:
+    def token_after(node: int) -> int:
+        check(node)
+        return tokens[node + 1]
 
-    coins: Coins
-    drawn: Callable[[int], int]
+    return token_after
 
-    def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
-        """The coins' own."""
-        return self.coins.bernoulli(probability, node, purpose)
 
-    def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
-        """What the coins' own uniform number drew from these weights. Raises GenerationError if they are no law."""
-        return self.drawn(node)
+def read_together(pending: Sequence[Ahead]) -> None:
+    """Read the numbers of all in one copy: the one time that a step waits for the device."""
+    if not pending:
+        return
+    numbers: list[float] = _joined([each.numbers for each in pending]).tolist()
+    start = 0
+    for each in pending:
+        end = start + each.numbers.numel()
+        each.take(numbers[start:end])
+        start = end
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def read_together(pending: Sequence[Unread]) -> None:
-    """Read the numbers of all in one copy: the one time that a step waits for the device."""
-    if not pending:
-        return
-    parts = [each.unread() for each in pending]
-    numbers: list[float] = _joined(parts).tolist()
-    start = 0
-    for each, part in zip(pending, parts, strict=True):
-        each.take(numbers[start : start + part.numel()])
-        start += part.numel()

@@ -1,15 +1,16 @@
-"""All rejection-type verifiers as one recursion over (a, B), in a half without coins and a half without tensors.
+"""All rejection-type verifiers as one recursion over (a, B): a half without random numbers, computed row by row.
 
-At a node, `a` is the weight still to be honoured for its prefix and `B` the residual law of the next token. A draw of
-token x from law q is worth `w = min(1, a B(x) / q(x))`. When it is rejected, `(a B - q)+` is left; its mass is R,
-and the event "rejected, or swallowed by a keep_mask" has probability `1 - sum min(a B, q) = R + 1 - a`, hence
+At a node, `a` is the acceptance weight left for its prefix and `B` the residual distribution of the next token. A
+candidate x sampled from q is accepted with probability `w = min(1, a B(x) / q(x))`. When it is rejected, `(a B - q)+`
+is left; its mass is R, and the event "rejected, or dropped by a keep_mask" has probability `1 - sum min(a B, q) = R +
+1 - a`, hence
 
     a <- R / (R + 1 - a),    B <- (a B - q)+ / R.
 
-Coins thrown *eagerly*, at each draw with probability w (the child then starts at a = 1): token verification
-(Leviathan et al. 2211.17192), recursive rejection with or without replacement (SpecInfer, MCSD 2401.06706, Sequoia).
-Coins thrown *lazily*, once per node after its subtree, with probability a (the child starts at a = w): block
-verification on a chain (Sun et al. 2403.10444), traversal verification on a tree (2505.12398).
+*Eager* tests, one per candidate with probability w (the child then starts at a = 1): token verification (Leviathan et
+al. 2211.17192), recursive rejection with or without replacement (SpecInfer, MCSD 2401.06706, Sequoia). *Lazy* tests,
+one per node after its subtree with probability a (the child starts at a = w): block verification on a chain (Sun et
+al. 2403.10444), traversal verification on a tree (2505.12398).
 """
 
 from __future__ import annotations
@@ -20,18 +21,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from precedent.tree import NULL, ROOT, CandidateTree, Draw, Drawn, Point
-from precedent.verify.trials import Trials
+from precedent.sampling.rng import Rng
+from precedent.tree import NULL, ROOT, Candidate, CandidateTree, Fixed, Sampled
+from precedent.verify.weights import NEXT, Weights
 
-RowsOf = Callable[[int], Tensor]
-"""Target probabilities after a node (`ROOT` for the first position), `[vocab_size]`."""
-
-CANCELLATION = 1e-3  # below this share of the sum it began with, a difference of floats is summed anew
+CANCELLATION = 1e-3  # below this share of the sum it began with, a difference of floats is summed again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residual:
-    """A law kept unnormalised: `values` `[vocab_size]` without the `removed` token ids, of total `mass`.
+    """A distribution kept unnormalised: `values` `[vocab_size]` without the `removed` token ids, of total `mass`.
 
     `mass` is the sum `summed` less what was removed since; the rounding of that sum stays in it.
     """
@@ -46,109 +45,107 @@ class Residual:
         return 0.0 if token in self.removed else min(1.0, float(self.values[token]) / self.mass)
 
     def dense(self) -> Tensor:
-        """The unnormalised weights of all tokens, `[vocab_size]`; not to be written to."""
+        """The unnormalised probabilities of all tokens, `[vocab_size]`; do not write to it."""
         if not self.removed:
             return self.values
         return self.values.index_fill(0, torch.tensor(self.removed, device=self.values.device), 0.0)
 
     def without(self, token: int) -> Residual:
-        """The same law without one token, in constant time unless removed tokens held nearly all the mass."""
+        """The same without one token, in constant time unless removed tokens held nearly all the mass."""
         mass = self.mass - float(self.values[token])
         rest = Residual(self.values, mass, (*self.removed, token), self.summed)
         return rest if mass > CANCELLATION * self.summed else Residual.of(rest.dense())
 
     @classmethod
     def of(cls, values: Tensor) -> Residual:
-        """The law of unnormalised `values` `[vocab_size]`."""
+        """The distribution of unnormalised `values` `[vocab_size]`."""
         mass = float(values.sum())
         return cls(values, mass, (), mass)
 
-    def minus(self, weight: float, law: Tensor) -> Residual:
-        """`(weight * self - law)+`, whose mass is the weight that `law` left unhonoured."""
-        left = self.dense() * (weight / self.mass) - law.to(self.values)
+    def minus(self, weight: float, draft_probs: Tensor) -> Residual:
+        """`(weight * self - draft_probs)+`, whose mass is the weight that a rejected sample leaves."""
+        left = self.dense() * (weight / self.mass) - draft_probs.to(self.values)
         return Residual.of(left.clamp_(min=0.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """(a, B): the weight still to be honoured for a prefix, and the residual law of its next token."""
+    """(a, B): the acceptance weight left for a prefix, and the residual distribution of its next token."""
 
-    accept: float
+    weight: float
     residual: Residual
 
-    def worth(self, law_prob: float, token: int) -> float:
-        """`min(1, a B(x) / q(x))`; 0 where the law is 0, for such a token cannot have been drawn."""
-        honoured = self.accept * self.residual.prob(token)
-        return min(1.0, honoured / law_prob) if law_prob > 0.0 else 0.0
+    def acceptance(self, draft_prob: float, token: int) -> float:
+        """`min(1, a B(x) / q(x))`; 0 where q(x) is 0, for such a token cannot have been sampled."""
+        covered = self.weight * self.residual.prob(token)
+        return min(1.0, covered / draft_prob) if draft_prob > 0.0 else 0.0
 
-    def after_rejecting_draw(self, law: Tensor) -> State:
-        """What is left once a draw from `law` was rejected, or swallowed by its keep_mask."""
-        residual = self.residual.minus(self.accept, law)
+    def after_rejecting_sampled(self, draft_probs: Tensor) -> State:
+        """What is left once a sample from `draft_probs` was rejected, or dropped by its keep_mask."""
+        residual = self.residual.minus(self.weight, draft_probs)
         return self._left(residual.mass, residual)
 
-    def after_rejecting_point(self, token: int) -> State:
-        """What is left once a point was rejected: B loses its token."""
+    def after_rejecting_fixed(self, token: int) -> State:
+        """What is left once a fixed candidate was rejected: B loses its token."""
         residual = self.residual.without(token)
-        return self._left(self.accept * residual.mass / self.residual.mass, residual)
+        return self._left(self.weight * residual.mass / self.residual.mass, residual)
 
     def _left(self, mass: float, residual: Residual) -> State:
         if mass > torch.finfo(residual.values.dtype).tiny:
-            return State(mass / (mass + (1.0 - self.accept)), residual)
-        # Nothing is left. At a = 1 only rounding gets here (such a draw is never rejected): keep B as it stands.
-        return State(1.0 if self.accept == 1.0 else 0.0, self.residual)
+            return State(mass / (mass + (1.0 - self.weight)), residual)
+        # Nothing is left. At a = 1 only rounding gets here (such a sample is never rejected): keep B as it stands.
+        return State(1.0 if self.weight == 1.0 else 0.0, self.residual)
 
 
-class Weights(Trials):
-    """Every w, a and B of a tree: pure functions of (tree, rows), computed where a walk asks and memoised."""
+class RowWeights(Weights):
+    """Every w, a and B of a tree, computed where a walk asks and memoised; `probs` gives the target's rows."""
 
-    def __init__(self, tree: CandidateTree, rows: RowsOf, *, lazy: bool) -> None:
+    def __init__(self, tree: CandidateTree, probs: Callable[[int], Tensor], *, lazy: bool) -> None:
         super().__init__(tree, lazy=lazy)
-        self.row = rows
+        self._probs = probs
         self._states: dict[int, list[State]] = {}
-        self._laws: dict[int, Tensor] = {}
+        self._draft_probs: dict[int, Tensor] = {}
 
-    def worth(self, node: int, ordinal: int) -> float:
-        """The weight w of a trial below `node` once all earlier ones were rejected."""
-        draw = self._trials[node][ordinal]
-        if draw.child == NULL or self._ordinals[draw.child] != ordinal:
-            return 0.0  # swallowed, or drawn before: its B(x) fell to zero when the earlier draw was rejected
-        token = self.tree.token_ids[draw.child]
-        law_prob = 1.0 if isinstance(draw.law, Point) else float(self._law(draw.law)[token])
-        return self.state(node, ordinal).worth(law_prob, token)
+    def acceptance(self, node: int, ordinal: int) -> float:
+        """Probability w that a test below `node` accepts, once all earlier ones rejected."""
+        candidate = self._tests[node][ordinal]
+        if candidate.child == NULL or self._first_test[candidate.child] != ordinal:
+            return 0.0  # dropped, or sampled before: its B(x) fell to zero when the earlier sample was rejected
+        token, distribution = self.tree.token_ids[candidate.child], candidate.distribution
+        draft_prob = 1.0 if isinstance(distribution, Fixed) else float(self._of(distribution)[token])
+        return self.state(node, ordinal).acceptance(draft_prob, token)
 
     def state(self, node: int, rejected: int) -> State:
-        """(a, B) at `node` after its first `rejected` trials were rejected."""
+        """(a, B) at `node` after its first `rejected` tests rejected."""
         states = self._states.setdefault(node, [])
         if not states:
-            states.append(State(self._entering(node), Residual(self.row(node))))
+            states.append(State(self._entering(node), Residual(self._probs(node))))
         while len(states) <= rejected:
-            draw = self._trials[node][len(states) - 1]
-            states.append(self._after(states[-1], draw))
+            states.append(self._after(states[-1], self._tests[node][len(states) - 1]))
         return states[rejected]
 
-    def accept(self, node: int) -> float:
-        """The weight a of `node` once all its trials were rejected."""
-        return self.left(node).accept
+    def remaining(self, node: int) -> float:
+        """The acceptance weight a of `node` once all tests below it rejected."""
+        tests = self.tests(node)  # without any no row is needed, and a leaf that was not scored has none
+        return self.state(node, len(tests)).weight if tests else self._entering(node)
 
-    def leftover(self, node: int) -> Tensor:
-        """The law B at `node` once all its trials were rejected, unnormalised, `[vocab_size]`."""
-        return self.left(node).residual.dense()
+    def next_token(self, node: int, rng: Rng) -> int:
+        """Sample from the residual B at `node`, once all tests below it rejected."""
+        tests = self.tests(node)
+        residual = self.state(node, len(tests)).residual.dense() if tests else self._probs(node)
+        return rng.categorical(residual, node, NEXT)
 
-    def left(self, node: int) -> State:
-        """(a, B) at `node` after all its trials were rejected."""
-        return self.state(node, len(self.trials(node)))
-
-    def _after(self, state: State, draw: Draw) -> State:
-        if isinstance(draw.law, Drawn):
-            return state.after_rejecting_draw(self._law(draw.law))
-        return state.after_rejecting_point(self.tree.token_ids[draw.child])
+    def _after(self, state: State, candidate: Candidate) -> State:
+        if isinstance(candidate.distribution, Sampled):
+            return state.after_rejecting_sampled(self._of(candidate.distribution))
+        return state.after_rejecting_fixed(self.tree.token_ids[candidate.child])
 
     def _entering(self, node: int) -> float:
-        if node == ROOT or not self.defers(node):
+        if node == ROOT or not self.is_lazy(node):
             return 1.0
-        return self.worth(self.tree.parents[node], self._ordinals[node])
+        return self.acceptance(self.tree.parents[node], self._first_test[node])
 
-    def _law(self, law: Drawn) -> Tensor:
-        if id(law) not in self._laws:  # draws hold their law, so the id lives as long as the tree
-            self._laws[id(law)] = law.probs()
-        return self._laws[id(law)]
+    def _of(self, distribution: Sampled) -> Tensor:
+        if id(distribution) not in self._draft_probs:  # the tree holds it, so its id stays its own
+            self._draft_probs[id(distribution)] = distribution.probs()
+        return self._draft_probs[id(distribution)]

@@ -1,76 +1,40 @@
-"""The half of verification that throws coins; it reads numbers, and one row of probabilities per token it draws."""
+"""The half of verification that uses random numbers: one acceptance test per candidate on its way, then one token."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
-
-from torch import Tensor
-
-from precedent.sampling.probabilities import Coins
-from precedent.tree import ROOT, CandidateTree, Draw
+from precedent.sampling.rng import Rng
+from precedent.tree import ROOT
 from precedent.verify.verdict import Verdict
+from precedent.verify.weights import Weights
 
 ACCEPT = "verify-accept"
-NEXT = "verify-next"
 
 
-class Weighed(Protocol):
-    """A tree whose weights are known: `recursion.Weights` (lazily, one row after the other) or `batched`."""
-
-    @property
-    def tree(self) -> CandidateTree:
-        """The tree that was weighed."""
-
-    def trials(self, node: int) -> tuple[Draw, ...]:
-        """The draws below `node` that are tried one after the other, in verification order."""
-
-    def point_children(self, node: int) -> Mapping[int, int]:
-        """Token id to child node, for the point children that are handled after all trials."""
-
-    def ordinal(self, node: int) -> int:
-        """Which trial of its parent brought `node` in first."""
-
-    def defers(self, node: int) -> bool:
-        """Whether the coin of `node` is thrown after its subtree (lazily), not before it."""
-
-    def worth(self, node: int, ordinal: int) -> float:
-        """The weight w of a trial below `node` once all earlier ones were rejected."""
-
-    def accept(self, node: int) -> float:
-        """The weight a of `node` once all its trials were rejected."""
-
-    def leftover(self, node: int) -> Tensor:
-        """The law B at `node` once all its trials were rejected, `[vocab_size]`, not necessarily normalised."""
-
-    def row(self, node: int, /) -> Tensor:
-        """Target probabilities after `node`, `[vocab_size]`."""
-
-
-def walk(weights: Weighed, coins: Coins, start: int = ROOT) -> Verdict:
-    """Throw the coins below `start`, which stands: at most one acceptance coin and one token draw per node."""
+def walk(weights: Weights, rng: Rng, start: int = ROOT) -> Verdict:
+    """Test the candidates below `start`, which is accepted: at most one test and one sampled token per node."""
     node, ordinal = start, 0
     while True:
-        trials = weights.trials(node)
-        if ordinal < len(trials):
-            child, worth = trials[ordinal].child, weights.worth(node, ordinal)
-            purpose = ACCEPT if worth > 0.0 and weights.ordinal(child) == ordinal else f"{ACCEPT} {ordinal}"
-            if worth > 0.0 and (weights.defers(child) or coins.bernoulli(worth, child, purpose)):
+        tests = weights.tests(node)
+        if ordinal < len(tests):
+            child, acceptance = tests[ordinal].child, weights.acceptance(node, ordinal)
+            purpose = ACCEPT if acceptance > 0.0 and weights.first_test(child) == ordinal else f"{ACCEPT} {ordinal}"
+            if acceptance > 0.0 and (weights.is_lazy(child) or rng.bernoulli(acceptance, child, purpose)):
                 node, ordinal = child, 0
             else:
                 ordinal += 1
-        elif node == start or not weights.defers(node) or coins.bernoulli(weights.accept(node), node, ACCEPT):
-            return _finish(weights, node, coins)
+        elif node == start or not weights.is_lazy(node) or rng.bernoulli(weights.remaining(node), node, ACCEPT):
+            return _finish(weights, node, rng)
         else:
-            node, ordinal = weights.tree.parents[node], weights.ordinal(node) + 1
+            node, ordinal = weights.tree.parents[node], weights.first_test(node) + 1
 
 
-def _finish(weights: Weighed, node: int, coins: Coins) -> Verdict:
-    """Draw the next token from what is left at `node`, descending while it is a point child."""
-    law = weights.leftover(node)
-    while True:
-        token = coins.categorical(law, node, NEXT)
-        child = weights.point_children(node).get(token)
+def _finish(weights: Weights, node: int, rng: Rng) -> Verdict:
+    """Choose the token after the accepted path, descending while it is a child that needs no test of its own."""
+    tree = weights.tree
+    while node < tree.num_scored:
+        token = weights.next_token(node, rng)
+        child = weights.fixed_children(node).get(token)
         if child is None:
-            return Verdict.ending_at(weights.tree, node, token)
-        node, law = child, weights.row(child)
+            return Verdict.ending_at(tree, node, token)
+        node = child
+    return Verdict.ending_unscored(tree, node)

@@ -9,7 +9,7 @@ from typing import Any
 from gpu_bench.setting import Setting
 from gpu_bench.steps import bushy, lengths, step_time
 from precedent.config import SamplingParams
-from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
 from precedent.target.cuda.static_runner import StaticSettings
@@ -74,7 +74,7 @@ def _text(target: TargetModel, prompt: list[int], known: Sequence[int]) -> list[
     while len(text) < TEXT:
         tree = _proposing(known[len(text) : len(text) + 7])
         rows = TargetRows(target.score([(slot, tree)])[0], tree, GREEDY)
-        verdict = verify(tree, rows, "greedy", CounterCoins(0, len(text)))
+        verdict = verify(tree, rows, "greedy", CounterRng(0, len(text)))
         target.commit(slot, tree, verdict.path, verdict.next_token)
         text += [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
     return text[:TEXT]
@@ -83,6 +83,6 @@ def _text(target: TargetModel, prompt: list[int], known: Sequence[int]) -> list[
 def _proposing(tokens: Sequence[int]) -> CandidateTree:
     builder, node = TreeBuilder(), ROOT
     for token in tokens:
-        builder.add_point(node, token ^ 1, "wrong")
-        node = builder.add_point(node, token, "right")
+        builder.add_fixed(node, token ^ 1, "wrong")
+        node = builder.add_fixed(node, token, "right")
     return builder.build() if tokens else EMPTY_TREE

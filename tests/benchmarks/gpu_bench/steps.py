@@ -10,12 +10,12 @@ from torch import Tensor
 
 from gpu_bench.setting import Setting
 from precedent.config import SamplingParams
-from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import Slot, TargetModel
 from precedent.target.cuda.ordered_attention import ORDERED
 from precedent.target.cuda.split_attention import VARIANTS, StaticRows
-from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Verdict
 from precedent.verify.ahead import Scored, VerdictsAhead, computed_alike, read_together
 
@@ -93,9 +93,9 @@ def bushy(num_nodes: int, draft_rows: Sequence[Tensor] = ()) -> CandidateTree:
     """A tree of four chains below the root, what a cache proposes, beside a chain drawn from a draft model's rows."""
     builder, ends, node = TreeBuilder(), [ROOT] * 4, ROOT
     for number in range(num_nodes - len(draft_rows)):
-        ends[number % 4] = builder.add_point(ends[number % 4], number % 400, "bench")
+        ends[number % 4] = builder.add_fixed(ends[number % 4], number % 400, "bench")
     for row in draft_rows:
-        node = builder.add_draw(node, 410, Drawn(row, builder.children(node)), "draft")
+        node = builder.add_sampled(node, 410, Sampled(row, builder.children(node)), "draft")
     return builder.build() if num_nodes else EMPTY_TREE
 
 
@@ -181,7 +181,7 @@ def judged(
 ) -> list[Verdict]:
     """All verdicts, read at once."""
     found = [
-        Scored(tree, TargetRows(logits, tree, params, at_once=True), CounterCoins(1, 1), mode)
+        Scored(tree, TargetRows(logits, tree, params, at_once=True), CounterRng(1, 1), mode)
         for tree, logits in zip(trees, scored, strict=True)
     ]
     read_together([VerdictsAhead(together) for together in computed_alike(found)])

@@ -56,7 +56,7 @@ def _rates(setting: Setting, recording: Recording, batch: int, plain: float) -> 
     before = setting.static.static.forwards
     ours = _seconds(setting, turns, batch)
     as_graphs = setting.static.static.forwards - before
-    drafted = ours + recording.drafting * steps
+    drafted = ours + recording.session * steps
     return {
         "turns": len(turns),
         "tokens_per_step": tokens / steps,
@@ -65,7 +65,7 @@ def _rates(setting: Setting, recording: Recording, batch: int, plain: float) -> 
         "tokens_per_second": tokens / drafted,
         "speedup": plain / drafted,
         "speedup_without_drafting": plain / ours,
-        "drafting_us_per_step": 1e6 * recording.drafting,
+        "drafting_us_per_step": 1e6 * recording.session,
         "forwards_of_fixed_size": as_graphs,
     }
 

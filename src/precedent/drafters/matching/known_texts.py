@@ -12,15 +12,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.drafters.base import NODE, Candidates, DraftRequest, Nodes
+from precedent.drafters.base import NODE, Candidates, Nodes
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH, START
 from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Occurrences, Text, Weights
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.drafters.matching.vote_tree import vote_tree
+from precedent.drafters.request import Request
 from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
-from precedent.sampling.probabilities import Coins
-from precedent.tree import ROOT, TreeBuilder
+from precedent.tree import ROOT
 
 UNKNOWN = 2**31 - 1
 """Stands in a text for one or more tokens that nobody knows; it is never proposed, and nothing behind it is."""
@@ -47,16 +47,14 @@ class KnownText(NamedTuple):
     guessed: Sequence[bool] = ()
 
 
-class KnownTextDrafting:
+class KnownTextSession:
     """One live output, followed through texts known beforehand.
 
     `prior` is a `VotePrior` as an array; the estimate of a guessed token is multiplied by `trust`.
     """
 
-    behind = 0
-
     def __init__(
-        self, source: str, request: DraftRequest, texts: Sequence[KnownText], prior: Floats, trust: float = 1.0
+        self, source: str, request: Request, texts: Sequence[KnownText], prior: Floats, trust: float = 1.0
     ) -> None:
         self._source, self._prior, self._trust = source, prior, trust
         self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
@@ -76,9 +74,6 @@ class KnownTextDrafting:
         self._proposed = votes = self._trail.align(text, recent, found, self._weights)
         candidates, heaviest = vote_tree(self._source, text, votes, budget, self._prior, self._end_ids)
         return Candidates(self._source, settle(candidates.nodes, heaviest, votes, self._guessed, self._trust))
-
-    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
-        """Nothing: this drafter only looks things up."""
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """Move along in the texts that agree."""

@@ -9,36 +9,36 @@ from torch import Tensor
 from precedent.drafters.model.lookahead import DraftedToken
 from precedent.errors import GenerationError
 from precedent.runtime.placing import placed
-from precedent.sampling.probabilities import Coins, KnownCoins, categorical_rows
-from precedent.tree import Drawn
+from precedent.sampling.rng import KeyedRng, Rng, categorical_rows
+from precedent.tree import Sampled
 
 LEAST_LEFT = 1e-6
 """The probability that siblings must leave, for a draw without them."""
 
 
-def drawn_beside(row: Tensor, siblings: tuple[int, ...], coins: Coins, node: int, purpose: str) -> DraftedToken:
+def sample_beside(row: Tensor, siblings: tuple[int, ...], rng: Rng, node: int, purpose: str) -> DraftedToken:
     """A draw from a row `[vocab_size]` without the siblings, unless nothing would be left to draw.
 
     Raises GenerationError if the row holds NaN.
     Where reading means waiting for a device, and the coin is known beforehand, one read is all.
     """
-    if not row.is_cpu and isinstance(coins, KnownCoins):
-        return drawn_with_one_read(row, siblings, coins, node, purpose)
+    if not row.is_cpu and isinstance(rng, KeyedRng):
+        return sample_with_one_read(row, siblings, rng, node, purpose)
     _check(float(row.sum()))
-    law = _law(row, siblings, float(_left(row, siblings)) if siblings else 1.0)
-    return DraftedToken(coins.categorical(law.probs(), node, purpose), law)
+    distribution = _distribution(row, siblings, float(_left(row, siblings)) if siblings else 1.0)
+    return DraftedToken(rng.categorical(distribution.probs(), node, purpose), distribution)
 
 
-def drawn_with_one_read(
-    row: Tensor, siblings: tuple[int, ...], coins: KnownCoins, node: int, purpose: str
+def sample_with_one_read(
+    row: Tensor, siblings: tuple[int, ...], rng: KeyedRng, node: int, purpose: str
 ) -> DraftedToken:
     """The same draw: the token is found on the device, whichever law it comes from."""
     left = _left(row, siblings)
-    probs = torch.where(left > LEAST_LEFT, Drawn(row, siblings).probs(), row) if siblings else row
-    token = categorical_rows(probs[None], placed(coins.uniforms([node], purpose), row.device))
+    probs = torch.where(left > LEAST_LEFT, Sampled(row, siblings).probs(), row) if siblings else row
+    token = categorical_rows(probs[None], placed(rng.uniforms([node], purpose), row.device))
     mass, remaining, token_id = torch.cat([row.sum()[None].double(), left[None], token.double()]).tolist()
     _check(mass)
-    return DraftedToken(int(token_id), _law(row, siblings, remaining))
+    return DraftedToken(int(token_id), _distribution(row, siblings, remaining))
 
 
 def _left(row: Tensor, siblings: tuple[int, ...]) -> Tensor:
@@ -48,8 +48,8 @@ def _left(row: Tensor, siblings: tuple[int, ...]) -> Tensor:
     return 1.0 - row[placed(np.array(siblings, dtype=np.int64), row.device)].sum().double()
 
 
-def _law(row: Tensor, siblings: tuple[int, ...], left: float) -> Drawn:
-    return Drawn(row, siblings) if siblings and left > LEAST_LEFT else Drawn(row)
+def _distribution(row: Tensor, siblings: tuple[int, ...], left: float) -> Sampled:
+    return Sampled(row, siblings) if siblings and left > LEAST_LEFT else Sampled(row)
 
 
 def _check(mass: float) -> None:

@@ -16,20 +16,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from precedent.drafters.base import Candidates, Drafting, DraftRequest
-from precedent.drafters.model.distribution import drawn_beside
-from precedent.drafters.model.in_step import Drawer, Drawing, Extending, draw_in_step
-from precedent.drafters.model.lookahead import DraftedToken, Lookahead
+from precedent.drafters.base import Draw
+from precedent.drafters.model.distribution import sample_beside
+from precedent.drafters.model.in_step import Drawing, Extending, RunningDrawing, draw_in_step
+from precedent.drafters.model.lookahead import DraftedToken, DrawsAhead, Lookahead
 from precedent.drafters.model.place import OwnPlace, TargetsPlace
+from precedent.drafters.request import Request
 from precedent.runtime.placing import placed
 from precedent.sampling.coupling import coupled_choice
-from precedent.sampling.probabilities import Coins, largest, largest_id, probs_of
+from precedent.sampling.probabilities import largest, largest_id, probs_of
+from precedent.sampling.rng import Rng
 from precedent.target import Slot, TargetModel
 from precedent.target.prefix_pool import PrefixPool
-from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, Point, TreeBuilder
+from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Fixed, Sampled, TreeBuilder
 
 CHOSEN = ("greedy", "coupled")
 """Modes in which the next token is a function of its row: whatever proposes it is a point."""
+
+WITH_RUNNERS_UP = ("greedy", "traversal", "topdown")
+"""Modes that verify a second sample below one parent; coupled noise chooses one token only."""
 
 MAX_IDLE_BYTES = 64 * 2**20
 """What KV caches of finished requests may take; the next turn of a conversation goes on with them."""
@@ -41,26 +46,25 @@ class DraftModelDrafter:
     A conversation's next turn, or another one under the same system prompt, finds what its tenant's requests have
     computed before. With `early_exit` the model is the target's own first layers: it reads what the target stored of
     the committed text, and what it writes behind that is overwritten when the target scores the tree. Laws are handed
-    on to the device `laws_on` (None: where they were made). With `own_stream` a model on a GPU works on a stream of its
+    on to the device `hand_to` (None: where they were made). With `own_stream` a model on a GPU works on a stream of its
     own, so that it can draw while the target scores.
     """
 
     name = "draft-model"
-    draws = True
 
     def __init__(
         self,
         model: TargetModel,
         *,
         early_exit: bool = False,
-        laws_on: torch.device | None = None,
+        hand_to: torch.device | None = None,
         own_stream: bool = False,
     ) -> None:
-        self._model, self._early_exit, self._laws_on = model, early_exit, laws_on
+        self._model, self._early_exit, self._hand_to = model, early_exit, hand_to
         self._stream = _stream_on(model.device) if own_stream else None
         self._pool = PrefixPool(model, MAX_IDLE_BYTES)
 
-    def begin(self, request: DraftRequest) -> Drafting:
+    def begin(self, request: Request) -> DrawsAhead:
         """Start with what is known of the prompt: nothing is computed until the first draw."""
         context = list(request.prompt_ids)
         with self.at_work():
@@ -68,7 +72,7 @@ class DraftModelDrafter:
                 place: OwnPlace | TargetsPlace = TargetsPlace(self._model, request.target_slot)
             else:
                 place = OwnPlace(self._model, self._pool, request.tenant, context)
-        return _DraftModelDrafting(self, self._model, request, context, place)
+        return _DraftModelSession(self, self._model, request, context, place)
 
     def close(self) -> None:
         """Let go of the KV caches of finished requests."""
@@ -78,17 +82,17 @@ class DraftModelDrafter:
         """Everything that touches the model's numbers happens in here: in order, on whichever thread."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def draw_together(self, drawings: Sequence[Drawing | Extending]) -> list[Drawer]:
-        """Let several requests draw, with one forward for all of them per token."""
+    def in_step(self, drawings: Sequence[Drawing | Extending]) -> list[RunningDrawing]:
+        """Run the drawings of several requests, with one forward for all of them per token."""
         return draw_in_step(self._model, drawings, self.at_work)
 
-    def handed_on(self, law: Drawn) -> Drawn:
+    def handed_on(self, distribution: Sampled) -> Sampled:
         """The law as the target's thread may read it: on the target's device, and safe from being overwritten."""
         if self._stream is not None:  # else the stream takes the memory back before the target's stream has read it
-            law.row.record_stream(torch.cuda.current_stream(law.row.device))
-        if self._laws_on is None or law.row.device == self._laws_on:
-            return law
-        return replace(law, row=law.row.to(self._laws_on))
+            distribution.row.record_stream(torch.cuda.current_stream(distribution.row.device))
+        if self._hand_to is None or distribution.row.device == self._hand_to:
+            return distribution
+        return replace(distribution, row=distribution.row.to(self._hand_to))
 
 
 def _stream_on(device: torch.device) -> torch.cuda.Stream | None:
@@ -100,21 +104,30 @@ def _stream_on(device: torch.device) -> torch.cuda.Stream | None:
     return stream
 
 
-class _DraftModelDrafting:
+class _DraftModelSession(DrawsAhead):
     def __init__(
         self,
         drafter: DraftModelDrafter,
         model: TargetModel,
-        request: DraftRequest,
+        request: Request,
         context: list[int],
         place: OwnPlace | TargetsPlace,
     ) -> None:
         self._drafter, self._model, self._request = drafter, model, request
-        self.draw_together = drafter.draw_together
         self._context, self._place, self._ahead = context, place, Lookahead()
         self._next: tuple[Slot, CandidateTree] | None = None
         self._row: Tensor | None = None
         self._rows: list[tuple[int, Tensor]] = []
+
+    @property
+    def group(self) -> object:
+        """All sessions of one draft model draw together."""
+        return self._drafter
+
+    @property
+    def names_runners_up(self) -> bool:  # type: ignore[override]
+        """True where a second sample below one parent is verified by its own distribution."""
+        return self._request.mode in WITH_RUNNERS_UP
 
     @property
     def behind(self) -> int:
@@ -126,22 +139,24 @@ class _DraftModelDrafting:
         """Draws behind the committed text that no tree has held yet."""
         return self._ahead.unseen
 
-    def match(self, budget: int) -> Candidates:
-        """A draft model has no points to offer before the shape of the tree is fixed."""
-        return Candidates(self._drafter.name)
-
-    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
+    def draw(self, builder: TreeBuilder, num_draws: int, rng: Rng) -> None:
         """Show a chain of up to `num_draws` tokens below the root, drawn ahead or now; it ends at an end token."""
-        self._alone(self.drawing(builder, num_draws, coins))
+        self._alone(self.drawing(builder, num_draws, rng))
 
-    def drawing(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> Drawing:
+    def draw_together(self, draws: Sequence[Draw]) -> None:
+        """Draw for several sessions of this draft model, with one forward for all of them per token."""
+        drawings = [each.session.drawing(each.builder, each.number, each.rng) for each in draws]  # type: ignore[attr-defined]
+        for draw, running in zip(draws, self._drafter.in_step(drawings), strict=True):
+            draw.seconds, draw.error = running.seconds, running.error
+
+    def drawing(self, builder: TreeBuilder, num_draws: int, rng: Rng) -> Drawing:
         """`draw`, to go on in step with those of other requests."""
         if self._ahead.shown:  # for a step that came to no verdict
             self._ahead, self._next = Lookahead(), None
         parent, purpose, self._rows = ROOT, f"draft {self._drafter.name}", []
         while self._ahead.shown < num_draws:
             if not self._ahead.unseen:
-                if not (yield from self._extend(coins, parent, purpose, builder.children(parent))):
+                if not (yield from self._extend(rng, parent, purpose, builder.children(parent))):
                     return
                 assert self._row is not None
                 self._rows.append((parent, self._row))
@@ -150,41 +165,41 @@ class _DraftModelDrafting:
             self._ahead.shown += 1
 
     @torch.inference_mode()
-    def draw_runners_up(self, builder: TreeBuilder, number: int, coins: Coins) -> None:
+    def draw_runners_up(self, builder: TreeBuilder, number: int, rng: Rng) -> None:
         """Beside each of the first `number` tokens drawn now: the next best, or a draw without replacement."""
         for parent, row in self._rows[:number]:
             with self._drafter.at_work():
-                runner_up = self._runner_up(row, parent, builder.children(parent), coins)
+                runner_up = self._runner_up(row, parent, builder.children(parent), rng)
             if runner_up is not None:
                 node = self._handed_on(runner_up).add_to(builder, parent, self._drafter.name)
                 builder.runners_up.add(node)
 
-    def _runner_up(self, row: Tensor, parent: int, taken: tuple[int, ...], coins: Coins) -> DraftedToken | None:
+    def _runner_up(self, row: Tensor, parent: int, taken: tuple[int, ...], rng: Rng) -> DraftedToken | None:
         """None where nothing is left."""
         if self._request.mode in CHOSEN:
             left = row.index_fill(0, placed(np.array(taken), row.device), -torch.inf)
             logit, token = largest(left)
-            return None if logit == -torch.inf else DraftedToken(token, Point())
-        drawn = drawn_beside(row, taken, coins, parent, f"runner-up {self._drafter.name}")
-        return drawn if isinstance(drawn.law, Drawn) and drawn.law.excluded == taken else None
+            return None if logit == -torch.inf else DraftedToken(token, Fixed())
+        drawn = sample_beside(row, taken, rng, parent, f"runner-up {self._drafter.name}")
+        return drawn if isinstance(drawn.distribution, Sampled) and drawn.distribution.excluded == taken else None
 
-    def draw_ahead(self, coins: Coins) -> bool:
+    def draw_ahead(self, rng: Rng) -> bool:
         """Draw one token more behind everything drawn so far; its coin belongs to its place in the answer."""
         before = len(self._ahead.chain)
         place, purpose = self._output_length + before, f"draft {self._drafter.name} ahead"
-        self._alone(self._extend(coins, place, purpose, ()))
+        self._alone(self._extend(rng, place, purpose, ()))
         return len(self._ahead.chain) > before
 
-    def hung_below(self, tree: CandidateTree) -> CandidateTree:
+    def extended(self, tree: CandidateTree) -> CandidateTree:
         """The tree that was scored, with the draws at hand that its rows can judge."""
-        return self._ahead.hung_below(tree, self._drafter.name, self._handed_on)
+        return self._ahead.extended(tree, self._drafter.name, self._handed_on)
 
     def _alone(self, drawing: Drawing | Extending) -> None:
-        error = self.draw_together([drawing])[0].error
+        error = self._drafter.in_step([drawing])[0].error
         if error is not None:
             raise error
 
-    def _extend(self, coins: Coins, node: int, purpose: str, siblings: tuple[int, ...]) -> Extending:
+    def _extend(self, rng: Rng, node: int, purpose: str, siblings: tuple[int, ...]) -> Extending:
         """Make the chain one token longer; False when it has come to an end token."""
         drafted = self._ahead.token_ids
         if drafted and drafted[-1] in self._request.end_token_ids:
@@ -194,8 +209,8 @@ class _DraftModelDrafting:
         logits = yield slot, tail
         with self._drafter.at_work():
             row = self._shaped(_kept(logits[-1, : self._request.num_tokens]), drafted)
-            new = self._drafted(row, drafted, coins, node, purpose, siblings)
-            self._row = new.law.row if isinstance(new.law, Drawn) else row
+            new = self._drafted(row, drafted, rng, node, purpose, siblings)
+            self._row = new.distribution.row if isinstance(new.distribution, Sampled) else row
             self._model.commit(slot, tail, range(len(tail)), new.token_id)
         self._ahead.chain.append(new)
         self._next = slot, EMPTY_TREE
@@ -208,12 +223,12 @@ class _DraftModelDrafting:
         return shape((*self._context[len(self._request.prompt_ids) :], *drafted), row)
 
     def _drafted(
-        self, row: Tensor, drafted: Sequence[int], coins: Coins, node: int, purpose: str, siblings: tuple[int, ...]
+        self, row: Tensor, drafted: Sequence[int], rng: Rng, node: int, purpose: str, siblings: tuple[int, ...]
     ) -> DraftedToken:
         """The next token: a choice where the mode makes it one, else a draw."""
         if self._request.mode in CHOSEN:
-            return DraftedToken(self._choose(row, self._output_length + len(drafted)), Point())
-        return drawn_beside(probs_of(row, self._request.sampling), siblings, coins, node, purpose)
+            return DraftedToken(self._choose(row, self._output_length + len(drafted)), Fixed())
+        return sample_beside(probs_of(row, self._request.sampling), siblings, rng, node, purpose)
 
     def _choose(self, row: Tensor, position: int) -> int:
         """What the target would choose if it thought alike: the argmax, or the choice of the seed's noise."""
@@ -223,8 +238,12 @@ class _DraftModelDrafting:
         return coupled_choice(probs_of(row, sampling), sampling.seed, position)
 
     def _handed_on(self, drafted: DraftedToken) -> DraftedToken:
-        law = drafted.law
-        return drafted._replace(law=self._drafter.handed_on(law)) if isinstance(law, Drawn) else drafted
+        distribution = drafted.distribution
+        return (
+            drafted._replace(distribution=self._drafter.handed_on(distribution))
+            if isinstance(distribution, Sampled)
+            else drafted
+        )
 
     @property
     def _output_length(self) -> int:

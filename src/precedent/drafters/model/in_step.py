@@ -13,7 +13,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from precedent.runtime.failures import is_out_of_memory
+from precedent.runtime.isolate import together
 from precedent.target import Slot, TargetModel
 from precedent.tree import CandidateTree
 
@@ -24,8 +24,8 @@ Extending = Generator[Wanted, Tensor, bool]
 
 
 @dataclass(slots=True, eq=False)
-class Drawer:
-    """One request's drawing: what it wants scored next (None: it has ended), and what it failed of.
+class RunningDrawing:
+    """One request's drawing: what it wants scored next (None: it has ended), and how it failed.
 
     `seconds` are those before its first forward, and its share of every round that it took part in, by rows.
     """
@@ -40,11 +40,17 @@ class Drawer:
         """How many rows it wants scored."""
         return 0 if self.wanted is None else len(self.wanted[1]) + 1
 
-    def go_on(self, logits: Tensor | Exception | None) -> None:
-        """Go on with what was scored, None at first; an exception is thrown where it was waited for."""
+    def go_on(self, logits: Tensor | None) -> None:
+        """Go on with what was scored, None at first."""
+        self._advance(lambda: self.drawing.send(logits))  # type: ignore[arg-type]
+
+    def fail(self, error: Exception) -> None:
+        """Raise the error in the drawing, where it waits for its logits."""
+        self._advance(lambda: self.drawing.throw(error))
+
+    def _advance(self, resume: Callable[[], Wanted]) -> None:
         try:
-            failed = isinstance(logits, Exception)
-            self.wanted = self.drawing.throw(logits) if failed else self.drawing.send(logits)  # type: ignore[arg-type]
+            self.wanted = resume()
         except StopIteration:
             self.wanted = None
         except Exception as error:
@@ -54,42 +60,37 @@ class Drawer:
 @torch.inference_mode()
 def draw_in_step(
     model: TargetModel, drawings: Sequence[Drawing | Extending], at_work: Callable[[], AbstractContextManager[object]]
-) -> list[Drawer]:
+) -> list[RunningDrawing]:
     """Run all drawings to their ends, in as many forwards as the longest one needs; each fails alone.
 
-    Forwards are made `at_work`: what the drawings do between them they do wherever they want.
+    Forwards are made `at_work`.
     """
-    drawers = [Drawer(drawing) for drawing in drawings]
-    for drawer in drawers:
+    running = [RunningDrawing(drawing) for drawing in drawings]
+    for each in running:
         started = perf_counter()
-        drawer.go_on(None)
-        drawer.seconds = perf_counter() - started
-    while asking := [drawer for drawer in drawers if drawer.wanted is not None]:
+        each.go_on(None)
+        each.seconds = perf_counter() - started
+    while asking := [each for each in running if each.wanted is not None]:
         _round(model, asking, at_work)
-    return drawers
+    return running
 
 
-def _round(model: TargetModel, asking: Sequence[Drawer], at_work: Callable[[], AbstractContextManager[object]]) -> None:
+def _round(
+    model: TargetModel, asking: Sequence[RunningDrawing], at_work: Callable[[], AbstractContextManager[object]]
+) -> None:
     """One forward for all of them, and what each makes of it.
 
     It is timed as a whole: a GPU has only begun when its forward returns, and the first that reads waits for all.
     """
-    started, rows = perf_counter(), [drawer.rows for drawer in asking]
+    started, rows = perf_counter(), [each.rows for each in asking]
+
+    def score(some: Sequence[RunningDrawing]) -> list[Tensor]:
+        return model.score([each.wanted for each in some if each.wanted is not None])
+
     with at_work():
-        scored = _scored(model, [drawer.wanted for drawer in asking if drawer.wanted is not None])
-    for drawer, logits in zip(asking, scored, strict=True):
-        drawer.go_on(logits)
+        scored = together(asking, score, lambda each, error: each.fail(error))
+    for each, logits in scored:
+        each.go_on(logits)
     seconds = perf_counter() - started
-    for drawer, count in zip(asking, rows, strict=True):
-        drawer.seconds += seconds * count / sum(rows)
-
-
-def _scored(model: TargetModel, wanted: Sequence[Wanted]) -> list[Tensor | Exception]:
-    """Logits for each; if the forward over all fails, each alone, so that only the guilty fails."""
-    try:
-        return [*model.score(wanted)]
-    except Exception as error:
-        failure = error
-    if is_out_of_memory(failure):
-        failure.with_traceback(None)  # its frames hold the very tensors that did not fit
-    return [failure] if len(wanted) == 1 else [_scored(model, [each])[0] for each in wanted]
+    for each, count in zip(asking, rows, strict=True):
+        each.seconds += seconds * count / sum(rows)

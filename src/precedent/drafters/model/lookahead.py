@@ -1,33 +1,56 @@
-"""What a draft model has drawn behind the committed text: some of it in this step's tree, the rest ahead of it."""
+"""What a draft model has sampled beyond the committed text: some of it in this step's tree, the rest ahead of it."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from precedent.tree import ROOT, CandidateTree, Drawn, Law, TreeBuilder
+from precedent.drafters.base import DrawSession
+from precedent.sampling.rng import Rng
+from precedent.tree import ROOT, CandidateTree, Distribution, Sampled, TreeBuilder
+
+
+class DrawsAhead(DrawSession):
+    """A session that can go on drawing beyond its part of the tree while the target model scores it (PEARL).
+
+    It may then run on another thread than the target model, and never at once with anything else that the drafter does.
+    """
+
+    @property
+    @abstractmethod
+    def at_hand(self) -> int:
+        """Samples that no tree has held yet; `draw` takes these before it makes others."""
+
+    @abstractmethod
+    def draw_ahead(self, rng: Rng) -> bool:
+        """Sample one token more, beyond everything sampled so far; False when nothing may follow."""
+
+    @abstractmethod
+    def extended(self, tree: CandidateTree) -> CandidateTree:
+        """The tree that was scored, with those samples at hand that its rows can verify: at most one new node."""
 
 
 class DraftedToken(NamedTuple):
-    """A token and the law it was drawn from; certainty where it is a function of its row."""
+    """A token and the distribution it was sampled from; `Fixed` where it is a function of its row."""
 
     token_id: int
-    law: Law
+    distribution: Distribution
 
     def add_to(self, builder: TreeBuilder, parent: int, source: str) -> int:
-        """Hang it below `parent`; returns its node."""
-        if isinstance(self.law, Drawn):
-            return builder.add_draw(parent, self.token_id, self.law, source)
-        return builder.add_point(parent, self.token_id, source)
+        """Add it below `parent`; returns its node."""
+        if isinstance(self.distribution, Sampled):
+            return builder.add_sampled(parent, self.token_id, self.distribution, source)
+        return builder.add_fixed(parent, self.token_id, source)
 
 
 @dataclass(slots=True)
 class Lookahead:
-    """A chain that continues the committed text: its first `shown` tokens are in the tree, the others nobody has seen.
+    """A chain that continues the committed text: its first `shown` tokens are in the tree, no tree has held the others.
 
-    No coin of verification depends on an unseen token but the one that judges the first of them, so whatever is still
-    unseen after a step, behind text that went its way, is a draw as fresh as any (docs/decisions/0017).
+    No random number of verification depends on an unseen token but the one that tests the first of them. So whatever is
+    still unseen after a step whose text went its way is as fresh a sample as any (docs/decisions/0017).
     """
 
     chain: list[DraftedToken] = field(default_factory=list)
@@ -43,13 +66,13 @@ class Lookahead:
         """Tokens that are in no tree yet."""
         return len(self.chain) - self.shown
 
-    def hung_below(
+    def extended(
         self, tree: CandidateTree, source: str, handed_on: Callable[[DraftedToken], DraftedToken]
     ) -> CandidateTree:
-        """The tree with the unseen draws that a forward over `tree` can judge: those whose parents it has scored.
+        """The tree with the unseen samples that its rows can verify: those whose parents were scored.
 
-        Only the last of them is a new node: where the tree goes on as the chain does, its nodes become draws as well.
-        `handed_on` makes a draw ready for whoever verifies.
+        Only the last of them is a new node, which has no row: where the tree goes on as the chain does, its nodes
+        become sampled ones as well. `handed_on` makes a sample ready for whoever verifies.
         """
         builder, node = TreeBuilder.reopened(tree), ROOT
         for drafted in self.chain[: self.shown]:
@@ -58,12 +81,12 @@ class Lookahead:
             node = below
         for drafted in self.chain[self.shown :]:
             node = handed_on(drafted).add_to(builder, node, source)
-            if node >= len(tree):
+            if node >= tree.num_scored:
                 break
-        return builder.build()
+        return builder.build(num_unscored=len(builder) - tree.num_scored)
 
     def settle(self, token_ids: Sequence[int]) -> None:
-        """Keep what is unseen behind the committed tokens, if the text went the chain's way; forget all else.
+        """Keep what is unseen beyond the committed tokens, if the text went the chain's way; forget all else.
 
         A token that was in the tree is never used again, whatever was committed: its verdict was about it.
         """

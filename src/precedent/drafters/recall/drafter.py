@@ -19,7 +19,7 @@ from precedent.cache.snapshot.partition import Partition
 from precedent.cache.speculation_cache import DEFAULT_MAX_INDEX_BYTES
 from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.cache.store.records import Hit
-from precedent.drafters.base import Candidates, DraftRequest, Nodes
+from precedent.drafters.base import Candidates, Nodes
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH, START
 from precedent.drafters.matching.occurrences import OCCURRENCE, Occurrences
@@ -29,9 +29,9 @@ from precedent.drafters.recall.kinship import kinship
 from precedent.drafters.recall.nearness import Nearness
 from precedent.drafters.recall.tenant_memories import TenantMemories
 from precedent.drafters.recall.tenant_memory import CompletionSource, TenantMemory
+from precedent.drafters.request import Request
 from precedent.runtime.compiled import Int32s, Int64s, compiled
-from precedent.sampling.probabilities import Coins
-from precedent.tree import ROOT, TreeBuilder
+from precedent.tree import ROOT
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,6 @@ class RecallDrafter:
     """
 
     name = "recall"
-    draws = False
 
     def __init__(
         self,
@@ -69,12 +68,12 @@ class RecallDrafter:
         self._memories = TenantMemories(cache, tokenizer, partitions, max_bytes)
         self._written: list[Future[None]] = []
 
-    def begin(self, request: DraftRequest) -> RecallDrafting:
+    def begin(self, request: Request) -> RecallSession:
         """Start embedding and searching; `match` works at once with what earlier requests have read."""
         memory = self._memories.of(request.tenant)
         prompt = prompt_fingerprint(request.prompt_ids)
         search = self._executor.submit(self._search, memory, request, prompt)
-        return RecallDrafting(self, memory, request, Nearness(memory, prompt), search)
+        return RecallSession(self, memory, request, Nearness(memory, prompt), search)
 
     def close(self) -> None:
         """Wait for what is still being written, seal what is in no segment yet, and drop the indexes."""
@@ -99,12 +98,12 @@ class RecallDrafter:
         written.add_done_callback(_report)
         self._written.append(written)
 
-    def _search(self, memory: TenantMemory, request: DraftRequest, prompt: str) -> Nearness:
+    def _search(self, memory: TenantMemory, request: Request, prompt: str) -> Nearness:
         hits = self._read_and_recall(memory, request)
         near = self._cache.among([hit.completion_id for hit in hits[:_NUM_KIN]], tenant=request.tenant) if hits else []
         return Nearness(memory, prompt, hits, kinship(near, request))
 
-    def _read_and_recall(self, memory: TenantMemory, request: DraftRequest) -> list[Hit]:
+    def _read_and_recall(self, memory: TenantMemory, request: Request) -> list[Hit]:
         """The nearest completions, and the memory brought up to date; the first time the two go side by side."""
         if memory.unread and request.query:
             with ThreadPoolExecutor(1, thread_name_prefix="precedent-read") as beside:
@@ -115,7 +114,7 @@ class RecallDrafter:
         self._memories.read(memory, request.tenant)
         return self._recalled(request)
 
-    def _recalled(self, request: DraftRequest) -> list[Hit]:
+    def _recalled(self, request: Request) -> list[Hit]:
         if not request.query:
             return []
         return self._cache.recall(request.query, tenant=request.tenant, tokenizer=self._tokenizer, k=_NUM_HITS)
@@ -130,16 +129,14 @@ class _Proposed:
     heaviest: Int64s
 
 
-class RecallDrafting:
+class RecallSession:
     """One live output, followed through its tenant's memory."""
-
-    behind = 0
 
     def __init__(
         self,
         drafter: RecallDrafter,
         memory: TenantMemory,
-        request: DraftRequest,
+        request: Request,
         nearness: Nearness,
         search: Future[Nearness],
     ) -> None:
@@ -162,9 +159,6 @@ class RecallDrafting:
             with self._memory.lock:
                 self._proposed = self._match(budget)
         return self._proposed.candidates
-
-    def draw(self, builder: TreeBuilder, num_draws: int, coins: Coins) -> None:
-        """Nothing: this drafter only looks things up."""
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """Move along in the completions that agree, and note which ones were right."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from precedent.cache.store.records import StoredCompletion
-from precedent.drafters.base import DraftRequest
+from precedent.drafters.request import Request
 
 SAME_STEP = 0.5
 """Log weight of the same step of a workflow: as much as 0.05 of cosine."""
@@ -27,14 +27,14 @@ YOUTH = 0.2
 """Log weight by which the newest of the nearest completions leads the oldest."""
 
 
-def kinship(near: Sequence[StoredCompletion], request: DraftRequest) -> dict[int, float]:
+def kinship(near: Sequence[StoredCompletion], request: Request) -> dict[int, float]:
     """The log weight that each completion gains or loses, by its id."""
     by_age = sorted(completion.id for completion in near)
     rank = {completion_id: place / len(near) for place, completion_id in enumerate(by_age, start=1)}
     return {one.id: _kin(one, request) + _record(one) + YOUTH * rank[one.id] for one in near}
 
 
-def _kin(completion: StoredCompletion, request: DraftRequest) -> float:
+def _kin(completion: StoredCompletion, request: Request) -> float:
     same_step = bool(request.workflow_step) and completion.workflow_step == request.workflow_step
     same_tools = bool(request.tools) and completion.tools == request.tools
     return SAME_STEP * same_step + SAME_TOOLS * same_tools

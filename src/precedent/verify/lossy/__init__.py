@@ -1,4 +1,68 @@
 """Modes that may leave the target's distribution, each asked for by name; every verdict says what it spent.
 
-Nothing lossless imports this room: `precedent.decoding` loads it for a request that names a `lossy_` mode.
+`lossy_mentored:kl=0.05`, `lossy_typical:epsilon=0.09,delta=0.3` and `lossy_top_beta:beta=3,tau=1` verify against
+distributions that a rule bends (`relaxed`, `rules`); `lossy_judge:name=...` lets a learned judge overrule rejections
+(`judge`). Nothing lossless imports this room: it is loaded for a request that names one of these modes.
 """
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from precedent.errors import ConfigError
+from precedent.verify import Verifier
+from precedent.verify.lossy.judge import Judge, load_judge, overruled_by
+from precedent.verify.lossy.relaxed import relaxed
+from precedent.verify.lossy.rules import Mentored, TopBeta, Typical
+
+__all__ = ["JUDGE", "RULES", "Judge", "lossy_verifier", "overruled_by", "relaxed"]
+
+AnyRule = Mentored | Typical | TopBeta
+
+RULES: Mapping[str, type[AnyRule]] = {
+    "lossy_mentored": Mentored,
+    "lossy_typical": Typical,
+    "lossy_top_beta": TopBeta,
+}
+"""Name of a mode to its rule, whose fields are the mode's parameters."""
+
+JUDGE = "lossy_judge"
+
+
+def lossy_verifier(mode: str) -> Verifier:
+    """How `mode` verifies, as in `lossy_top_beta:beta=3,tau=1`. Raises ConfigError for what it does not know."""
+    name, _, text = mode.partition(":")
+    settings = _settings(mode, text)
+    if name == JUDGE:
+        return overruled_by(load_judge(_judge_name(mode, settings)))
+    if name not in RULES:
+        raise ConfigError(f"mode={mode!r} is not a lossy mode; use one of {', '.join((*RULES, JUDGE))}")
+    return relaxed(_rule(mode, name, settings))
+
+
+def _settings(mode: str, text: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    if any(not key.strip() or not value.strip() for key, _, value in pairs):
+        raise ConfigError(f"mode={mode!r}: write parameters as name=value, separated by commas")
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _rule(mode: str, name: str, settings: Mapping[str, str]) -> AnyRule:
+    known = [field.name for field in dataclasses.fields(RULES[name])]
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key not in known:
+            raise ConfigError(f"mode={mode!r}: {name} has no parameter {key!r}; known: {', '.join(known)}")
+        try:
+            values[key] = float(value)
+        except ValueError as error:
+            raise ConfigError(f"mode={mode!r}: {key}={value} is not a number") from error
+    return RULES[name](**values)
+
+
+def _judge_name(mode: str, settings: Mapping[str, str]) -> str:
+    if settings.keys() != {"name"}:
+        raise ConfigError(f"mode={mode!r}: name an installed judge, as in {JUDGE}:name=my-judge")
+    return settings["name"]

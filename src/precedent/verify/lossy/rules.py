@@ -1,4 +1,4 @@
-"""The rules of the `lossy_*` modes: how far the written law may leave the target's, and in which direction."""
+"""The rules of the `lossy_*` modes: how far, and in which direction, a distribution may leave the target's."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SMALLEST = 1e-300  # tokens that nobody proposed lie below c1, so their logarith
 class Mentored:
     """Accept as much as KL(target || written) <= `kl` nats allows, at every token (mentored decoding).
 
-    Maximising the accepted mass under that bound gives `clip(q, c1 p, c2 p)` for a draw from q: all ratios written /
-    target lie in [c1, c2]. A cached token counts as a draw that is certain. A token that the target excludes stays
+    Maximising the accepted mass under that bound gives `clip(q, c1 p, c2 p)` for a sample from q: all ratios written /
+    target lie in [c1, c2]. A cached token counts as a sample with probability 1. A token that the target excludes stays
     excluded. Raises ConfigError for a negative `kl`.
     """
 
@@ -29,7 +29,7 @@ class Mentored:
         _check(self.kl >= 0.0, f"kl={self.kl} must be 0 (lossless) or more nats per token")
 
     def __call__(self, offer: Offer) -> Tensor:
-        """The law nearest to what was proposed within the bound, `[vocab_size]`."""
+        """The distribution nearest to what was proposed within the bound, `[vocab_size]`."""
         target = offer.target_probs.double()
         wanted = _wanted(target, offer)
         if not bool((wanted * target).sum() > 0.0):
@@ -40,9 +40,9 @@ class Mentored:
 def _wanted(target: Tensor, offer: Offer) -> Tensor:
     """Draft probabilities; the cached tokens get as much as the target could at most want, each in proportion."""
     wanted = offer.draft_probs.double().clone()
-    cached = target[list(offer.points)]
-    if offer.points and bool(cached.sum() > 0.0):
-        wanted[list(offer.points)] = cached / cached.sum()
+    cached = target[list(offer.fixed)]
+    if offer.fixed and bool(cached.sum() > 0.0):
+        wanted[list(offer.fixed)] = cached / cached.sum()
     return torch.where(target > 0.0, wanted, 0.0)
 
 
@@ -60,8 +60,8 @@ def _nearest(target: Tensor, wanted: Tensor, bound: float) -> Tensor:
         middle = (low + high) / 2
         fits = clip.divergence(middle) <= bound
         low, high = torch.where(fits, low, middle), torch.where(fits, middle, high)
-    law = clip.law(high)
-    return law / law.sum()
+    distribution = clip.distribution(high)
+    return distribution / distribution.sum()
 
 
 class _Clip:
@@ -77,13 +77,13 @@ class _Clip:
         self._cut = self._above_wanted - ratio * self._above_target
         self._below_log = (target[order] * ratio.clamp(min=SMALLEST).log()).cumsum(0)
 
-    def law(self, lifted: Tensor) -> Tensor:
-        """The clipped law, `[vocab_size]`."""
+    def distribution(self, lifted: Tensor) -> Tensor:
+        """The clipped distribution, `[vocab_size]`."""
         lower, upper, _, _ = self._ends(lifted)
         return torch.maximum(lower * self.target, torch.minimum(self.wanted, upper * self.target))
 
     def divergence(self, lifted: Tensor) -> Tensor:
-        """KL(target || clipped law) in nats, without a pass over the vocabulary."""
+        """KL(target || clipped distribution) in nats, without a pass over the vocabulary."""
         lower, upper, last, first = self._ends(lifted)
         between = torch.where(first > last, self._below_log[(first - 1).clamp(min=0)] - self._below_log[last], 0.0)
         return -(self._below_target[last] * lower.log() + between + self._above_target[first] * upper.log())
@@ -99,9 +99,9 @@ class _Clip:
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Let stand what is not surprising: target probability above `min(epsilon, delta * exp(-entropy))` (Medusa).
+    """Accept what is not surprising: target probability above `min(epsilon, delta * exp(-entropy))` (Medusa).
 
-    Other tokens keep their lossless chance. Raises ConfigError when a parameter leaves (0, 1].
+    Other tokens keep their lossless probability. Raises ConfigError when a parameter leaves (0, 1].
     """
 
     epsilon: float = 0.09
@@ -112,19 +112,19 @@ class Typical:
         _check(0.0 < self.delta <= 1.0, f"delta={self.delta} must lie in (0, 1]")
 
     def __call__(self, offer: Offer) -> Tensor:
-        """The law of accepting every typical token, `[vocab_size]`."""
+        """The distribution of accepting every typical token, `[vocab_size]`."""
         target = offer.target_probs
         entropy = -torch.special.xlogy(target, target).sum()
         threshold = (self.delta * (-entropy).exp()).clamp(max=self.epsilon)
-        return _letting_stand(offer, target > threshold, target)
+        return _accepting(offer, target > threshold, target)
 
 
 @dataclass(frozen=True, slots=True)
 class TopBeta:
-    """Let stand what is among the target's `beta` likeliest tokens, within `tau` nats of the first (SpecDec).
+    """Accept what is among the target's `beta` likeliest tokens, within `tau` nats of the first (SpecDec).
 
-    Meant for temperature 0, where `beta=1` is greedy decoding. Tokens that truncation or a grammar removed do not
-    stand; ties take the lowest ids. Raises ConfigError when a parameter is out of its range.
+    Meant for temperature 0, where `beta=1` is greedy decoding. Tokens that truncation or a grammar removed are
+    not accepted; ties take the lowest ids. Raises ConfigError when a parameter is out of its range.
     """
 
     beta: int = 3
@@ -135,29 +135,30 @@ class TopBeta:
         _check(self.tau >= 0.0, f"tau={self.tau} must be 0 or more nats")
 
     def __call__(self, offer: Offer) -> Tensor:
-        """The law of accepting every token at the top, `[vocab_size]`."""
+        """The distribution of accepting every token at the top, `[vocab_size]`."""
         scores = offer.logits.to(offer.target_probs)
         is_greedy = offer.target_probs.max() == 1.0
         scores = torch.where((offer.target_probs > 0.0) | is_greedy, scores, -torch.inf)
         top = scores.sort(descending=True, stable=True).indices[: int(self.beta)]
         stands = torch.zeros_like(scores, dtype=torch.bool).index_fill_(0, top, True)
         stands &= (scores >= scores.max() - self.tau) & scores.isfinite()
-        return _letting_stand(offer, stands, scores.softmax(0))
+        return _accepting(offer, stands, scores.softmax(0))
 
 
-def _letting_stand(offer: Offer, stands: Tensor, weights: Tensor) -> Tensor:
-    """The law of accepting every draw that `stands`, others at their lossless chance; then a cached token that stands.
+def _accepting(offer: Offer, stands: Tensor, weights: Tensor) -> Tensor:
+    """Accept every sample that `stands`, others with their lossless probability; then a cached token that stands.
 
-    Cached tokens that stand share what is left by their `weights`; without one, the target's unpaid rest is drawn from.
+    Cached tokens that stand share what is left by their `weights`; without one, the rest is sampled from the target's
+    remaining mass.
     """
     accepted = torch.where(stands, offer.draft_probs, torch.minimum(offer.draft_probs, offer.target_probs))
-    owed = (offer.target_probs - accepted).clamp(min=0.0)
-    cached = torch.zeros_like(owed)
-    cached[list(offer.points)] = (weights * stands)[list(offer.points)]
-    rest = cached if bool(cached.sum() > 0.0) else owed
+    unpaid = (offer.target_probs - accepted).clamp(min=0.0)
+    cached = torch.zeros_like(unpaid)
+    cached[list(offer.fixed)] = (weights * stands)[list(offer.fixed)]
+    rest = cached if bool(cached.sum() > 0.0) else unpaid
     left = (1.0 - accepted.sum()).clamp(min=0.0)
-    law = accepted + left * rest / rest.sum().clamp(min=torch.finfo(rest.dtype).tiny)
-    return law / law.sum()
+    distribution = accepted + left * rest / rest.sum().clamp(min=torch.finfo(rest.dtype).tiny)
+    return distribution / distribution.sum()
 
 
 def _check(holds: bool, rule: str) -> None:

@@ -56,7 +56,7 @@ CRITERIA = ("MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria", "EosTo
 """Stopping criteria of transformers that look at one row alone."""
 
 
-class RowLaw:
+class RowProcessors:
     """What `generate` does to a row of logits in one row of its batch: the `shape` of our decode loop.
 
     float32, as in `generate`, whatever the model's dtype. With `keep`, `raw` and `scores` hold the logits

@@ -48,7 +48,7 @@ def wide_tree(num_nodes: int) -> CandidateTree:
     """A tree of points: every third node begins a new branch."""
     builder, last = TreeBuilder(), ROOT
     for token in range(num_nodes):
-        last = builder.add_point(ROOT if token % 3 == 0 else last, token, "test")
+        last = builder.add_fixed(ROOT if token % 3 == 0 else last, token, "test")
     return builder.build()
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from precedent.sampling.probabilities import Coins
-from precedent.testing.enumeration import DraftProcess, TargetLaw
-from precedent.tree import NULL, ROOT, CandidateTree, Drawn, TreeBuilder
+from helpers.enumeration import DraftProcess, ToyModel
+from precedent.sampling.rng import Rng
+from precedent.tree import NULL, ROOT, CandidateTree, Sampled, TreeBuilder
 
 SHAPES = (
     (1,),
@@ -32,7 +32,7 @@ SHAPES = (
 """Draws per node, level by level below an anchor; none makes more than six draws."""
 
 
-def random_law(source: random.Random, vocab_size: int, *, plain: bool = False) -> Tensor:
+def random_distribution(source: random.Random, vocab_size: int, *, plain: bool = False) -> Tensor:
     """A random law `[vocab_size]` in float64: diffuse, peaked, with zeros, or (unless `plain`) deterministic."""
     weights = [source.gammavariate(source.choice([0.3, 1.0, 5.0]), 1.0) + 1e-3 for _ in range(vocab_size)]
     if not plain and source.random() < 0.25:
@@ -44,75 +44,75 @@ def random_law(source: random.Random, vocab_size: int, *, plain: bool = False) -
     return row / row.sum()
 
 
-def toy_model(seed: object, vocab_size: int, *, plain: bool = False) -> TargetLaw:
+def toy_model(seed: object, vocab_size: int, *, plain: bool = False) -> ToyModel:
     """A model whose every row is random and depends on the whole path; the same seed gives the same model."""
     rows: dict[tuple[int, ...], Tensor] = {}
 
-    def law(path: tuple[int, ...]) -> Tensor:
+    def distribution(path: tuple[int, ...]) -> Tensor:
         if path not in rows:
-            rows[path] = random_law(random.Random(f"{seed} {path}"), vocab_size, plain=plain)
+            rows[path] = random_distribution(random.Random(f"{seed} {path}"), vocab_size, plain=plain)
         return rows[path]
 
-    return law
+    return distribution
 
 
-def near(target: TargetLaw, other: TargetLaw, share: float) -> TargetLaw:
+def near(target: ToyModel, other: ToyModel, share: float) -> ToyModel:
     """A draft model between two models: `share` of the target, the rest of the other; one row object for each path."""
     rows: dict[tuple[int, ...], Tensor] = {}
 
-    def law(path: tuple[int, ...]) -> Tensor:
+    def distribution(path: tuple[int, ...]) -> Tensor:
         if path not in rows:
             rows[path] = share * target(path) + (1.0 - share) * other(path)
         return rows[path]
 
-    return law
+    return distribution
 
 
 @dataclass(frozen=True, slots=True)
 class DrawPlan:
     """How draws are made below one kind of node; it depends on the path alone, so it is fixed before anything is drawn.
 
-    `without_replacement` excludes earlier draws at the node, `exclude_points` its cached children, `threshold` swallows
+    `without_replacement` excludes earlier draws at the node, `exclude_fixed` its cached children, `threshold` swallows
     draws of tokens with a smaller draft probability (a keep_mask).
     """
 
     shape: tuple[int, ...]
     without_replacement: bool
-    exclude_points: bool
+    exclude_fixed: bool
     threshold: float | None
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A speculation problem: call `draft(coins)` for a tree; `target` is the model whose law must come out."""
+    """A speculation problem: call `draft(rng)` for a tree; `target` is the model whose law must come out."""
 
     seed: int
     vocab_size: int
-    target: TargetLaw
-    draft_models: tuple[TargetLaw, ...]
-    points: tuple[tuple[int, ...], ...]
+    target: ToyModel
+    draft_models: tuple[ToyModel, ...]
+    fixed: tuple[tuple[int, ...], ...]
     anchors: tuple[tuple[int, ...], ...]
     plan: DrawPlan
 
-    def draft(self, coins: Coins) -> CandidateTree:
+    def draft(self, rng: Rng) -> CandidateTree:
         """Points first, then the planned draws below every anchor, breadth first."""
-        return _Drafting(self, coins).run()
+        return _Drafting_(self, rng).run()
 
 
-class _Drafting:
+class _Drafting_:
     """One tree in the making: `node_of` maps paths of points to nodes, `drawn` lists the tokens drawn below a node."""
 
-    def __init__(self, problem: Problem, coins: Coins) -> None:
-        self.problem, self.coins, self.builder = problem, coins, TreeBuilder()
+    def __init__(self, problem: Problem, rng: Rng) -> None:
+        self.problem, self.rng, self.builder = problem, rng, TreeBuilder()
         self.node_of: dict[tuple[int, ...], int] = {(): ROOT}
         self.cached: dict[int, tuple[int, ...]] = {}
         self.drawn: dict[int, list[int]] = {}
 
     def run(self) -> CandidateTree:
-        for path in self.problem.points:
+        for path in self.problem.fixed:
             for depth in range(1, len(path) + 1):
                 above = self.node_of[path[: depth - 1]]
-                self.node_of[path[:depth]] = self.builder.add_point(above, path[depth - 1], "points")
+                self.node_of[path[:depth]] = self.builder.add_fixed(above, path[depth - 1], "points")
         self.cached = {node: self.builder.children(node) for node in self.node_of.values()}
         level = [(path, self.node_of[path]) for path in self.problem.anchors]
         for width in self.problem.plan.shape:
@@ -124,26 +124,28 @@ class _Drafting:
         below: dict[int, tuple[int, ...]] = {}
         drawn = self.drawn.setdefault(node, [])
         for _ in range(width):
-            law = self.law(path, node, drawn)
-            if law is None:
+            distribution = self.distribution(path, node, drawn)
+            if distribution is None:
                 break  # everything this model would draw is excluded; known before the draw
             ordinal = len(drawn)
-            token = self.coins.categorical(Drawn(law.row, law.excluded).probs(), node, f"draw {ordinal}")
+            token = self.rng.categorical(
+                Sampled(distribution.row, distribution.excluded).probs(), node, f"draw {ordinal}"
+            )
             drawn.append(token)
-            child = self.builder.add_draw(node, token, law, f"model-{ordinal}")
+            child = self.builder.add_sampled(node, token, distribution, f"model-{ordinal}")
             if child != NULL:
                 below[child] = (*path, token)
         return [(tokens, child) for child, tokens in below.items()]
 
-    def law(self, path: tuple[int, ...], node: int, drawn: list[int]) -> Drawn | None:
+    def distribution(self, path: tuple[int, ...], node: int, drawn: list[int]) -> Sampled | None:
         """The law of the next draw below `node`, None when it would have no mass."""
         problem, plan = self.problem, self.problem.plan
-        excluded = {*(self.cached.get(node, ()) if plan.exclude_points else ())}
+        excluded = {*(self.cached.get(node, ()) if plan.exclude_fixed else ())}
         excluded |= {*(drawn if plan.without_replacement else ())}
         row = problem.draft_models[len(drawn) % len(problem.draft_models)](path)
         if not any(float(row[token]) > 0.0 for token in range(problem.vocab_size) if token not in excluded):
             return None
-        return Drawn(row, tuple(sorted(excluded)), None if plan.threshold is None else row >= plan.threshold)
+        return Sampled(row, tuple(sorted(excluded)), None if plan.threshold is None else row >= plan.threshold)
 
 
 def random_problem(seed: int, *, max_trees: int = 100) -> Problem:
@@ -155,19 +157,19 @@ def random_problem(seed: int, *, max_trees: int = 100) -> Problem:
     target = toy_model((seed, "target"), vocab_size)
     share = source.choice([0.0, 0.5, 0.9, 1.0])
     drafts = tuple(near(target, toy_model((seed, i), vocab_size), share) for i in range(source.randint(1, 3)))
-    points = _random_points(source, vocab_size)
+    fixed = _random_fixed(source, vocab_size)
     anchors: tuple[tuple[int, ...], ...] = ((),)
-    if points and source.random() < 0.4:
-        path = source.choice(points)
+    if fixed and source.random() < 0.4:
+        path = source.choice(fixed)
         anchors = (path[: source.randint(1, max(1, min(len(path), 4 - len(shape))))],)
         if vocab_size ** (2 * num_draws(shape)) <= max_trees and source.random() < 0.7:
             anchors = ((), *anchors)
     threshold = source.choice([None, None, 0.1, 0.3])
     plan = DrawPlan(shape, source.random() < 0.5, source.random() < 0.5, threshold)
-    return Problem(seed, vocab_size, target, drafts, points, anchors, plan)
+    return Problem(seed, vocab_size, target, drafts, fixed, anchors, plan)
 
 
-def _random_points(source: random.Random, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+def _random_fixed(source: random.Random, vocab_size: int) -> tuple[tuple[int, ...], ...]:
     number, length = source.choice([0, 1, 2, 4]), source.randint(1, 4)
     return tuple(tuple(source.randrange(vocab_size) for _ in range(source.randint(1, length))) for _ in range(number))
 
@@ -177,36 +179,36 @@ def num_draws(shape: tuple[int, ...]) -> int:
     return sum(math.prod(shape[: level + 1]) for level in range(len(shape)))
 
 
-def independent_paths(draft: TargetLaw, num_paths: int, length: int) -> DraftProcess:
+def independent_paths(draft: ToyModel, num_paths: int, length: int) -> DraftProcess:
     """Several whole sequences drawn independently and merged into one tree (SpecInfer's merged speculation)."""
 
-    def process(coins: Coins) -> CandidateTree:
+    def process(rng: Rng) -> CandidateTree:
         builder = TreeBuilder()
         for number in range(num_paths):
             node: int = ROOT
             path: tuple[int, ...] = ()
             for _ in range(length):
-                token = coins.categorical(draft(path), node, f"path {number}")
-                node, path = builder.add_draw(node, token, Drawn(draft(path)), "paths"), (*path, token)
+                token = rng.categorical(draft(path), node, f"path {number}")
+                node, path = builder.add_sampled(node, token, Sampled(draft(path)), "paths"), (*path, token)
         return builder.build()
 
     return process
 
 
 def sibling_draws(
-    rows: Sequence[Tensor], *, points: tuple[int, ...] = (), replacement: bool, exclude_points: bool = False
+    rows: Sequence[Tensor], *, fixed: tuple[int, ...] = (), replacement: bool, exclude_fixed: bool = False
 ) -> DraftProcess:
     """One draw below the root for each row, in that order, beside point children."""
 
-    def process(coins: Coins) -> CandidateTree:
+    def process(rng: Rng) -> CandidateTree:
         builder = TreeBuilder()
-        for token in points:
-            builder.add_point(ROOT, token, "points")
-        excluded = set(points) if exclude_points else set()
+        for token in fixed:
+            builder.add_fixed(ROOT, token, "points")
+        excluded = set(fixed) if exclude_fixed else set()
         for ordinal, row in enumerate(rows):
-            law = Drawn(row, tuple(sorted(excluded)))
-            token = coins.categorical(law.probs(), ROOT, f"draw {ordinal}")
-            builder.add_draw(ROOT, token, law, "draws")
+            distribution = Sampled(row, tuple(sorted(excluded)))
+            token = rng.categorical(distribution.probs(), ROOT, f"draw {ordinal}")
+            builder.add_sampled(ROOT, token, distribution, "draws")
             if not replacement:
                 excluded.add(token)
         return builder.build()
@@ -214,6 +216,6 @@ def sibling_draws(
     return process
 
 
-def always(row: Tensor) -> TargetLaw:
+def always(row: Tensor) -> ToyModel:
     """A model that answers every path with the same row."""
     return lambda path: row

@@ -1,0 +1,49 @@
+"""The end of a step: keep the accepted rows in the target model; tell the sequence, its drafters and the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from precedent.decoding.beside import Beside
+from precedent.decoding.sequence import StepResult
+from precedent.decoding.stats import TARGET
+from precedent.decoding.timing import counted
+from precedent.decoding.verification import Verified
+from precedent.planning.planner import Planner
+from precedent.sampling.logprobs import logprobs_of
+from precedent.target import TargetModel
+from precedent.tree import ROOT
+
+
+def commit(verified: Sequence[Verified], target: TargetModel) -> list[Verified]:
+    """Keep the rows of every accepted path; returns those that did not fail."""
+    with counted([each.sequence for each in verified], "verify_seconds"):
+        commits = [(each.sequence.slot, each.tree, each.verdict.path, each.verdict.next_token) for each in verified]
+        errors = target.commit_all(commits)
+    for each, error in zip(verified, errors, strict=True):
+        if error is not None:
+            each.sequence.fail(error, "committing")
+    return [each for each in verified if each.sequence.error is None]
+
+
+def accept(verified: Verified, planner: Planner, beside: Beside) -> StepResult:
+    """Append what was committed, tell the planner and the drafters, and count."""
+    try:
+        return _accepted(verified, planner, beside)
+    except Exception as error:
+        verified.sequence.fail(error, "accounting for a verdict")
+        return StepResult()
+
+
+def _accepted(verified: Verified, planner: Planner, beside: Beside) -> StepResult:
+    sequence, tree, verdict = verified.sequence, verified.tree, verified.verdict
+    planner.observe(verified.proposal.plan, tree, verdict.accepted)
+    chosen = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
+    logprobs = logprobs_of(verified.rows, (ROOT, *verdict.path), chosen, sequence.request.sampling.logprobs)
+    token_ids = sequence.append(chosen)
+    sources = (*(tree.sources[node][0] for node in verdict.accepted), TARGET)[: len(token_ids)]
+    for session in sequence.sessions.values():
+        session.committed(token_ids)
+    beside.settled(sequence)
+    sequence.stats.count(tree, sources, verdict.spent_tv)
+    return StepResult(token_ids, sources, tuple(logprobs[: len(token_ids)]))

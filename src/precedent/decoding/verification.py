@@ -1,0 +1,160 @@
+"""From trees to verdicts: one forward for all of them, then, on a GPU, one read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from torch import Tensor
+
+from precedent.config import is_lossy
+from precedent.decoding.beside import Beside
+from precedent.decoding.proposal import Proposal
+from precedent.decoding.sequence import DecodingSequence
+from precedent.decoding.timing import counted
+from precedent.decoding.verifiers import verifier_of
+from precedent.planning.planner import Planner
+from precedent.runtime.isolate import together
+from precedent.sampling.rng import KeyedRng
+from precedent.sampling.target_rows import TargetRows
+from precedent.target import TargetModel
+from precedent.tree import CandidateTree
+from precedent.verify import Verdict
+from precedent.verify.ahead import COUPLED, MODES, Ahead, Scored, computed_alike, read_together
+
+BESIDE_A_FORWARD = 2e-3
+"""Seconds for the masks of all nodes of all trees of a step, which are found while a GPU computes their rows."""
+
+
+@dataclass(slots=True, eq=False)
+class Forward:
+    """The logits of every proposal that was scored, and the seconds that it took.
+
+    In more than one try after a failure.
+    """
+
+    scored: Sequence[tuple[Proposal, Tensor]]
+    seconds: float
+    num_tries: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the forward, pending tokens included."""
+        return sum(len(proposal.tree) + 1 for proposal, _ in self.scored)
+
+
+@dataclass(slots=True, eq=False)
+class Verified:
+    """A proposal with its verdict: the tree that was verified, and the target's rows over it."""
+
+    proposal: Proposal
+    tree: CandidateTree
+    rows: TargetRows
+    verdict: Verdict
+
+    @property
+    def sequence(self) -> DecodingSequence:
+        """Whose it is."""
+        return self.proposal.sequence
+
+
+@dataclass(slots=True, eq=False)
+class _Prepared:
+    """A scored tree before its verdict; `scored` is there where the verdict is computed together with others'."""
+
+    proposal: Proposal
+    tree: CandidateTree
+    rows: TargetRows
+    decide: Callable[[], Verdict]
+    scored: Scored | None = None
+
+
+def score(proposals: Sequence[Proposal], target: TargetModel, beside: Beside) -> Forward:
+    """The rows of every tree, in one forward; after a failure in one for each: new samples could bias the answer."""
+    tries, started = 0, perf_counter()
+
+    def forward(some: Sequence[Proposal]) -> list[Tensor]:
+        nonlocal tries
+        tries += 1
+        for each in some if tries > 1 else ():
+            target.discard(each.sequence.slot)
+        logits = target.score([(each.sequence.slot, each.tree) for each in some])
+        beside.wait_for(logits)
+        return logits
+
+    sound = [each for each in proposals if each.sequence.error is None]
+    return Forward(together(sound, forward, _fail_scoring), perf_counter() - started, tries)
+
+
+def _fail_scoring(proposal: Proposal, error: Exception) -> None:
+    proposal.sequence.fail(error, f"scoring at output position {len(proposal.sequence.output_ids)}")
+
+
+def verify(forward: Forward, planner: Planner, beside: Beside) -> list[Verified]:
+    """The verdicts on all trees; the planner learns what the forward took. A sequence that fails carries its error."""
+    started = perf_counter()
+    prepared = _read_together(_prepared_each(forward, started + BESIDE_A_FORWARD, beside))
+    if any(on_accelerator(logits) for _, logits in forward.scored):
+        forward.seconds += perf_counter() - started  # a GPU had only begun when `score` returned
+    if forward.num_tries == 1:
+        planner.observe_forward(forward.num_rows, forward.seconds * 1e3)
+    for proposal, _ in forward.scored:
+        proposal.sequence.stats.forward_seconds += forward.seconds
+    with counted([each.proposal.sequence for each in prepared], "verify_seconds"):
+        return [verified for each in prepared if (verified := _decided(each)) is not None]
+
+
+def on_accelerator(logits: Tensor) -> bool:
+    """Whether reading a number means waiting for a device."""
+    return logits.is_cuda
+
+
+def _prepared_each(forward: Forward, until: float, beside: Beside) -> list[_Prepared]:
+    prepared = []
+    for proposal, logits in forward.scored:
+        try:
+            prepared.append(_prepared(proposal, logits, until, beside))
+        except Exception as error:
+            proposal.sequence.fail(error, "verifying")
+    return prepared
+
+
+def _prepared(proposal: Proposal, logits: Tensor, until: float, beside: Beside) -> _Prepared:
+    sequence, request, rng = proposal.sequence, proposal.sequence.request, proposal.sequence.rng()
+    logits, at_once = logits[:, : request.num_tokens], on_accelerator(logits)
+    if at_once and sequence.bitwise and request.mode == COUPLED:
+        logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not the same bits every time
+    tree = proposal.tree if is_lossy(request.mode) else beside.late(proposal)
+    rows = TargetRows(logits, tree, request.sampling, sequence.output_ids, request.shape)
+    constrained = rows.constrained(until) if at_once and request.mode in MODES else None
+    if constrained is not None and isinstance(rng, KeyedRng):
+        scored = Scored(tree, constrained, rng, request.mode)
+        return _Prepared(proposal, tree, constrained, scored.verdict, scored)
+    decide = verifier_of(request.mode)(tree, rows)
+    return _Prepared(proposal, tree, rows, lambda: decide(rng))
+
+
+def _read_together(prepared: list[_Prepared]) -> list[_Prepared]:
+    """Compute what can be computed ahead and read it at once; returns those that did not fail."""
+    of = {each.scored: each.proposal.sequence for each in prepared if each.scored is not None}
+    pending = [
+        ahead
+        for group in computed_alike(list(of))
+        for _, ahead in together(group, _ahead, lambda scored, error: of[scored].fail(error, "verifying"))
+    ]
+    read_together(list(dict.fromkeys(pending)))
+    return [each for each in prepared if each.proposal.sequence.error is None]
+
+
+def _ahead(group: Sequence[Scored]) -> list[Ahead]:
+    """What is to be read for each of them."""
+    return [Ahead(group)] * len(group)
+
+
+def _decided(prepared: _Prepared) -> Verified | None:
+    try:
+        return Verified(prepared.proposal, prepared.tree, prepared.rows, prepared.decide())
+    except Exception as error:
+        prepared.proposal.sequence.fail(error, "verifying")
+        return None

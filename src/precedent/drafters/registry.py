@@ -1,0 +1,111 @@
+"""Which drafters there are: a table of ours, and others' by the entry-point group `precedent.drafters`.
+
+A factory `(parts: DrafterParts) -> Drafter | None` returns None where a part that it needs is absent (no cache, no
+draft model): the drafter does not take part then.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from precedent.drafters.base import Drafter
+from precedent.drafters.codec import TextCodec
+from precedent.drafters.grammar import GrammarDrafter
+from precedent.drafters.prediction import PredictionDrafter
+from precedent.drafters.prompt import PromptDrafter
+from precedent.drafters.recall.drafter import RecallDrafter
+from precedent.drafters.templates import TemplateDrafter
+from precedent.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from precedent.cache import SpeculationCache
+    from precedent.target import TargetModel
+
+GROUP = "precedent.drafters"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterParts:
+    """What an engine has to offer to a drafter; `codec` is its tokenizer.
+
+    `early_exit` says that the draft model is the target's own first layers and stores nothing that the target does not,
+    `draws_ahead` that it draws while the target scores; `device` is where the target verifies.
+    """
+
+    tokenizer_fingerprint: str
+    executor: Executor
+    cache: SpeculationCache | None = None
+    draft_model: TargetModel | None = None
+    codec: TextCodec | None = None
+    early_exit: bool = False
+    draws_ahead: bool = False
+    device: torch.device | None = None
+
+
+Factory = Callable[[DrafterParts], Drafter | None]
+
+
+def _recall(parts: DrafterParts) -> Drafter | None:
+    if parts.cache is None:
+        return None
+    cache, tokenizer, executor = parts.cache, parts.tokenizer_fingerprint, parts.executor
+    if not hasattr(cache, "partition"):  # a replay offers what recall needs of a cache, no more
+        return RecallDrafter(cache, tokenizer, executor)
+    drafter = RecallDrafter(cache, tokenizer, executor, partitions=cache.partition, max_bytes=cache.max_index_bytes)
+    cache.on_forget(drafter.erase_gone)
+    return drafter
+
+
+def _draft_model(parts: DrafterParts) -> Drafter | None:
+    if parts.draft_model is None:
+        return None
+    from precedent.drafters.model.drafter import DraftModelDrafter  # here: the only drafter that needs torch
+
+    return DraftModelDrafter(
+        parts.draft_model, early_exit=parts.early_exit, hand_to=parts.device, own_stream=parts.draws_ahead
+    )
+
+
+BUILT_IN: Mapping[str, Factory] = {
+    "recall": _recall,
+    "prompt": lambda parts: PromptDrafter(),
+    "prediction": lambda parts: PredictionDrafter(),
+    "template": lambda parts: None if parts.codec is None else TemplateDrafter(parts.codec),
+    "grammar": lambda parts: GrammarDrafter(),
+    "draft-model": _draft_model,
+}
+
+
+def known_drafters() -> list[str]:
+    """Names of all installed drafters."""
+    return sorted({*BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+def load_drafters(names: Sequence[str], parts: DrafterParts) -> list[Drafter]:
+    """Build the named drafters, in this order. Raises ConfigError for a name that nothing installed provides."""
+    made = [_factory(name)(parts) for name in names]
+    return [drafter for drafter in made if drafter is not None]
+
+
+def _factory(name: str) -> Factory:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    found = next(iter(entry_points(group=GROUP, name=name)), None)
+    if found is None:
+        raise ConfigError(_unknown(name))
+    factory: Factory = found.load()
+    return factory
+
+
+def _unknown(name: str) -> str:
+    known = known_drafters()
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"no drafter is called {name!r}{hint} (installed: {', '.join(known)})"

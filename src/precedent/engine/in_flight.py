@@ -1,0 +1,80 @@
+"""A request on its way through the engine: what was asked, how far it has come, and where its answer goes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+from precedent.config import SpeculationConfig
+from precedent.decoding.sequence import DecodingSequence
+from precedent.decoding.stats import GenerationStats
+from precedent.drafters import Drafter, Request
+from precedent.engine.generation import Generation, GenerationResult
+from precedent.sampling.logprobs import TokenLogprob
+from precedent.sampling.rng import entropy_rng
+from precedent.target import TargetModel
+from precedent.text.assembly import TextAssembler
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """A request, how far it has come, and the handle that its caller holds.
+
+    `kv_bytes` is the memory set aside for it. It has `started` once its slot is its own; until then the first
+    `num_shared` tokens of its prompt may be on their way in another request, `shares_with`.
+    """
+
+    asked: Request
+    speculation: SpeculationConfig
+    drafters: dict[str, Drafter]
+    text: TextAssembler
+    finished: Sequence[Callable[[GenerationResult], None]] = ()
+    kv_bytes: int = 0
+    generation: Generation = field(default_factory=Generation)
+    sequence: DecodingSequence | None = None
+    stats: GenerationStats = field(default_factory=GenerationStats)
+    submitted: float = field(default_factory=perf_counter)
+    last_emission: float = 0.0
+    started: bool = False
+    num_prefilled: int = 0
+    num_shared: int = 0
+    shares_with: InFlight | None = None
+    cached_prompt_tokens: int = 0
+    answer: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.stats.mode = self.asked.mode
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt's token ids."""
+        return self.asked.prompt_ids
+
+    @property
+    def num_missing(self) -> int:
+        """Prompt tokens that are still to be computed; the last one is computed by the first step."""
+        return len(self.prompt_ids) - 1 - self.num_prefilled
+
+
+def begin(request: InFlight, target: TargetModel) -> None:
+    """Set the request's sequence up on an empty slot and begin the drafters: recall embeds while others prefill.
+
+    Raises what a drafter raises; those begun before are in the sequence.
+    """
+    request.stats.bitwise = target.bitwise and request.asked.mode in ("greedy", "coupled")
+    slot = target.new_slot()
+    request.sequence = sequence = DecodingSequence(
+        request=replace(request.asked, target_slot=lambda: sequence.slot),
+        slot=slot,
+        max_tokens=min(request.asked.sampling.max_tokens, target.context_length - len(request.prompt_ids)),
+        rng_of=entropy_rng(secrets.randbits(128)),
+        speculation=request.speculation,
+        bitwise=request.stats.bitwise,
+        stats=request.stats,
+    )
+    for name, drafter in request.drafters.items():
+        sequence.sessions[name] = drafter.begin(sequence.request)

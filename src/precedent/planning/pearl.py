@@ -1,0 +1,64 @@
+"""Planning for a draft model that draws beside the target's forwards (PEARL, docs/decisions/0017)."""
+
+from __future__ import annotations
+
+from precedent.planning.draw_gate import FAR_BEHIND, DrawGate
+from precedent.planning.plan import DrawSource, Limits
+from precedent.planning.planner import MARGIN, Planner, Step
+
+
+class PearlPlanner(Planner):
+    """A planner that also knows what samples at hand are worth, and whether to wait for those that are not."""
+
+    def _num_draws(self, name: str, source: DrawSource, step: Step, requests: int) -> int:
+        """Show samples that are at hand, or make some now if that is worth the wait.
+
+        How many of those at hand are shown may not depend on how many there are: an end token among them tells.
+        """
+        if source.at_hand is None:
+            return super()._num_draws(name, source, step, requests)
+        gate = self._gates.setdefault(name, DrawGate())
+        if source.at_hand:
+            return min(source.at_hand, self._best_number(name, step, lambda number: 0.0))
+        if source.behind > FAR_BEHIND or not gate.measured:
+            return 0
+        gate.behind = source.behind
+        number = self._best_number(name, step, gate.milliseconds)
+        return number if number and self._pays_to_wait(name, number, step.width, gate.milliseconds(number)) else 0
+
+    def _pays_to_wait(self, name: str, number: int, width: int, milliseconds: float) -> bool:
+        """Whether to draw for so long before a forward that has nothing at hand.
+
+        Both ways bring the same steps with a tree, `runs` of them until the text leaves it. Before the first of them
+        one waits for the draws, the other makes steps over its pending token until a sample made beside one is
+        accepted.
+        """
+        reaches = self._reaches(name, number + 1)
+        tokens, runs = 1.0 + sum(reaches[:-1]), 1.0 / (1.0 - reaches[-1])
+        alone, wide = self.cost.milliseconds(width), self.cost.milliseconds(width + number)
+        steps_before = 1.0 / reaches[0]
+        waiting = runs * tokens / (runs * wide + milliseconds)
+        return waiting > (steps_before + runs * tokens) / (steps_before * alone + runs * wide)
+
+    def num_draws_ahead(self, name: str, behind: int, limits: Limits) -> int:
+        """How many samples a source may have at hand: one to verify at once, then a tree's.
+
+        0 where the last steps waited for it longer than its samples bring; it is tried again now and then.
+        """
+        if not limits.max_draws:
+            return 0
+        gate = self._gates.setdefault(_waiting_for(name), DrawGate())
+        gate.behind, most = behind, limits.max_draws + 1
+        reaches = self._reaches(name, limits.max_draws)
+        alone, waited = self.cost.milliseconds(limits.rows_beside + 1), gate.milliseconds(1)
+        pays = reaches[0] * sum(reaches) * alone > (MARGIN - 1.0) * alone + waited
+        return most if gate.decide(most if pays else 0) else 0
+
+    def observe_wait(self, name: str, behind: int, milliseconds: float) -> None:
+        """Learn how long a step waited for a source that drew beside its forward, `behind` by so many tokens."""
+        self._gates.setdefault(_waiting_for(name), DrawGate()).observe(1, behind, milliseconds)
+
+
+def _waiting_for(name: str) -> str:
+    """Under which name the waits for a source are kept, apart from its draws."""
+    return f"waiting for {name}"

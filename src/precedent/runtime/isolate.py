@@ -1,0 +1,34 @@
+"""Together, and one by one if that fails: so that a failure is felt by the one at fault alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from precedent.runtime.failures import is_out_of_memory
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def together(
+    items: Sequence[Item],
+    act: Callable[[Sequence[Item]], Sequence[Result]],
+    fail: Callable[[Item, Exception], None],
+) -> list[tuple[Item, Result]]:
+    """What `act` makes of all items at once; if it raises, of each alone, and `fail` hears of those that raise then.
+
+    `act` returns one result per item and may be called again. Returns the items that succeeded with their results.
+    """
+    if not items:
+        return []
+    try:
+        return list(zip(items, act(items), strict=True))
+    except Exception as error:
+        failure = error
+    if is_out_of_memory(failure):
+        failure.with_traceback(None)  # its frames hold the very tensors that did not fit
+    if len(items) == 1:
+        fail(items[0], failure)
+        return []
+    return [pair for item in items for pair in together([item], act, fail)]
