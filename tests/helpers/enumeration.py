@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from precedent.config import SamplingParams
+from precedent.decoding.verifiers import verifier_of
 from precedent.sampling.rng import Rng
 from precedent.sampling.target_rows import TargetRows
 from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import ROOT, CandidateTree
-from precedent.verify import Verifier, prepare
+from precedent.verify import Verifier
 
 ToyModel = Callable[[tuple[int, ...]], Tensor]
 """A toy target model: the tokens after the committed text to the next token's probabilities `[vocab_size]`, float64."""
@@ -30,7 +31,7 @@ def toy_rows(model: ToyModel, tree: CandidateTree, seed: int = 0, position: int 
 
 
 def string_distribution(target: ToyModel, length: int, prefix: tuple[int, ...] = ()) -> Tensor:
-    """The target's distribution of the next `length` tokens after `prefix`, flattened: `[vocab_size ** length]`, float64."""
+    """The target's distribution of the next `length` tokens after `prefix`, `[vocab_size ** length]`, float64."""
     if length == 0:
         return torch.ones(1, dtype=torch.float64)
     row = target(prefix)
@@ -57,7 +58,7 @@ class ExactStep:
         return max(map(len, self.prefixes))
 
     def strings(self, target: ToyModel, length: int) -> Tensor:
-        """The distribution of the next `length` tokens when plain decoding goes on after the step, `[vocab_size ** length]`."""
+        """The distribution of the next `length` tokens if plain decoding follows the step, `[vocab_size ** length]`."""
         size = target(()).numel()
         distribution = torch.zeros(size**length, dtype=torch.float64)
         for prefix, probability in self.prefixes.items():
@@ -73,20 +74,29 @@ class ExactStep:
 
 
 def exact_step(target: ToyModel, draft: DraftProcess, verifier: str | Verifier) -> ExactStep:
-    """Enumerate a step: every tree `draft` can build, every verdict on it; `verifier` is a mode or a function of tree and rows."""
-    prepared = verifier if callable(verifier) else lambda tree, rows: prepare(tree, rows, verifier)
+    """Enumerate a step: every tree that `draft` can build, every verdict of `verifier` (or of a mode) on it."""
+    prepare = verifier if callable(verifier) else verifier_of(verifier)
     prefixes: dict[tuple[int, ...], float] = {}
     accepted, num_trees, num_outcomes = 0.0, 0, 0
     for tree_probability, tree in enumerate_outcomes(draft):
         tree.check()
         num_trees += 1
-        for probability, verdict in enumerate_outcomes(prepared(tree, toy_rows(target, tree))):
+        for probability, verdict in enumerate_outcomes(prepare(tree, toy_rows(target, tree))):
             num_outcomes += 1
             committed = (*(tree.token_ids[node] for node in verdict.path), verdict.next_token)
             weight = tree_probability * probability
             prefixes[committed] = prefixes.get(committed, 0.0) + weight
             accepted += weight * verdict.num_accepted
     return ExactStep(prefixes, accepted, num_trees, num_outcomes)
+
+
+def mean_spent(target: ToyModel, draft: DraftProcess, verifier: Verifier) -> float:
+    """The mean of what the verdicts of a step say they spent."""
+    return sum(
+        chance * probability * verdict.spent_tv
+        for chance, tree in enumerate_outcomes(draft)
+        for probability, verdict in enumerate_outcomes(verifier(tree, toy_rows(target, tree)))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Seeded random speculation problems, small enough to enumerate: a toy target, draft models, points and a draw plan."""
+"""Seeded random problems, small enough to enumerate: a toy target, draft models, fixed and sampled candidates."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SHAPES = (
     (1, 1, 1, 1),
     (2, 1, 1),
 )
-"""Draws per node, level by level below an anchor; none makes more than six draws."""
+"""Samples per node, level by level below an anchor; at most six in all."""
 
 
 def random_distribution(source: random.Random, vocab_size: int, *, plain: bool = False) -> Tensor:
-    """A random law `[vocab_size]` in float64: diffuse, peaked, with zeros, or (unless `plain`) deterministic."""
+    """A random row `[vocab_size]` in float64: diffuse, peaked, with zeros, or (unless `plain`) deterministic."""
     weights = [source.gammavariate(source.choice([0.3, 1.0, 5.0]), 1.0) + 1e-3 for _ in range(vocab_size)]
     if not plain and source.random() < 0.25:
         weights[source.randrange(vocab_size)] = 0.0
@@ -69,11 +69,11 @@ def near(target: ToyModel, other: ToyModel, share: float) -> ToyModel:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawPlan:
-    """How draws are made below one kind of node; it depends on the path alone, so it is fixed before anything is drawn.
+class SamplingPlan:
+    """How tokens are sampled below an anchor; it depends on the path alone, so it stands before anything is sampled.
 
-    `without_replacement` excludes earlier draws at the node, `exclude_fixed` its cached children, `threshold` swallows
-    draws of tokens with a smaller draft probability (a keep_mask).
+    `without_replacement` excludes earlier samples at the node, `exclude_fixed` its fixed children, `threshold` drops
+    samples of tokens with a smaller draft probability (a keep_mask).
     """
 
     shape: tuple[int, ...]
@@ -84,7 +84,7 @@ class DrawPlan:
 
 @dataclass(frozen=True)
 class Problem:
-    """A speculation problem: call `draft(rng)` for a tree; `target` is the model whose law must come out."""
+    """A speculation problem: `draft(rng)` gives a tree; `target` is the model whose distribution must come out."""
 
     seed: int
     vocab_size: int
@@ -92,67 +92,66 @@ class Problem:
     draft_models: tuple[ToyModel, ...]
     fixed: tuple[tuple[int, ...], ...]
     anchors: tuple[tuple[int, ...], ...]
-    plan: DrawPlan
+    plan: SamplingPlan
 
     def draft(self, rng: Rng) -> CandidateTree:
-        """Points first, then the planned draws below every anchor, breadth first."""
-        return _Drafting_(self, rng).run()
+        """Fixed candidates first, then the planned samples below every anchor, breadth first."""
+        return _Growing(self, rng).tree()
 
 
-class _Drafting_:
-    """One tree in the making: `node_of` maps paths of points to nodes, `drawn` lists the tokens drawn below a node."""
+class _Growing:
+    """One tree in the making: `node_of` maps paths of fixed candidates to nodes, `sampled` a node to its samples."""
 
     def __init__(self, problem: Problem, rng: Rng) -> None:
         self.problem, self.rng, self.builder = problem, rng, TreeBuilder()
         self.node_of: dict[tuple[int, ...], int] = {(): ROOT}
         self.cached: dict[int, tuple[int, ...]] = {}
-        self.drawn: dict[int, list[int]] = {}
+        self.sampled: dict[int, list[int]] = {}
 
-    def run(self) -> CandidateTree:
+    def tree(self) -> CandidateTree:
         for path in self.problem.fixed:
             for depth in range(1, len(path) + 1):
                 above = self.node_of[path[: depth - 1]]
-                self.node_of[path[:depth]] = self.builder.add_fixed(above, path[depth - 1], "points")
+                self.node_of[path[:depth]] = self.builder.add_fixed(above, path[depth - 1], "fixed")
         self.cached = {node: self.builder.children(node) for node in self.node_of.values()}
         level = [(path, self.node_of[path]) for path in self.problem.anchors]
         for width in self.problem.plan.shape:
-            level = [below for path, node in level for below in self.draws_below(path, node, width)]
+            level = [below for path, node in level for below in self.samples_below(path, node, width)]
         return self.builder.build()
 
-    def draws_below(self, path: tuple[int, ...], node: int, width: int) -> list[tuple[tuple[int, ...], int]]:
-        """Up to `width` draws below `node`; returns the distinct children with their paths."""
+    def samples_below(self, path: tuple[int, ...], node: int, width: int) -> list[tuple[tuple[int, ...], int]]:
+        """Sample up to `width` times below `node`; returns the distinct children with their paths."""
         below: dict[int, tuple[int, ...]] = {}
-        drawn = self.drawn.setdefault(node, [])
+        sampled = self.sampled.setdefault(node, [])
         for _ in range(width):
-            distribution = self.distribution(path, node, drawn)
+            distribution = self.distribution(path, node, sampled)
             if distribution is None:
-                break  # everything this model would draw is excluded; known before the draw
-            ordinal = len(drawn)
-            token = self.rng.categorical(
-                Sampled(distribution.row, distribution.excluded).probs(), node, f"draw {ordinal}"
-            )
-            drawn.append(token)
+                break  # all that this model could sample is excluded; known before it samples
+            ordinal = len(sampled)
+            unmasked = Sampled(distribution.row, distribution.excluded).probs()
+            token = self.rng.categorical(unmasked, node, f"sample {ordinal}")
+            sampled.append(token)
             child = self.builder.add_sampled(node, token, distribution, f"model-{ordinal}")
             if child != NULL:
                 below[child] = (*path, token)
         return [(tokens, child) for child, tokens in below.items()]
 
-    def distribution(self, path: tuple[int, ...], node: int, drawn: list[int]) -> Sampled | None:
-        """The law of the next draw below `node`, None when it would have no mass."""
+    def distribution(self, path: tuple[int, ...], node: int, sampled: list[int]) -> Sampled | None:
+        """The distribution of the next sample below `node`, None where it would have no mass."""
         problem, plan = self.problem, self.problem.plan
         excluded = {*(self.cached.get(node, ()) if plan.exclude_fixed else ())}
-        excluded |= {*(drawn if plan.without_replacement else ())}
-        row = problem.draft_models[len(drawn) % len(problem.draft_models)](path)
+        excluded |= {*(sampled if plan.without_replacement else ())}
+        row = problem.draft_models[len(sampled) % len(problem.draft_models)](path)
         if not any(float(row[token]) > 0.0 for token in range(problem.vocab_size) if token not in excluded):
             return None
         return Sampled(row, tuple(sorted(excluded)), None if plan.threshold is None else row >= plan.threshold)
 
 
 def random_problem(seed: int, *, max_trees: int = 100) -> Problem:
-    """A random problem with a vocabulary of 2 to 5, depth up to 4, at most six draws and about `max_trees` trees."""
+    """A random problem with a vocabulary of 2 to 5, depth up to 4, at most six samples and about `max_trees` trees."""
     source = random.Random(seed)
     vocab_size = source.randint(2, 5)
-    shapes = [shape for shape in SHAPES if vocab_size ** num_draws(shape) <= max_trees]
+    shapes = [shape for shape in SHAPES if vocab_size ** num_samples(shape) <= max_trees]
     shape = source.choice([*shapes, ()])
     target = toy_model((seed, "target"), vocab_size)
     share = source.choice([0.0, 0.5, 0.9, 1.0])
@@ -162,10 +161,10 @@ def random_problem(seed: int, *, max_trees: int = 100) -> Problem:
     if fixed and source.random() < 0.4:
         path = source.choice(fixed)
         anchors = (path[: source.randint(1, max(1, min(len(path), 4 - len(shape))))],)
-        if vocab_size ** (2 * num_draws(shape)) <= max_trees and source.random() < 0.7:
+        if vocab_size ** (2 * num_samples(shape)) <= max_trees and source.random() < 0.7:
             anchors = ((), *anchors)
     threshold = source.choice([None, None, 0.1, 0.3])
-    plan = DrawPlan(shape, source.random() < 0.5, source.random() < 0.5, threshold)
+    plan = SamplingPlan(shape, source.random() < 0.5, source.random() < 0.5, threshold)
     return Problem(seed, vocab_size, target, drafts, fixed, anchors, plan)
 
 
@@ -174,13 +173,13 @@ def _random_fixed(source: random.Random, vocab_size: int) -> tuple[tuple[int, ..
     return tuple(tuple(source.randrange(vocab_size) for _ in range(source.randint(1, length))) for _ in range(number))
 
 
-def num_draws(shape: tuple[int, ...]) -> int:
-    """The most draws that a shape makes below one anchor."""
+def num_samples(shape: tuple[int, ...]) -> int:
+    """The most samples that a shape takes below one anchor."""
     return sum(math.prod(shape[: level + 1]) for level in range(len(shape)))
 
 
 def independent_paths(draft: ToyModel, num_paths: int, length: int) -> DraftProcess:
-    """Several whole sequences drawn independently and merged into one tree (SpecInfer's merged speculation)."""
+    """Several whole sequences sampled independently and merged into one tree (SpecInfer's merged speculation)."""
 
     def process(rng: Rng) -> CandidateTree:
         builder = TreeBuilder()
@@ -195,20 +194,20 @@ def independent_paths(draft: ToyModel, num_paths: int, length: int) -> DraftProc
     return process
 
 
-def sibling_draws(
+def sibling_samples(
     rows: Sequence[Tensor], *, fixed: tuple[int, ...] = (), replacement: bool, exclude_fixed: bool = False
 ) -> DraftProcess:
-    """One draw below the root for each row, in that order, beside point children."""
+    """One sample below the root for each row, in that order, beside fixed children."""
 
     def process(rng: Rng) -> CandidateTree:
         builder = TreeBuilder()
         for token in fixed:
-            builder.add_fixed(ROOT, token, "points")
+            builder.add_fixed(ROOT, token, "fixed")
         excluded = set(fixed) if exclude_fixed else set()
         for ordinal, row in enumerate(rows):
             distribution = Sampled(row, tuple(sorted(excluded)))
-            token = rng.categorical(distribution.probs(), ROOT, f"draw {ordinal}")
-            builder.add_sampled(ROOT, token, distribution, "draws")
+            token = rng.categorical(distribution.probs(), ROOT, f"sample {ordinal}")
+            builder.add_sampled(ROOT, token, distribution, "samples")
             if not replacement:
                 excluded.add(token)
         return builder.build()

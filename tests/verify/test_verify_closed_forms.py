@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 from helpers.enumeration import DraftProcess, exact_step, toy_rows
-from helpers.random_trees import always, independent_paths, sibling_draws, toy_model
+from helpers.random_trees import always, independent_paths, sibling_samples, toy_model
 
 from precedent.sampling.rng import Rng
 from precedent.testing.replay_rng import enumerate_outcomes
@@ -22,10 +22,10 @@ DRAFT_TOY = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
 
 
 def accepted(target: torch.Tensor, draft: DraftProcess, mode: str = "topdown") -> float:
-    """Expected accepted tokens for a target that answers every path with one row; checks the law on the way."""
-    distribution = exact_step(always(target), draft, mode)
-    assert distribution.total_variation(always(target)) < 1e-12
-    return distribution.expected_accepted
+    """Expected accepted tokens for a target that answers every path with one row; checks the distribution as well."""
+    done = exact_step(always(target), draft, mode)
+    assert done.total_variation(always(target)) < 1e-12
+    return done.expected_accepted
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,9 @@ def test_token_and_block_verification_on_the_toy_of_the_paper(mode: str, length:
 def test_block_verification_accepts_the_reflected_product_of_ratios(vocab_size: int, length: int) -> None:
     """P(at least i accepted) = E[p_i] with p_i = min(1, p_{i-1} target/draft)."""
     target, draft = toy_model("t", vocab_size, plain=True), toy_model("d", vocab_size, plain=True)
-    distribution = exact_step(target, independent_paths(draft, 1, length), "traversal")
-    assert distribution.expected_accepted == pytest.approx(
-        _sum_of_prefix_weights(target, draft, length, (), 1.0), abs=1e-12
-    )
+    done = exact_step(target, independent_paths(draft, 1, length), "traversal")
+    expected = _sum_of_prefix_weights(target, draft, length, (), 1.0)
+    assert done.expected_accepted == pytest.approx(expected, abs=1e-12)
 
 
 def _sum_of_prefix_weights(target, draft, length: int, path: tuple[int, ...], weight: float) -> float:
@@ -74,52 +73,52 @@ def test_leviathans_expected_tokens_for_identical_positions(length: int) -> None
 @pytest.mark.parametrize(("number", "expected"), [(1, 0.550), (2, 0.662500), (3, 0.746875)])
 def test_recursive_rejection_with_replacement(mode: str, number: int, expected: float) -> None:
     """SpecInfer's multi-step speculative sampling at one node."""
-    assert accepted(TARGET_V4, sibling_draws([DRAFT_V4] * number, replacement=True), mode) == pytest.approx(
+    assert accepted(TARGET_V4, sibling_samples([DRAFT_V4] * number, replacement=True), mode) == pytest.approx(
         expected, abs=1e-12
     )
 
 
-def test_rejecting_every_draw_with_replacement_is_a_product_of_total_variations() -> None:
+def test_rejecting_every_sample_with_replacement_is_a_product_of_total_variations() -> None:
     """P(all rejected) = prod TV(B_m, draft), B the running residual."""
     residual, product = TARGET_V4, 1.0
     for number in range(1, 5):
         left = (residual - DRAFT_V4).clamp(min=0)
         product *= float(left.sum())
         residual = left / left.sum()
-        value = accepted(TARGET_V4, sibling_draws([DRAFT_V4] * number, replacement=True))
+        value = accepted(TARGET_V4, sibling_samples([DRAFT_V4] * number, replacement=True))
         assert value == pytest.approx(1.0 - product, abs=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["topdown", "traversal"])
 @pytest.mark.parametrize(("number", "expected"), [(1, 0.550), (2, 0.744805), (3, 0.880000), (4, 1.0)])
 def test_recursive_rejection_without_replacement(mode: str, number: int, expected: float) -> None:
-    """MCSD 2401.06706 and Sequoia; with the whole vocabulary drawn something is always accepted (cover property)."""
-    value = accepted(TARGET_V4, sibling_draws([DRAFT_V4] * number, replacement=False), mode)
+    """MCSD 2401.06706 and Sequoia; with the whole vocabulary sampled something is always accepted (cover property)."""
+    value = accepted(TARGET_V4, sibling_samples([DRAFT_V4] * number, replacement=False), mode)
     assert value == pytest.approx(expected, abs=5e-7)
 
 
 @pytest.mark.parametrize(("number", "expected"), [(1, 0.10), (2, 0.30), (3, 0.60)])
 def test_deterministic_candidates_accept_their_target_mass(number: int, expected: float) -> None:
-    """The draft model's top tokens as points."""
-    assert accepted(TARGET_V4, sibling_draws([], fixed=tuple(range(number)), replacement=True)) == pytest.approx(
+    """The draft model's top tokens as fixed candidates."""
+    assert accepted(TARGET_V4, sibling_samples([], fixed=tuple(range(number)), replacement=True)) == pytest.approx(
         expected, abs=1e-12
     )
 
 
 @pytest.mark.parametrize(("number", "expected"), [(2, 0.754545), (3, 1.0)])
 def test_greedy_draft_of_top_tokens_and_one_sample(number: int, expected: float) -> None:
-    """Hu et al. 2502.18779: points for all but the last candidate, the last one drawn from the rest."""
-    draft = sibling_draws([DRAFT_V4], fixed=tuple(range(number - 1)), replacement=True, exclude_fixed=True)
+    """Hu et al. 2502.18779: all candidates fixed but the last one, which is sampled from the rest."""
+    draft = sibling_samples([DRAFT_V4], fixed=tuple(range(number - 1)), replacement=True, exclude_fixed=True)
     assert accepted(TARGET_V4, draft) == pytest.approx(expected, abs=5e-7)
 
 
 @pytest.mark.parametrize("mode", ["topdown", "traversal"])
-def test_one_draw_beside_a_cached_token_reaches_the_optimum_of_a_mixed_node(mode: str) -> None:
-    """target(D) + sum outside D of min(target, draft); 0.867 when the cached token is excluded from the draw."""
-    assert accepted(TARGET_V4, sibling_draws([DRAFT_V4], fixed=(3,), replacement=True), mode) == pytest.approx(
+def test_one_sample_beside_a_cached_token_reaches_the_optimum_of_a_mixed_node(mode: str) -> None:
+    """target(D) + sum outside D of min(target, draft); 0.867 when the sample excludes the cached token."""
+    assert accepted(TARGET_V4, sibling_samples([DRAFT_V4], fixed=(3,), replacement=True), mode) == pytest.approx(
         0.850, abs=1e-12
     )
-    excluding = accepted(TARGET_V4, sibling_draws([DRAFT_V4], fixed=(3,), replacement=True, exclude_fixed=True), mode)
+    excluding = accepted(TARGET_V4, sibling_samples([DRAFT_V4], fixed=(3,), replacement=True, exclude_fixed=True), mode)
     distribution = Sampled(DRAFT_V4, (3,)).probs()
     optimum = 0.40 + float(torch.minimum(TARGET_V4, distribution)[:3].sum())
     assert excluding == pytest.approx(optimum, abs=1e-12) == pytest.approx(0.867, abs=5e-4)
@@ -127,21 +126,58 @@ def test_one_draw_beside_a_cached_token_reaches_the_optimum_of_a_mixed_node(mode
 
 @pytest.mark.parametrize(("rows", "expected"), [([DRAFT_V4, OTHER_V4], 0.9025), ([OTHER_V4, DRAFT_V4], 0.975)])
 def test_two_draft_models_at_one_node(rows: list[torch.Tensor], expected: float) -> None:
-    """The better draft model first; either order keeps the law."""
-    assert accepted(TARGET_V4, sibling_draws(rows, replacement=True)) == pytest.approx(expected, abs=1e-12)
+    """The better draft model first; either order keeps the distribution."""
+    assert accepted(TARGET_V4, sibling_samples(rows, replacement=True)) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_a_swallowed_draw_costs_exactly_its_mass(replacement: bool) -> None:
-    """A draw kept only where draft >= 0.2 accepts sum over kept tokens of min(target, draft)."""
+@pytest.mark.parametrize("mode", ["topdown", "traversal"])
+def test_a_sample_dropped_by_a_mask_costs_exactly_its_mass(mode: str) -> None:
+    """A sample kept only where draft >= 0.2 accepts sum over kept tokens of min(target, draft)."""
     keep = DRAFT_V4 >= 0.2
 
     def draft(rng: Rng) -> CandidateTree:
         builder = TreeBuilder()
-        builder.add_sampled(ROOT, rng.categorical(DRAFT_V4, ROOT, "draw"), Sampled(DRAFT_V4, (), keep), "draft")
+        builder.add_sampled(ROOT, rng.categorical(DRAFT_V4, ROOT, "sample"), Sampled(DRAFT_V4, (), keep), "draft")
         return builder.build()
 
-    assert accepted(TARGET_V4, draft) == pytest.approx(0.30, abs=1e-12)
+    assert accepted(TARGET_V4, draft, mode) == pytest.approx(0.30, abs=1e-12)
+
+
+def spechub(rng: Rng) -> CandidateTree:
+    """A sample, and beside it the top token, or another sample where the first one was the top token."""
+    builder = TreeBuilder()
+    token = rng.categorical(DRAFT_V4, ROOT, "sample 0")
+    builder.add_sampled(ROOT, token, Sampled(DRAFT_V4), "draft")
+    if token == 0:
+        distribution = Sampled(DRAFT_V4, (0,))
+        second = rng.categorical(distribution.probs(), ROOT, "sample 1")
+        builder.add_sampled(ROOT, second, distribution, "draft")
+    else:
+        builder.add_fixed(ROOT, 0, "draft")
+    return builder.build()
+
+
+@pytest.mark.parametrize("mode", ["topdown", "traversal"])
+def test_spechub_and_greedy_drafts_make_the_same_pairs_and_the_greedy_ones_are_verified_optimally(mode: str) -> None:
+    """SpecHub 2411.05289 pairs the likeliest token with another one; greedy draft 2502.18779 makes the same pairs.
+
+    Drafted as SpecHub writes it (a sample, then the top token or a second sample) the distribution holds, but the
+    sample is tested first; drafted as a fixed candidate and one sample beside it the optimum of the pairs is reached:
+    0.754545.
+    """
+    greedy = sibling_samples([DRAFT_V4], fixed=(0,), replacement=True, exclude_fixed=True)
+    pairs = [pair_distribution(process) for process in (spechub, greedy)]
+    assert pairs[0] == pytest.approx(pairs[1])
+    assert accepted(TARGET_V4, spechub, mode) < accepted(TARGET_V4, greedy, mode) == pytest.approx(0.754545, abs=5e-7)
+
+
+def pair_distribution(process: DraftProcess) -> dict[tuple[int, ...], float]:
+    """The distribution of the candidate set at the root."""
+    found: dict[tuple[int, ...], float] = {}
+    for chance, tree in enumerate_outcomes(process):
+        key = tuple(sorted(tree.token_ids))
+        found[key] = found.get(key, 0.0) + chance
+    return found
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3])

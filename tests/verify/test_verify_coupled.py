@@ -1,4 +1,4 @@
-"""Shared-noise coupling: the text is a function of the noise, and the noise has the right law."""
+"""Shared-noise coupling: the text is a function of the noise, and the noise has the right distribution."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain_text(target, seed: int, length: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_text_is_the_same_whatever_was_proposed(seed: int) -> None:
-    """Several steps over random trees (points, draws, lies) commit the very tokens of plain decoding."""
+    """Several steps over random trees (fixed, sampled, useless candidates) commit the tokens of plain decoding."""
     problem = random_problem(seed, max_trees=81)
     target = toy_model((seed, "text"), problem.vocab_size)
     text: list[int] = []
@@ -44,7 +44,7 @@ def test_the_text_is_the_same_whatever_was_proposed(seed: int) -> None:
     assert text == plain_text(target, seed, len(text))
 
 
-def test_the_chosen_token_has_the_targets_law_at_every_position() -> None:
+def test_the_chosen_token_has_the_targets_distribution_at_every_position() -> None:
     """The Gumbel-max trick: chi-square over 6,000 (seed, position) pairs; neighbours are independent."""
     pairs = torch.zeros(4, 4, dtype=torch.float64)
     count, previous = 6_000, 0

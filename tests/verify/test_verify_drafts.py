@@ -1,11 +1,10 @@
-"""Whatever draws reports the law it samples from."""
+"""Every sampled candidate carries the distribution it was sampled from."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from helpers.random_trees import random_problem
-from precedent.testing.draft_distribution import check_draft_distribution, draft_distribution_error
 
 from precedent.config import SamplingParams
 from precedent.drafters.model.drafter import DraftModelDrafter
@@ -13,13 +12,14 @@ from precedent.drafters.request import Request
 from precedent.sampling.constraints import constraints_for
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
+from precedent.testing.draft_law import check_draft_distribution, draft_distribution_error
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, Sampled, TreeBuilder
 
 DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("points", [(), (1,), (0, 2)])
+@pytest.mark.parametrize("fixed", [(), (1,), (0, 2)])
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -29,8 +29,8 @@ DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
     ],
     ids=["temperature", "top-k and penalty", "top-p and min-p"],
 )
-def test_the_draft_model_reports_the_law_it_samples(sampling: SamplingParams, fixed: tuple[int, ...]) -> None:
-    """A real tiny transformer: temperature, truncation, penalties, cached siblings, two draws deep."""
+def test_the_draft_model_reports_the_distribution_it_samples(sampling: SamplingParams, fixed: tuple[int, ...]) -> None:
+    """A real tiny transformer: temperature, truncation, penalties, cached siblings, two samples deep."""
     model = TargetModel(tiny_causal_lm("llama", seed=3, vocab_size=4, num_hidden_layers=1, hidden_size=16, scale=0.3))
     prompt = [1, 2, 1]
     shape = constraints_for(sampling, prompt)
@@ -45,24 +45,24 @@ def test_the_draft_model_reports_the_law_it_samples(sampling: SamplingParams, fi
     check_draft_distribution(drawing)
 
 
-def test_random_drafts_report_the_laws_they_sample() -> None:
-    """The drafts of the law tests themselves: replacement, exclusion, keep_mask, several models."""
+def test_random_trees_report_the_distributions_they_sample() -> None:
+    """The trees of the enumerations themselves: replacement, exclusion, keep_mask, several models."""
     for seed in range(1000, 1040):
         problem = random_problem(seed, max_trees=81)
         if problem.plan.threshold is not None and problem.plan.without_replacement:
-            continue  # a swallowed token is excluded from the next draw, but the tree does not show which it was
+            continue  # a dropped token is excluded from the next sample, but the tree does not show which it was
 
         def drawing(builder: TreeBuilder, rng: Rng, problem=problem) -> None:
             tree = problem.draft(rng)
             builder.token_ids, builder.parents = list(tree.token_ids), list(tree.parents)
-            builder.sources = [list(names) for names in tree.sources]
-            builder._drawn = list(tree.candidates)
+            builder.sources = list(tree.sources)
+            builder._sampled = list(tree.candidates)
 
         check_draft_distribution(drawing, 1e-12)
 
 
-def test_a_law_that_was_not_sampled_is_seen() -> None:
-    """Sampled at another temperature than reported; sampled without a sibling that the law does not exclude."""
+def test_a_distribution_that_was_not_sampled_is_seen() -> None:
+    """Sampled at another temperature than reported; sampled without a sibling that is not excluded."""
     warped = DRAFT_V4**2 / (DRAFT_V4**2).sum()
 
     def warping(builder: TreeBuilder, rng: Rng) -> None:

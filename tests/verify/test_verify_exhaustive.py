@@ -1,29 +1,30 @@
 """Six hundred larger random trees for every mode and setting: an hour's worth of doubt in some minutes.
 
-The small sizes of the same statements run in `make test` (test_verify_law, _plans, _coupled, _lossy); these in
-`make test-exhaustive`.
+The small sizes of the same statements run in `make test` (test_verify_distribution, _stages, _coupled, _lossy, _judge);
+these in `make test-exhaustive`.
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
-from helpers.enumeration import exact_step, toy_rows
+from helpers.enumeration import exact_step, mean_spent, toy_rows
+from helpers.known_weights import verifier_of
 from helpers.random_trees import Problem, random_problem, toy_model
-from precedent.verify.modes import BATCHED
 
 from precedent.sampling.rng import CounterRng
 from precedent.testing.replay_rng import ReplayRng, enumerate_outcomes
-from precedent.tree import CandidateTree
-from precedent.verify import MODES, find_mode, judged, prepare, verify
-from precedent.verify.lossy.relaxed import RelaxedRows, relaxed
+from precedent.tree import EMPTY_TREE, CandidateTree
+from precedent.verify import prepare, verify
+from precedent.verify.lossy import overruled_by, relaxed
+from precedent.verify.lossy.relaxed import Bent
 from precedent.verify.lossy.rules import Mentored, TopBeta, Typical
 
 EXACT = 1e-12
 FIRST, COUNT, BLOCK = 20_000, 600, 40
 BLOCKS = pytest.mark.parametrize("block", range(FIRST, FIRST + COUNT, BLOCK))
-MATCHING = ("greedy", "coupled")
-SAMPLING = [mode for mode in MODES if mode not in MATCHING]
+EXACT_MATCH = ("greedy", "coupled")
+REJECTION_MODES = ("traversal", "topdown")
 RULES = [Mentored(0.05), Mentored(1.0), Typical(), Typical(0.5, 1.0), TopBeta(), TopBeta(2, 4.0)]
 
 pytestmark = pytest.mark.exhaustive
@@ -35,43 +36,42 @@ def problems(block: int, max_trees: int) -> list[Problem]:
 
 
 @BLOCKS
-@pytest.mark.parametrize("mode", SAMPLING)
-def test_every_sampling_mode_keeps_the_law(mode: str, block: int) -> None:
-    """Each mode and plan, one row at a time."""
+@pytest.mark.parametrize("mode", REJECTION_MODES)
+def test_both_rejection_modes_keep_the_distribution(mode: str, block: int) -> None:
+    """Row by row."""
     for problem in problems(block, 1024):
         assert exact_step(problem.target, problem.draft, mode).total_variation(problem.target) < EXACT, problem
 
 
 @BLOCKS
-@pytest.mark.parametrize("mode", BATCHED)
-def test_the_whole_tree_at_once_keeps_the_law(mode: str, block: int) -> None:
-    """What runs on a GPU, in float64 on a CPU; as many accepted as by the reference."""
+@pytest.mark.parametrize("mode", REJECTION_MODES)
+def test_weights_computed_ahead_keep_the_distribution(mode: str, block: int) -> None:
+    """What runs on a GPU, in float64 on a CPU; as many accepted as row by row."""
     for problem in problems(block, 1024):
-        distribution = exact_step(problem.target, problem.draft, find_mode(mode, batched=True))
-        assert distribution.total_variation(problem.target) < EXACT, problem
-        if not problem.fixed:
-            plain = exact_step(problem.target, problem.draft, mode)
-            assert distribution.expected_accepted == pytest.approx(plain.expected_accepted, abs=1e-9), problem
+        ahead = exact_step(problem.target, problem.draft, verifier_of(mode, "ahead"))
+        assert ahead.total_variation(problem.target) < EXACT, problem
+        by_row = exact_step(problem.target, problem.draft, mode)
+        assert ahead.expected_accepted == pytest.approx(by_row.expected_accepted, abs=1e-9), problem
 
 
 @BLOCKS
-def test_lazy_coins_accept_no_less_than_eager_ones(block: int) -> None:
+def test_lazy_tests_accept_no_less_than_eager_ones(block: int) -> None:
     for problem in problems(block, 1024):
         lazy, eager = (exact_step(problem.target, problem.draft, mode) for mode in ("traversal", "topdown"))
         assert lazy.expected_accepted >= eager.expected_accepted - EXACT, problem
 
 
 @BLOCKS
-@pytest.mark.parametrize("mode", MATCHING)
-def test_matching_modes_commit_the_text_of_plain_decoding_on_every_tree(mode: str, block: int) -> None:
+@pytest.mark.parametrize("mode", EXACT_MATCH)
+def test_exact_match_commits_the_text_of_plain_decoding_on_every_tree(mode: str, block: int) -> None:
     """Greedy decoding's, or that of the seed's noise; and no accepted path could have gone on."""
     for problem in problems(block, 256):
         for _, tree in enumerate_outcomes(problem.draft):
             verdict = verify(tree, toy_rows(problem.target, tree, problem.seed), mode, ReplayRng())
             committed = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
             for length, token in enumerate(committed):
-                plain = toy_rows(problem.target, CandidateTree(), problem.seed, length)
-                plain._target = lambda path, before=tuple(committed[:length]): problem.target(before)  # noqa: B023
+                row, before = problem.target, tuple(committed[:length])
+                plain = toy_rows(lambda path, before=before, row=row: row(before), EMPTY_TREE, problem.seed, length)
                 assert token == (plain.argmax(-1) if mode == "greedy" else plain.coupled(-1)), problem
             end = verdict.path[-1] if verdict.path else -1
             assert (end, verdict.next_token) not in set(zip(tree.parents, tree.token_ids, strict=True))
@@ -80,12 +80,12 @@ def test_matching_modes_commit_the_text_of_plain_decoding_on_every_tree(mode: st
 @BLOCKS
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_what_lossy_modes_say_they_spend_bounds_the_distance_on_every_tree(rule, block: int) -> None:
-    """Every verdict says what the rows on its path cost; their mean bounds the distance of the written law."""
+    """Every verdict says what the rows on its path cost; their mean bounds the distance of what is written."""
     for problem in problems(block, 16):
         written, distance, spent = exact_step(problem.target, problem.draft, relaxed(rule)), 0.0, 0.0
         for chance, tree in enumerate_outcomes(problem.draft):
             rows = toy_rows(problem.target, tree)
-            bent = RelaxedRows(tree, rows, rule)
+            bent = Bent(tree, rows, rule)
             for probability, verdict in enumerate_outcomes(relaxed(rule)(tree, rows)):
                 spent += chance * probability * verdict.spent_tv
                 own = sum(bent.cost(node) for node in (-1, *verdict.path))
@@ -100,18 +100,16 @@ def test_a_judge_is_lossless_until_it_overrules_and_then_says_so(block: int) -> 
         return (0.0, 0.25, 0.5, 1.0)[sum(tree.tokens_to(node)) % 4]
 
     for problem in problems(block, 16):
-        assert exact_step(problem.target, problem.draft, judged(lambda *_: 0.0)).total_variation(problem.target) < EXACT
-        spent = 0.0
-        for chance, tree in enumerate_outcomes(problem.draft):
-            first_half = judged(sometimes)(tree, toy_rows(problem.target, tree))
-            spent += sum(chance * p * verdict.spent_tv for p, verdict in enumerate_outcomes(first_half))
-        distribution = exact_step(problem.target, problem.draft, judged(sometimes))
-        assert distribution.total_variation(problem.target) <= spent + 1e-10, problem
+        never = exact_step(problem.target, problem.draft, overruled_by(lambda *_: 0.0))
+        assert never.total_variation(problem.target) < EXACT
+        spent = mean_spent(problem.target, problem.draft, overruled_by(sometimes))
+        done = exact_step(problem.target, problem.draft, overruled_by(sometimes))
+        assert done.total_variation(problem.target) <= spent + 1e-10, problem
 
 
 @BLOCKS
-@pytest.mark.parametrize("mode", SAMPLING)
-def test_float32_rows_keep_the_law_up_to_rounding(mode: str, block: int) -> None:
+@pytest.mark.parametrize("mode", REJECTION_MODES)
+def test_float32_rows_keep_the_distribution_up_to_rounding(mode: str, block: int) -> None:
     """The work is done in the rows' dtype."""
     for problem in problems(block, 81):
         single: dict[tuple[int, ...], torch.Tensor] = {}
@@ -123,9 +121,9 @@ def test_float32_rows_keep_the_law_up_to_rounding(mode: str, block: int) -> None
 
 
 @BLOCKS
-@pytest.mark.parametrize("mode", SAMPLING)
+@pytest.mark.parametrize("mode", REJECTION_MODES)
 def test_temperature_zero_rows_accept_exactly_the_greedy_path(mode: str, block: int) -> None:
-    """One-hot rows, whatever was drawn: the verdict of greedy decoding, under every coin."""
+    """One-hot rows, whatever was sampled: the verdict of greedy decoding, under all random numbers."""
     for problem in problems(block, 81):
         model = toy_model((problem.seed, "greedy"), problem.vocab_size)
 

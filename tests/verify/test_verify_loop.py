@@ -1,8 +1,9 @@
-"""Whole answers through the real decode loop with the coins it ships with, against the law of plain sampling.
+"""Whole answers through the real decode loop with the random numbers it ships with, against plain sampling.
 
-That the loop's law is exact under ideal coins is shown by enumeration elsewhere; this adds the counter-based coins. A
-law that is off by total variation d has a chi-square divergence of at least (2 d)^2 from the true one, so the
-noncentrality of the G statistic is at least N (2 d)^2, and N follows from false-alarm rate and power.
+That the loop's distribution is exact under ideal random numbers is shown by enumeration elsewhere; this adds the
+counter-based ones. A distribution that is off by total variation d has a chi-square divergence of at least (2 d)^2 from
+the true one, so the noncentrality of the G statistic is at least N (2 d)^2, and N follows from false-alarm rate and
+power.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from helpers.tabled_model import TabledModel
 from scipy.optimize import brentq
 from scipy.stats import chi2, ncx2
 
-from precedent.config import SamplingParams, SpeculationConfig
+from precedent.config import SamplingParams
 from precedent.decoding.loop import step
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.model.drafter import DraftModelDrafter
@@ -29,6 +30,7 @@ from precedent.sampling.rng import entropy_rng
 from precedent.target import TargetModel
 from precedent.testing.drafters import OracleDrafter
 from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.tree import ROOT, TreeBuilder
 
 VOCABULARY, LENGTH, PROMPT = 2, 3, (0, 1)
 FALSE_ALARM, POWER = 1e-5, 0.99
@@ -55,7 +57,7 @@ def tabled(seed: int) -> TabledModel:
 
 
 class FixedPlanner(Planner):
-    """One cached path and two draws, always."""
+    """One cached path and two samples, always."""
 
     def plan(self, candidates, draw_sources, limits: Limits) -> Plan:
         self.cost.table[:] = 1.0  # whatever was measured: width is free
@@ -71,15 +73,11 @@ def answer(target: TabledModel, draft: TabledModel, entropy: int, mode: str, pla
     request = Request("test", PROMPT, SAMPLING, mode=mode)
     drafters = [OracleDrafter([1, 0, 1]), DraftModelDrafter(draft)]  # type: ignore[arg-type]  # shaped like a TargetModel
     sequence = DecodingSequence(
+        request=request,
         slot=slot,  # type: ignore[arg-type]
-        sampling=SAMPLING,
-        speculation=SpeculationConfig(),
-        mode=mode,
-        rng_of=entropy_rng(entropy),
-        end_token_ids=frozenset(),
         max_tokens=LENGTH,
+        rng_of=entropy_rng(entropy),
         sessions={drafter.name: drafter.begin(request) for drafter in drafters},
-        draw_sources=("draft-model",),
     )
     while not sequence.finished:
         step([sequence], target, planner)  # type: ignore[arg-type]
@@ -88,7 +86,7 @@ def answer(target: TabledModel, draft: TabledModel, entropy: int, mode: str, pla
 
 
 def g_statistic(mode: str, count: int, bend: float = 0.0) -> float:
-    """2 sum observed log(observed / expected) over all answers; `bend` moves the expected law, in total variation."""
+    """2 sum observed log(observed / expected) over all answers; `bend` is how far what is expected is moved."""
     target, draft, planner = tabled(8), tabled(9), FixedPlanner(CostCurve())
     with torch.inference_mode():
         observed = Counter(answer(target, draft, entropy, mode, planner) for entropy in range(count))
@@ -108,27 +106,25 @@ def _probability(target: TabledModel, string: tuple[int, ...]) -> float:
 
 
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
-def test_answers_have_the_targets_law_by_a_small_g_test(mode: str) -> None:
+def test_answers_have_the_targets_distribution_by_a_small_g_test(mode: str) -> None:
     """Sees a total variation of 10 %."""
     assert g_statistic(mode, answers_needed(0.10)) < CRITICAL
 
 
-def test_a_law_that_is_off_by_ten_per_cent_is_seen() -> None:
-    """The same answers against a law moved by what the test claims to see."""
+def test_a_distribution_that_is_off_by_ten_per_cent_is_seen() -> None:
+    """The same answers against a distribution moved by what the test claims to see."""
     assert g_statistic("traversal", answers_needed(0.10), bend=0.10) > CRITICAL
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
-def test_answers_have_the_targets_law_by_a_large_g_test(mode: str) -> None:
+def test_answers_have_the_targets_distribution_by_a_large_g_test(mode: str) -> None:
     """Sees a total variation of 0.5 %, wherever it hides, with a power of 99 % (a quarter of an hour)."""
     assert g_statistic(mode, answers_needed(0.005)) < CRITICAL
 
 
 def test_the_tabled_model_answers_like_the_model_it_stands_for() -> None:
     """Scores of a tree, committing and rewinding, against the real thing."""
-    from precedent.tree import ROOT, TreeBuilder
-
     model = tiny_causal_lm("llama", seed=8, vocab_size=VOCABULARY, num_hidden_layers=1, hidden_size=16, scale=0.1)
     real, table = TargetModel(model), tabled(8)
     builder = TreeBuilder()

@@ -1,28 +1,30 @@
-"""The `lossy_*` modes write the law that their rule names, stay within their bound, and say what they spent."""
+"""The `lossy_*` modes write the distribution that their rule names, within their bound, and say what they spent."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.enumeration import exact_step, toy_rows
+from helpers.enumeration import exact_step, mean_spent, toy_rows
 from helpers.random_trees import (
     always,
     independent_paths,
     random_distribution,
     random_problem,
-    sibling_draws,
+    sibling_samples,
     toy_model,
 )
 from scipy.optimize import minimize
 
-from precedent.errors import ConfigError
+from precedent.config import SamplingParams
 from precedent.sampling.rng import CounterRng, Rng
+from precedent.sampling.target_rows import TargetRows
 from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder, chain
-from precedent.verify import LOSSY_MODES, MODES, Verdict, find_mode, judged, prepare, verify
+from precedent.verify import LOSSLESS, verify
+from precedent.verify.lossy import lossy_verifier
 from precedent.verify.lossy.relaxed import Offer
 from precedent.verify.lossy.rules import Mentored, TopBeta, Typical
 
@@ -55,7 +57,7 @@ def total_variation(left: torch.Tensor, right: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     ("kl", "accepted", "distance"), [(0.01, 0.617, 0.067), (0.05, 0.705, 0.155), (0.2, 0.849, 0.299)]
 )
-def test_mentored_acceptance_and_cost_of_one_draw(kl: float, accepted: float, distance: float) -> None:
+def test_mentored_acceptance_and_cost_of_one_sample(kl: float, accepted: float, distance: float) -> None:
     """Four tokens; 0.55 is accepted losslessly. Acceptance is bought with total variation, one for one."""
     distribution = Mentored(kl)(offer(TARGET_V4, DRAFT_V4))
     assert float(torch.minimum(distribution, DRAFT_V4).sum()) == pytest.approx(accepted, abs=1e-3)
@@ -66,9 +68,7 @@ def test_mentored_acceptance_and_cost_of_one_draw(kl: float, accepted: float, di
 
 @pytest.mark.parametrize("seed", range(60))
 def test_mentored_stays_within_its_bound_and_on_the_targets_support(seed: int) -> None:
-    """Random laws with zeros and certain tokens, cached tokens, sub-probabilities."""
-    import random
-
+    """Random distributions with zeros and certain tokens, cached tokens, sub-probabilities."""
     source = random.Random(seed)
     size = source.randint(2, 6)
     target, draft = random_distribution(source, size), random_distribution(source, size)
@@ -86,17 +86,17 @@ def test_mentored_stays_within_its_bound_and_on_the_targets_support(seed: int) -
         assert total_variation(distribution, target) < 1e-6  # KL is quadratic in the distance: sqrt of float rounding
 
 
-@pytest.mark.parametrize("points", [(), (2,), (1, 3)])
-def test_no_law_within_the_bound_accepts_more_than_mentored(fixed: tuple[int, ...]) -> None:
-    """Against a numerical optimiser over all laws on four tokens."""
+@pytest.mark.parametrize("fixed", [(), (2,), (1, 3)])
+def test_no_distribution_within_the_bound_accepts_more_than_mentored(fixed: tuple[int, ...]) -> None:
+    """Against a numerical optimiser over all distributions on four tokens."""
     draft = DRAFT_V4.clone()
     draft[list(fixed)] = 0.0
     draft = draft / draft.sum()
 
     def accepted(distribution: torch.Tensor) -> float:
-        honoured = torch.minimum(distribution, draft)
-        honoured[list(fixed)] = distribution[list(fixed)]
-        return float(honoured.sum())
+        covered = torch.minimum(distribution, draft)
+        covered[list(fixed)] = distribution[list(fixed)]
+        return float(covered.sum())
 
     ours = accepted(Mentored(0.05)(offer(TARGET_V4, draft, fixed)))
     bound = {"type": "ineq", "fun": lambda x: 0.05 - divergence(TARGET_V4, torch.tensor(x))}
@@ -104,7 +104,7 @@ def test_no_law_within_the_bound_accepts_more_than_mentored(fixed: tuple[int, ..
     best = max(
         -minimize(
             lambda x: -accepted(torch.tensor(x)),
-            random_distribution(__import__("random").Random(start), 4, plain=True).numpy(),
+            random_distribution(random.Random(start), 4, plain=True).numpy(),
             bounds=[(1e-6, 1.0)] * 4,
             constraints=[bound, total],
         ).fun
@@ -115,10 +115,10 @@ def test_no_law_within_the_bound_accepts_more_than_mentored(fixed: tuple[int, ..
 
 
 def distribution_at_root(draft: Callable[[Rng], CandidateTree], mode: str) -> tuple[torch.Tensor, float]:
-    """The exact law of the first committed token for the V4 target, and the mean of what was said to be spent."""
+    """The exact distribution of the first committed token for the V4 target, and the mean of what was spent."""
     distribution, spent = torch.zeros(4, dtype=torch.float64), 0.0
     for chance, tree in enumerate_outcomes(draft):
-        for probability, verdict in enumerate_outcomes(prepare(tree, toy_rows(always(TARGET_V4), tree), mode)):
+        for probability, verdict in enumerate_outcomes(lossy_verifier(mode)(tree, toy_rows(always(TARGET_V4), tree))):
             first = tree.token_ids[verdict.path[0]] if verdict.path else verdict.next_token
             distribution[first] += chance * probability
             spent += chance * probability * verdict.spent_tv
@@ -126,14 +126,14 @@ def distribution_at_root(draft: Callable[[Rng], CandidateTree], mode: str) -> tu
 
 
 @pytest.mark.parametrize("replacement", [True, False])
-@pytest.mark.parametrize(("points", "exclude"), [((), False), ((3,), True), ((3,), False), ((0, 1), True)])
+@pytest.mark.parametrize(("fixed", "exclude"), [((), False), ((3,), True), ((3,), False), ((0, 1), True)])
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("mode", RULE_MODES)
-def test_one_level_writes_exactly_the_rules_law_and_reports_exactly_its_distance(
+def test_one_level_writes_exactly_the_rules_distribution_and_reports_exactly_its_distance(
     mode: str, number: int, fixed: tuple[int, ...], exclude: bool, replacement: bool
 ) -> None:
-    """Draws, cached tokens and both: the law is that of the rule, the spent total variation is its distance."""
-    draft = sibling_draws([DRAFT_V4] * number, fixed=fixed, replacement=replacement, exclude_fixed=exclude)
+    """Samples, cached tokens and both: the rule's distribution comes out, its distance is what was spent."""
+    draft = sibling_samples([DRAFT_V4] * number, fixed=fixed, replacement=replacement, exclude_fixed=exclude)
     distribution, spent = distribution_at_root(draft, mode)
     seen = fixed if exclude or not number else ()
     draft_probs = Sampled(DRAFT_V4, seen).probs() if number else NOTHING
@@ -155,33 +155,24 @@ def find_rule(mode: str) -> Callable[[Offer], torch.Tensor]:
 
 @pytest.mark.parametrize("mode", RULE_MODES)
 def test_on_random_trees_the_spent_variation_bounds_the_true_one(mode: str) -> None:
-    """The law of all strings of a step and of plain decoding behind it; the bound is not vacuous."""
+    """Over all strings of a step and of plain decoding behind it; the bound is not vacuous."""
     largest = 0.0
     for seed in range(1000, 1016):
         problem = random_problem(seed, max_trees=16)
-        spent = mean_spent(problem.target, problem.draft, find_mode(mode))
+        spent = mean_spent(problem.target, problem.draft, lossy_verifier(mode))
         distance = exact_step(problem.target, problem.draft, mode).total_variation(problem.target)
         assert distance <= spent + 1e-10, problem
         largest = max(largest, distance)
     assert largest > 0.02
 
 
-def mean_spent(target, draft, first_half) -> float:
-    """The mean of what the verdicts of one step say they spent."""
-    return sum(
-        chance * probability * verdict.spent_tv
-        for chance, tree in enumerate_outcomes(draft)
-        for probability, verdict in enumerate_outcomes(first_half(tree, toy_rows(target, tree)))
-    )
-
-
 @pytest.mark.parametrize("seed", range(1000, 1020))
 def test_mentored_keeps_every_token_within_its_divergence_on_random_trees(seed: int) -> None:
-    """The conditional law of every accepted or added token, given the text before it, mixed over all trees."""
+    """The conditional distribution of every accepted or added token, given the text before it, mixed over all trees."""
     problem = random_problem(seed, max_trees=16)
-    distribution = exact_step(problem.target, problem.draft, "lossy_mentored:kl=0.1")
-    size, length = problem.vocab_size, distribution.max_length
-    strings = distribution.strings(problem.target, length)
+    done = exact_step(problem.target, problem.draft, "lossy_mentored:kl=0.1")
+    size, length = problem.vocab_size, done.max_length
+    strings = done.strings(problem.target, length)
     for depth in range(length):
         rows = strings.reshape(size**depth, size, -1).sum(2)
         for number, row in enumerate(rows):
@@ -200,20 +191,16 @@ def test_a_relaxed_mode_accepts_more_than_the_lossless_one(mode: str) -> None:
 
 def test_typical_accepts_a_cached_token_above_its_threshold_for_certain() -> None:
     """Probability 0.10 against min(0.09, 0.3 exp(-H)): written with certainty, total variation 0.90."""
-    verdict = verify(chain([0]), toy_rows(always(TARGET_V4), chain([0])), "lossy_typical", CounterRng(0, 0))
+    tree = chain([0])
+    verdict = lossy_verifier("lossy_typical")(tree, toy_rows(always(TARGET_V4), tree))(CounterRng(0, 0))
     assert verdict.path == (0,)
     assert verdict.spent_tv == pytest.approx(0.90)
 
 
-def greedy_rows(tree: CandidateTree, logits: Callable[[tuple[int, ...]], torch.Tensor]) -> ToyRows:
+def greedy_rows(tree: CandidateTree, logits: Callable[[tuple[int, ...]], torch.Tensor]) -> TargetRows:
     """Rows at temperature 0: one-hot probabilities, the logits of the model."""
-
-    def one_hot(path: tuple[int, ...]) -> torch.Tensor:
-        return torch.eye(logits(path).numel(), dtype=torch.float64)[int(logits(path).argmax())]
-
-    rows = toy_rows(one_hot, tree)
-    rows.logits = lambda node: logits(tree.tokens_to(node))  # type: ignore[method-assign]
-    return rows
+    rows = [logits(tree.tokens_to(node)) for node in range(ROOT, len(tree))]
+    return TargetRows(torch.stack(rows), tree, SamplingParams())
 
 
 @pytest.mark.parametrize("mode", ["lossy_top_beta:beta=1", "lossy_top_beta:beta=5,tau=0", "lossy_mentored:kl=0.3"])
@@ -225,12 +212,12 @@ def test_at_temperature_zero_these_equal_greedy(mode: str) -> None:
         for _, tree in enumerate_outcomes(problem.draft):
             rows = greedy_rows(tree, lambda path, model=model: model(path).log())
             expected = verify(tree, rows, "greedy", CounterRng(0, 0))
-            assert [v for _, v in enumerate_outcomes(prepare(tree, rows, mode))] == [expected]
+            assert [v for _, v in enumerate_outcomes(lossy_verifier(mode)(tree, rows))] == [expected]
             assert expected.spent_tv == 0.0
 
 
-def test_top_beta_at_temperature_zero_lets_the_second_likeliest_stand_within_its_gap() -> None:
-    """Logits 2.0, 1.5, -inf: the second is 0.5 behind; a masked token never stands; each costs 1."""
+def test_top_beta_at_temperature_zero_accepts_the_second_likeliest_within_its_gap() -> None:
+    """Logits 2.0, 1.5, -inf: the second is 0.5 behind; a masked token is never accepted; each costs 1."""
     logits = torch.tensor([2.0, 1.5, -torch.inf, 0.0], dtype=torch.float64)
     for mode, token, accepted in (
         ("lossy_top_beta:beta=2,tau=0.6", 1, 1),
@@ -239,25 +226,25 @@ def test_top_beta_at_temperature_zero_lets_the_second_likeliest_stand_within_its
         ("lossy_top_beta:beta=2,tau=9", 3, 0),
     ):
         tree = chain([token])
-        verdict = verify(tree, greedy_rows(tree, lambda path: logits), mode, CounterRng(0, 0))
+        verdict = lossy_verifier(mode)(tree, greedy_rows(tree, lambda path: logits))(CounterRng(0, 0))
         assert verdict.num_accepted == accepted, mode
         assert verdict.spent_tv == pytest.approx(float(accepted)), mode
 
 
 @pytest.mark.parametrize("mode", RULE_MODES)
 def test_a_token_that_the_target_excludes_is_never_written(mode: str) -> None:
-    """A grammar mask holds in lossy modes as well: for draws, for cached tokens."""
+    """A grammar mask holds in lossy modes as well: for samples, for cached tokens."""
     row = torch.tensor([0.0, 0.7, 0.3, 0.0], dtype=torch.float64)
     for draft in (
-        sibling_draws([DRAFT_V4, DRAFT_V4], replacement=False),
-        sibling_draws([DRAFT_V4], fixed=(0, 3), replacement=True, exclude_fixed=True),
-        sibling_draws([], fixed=(0, 3), replacement=True),
+        sibling_samples([DRAFT_V4, DRAFT_V4], replacement=False),
+        sibling_samples([DRAFT_V4], fixed=(0, 3), replacement=True, exclude_fixed=True),
+        sibling_samples([], fixed=(0, 3), replacement=True),
     ):
-        distribution = exact_step(always(row), draft, mode)
-        assert not [prefix for prefix in distribution.prefixes if {0, 3} & set(prefix)]
+        done = exact_step(always(row), draft, mode)
+        assert not [prefix for prefix in done.prefixes if {0, 3} & set(prefix)]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LOSSLESS)
 def test_lossless_modes_spend_nothing(mode: str) -> None:
     tree = chain([1, 2])
     assert verify(tree, toy_rows(always(TARGET_V4), tree), mode, CounterRng(0, 0)).spent_tv == 0.0
@@ -270,95 +257,13 @@ def test_nothing_proposed_is_plain_decoding_for_free(mode: str) -> None:
     assert spent == 0.0
 
 
-def never(tree: CandidateTree, rows: object, node: int) -> float:
-    """A judge that lets nothing stand."""
-    return 0.0
-
-
-def sometimes(tree: CandidateTree, rows: object, node: int) -> float:
-    """A judge whose mind depends on the path alone."""
-    return (0.0, 0.25, 0.5, 1.0)[sum(tree.tokens_to(node)) % 4]
-
-
-@pytest.mark.parametrize("seed", range(1000, 1020))
-def test_a_judge_spends_at_least_the_total_variation_it_causes(seed: int) -> None:
-    """Random trees; the judge that never overrules is lossless and free."""
-    problem = random_problem(seed, max_trees=16)
-    assert exact_step(problem.target, problem.draft, judged(never)).total_variation(problem.target) < EXACT
-    assert mean_spent(problem.target, problem.draft, judged(never)) == 0.0
-    distance = exact_step(problem.target, problem.draft, judged(sometimes)).total_variation(problem.target)
-    assert distance <= mean_spent(problem.target, problem.draft, judged(sometimes)) + 1e-10
-
-
-def test_a_judge_at_one_draw_spends_exactly_the_total_variation() -> None:
-    """Accepted mass min(p, q) + (q - p)+ times the judge's chance; the rest is recovered as ever."""
-    draft = sibling_draws([DRAFT_V4], replacement=True)
-    distribution = exact_step(always(TARGET_V4), draft, judged(sometimes))
-    distance = distribution.total_variation(always(TARGET_V4))
-    expected = float(((DRAFT_V4 - TARGET_V4).clamp(min=0) * torch.tensor([0.0, 0.25, 0.5, 1.0])).sum())
-    assert distance == pytest.approx(expected, abs=EXACT)
-    assert mean_spent(always(TARGET_V4), draft, judged(sometimes)) == pytest.approx(expected, abs=EXACT)
-    assert distribution.expected_accepted == pytest.approx(0.55 + expected, abs=EXACT)
-
-
-def test_verification_goes_on_below_a_token_that_a_judge_let_stand() -> None:
-    """The rejected token's own children are proposals like any other."""
-    tree = chain([0, 1])
-    row = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    verdict = judged(lambda *_: 1.0)(tree, toy_rows(always(row), tree))(CounterRng(0, 0))
-    assert verdict == Verdict((0, 1), 1, "bonus", 1.0)
-
-
-def test_an_installed_judge_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entry-point group `precedent.judges`."""
-    point = SimpleNamespace(name="mine", load=lambda: lambda: lambda *_: 1.0)
-    monkeypatch.setattr(
-        "precedent.verify.lossy.judge.entry_points", lambda group, name="mine": [point] if name == "mine" else []
-    )
-    tree = chain([0])
-    rows = toy_rows(always(torch.tensor([0.0, 1.0])), tree)
-    assert verify(tree, rows, "lossy_judge:name=mine", CounterRng(0, 0)).path == (0,)
-    with pytest.raises(ConfigError, match=r"no judge is called 'yours' \(installed: mine\)"):
-        find_mode("lossy_judge:name=yours")
-
-
-@pytest.mark.parametrize(
-    ("mode", "message"),
-    [
-        ("lossy_mentored:kl=-1", "kl=-1.0 must be 0"),
-        ("lossy_mentored:kl=nan", "kl=nan must be 0"),
-        ("lossy_mentored:kl=much", "kl=much is not a number"),
-        ("lossy_mentored:lk=1", "no parameter 'lk'; known: kl"),
-        ("lossy_mentored:kl", "write parameters as name=value"),
-        ("lossy_typical:epsilon=0", r"epsilon=0.0 must lie in \(0, 1\]"),
-        ("lossy_typical:delta=2", r"delta=2.0 must lie in \(0, 1\]"),
-        ("lossy_top_beta:beta=0", "beta=0.0 must be a whole number"),
-        ("lossy_top_beta:beta=1.5", "beta=1.5 must be a whole number"),
-        ("lossy_top_beta:tau=-1", "tau=-1.0 must be 0 or more"),
-        ("lossy_judge", "name an installed judge"),
-        ("lossy_mentord:kl=0.1", "did you mean 'lossy_mentored'"),
-        ("traversal:kl=0.1", r"mode='traversal:kl=0.1' cannot verify"),
-    ],
-)
-def test_a_mode_that_says_nonsense_is_refused_in_one_line(mode: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        find_mode(mode)
-    assert "\n" not in str(caught.value)
-
-
-def test_lossy_modes_are_named_so() -> None:
-    """Opting in takes the word."""
-    assert all(name.startswith("lossy_") for name in LOSSY_MODES)
-    assert not any(name.startswith("lossy_") for name in MODES)
-
-
-def test_a_duplicate_of_a_cached_token_does_not_move_the_law() -> None:
-    """A drawn token that is cached too is one node: the rule must not see which was drawn."""
+def test_a_duplicate_of_a_cached_token_does_not_move_the_distribution() -> None:
+    """A sampled token that is cached too is one node: the rule must not see which was sampled."""
 
     def draft(rng: Rng) -> CandidateTree:
         builder = TreeBuilder()
         builder.add_fixed(ROOT, 3, "cache")
-        builder.add_sampled(ROOT, rng.categorical(DRAFT_V4, ROOT, "draw"), Sampled(DRAFT_V4), "draft")
+        builder.add_sampled(ROOT, rng.categorical(DRAFT_V4, ROOT, "sample"), Sampled(DRAFT_V4), "draft")
         return builder.build()
 
     distribution, _ = distribution_at_root(draft, "lossy_mentored:kl=0.2")

@@ -1,7 +1,8 @@
 """No lossless verifier may accept more than the linear program allows: exceeding it would prove a bias.
 
 The program of one step: over every tree T that drafting can build, every node v of it and every next token y, choose
-pi_T(v, y) >= 0 with sum over (v, y) = P(T) and the target's law on all strings; maximise the expected depth of v.
+pi_T(v, y) >= 0 with sum over (v, y) = P(T) and the target's distribution on all strings; maximise the expected depth of
+v.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.enumeration import DraftProcess, ToyModel, exact_step
-from helpers.random_trees import always, independent_paths, near, random_problem, sibling_draws, toy_model
+from helpers.random_trees import always, independent_paths, near, random_problem, sibling_samples, toy_model
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
@@ -73,7 +74,7 @@ def test_block_verification_is_optimal_on_chains(vocab_size: int, length: int) -
 
 @pytest.mark.parametrize("block", range(300, 340, 10))
 def test_nothing_exceeds_the_optimum_on_random_trees(block: int) -> None:
-    """Small mixed trees; with points alone the optimum is reached."""
+    """Small mixed trees; with fixed candidates alone the optimum is reached."""
     for seed in range(block, block + 10):
         problem = random_problem(seed, max_trees=16)
         trees: list[CandidateTree] = [tree for _, tree in enumerate_outcomes(problem.draft)]
@@ -88,9 +89,9 @@ def test_nothing_exceeds_the_optimum_on_random_trees(block: int) -> None:
             assert lazy == pytest.approx(best, abs=SOLVER)
 
 
-def test_one_draw_beside_cached_tokens_is_optimal() -> None:
-    """A mixed node with one draw: draws first, points last leaves nothing on the table."""
+def test_one_sample_beside_cached_tokens_is_optimal() -> None:
+    """A mixed node with one sample: tested first, with fixed candidates last, it leaves nothing on the table."""
     for fixed, exclude in (((3,), False), ((3,), True), ((0, 1), True), ((1, 2), False)):
-        draft = sibling_draws([DRAFT_V4], fixed=fixed, replacement=True, exclude_fixed=exclude)
+        draft = sibling_samples([DRAFT_V4], fixed=fixed, replacement=True, exclude_fixed=exclude)
         best = optimum(always(TARGET_V4), draft, 1)
         assert exact_step(always(TARGET_V4), draft, "traversal").expected_accepted == pytest.approx(best, abs=SOLVER)

@@ -1,10 +1,10 @@
-"""The contract of everything that draws: the law that a draw reports is the law that it was sampled from.
+"""The contract of everything that samples: the distribution that a candidate carries is the one it was sampled from.
 
-Verification trusts the reported law; a drafter that samples from another one (a processor forgotten on one side,
+Verification trusts that distribution. A drafter that samples from another one (a processor forgotten on one side,
 another dtype, a cached sibling excluded but not reported) biases the output. For a small vocabulary every branch of the
-drafter's coins is replayed, so nothing is left to chance:
+drafter's random numbers is replayed, so nothing is left to chance:
 
-    check_draft_law(lambda builder, coins: drafting.draw(builder, 2, coins))
+    check_draft_distribution(lambda builder, rng: session.draw(builder, 2, rng))
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import NULL, CandidateTree, Sampled, TreeBuilder
 
 Drawing = Callable[[TreeBuilder, Rng], None]
-"""Adds cached points, then draws, to an empty builder: a function of its coins alone."""
+"""Adds fixed candidates, then samples, to an empty builder: a function of its `rng` alone."""
 
 History = tuple[tuple[int, int], ...]
-"""The draws made so far, each as (parent, token or `NULL`)."""
+"""The samples so far, each as (parent, token or `NULL`)."""
 
 
 @dataclass(slots=True)
 class _Observed:
-    """What followed one history: the reported laws and the sampled masses, swallowed draws at the end."""
+    """What followed one history: the reported distributions and the sampled masses, dropped samples as `NULL`."""
 
     parent: int
     reported: list[Tensor] = field(default_factory=list)
     sampled: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
     def distance(self) -> float:
-        """The largest total variation between a law that was reported and the law of what was drawn."""
+        """The largest total variation between a reported distribution and that of what was sampled."""
         size = self.reported[0].numel()
         sampled = torch.zeros(size + 1, dtype=torch.float64)
         for token, mass in self.sampled.items():
             sampled[token if token != NULL else size] = mass
-        return max(
-            0.5 * float((sampled / sampled.sum() - distribution).abs().sum())
-            for distribution in map(_with_rest, self.reported)
-        )
+        sampled /= sampled.sum()
+        return max(0.5 * float((sampled - reported).abs().sum()) for reported in map(_with_rest, self.reported))
 
 
 def draft_distribution_error(drawing: Drawing) -> float:
-    """The largest total variation, over all draws and all that may precede them, between reported and sampled law."""
+    """The largest total variation between a reported and a sampled distribution, over all that may precede a sample."""
     observed: dict[tuple[History, int], _Observed] = {}
     for probability, tree in enumerate_outcomes(lambda rng: _tree(drawing, rng)):
         history: History = ()
-        for draw in tree.candidates:
-            if isinstance(draw.distribution, Sampled):
-                token = tree.token_ids[draw.child] if draw.child != NULL else NULL
-                here = observed.setdefault((history, draw.parent), _Observed(draw.parent))
-                here.reported.append(draw.distribution.probs())
+        for candidate in tree.candidates:
+            if isinstance(candidate.distribution, Sampled):
+                token = tree.token_ids[candidate.child] if candidate.child != NULL else NULL
+                here = observed.setdefault((history, candidate.parent), _Observed(candidate.parent))
+                here.reported.append(candidate.distribution.probs())
                 here.sampled[token] += probability
-                history = (*history, (draw.parent, token))
+                history = (*history, (candidate.parent, token))
     return max((each.distance() for each in observed.values()), default=0.0)
 
 
 def check_draft_distribution(drawing: Drawing, tolerance: float = 1e-9) -> None:
-    """Raise AssertionError when something is drawn from another law than it reports."""
+    """Raise AssertionError when a candidate carries another distribution than it was sampled from."""
     error = draft_distribution_error(drawing)
     if not error <= tolerance:
-        raise AssertionError(f"a draw reports a law that differs by {error:.3g} (total variation) from the sampled one")
+        raise AssertionError(
+            f"a candidate carries a distribution that differs by {error:.3g} (total variation) from the sampled one"
+        )
 
 
 def _tree(drawing: Drawing, rng: Rng) -> CandidateTree:
@@ -76,6 +76,6 @@ def _tree(drawing: Drawing, rng: Rng) -> CandidateTree:
 
 
 def _with_rest(distribution: Tensor) -> Tensor:
-    """The law with the mass of a swallowed draw as its last entry."""
+    """The distribution with the mass of a dropped sample as its last entry."""
     distribution = distribution.double()
     return torch.cat([distribution, (1.0 - distribution.sum()).clamp(min=0.0)[None]])

@@ -1,0 +1,214 @@
+"""What a verdict says on trees small enough to check by hand, in every lossless mode; which modes there are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.enumeration import toy_rows
+from helpers.known_weights import WAYS, verifier_of
+from helpers.random_trees import always, random_problem, toy_model
+from torch import Tensor
+
+from precedent.config import LOSSY_MODES, MODES, SamplingParams, SpeculationConfig
+from precedent.errors import ConfigError
+from precedent.sampling.rng import CounterRng
+from precedent.sampling.target_rows import TargetRows
+from precedent.testing.replay_rng import ReplayRng, enumerate_outcomes
+from precedent.tree import EMPTY_TREE, ROOT, Sampled, TreeBuilder, chain
+from precedent.verify import LOSSLESS, Verdict, prepare, verify
+from precedent.verify.exact_match import exact_match
+from precedent.verify.lossy import JUDGE, RULES
+
+REJECTION_MODES = ("traversal", "topdown")
+BOTH_WAYS = pytest.mark.parametrize("way", WAYS)
+
+
+class NotedRows(TargetRows):
+    """Rows that note for which nodes they are asked."""
+
+    def __init__(self, *settings: object) -> None:
+        super().__init__(*settings)  # type: ignore[arg-type]
+        self.asked: list[int] = []
+
+    def probs(self, node: int) -> Tensor:
+        self.asked.append(node)
+        return super().probs(node)
+
+
+@pytest.mark.parametrize("mode", REJECTION_MODES)
+def test_a_tree_of_fixed_candidates_asks_for_visited_rows_only(mode: str) -> None:
+    """A softmax over the whole tree is what rows one by one are there to avoid."""
+    builder = TreeBuilder()
+    for path in ((0, 0, 0), (1, 1, 1), (2, 2, 2)):
+        node = ROOT
+        for token in path:
+            node = builder.add_fixed(node, token, "test")
+    tree = builder.build()
+    certain = torch.tensor([0.0, 1.0, 0.0]).log().expand(len(tree) + 1, -1)
+    rows = NotedRows(certain, tree, SamplingParams(temperature=1.0))
+    assert prepare(tree, rows, mode)(CounterRng(1, 0)) == Verdict((3, 4, 5), 1, "bonus")
+    assert sorted(rows.asked) == [ROOT, 3, 4, 5]
+
+
+def test_greedy_equals_argmax_decoding_on_every_tree() -> None:
+    """Whatever was proposed, the committed tokens are those of plain greedy decoding, and as many as the tree holds."""
+    for seed in range(40):
+        problem = random_problem(seed, max_trees=16)
+        for _, tree in enumerate_outcomes(problem.draft):
+            verdict = verify(tree, toy_rows(problem.target, tree), "greedy", ReplayRng())
+            committed = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
+            expected: list[int] = []
+            while len(expected) < len(committed):
+                expected.append(int(problem.target(tuple(expected)).argmax()))
+            assert committed == expected
+            end = verdict.path[-1] if verdict.path else ROOT
+            assert (end, verdict.next_token) not in set(zip(tree.parents, tree.token_ids, strict=True))
+
+
+def test_greedy_takes_the_lowest_id_on_ties() -> None:
+    """Equal logits must not depend on what was proposed."""
+    tree = chain([1, 1])
+    rows = toy_rows(lambda path: torch.tensor([0.0, 0.5, 0.5, 0.0]), tree)
+    assert verify(tree, rows, "greedy", ReplayRng()) == Verdict((0, 1), 1, "bonus")
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("mode", REJECTION_MODES)
+def test_temperature_zero_rows_accept_exactly_the_greedy_path(mode: str, way: str) -> None:
+    """With one-hot rows the rejection modes and greedy agree, on sampled and on fixed candidates."""
+    target, compared = toy_model("any", 4), 0
+
+    def one_hot(path: tuple[int, ...]) -> Tensor:
+        return torch.eye(4, dtype=torch.float64)[int(target(path).argmax())]
+
+    for seed in range(20):
+        problem = random_problem(seed, max_trees=16)
+        if problem.vocab_size == 4:
+            for _, tree in enumerate_outcomes(problem.draft):
+                rows = toy_rows(one_hot, tree)
+                greedy = verify(tree, rows, "greedy", ReplayRng())
+                assert [verdict for _, verdict in enumerate_outcomes(verifier_of(mode, way)(tree, rows))] == [greedy]
+                compared += 1
+    assert compared > 10
+
+
+@pytest.mark.parametrize("mode", LOSSLESS)
+def test_the_empty_tree_is_plain_decoding(mode: str) -> None:
+    """No candidates: one bonus token from the target's row."""
+    target = toy_model("plain", 3)
+    for probability, verdict in enumerate_outcomes(prepare(EMPTY_TREE, toy_rows(target, EMPTY_TREE), mode)):
+        assert verdict.path == ()
+        assert verdict.kind == "bonus"
+        assert verdict.num_accepted == 0
+        expected = 1.0 if mode in ("greedy", "coupled") else float(target(())[verdict.next_token])
+        assert probability == pytest.approx(expected)
+
+
+def test_kind_says_whether_something_was_rejected() -> None:
+    """Bonus after a fully accepted path, recovered where proposals were rejected."""
+    tree = chain([2, 2])
+    verdicts = {
+        (verdict.num_accepted, verdict.kind)
+        for _, verdict in enumerate_outcomes(prepare(tree, toy_rows(toy_model(3, 3, plain=True), tree), "traversal"))
+    }
+    assert verdicts == {(0, "recovered"), (1, "recovered"), (2, "bonus")}
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("mode", REJECTION_MODES)
+def test_verification_writes_to_none_of_its_inputs(mode: str, way: str) -> None:
+    """Logits and draft rows are views into the models' buffers."""
+    logits, draft_row = torch.tensor([0.2, 0.5, 0.3]).log().repeat(4, 1), torch.tensor([0.6, 0.2, 0.2])
+    builder = TreeBuilder()
+    builder.add_sampled(ROOT, 0, Sampled(draft_row), "a")
+    builder.add_sampled(ROOT, 1, Sampled(draft_row, (0,), draft_row > 0.1), "a")
+    builder.add_fixed(ROOT, 2, "b")
+    tree = builder.build()
+    rows = TargetRows(logits, tree, SamplingParams(temperature=1.0))
+    probs = torch.stack([rows.probs(node) for node in range(ROOT, len(tree))])
+    before = logits.clone(), draft_row.clone()
+    for _ in enumerate_outcomes(verifier_of(mode, way)(tree, rows)):
+        pass
+    assert torch.equal(logits, before[0])
+    assert torch.equal(draft_row, before[1])
+    assert torch.equal(torch.stack([rows.probs(node) for node in range(ROOT, len(tree))]), probs)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("mode", REJECTION_MODES)
+def test_a_masked_token_is_never_accepted_even_if_its_draft_distribution_is_wrong(mode: str, way: str) -> None:
+    """Probability 0 under the target (a grammar mask) stays 0: fixed, sampled, or not even possible as a sample."""
+    row = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    for distribution in (Sampled(torch.tensor([1.0, 0.0])), Sampled(torch.tensor([0.0, 1.0]))):
+        builder = TreeBuilder()
+        builder.add_sampled(ROOT, 0, distribution, "draft")
+        tree = builder.build()
+        decide = verifier_of(mode, way)(tree, toy_rows(always(row), tree))
+        assert [verdict for _, verdict in enumerate_outcomes(decide)] == [Verdict((), 1, "recovered")]
+    fixed = chain([0])
+    decide = verifier_of(mode, way)(fixed, toy_rows(always(row), fixed))
+    assert [verdict for _, verdict in enumerate_outcomes(decide)] == [Verdict((), 1, "recovered")]
+    assert exact_match(fixed, lambda node: 1) == Verdict((), 1, "recovered")
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("mode", REJECTION_MODES)
+def test_a_long_chain_needs_no_deep_stack(mode: str, way: str) -> None:
+    """The walk is a loop: the deepest tree that settings allow stays far from Python's recursion limit."""
+    row = torch.tensor([0.5, 0.5])
+    builder, node = TreeBuilder(), ROOT
+    for _ in range(256):
+        node = builder.add_sampled(node, 0, Sampled(row), "draft")
+    tree = builder.build()
+    verdict = verifier_of(mode, way)(tree, toy_rows(always(row), tree))(CounterRng(0, 0))
+    assert verdict.num_accepted == 256
+    assert verdict.kind == "bonus"
+
+
+# Which modes there are
+
+
+def test_an_unknown_mode_is_refused_by_name() -> None:
+    """No silent fallback to another verifier."""
+    with pytest.raises(ConfigError, match=r"mode='tokenwise'.*traversal"):
+        verify(EMPTY_TREE, toy_rows(toy_model(0, 2), EMPTY_TREE), "tokenwise", ReplayRng())
+
+
+@pytest.mark.parametrize("mode", ["topdown:plan=k-seq", "topdown:plan=transport", "traversal:plan=transport"])
+def test_a_removed_mode_is_refused_with_the_reason(mode: str) -> None:
+    """Who had set it learns that it is gone, why, and what to use."""
+    with pytest.raises(ConfigError, match=rf"mode='{mode}' is gone: .*docs/decisions/0023.*traversal") as caught:
+        SpeculationConfig(mode=mode)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_modes_of_the_settings_are_those_that_can_verify() -> None:
+    assert {*LOSSLESS, "auto"} == set(MODES)
+    assert {*RULES, JUDGE} == set(LOSSY_MODES)
+
+
+def test_a_lossless_request_never_imports_a_lossy_mode() -> None:
+    """Nothing that could change an answer is even loaded, all the way from an engine's door to its last token."""
+    script = """
+import sys
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.engine import Engine
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+engine = Engine(tiny_causal_lm(), byte_tokenizer(), name="tiny", draft_model=tiny_causal_lm(num_hidden_layers=1))
+greedy, sampled = SamplingParams(max_tokens=4), SamplingParams(temperature=1.0, max_tokens=4)
+asked = [(greedy, "auto"), (sampled, "traversal"), (sampled, "topdown")]
+asked.append((SamplingParams(temperature=1.0, seed=1, max_tokens=4), "coupled"))
+for sampling, mode in asked:
+    result = engine.submit([5, 6, 7, 5, 6], sampling, speculation=SpeculationConfig(mode=mode)).result()
+    assert len(result.token_ids) > 0
+lossless = [name for name in sys.modules if name.startswith("precedent.verify.lossy")]
+engine.submit([5, 6, 7, 5, 6], sampled, speculation=SpeculationConfig(mode="lossy_typical")).result()
+print(lossless, "precedent.verify.lossy" in sys.modules)
+engine.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] True"
