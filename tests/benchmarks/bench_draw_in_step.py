@@ -1,9 +1,9 @@
-"""Several requests at once with a draft model: one forward per drawn token for all of them, against one for each.
+"""Several requests at once with a draft model: one forward per sampled token for all of them, against one for each.
 
     python tests/benchmarks/bench_draw_in_step.py [--requests 8] [--at-once 4] [--rounds 3]
 
 The order desk's own pair drafts alone, without a cache. Both ways have an engine over the same weights and take turns;
-the first round of each is for learning what draws cost. Plain decoding is measured beside them.
+the first round of each is for learning what samples cost. Plain decoding is measured beside them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from statistics import median
 from time import perf_counter
 from unittest.mock import patch
@@ -26,8 +27,10 @@ from precedent.target.load.loading import load_draft, load_target
 from precedent.tree import EMPTY_TREE
 from precedent_demo import MAX_TOKENS_PER_TURN, adapted_target, draft_folder, make_database, make_requests, run_request
 
-WAYS = {"plain": "", "one by one": "nowhere", "in step": "draw_together"}
-"""Name of a way to the method by which drafters draw together, which is not found for the second."""
+WAYS = ("plain", "one by one", "in step")
+
+GROUP = "precedent.drafters.model.drafter._DraftModelSession.group"
+"""What sessions have in common that draw together."""
 
 
 class Side:
@@ -36,19 +39,20 @@ class Side:
     def __init__(self, way: str, engine: Engine, results: list[GenerationResult]) -> None:
         self.way, self._engine, self._results = way, engine, results
         self.rates: list[float] = []
-        self.draws: list[float] = []
+        self.samples: list[float] = []
         self.texts: list[tuple[int, ...]] = []
 
     def serve(self, requests: Sequence[object], at_once: int) -> None:
         """Serve all requests and note tokens per second of all together."""
         self._results.clear()
         started = perf_counter()
-        with patch("precedent.decoding.draft.TOGETHER", WAYS[self.way]), ThreadPoolExecutor(at_once) as threads:
+        apart = patch(GROUP, property(lambda session: session)) if self.way == "one by one" else nullcontext()
+        with apart, ThreadPoolExecutor(at_once) as threads:
             list(threads.map(self._run, requests))
         seconds = perf_counter() - started
         stats = [result.stats for result in self._results]
         self.rates.append(sum(each.num_output_tokens for each in stats) / seconds)
-        self.draws.append(sum(each.num_draft_tokens for each in stats) / sum(each.num_steps for each in stats))
+        self.samples.append(sum(each.num_draft_tokens for each in stats) / sum(each.num_steps for each in stats))
         self.texts = sorted(result.token_ids for result in self._results)
 
     def _run(self, request: object) -> None:
@@ -78,7 +82,7 @@ def main() -> None:
         rate, same = median(side.rates[1:]), sum(map(tuple.__eq__, side.texts, sides[0].texts))
         print(
             f"{side.way:>10}: {rate:6.1f} tokens per second ({rate / plain:.2f}x plain), "
-            f"{median(side.draws[1:]):.2f} draws per step, {same} of {len(side.texts)} turns as plain"
+            f"{median(side.samples[1:]):.2f} samples per step, {same} of {len(side.texts)} turns as plain"
         )
 
 

@@ -9,8 +9,8 @@ Target: the packaged SmolLM2-135M-Instruct. Drafts:
                   agrees as well as good draft models do, so that the ways of verifying can be told apart;
   an id, a folder any causal LM with the same tokenizer.
 
-For the rejection modes the accepted tokens of a tree are exact (its weights are known, no coin is thrown); only texts
-and draws are sampled. Differences are taken place by place against the first line of the same shape, and their
+For the rejection modes the accepted tokens of a tree are exact (its weights are known, no test is made); only texts
+and candidates are sampled. Differences are taken place by place against the first line of the same shape, and their
 intervals (95 %, Student's t) over texts, since places in one text are not independent.
 """
 
@@ -28,20 +28,19 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from precedent.verify.kseq import KSeqWeights
-from precedent.verify.transport import TransportWeights
 from scipy.stats import t as student
 from torch import Tensor
 from verify_cost import LARGE_VOCABULARY, measure_cost
 from verify_trees import TEXTS, DraftModel, Made, NoisyTarget, Place, SmallModel, places
 
 from precedent.config import SamplingParams
-from precedent.sampling.probabilities import CounterCoins
+from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
 from precedent.target.load.loading import DEMO_TARGET, load_draft, load_target
 from precedent.tree import ROOT, CandidateTree
-from precedent.verify import Weights, prepare
+from precedent.verify import RowWeights, prepare
+from precedent.verify.recursion import Residual
 
 TEMPERATURES = (0.3, 0.7, 1.0)
 NOISY = "noisy:"
@@ -60,20 +59,15 @@ class Case:
 
 
 CASES = (
-    Case("chain", "token verification", "draws", "topdown"),
-    Case("chain", "block verification", "draws", "traversal"),
+    Case("chain", "token verification", "samples", "topdown"),
+    Case("chain", "block verification", "samples", "traversal"),
     Case("chain", "shared noise", "coupled", "coupled"),
     Case("tree", "with replacement, recursive rejection", "replaced", "topdown"),
-    Case("tree", "with replacement, K-SEQ", "replaced", "topdown:plan=k-seq"),
-    Case("tree", "with replacement, transport", "replaced", "topdown:plan=transport"),
     Case("tree", "with replacement, traversal", "replaced", "traversal"),
-    Case("tree", "with replacement, traversal + transport", "replaced", "traversal:plan=transport"),
-    Case("tree", "without replacement, recursive rejection", "draws", "topdown"),
-    Case("tree", "without replacement, transport", "draws", "topdown:plan=transport"),
-    Case("tree", "without replacement, traversal", "draws", "traversal"),
-    Case("tree", "without replacement, traversal + transport", "draws", "traversal:plan=transport"),
-    Case("tree", "top tokens as points", "points", "traversal"),
-    Case("tree", "greedy draft: top tokens and one draw", "greedy", "traversal"),
+    Case("tree", "without replacement, recursive rejection", "samples", "topdown"),
+    Case("tree", "without replacement, traversal", "samples", "traversal"),
+    Case("tree", "top tokens as fixed candidates", "fixed", "traversal"),
+    Case("tree", "greedy draft: top tokens and one sample", "greedy", "traversal"),
     Case("tree", "shared noise", "coupled", "coupled"),
 )
 FIRST = {case.shape: case for case in reversed(CASES)}
@@ -89,43 +83,39 @@ class Figures:
     agreement: list[float] = field(default_factory=list)
 
 
-def weights_of(tree: CandidateTree, rows: TargetRows, mode: str) -> Weights:
-    """The weights over which a rejection mode walks."""
-    name, _, plan = mode.partition(":plan=")
-    if plan == "k-seq":
-        return KSeqWeights(tree, rows)
-    return (TransportWeights if plan else Weights)(tree, rows, lazy=name == "traversal")
-
-
-def expected_accepted(weights: Weights, node: int = ROOT, depth: int = 0) -> tuple[float, float]:
+def expected_accepted(weights: RowWeights, rows: TargetRows, node: int = ROOT, depth: int = 0) -> tuple[float, float]:
     """Chance of ending at or below `node` once verification gets there, and expected accepted tokens on that event."""
     total, survival = 0.0, 1.0
-    for ordinal, draw in enumerate(weights.trials(node)):
-        worth = weights.worth(node, ordinal)
-        if worth > 0.0:
-            chance, tokens = expected_accepted(weights, draw.child, depth + 1)
-            if not weights.defers(draw.child):
-                chance, tokens = worth, worth * tokens
+    tests = weights.tests(node)
+    for ordinal, candidate in enumerate(tests):
+        acceptance = weights.acceptance(node, ordinal)
+        if acceptance > 0.0:
+            chance, tokens = expected_accepted(weights, rows, candidate.child, depth + 1)
+            if not weights.is_lazy(candidate.child):
+                chance, tokens = acceptance, acceptance * tokens
             total, survival = total + survival * tokens, survival * (1.0 - chance)
-    end = 1.0 if node == ROOT or not weights.defers(node) else weights.accept(node)
-    total += survival * end * (depth + _expected_descent(weights, node, weights.leftover(node)))
+    end = 1.0 if node == ROOT or not weights.is_lazy(node) else weights.remaining(node)
+    total += survival * end * (depth + _expected_descent(weights, rows, node))
     return 1.0 - survival * (1.0 - end), total
 
 
-def _expected_descent(weights: Weights, node: int, law: Tensor) -> float:
-    """Expected further points once the next token is drawn from `law` at `node`."""
-    mass, expected = float(law.sum()), 0.0
-    for token, child in weights.point_children(node).items():
-        expected += float(law[token]) / mass * (1.0 + _expected_descent(weights, child, weights.row(child)))
-    return expected
+def _expected_descent(weights: RowWeights, rows: TargetRows, node: int) -> float:
+    """Expected further tokens once the next one is sampled from the residual at `node`."""
+    children, tests = weights.fixed_children(node), weights.tests(node)
+    if not children:
+        return 0.0
+    residual = weights.state(node, len(tests)).residual if tests else Residual(rows.probs(node))
+    return sum(
+        residual.prob(token) * (1.0 + _expected_descent(weights, rows, child)) for token, child in children.items()
+    )
 
 
 def accepted_tokens(params: SamplingParams, tree: CandidateTree, logits: Tensor, mode: str) -> float:
     """Accepted tokens of one tree: exact for rejection modes, one sample for shared noise."""
     rows = TargetRows(logits, tree, params)
     if mode == "coupled":
-        return prepare(tree, rows, mode)(CounterCoins(0, 0)).num_accepted
-    return expected_accepted(weights_of(tree, rows, mode))[1]
+        return prepare(tree, rows, mode)(CounterRng(0, 0)).num_accepted
+    return expected_accepted(RowWeights(tree, rows.probs, lazy=mode == "traversal"), rows)[1]
 
 
 def microseconds(params: SamplingParams, tree: CandidateTree, logits: Tensor, mode: str) -> float:
@@ -133,7 +123,7 @@ def microseconds(params: SamplingParams, tree: CandidateTree, logits: Tensor, mo
 
     def once(number: int) -> float:
         started = perf_counter()
-        prepare(tree, TargetRows(logits, tree, params), mode)(CounterCoins(7, number))
+        prepare(tree, TargetRows(logits, tree, params), mode)(CounterRng(7, number))
         return (perf_counter() - started) * 1e6
 
     return statistics.median(once(number) for number in range(3))
@@ -152,7 +142,7 @@ def measure_place(place: Place, text: int, temperature: float, found: Figures) -
         found.microseconds[case].append(microseconds(*copies[0], case.mode))
     for shape in SHAPES:
         started = perf_counter()
-        place.score(made[shape, "draws"][0][1])
+        place.score(made[shape, "samples"][0][1])
         found.forward[shape].append((perf_counter() - started) * 1e6)
 
 
@@ -205,7 +195,7 @@ def show(lines: list[dict[str, object]]) -> None:
     first = lines[0]
     print(
         f"\ndraft {first['draft']} ({_nature(str(first['draft']))}), temperature {first['temperature']}: "
-        f"a single draw is accepted with {first['agreement']:.2f}; {first['places']} places in {first['texts']} texts"
+        f"a single sample is accepted with {first['agreement']:.2f}; {first['places']} places in {first['texts']} texts"
     )
     print(f"{'':53s}{'accepted tokens':>18s}{'against first line':>21s}{'':6s}{'us':>7s}{'speed':>8s}")
     for line in lines:
@@ -227,8 +217,8 @@ def show_cost(costs: list[dict[str, object]]) -> None:
     """Print what verification costs at a large vocabulary."""
     print(f"\nmilliseconds from logits to verdict, 64 nodes, vocabulary {LARGE_VOCABULARY}")
     for cost in costs:
-        place = f"{cost['device']}, {cost['draws']:2d} draws, {64 - int(str(cost['draws'])):2d} points"
-        print(f"{place:30s}{cost['backend']!s:12s}{cost['mode']!s:12s}{cost['milliseconds']:8.2f}")
+        place = f"{cost['device']}, {cost['samples']:2d} samples, {64 - int(str(cost['samples'])):2d} fixed"
+        print(f"{place:30s}{cost['way']!s:12s}{cost['mode']!s:12s}{cost['milliseconds']:8.2f}")
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:

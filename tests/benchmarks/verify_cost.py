@@ -8,12 +8,13 @@ prints what needs no model: operations of a step's verdicts as a GPU would launc
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 
 import torch
-from gpu_bench.steps import bushy, judged
-from helpers.operations import Operations
+from gpu_bench.steps import bushy, verdicts
 from torch import Tensor
 
 from precedent.config import SamplingParams
@@ -23,15 +24,19 @@ from precedent.sampling.target_rows import TargetRows
 from precedent.tree import CandidateTree, Sampled
 from precedent.verify import prepare
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from helpers.operations import Operations
+
 LARGE_VOCABULARY = 150_000
 REPEATS = 4
 
 
-def cost_tree(num_draws: int, num_fixed: int, vocab_size: int, device: str) -> tuple[CandidateTree, Tensor]:
-    """A chain of draws beside cached branches, and target logits `[num_nodes + 1, vocab_size]`, float32."""
+def cost_tree(num_samples: int, num_fixed: int, vocab_size: int, device: str) -> tuple[CandidateTree, Tensor]:
+    """A chain of samples beside cached branches, and target logits `[num_nodes + 1, vocab_size]`, float32."""
     generator = torch.Generator().manual_seed(0)
-    draft_rows = torch.randn(num_draws, vocab_size, generator=generator).softmax(1).to(device)
-    tree = bushy(num_draws + num_fixed, list(draft_rows))
+    draft_rows = torch.randn(num_samples, vocab_size, generator=generator).softmax(1).to(device)
+    tree = bushy(num_samples + num_fixed, list(draft_rows))
     return tree, torch.randn(len(tree) + 1, vocab_size, generator=generator).to(device)
 
 
@@ -39,24 +44,25 @@ def measure_cost() -> list[dict[str, object]]:
     """Milliseconds from logits to verdict at 64 nodes and a vocabulary of 150,000, row by row and all at once."""
     lines: list[dict[str, object]] = []
     for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
-        for num_draws in (0, 6, 64):
-            tree, logits = cost_tree(num_draws, 64 - num_draws, LARGE_VOCABULARY, device)
-            for batched in (False, True):
+        for num_samples in (0, 6, 64):
+            tree, logits = cost_tree(num_samples, 64 - num_samples, LARGE_VOCABULARY, device)
+            for way in ("row by row", "ahead"):
                 for mode in ("topdown", "traversal"):
-                    backend = "batched" if batched else "reference"
-                    cost = {"device": device, "draws": num_draws, "backend": backend, "mode": mode}
-                    lines.append(cost | {"milliseconds": _milliseconds(tree, logits, mode, batched)})
+                    cost = {"device": device, "samples": num_samples, "way": way, "mode": mode}
+                    lines.append(cost | {"milliseconds": _milliseconds(tree, logits, mode, way)})
     return lines
 
 
-def _milliseconds(tree: CandidateTree, logits: Tensor, mode: str, batched: bool) -> float:
+def _milliseconds(tree: CandidateTree, logits: Tensor, mode: str, way: str) -> float:
     params, times = SamplingParams(temperature=1.0), []
     for number in range(REPEATS):
         if logits.is_cuda:
             torch.cuda.synchronize()
         started = perf_counter()
-        rows = TargetRows(logits, tree, params, at_once=batched)
-        prepare(tree, rows, mode, batched=batched)(CounterRng(3, number))
+        if way == "ahead":
+            verdicts([tree], [logits], params, mode)
+        else:
+            prepare(tree, TargetRows(logits, tree, params), mode)(CounterRng(3, number))
         times.append((perf_counter() - started) * 1e3)
     return statistics.median(times[1:])
 
@@ -69,16 +75,16 @@ def operations(run: Callable[[], object]) -> int:
 
 
 def verdicts_of(count: int, tree: CandidateTree, params: SamplingParams, mode: str) -> dict[str, object]:
-    """Operations of the verdicts on `count` trees: each weighed by itself, and all together as the decode loop does."""
+    """Operations of the verdicts on `count` trees: each by itself, and all together as the decode loop does."""
     logits = [torch.randn(len(tree) + 1, 1000) for _ in range(count)]
 
     def each() -> None:
         for one in logits:
-            rows = TargetRows(one, tree, params, at_once=True)
-            prepare(tree, rows, mode, batched=True)(CounterRng(1, 1))
+            verdicts([tree], [one], params, mode)
 
-    together = operations(lambda: judged([tree] * count, logits, params, mode))
-    return {"mode": mode, "sequences": count, "draws": len({d for d in tree.candidates if isinstance(d.distribution, Sampled)}),
+    together = operations(lambda: verdicts([tree] * count, logits, params, mode))
+    num_samples = sum(isinstance(each.distribution, Sampled) for each in tree.candidates)
+    return {"mode": mode, "sequences": count, "samples": num_samples,
             "each by itself": operations(each), "together": together}  # fmt: skip
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from precedent.config import SamplingParams
 from precedent.sampling.coupling import coupled_noise
-from precedent.sampling.probabilities import CounterCoins, probs_of
+from precedent.sampling.probabilities import probs_of
+from precedent.sampling.rng import CounterRng
 from precedent.target import Slot, TargetModel
-from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Drawn, TreeBuilder
+from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder
 
 TEXTS = (
     "The river rose in the night, and by morning the bridge to the village was gone. People stood on the bank and",
@@ -94,7 +95,7 @@ class Draft:
     """One tree in the making; `shared` maps its nodes to those of the tree in which all copies are scored together."""
 
     def __init__(self, params: SamplingParams, seed: int) -> None:
-        self.params, self.seed, self.coins = params, seed, CounterCoins(seed, 1)
+        self.params, self.seed, self.rng = params, seed, CounterRng(seed, 1)
         self.builder, self.level, self.shared = TreeBuilder(), [ROOT], {ROOT: ROOT}
 
     def grow(self, kind: str, width: int, logits: Tensor, scoring: TreeBuilder) -> None:
@@ -105,41 +106,42 @@ class Draft:
             self.level += below(node, logits[self.shared[node] + 1], width)
         for node in range(len(self.shared) - 1, len(self.builder)):
             parent, token = self.builder.parents[node], self.builder.token_ids[node]
-            self.shared[node] = scoring.add_point(self.shared[parent], token, "scoring")
+            self.shared[node] = scoring.add_fixed(self.shared[parent], token, "scoring")
 
     def scored(self, logits: Tensor) -> tuple[SamplingParams, CandidateTree, Tensor]:
         """The finished tree and its own rows of the scoring tree's logits."""
         tree = self.builder.build()
         return self.params, tree, logits[[self.shared[node] + 1 for node in range(ROOT, len(tree))]]
 
-    def _draws(self, node: int, logits: Tensor, width: int, first: int = 0) -> list[int]:
+    def _samples(self, node: int, logits: Tensor, width: int, first: int = 0) -> list[int]:
         row, excluded, children = probs_of(logits, self.params), list(self.builder.children(node)), list[int]()
         for ordinal in range(first, width):
-            law = Drawn(row, tuple(excluded))
-            probs = law.probs()
+            distribution = Sampled(row, tuple(excluded))
+            probs = distribution.probs()
             if not float(probs.sum()) > 0.5:
-                break  # everything that could be drawn is there already
-            token = self.coins.categorical(probs, node, f"draw {ordinal}")
-            children.append(self.builder.add_draw(node, token, law, "draft"))
+                break  # everything that could be sampled is there already
+            token = self.rng.categorical(probs, node, f"sample {ordinal}")
+            children.append(self.builder.add_sampled(node, token, distribution, "draft"))
             excluded.append(token)
         return children
 
     def _replaced(self, node: int, logits: Tensor, width: int) -> list[int]:
-        law = Drawn(probs_of(logits, self.params))
-        tokens = [self.coins.categorical(law.row, node, f"draw {ordinal}") for ordinal in range(width)]
-        return list(dict.fromkeys(self.builder.add_draw(node, token, law, "draft") for token in tokens))
+        distribution = Sampled(probs_of(logits, self.params))
+        tokens = [self.rng.categorical(distribution.row, node, f"sample {ordinal}") for ordinal in range(width)]
+        nodes = (self.builder.add_sampled(node, token, distribution, "draft") for token in tokens)
+        return list(dict.fromkeys(nodes))
 
-    def _points(self, node: int, logits: Tensor, width: int) -> list[int]:
-        return [self.builder.add_point(node, token, "draft") for token in logits.topk(width).indices.tolist()]
+    def _fixed(self, node: int, logits: Tensor, width: int) -> list[int]:
+        return [self.builder.add_fixed(node, token, "draft") for token in logits.topk(width).indices.tolist()]
 
     def _greedy(self, node: int, logits: Tensor, width: int) -> list[int]:
-        points = self._points(node, logits, width - 1) if width > 1 else []
-        return points + self._draws(node, logits, width, width - 1)
+        fixed = self._fixed(node, logits, width - 1) if width > 1 else []
+        return fixed + self._samples(node, logits, width, width - 1)
 
     def _coupled(self, node: int, logits: Tensor, width: int) -> list[int]:
         position = len(self.builder.build().path_to(node))
         scores = probs_of(logits, self.params).double() / coupled_noise(self.seed, position, logits.numel())
-        return [self.builder.add_point(node, token, "draft") for token in scores.topk(width).indices.tolist()]
+        return [self.builder.add_fixed(node, token, "draft") for token in scores.topk(width).indices.tolist()]
 
 
 class Place:
@@ -151,7 +153,7 @@ class Place:
 
     def trees(self, shape: tuple[int, ...], kind: str, temperature: float) -> Made:
         """`COPIES` independent trees with the target's logits; level by level, one draft forward for all of them."""
-        copies = 1 if kind == "points" else COPIES  # the top tokens are the same in every copy
+        copies = 1 if kind == "fixed" else COPIES  # the top tokens are the same in every copy
         seeds = range(self._number * COPIES, self._number * COPIES + copies)
         drafts = [Draft(SamplingParams(temperature=temperature, seed=seed), seed) for seed in seeds]
         scoring = TreeBuilder()
@@ -169,10 +171,10 @@ class Place:
         return logits
 
     def agreement(self, temperature: float) -> float:
-        """The chance that a single draw is accepted here: 1 - total variation between the two laws."""
+        """The chance that a single sample is accepted here: 1 - total variation between the two distributions."""
         params = SamplingParams(temperature=temperature)
-        laws = (probs_of(model(EMPTY_TREE)[0], params) for model in (self.score, self._draft.logits))
-        return float(torch.minimum(*laws).sum())
+        both = (probs_of(model(EMPTY_TREE)[0], params) for model in (self.score, self._draft.logits))
+        return float(torch.minimum(*both).sum())
 
 
 def places(
@@ -187,5 +189,5 @@ def places(
             if step % SPACING == 0:
                 yield number, slot, list(context)
             row = probs_of(target.plain_step(slot)[0], params)
-            context.append(CounterCoins(number, step).categorical(row, ROOT, "text"))
+            context.append(CounterRng(number, step).categorical(row, ROOT, "text"))
             target.commit(slot, EMPTY_TREE, (), context[-1])

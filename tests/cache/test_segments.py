@@ -18,14 +18,13 @@ import pytest
 from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from precedent.drafters.factories import recall
 
 from precedent.cache import NewCompletion, Selection, SpeculationCache, SQLiteStore
 from precedent.cache.snapshot.partition import MAX_SEGMENTS, Partition
 from precedent.cache.snapshot.segment import Segment, is_sound, kept
 from precedent.cache.snapshot.segment_files import MANIFEST, SegmentFiles
 from precedent.config import SamplingParams
-from precedent.drafters import DrafterParts
+from precedent.drafters import DrafterParts, load_drafters
 from precedent.drafters.matching.context_order import START
 from precedent.drafters.matching.occurrences import HIT, ROOM, Weights
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context, sorted_segment
@@ -569,7 +568,7 @@ def cache_in(folder: Path, **settings: int) -> SpeculationCache:
 
 
 def recall_from(cache: SpeculationCache) -> RecallDrafter:
-    drafter = recall(DrafterParts(TOKENIZER, AtOnce(), cache))
+    (drafter,) = load_drafters(["recall"], DrafterParts(TOKENIZER, AtOnce(), cache))
     assert isinstance(drafter, RecallDrafter)
     return drafter
 

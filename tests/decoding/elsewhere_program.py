@@ -21,7 +21,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from precedent.decoding.unscored import RowsSoFar
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -31,8 +30,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import backend_registration
 
-from precedent.config import SamplingParams, SpeculationConfig
-from precedent.decoding import judging
+from precedent.config import SamplingParams
+from precedent.decoding import verification
 from precedent.decoding.loop import step
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.model.distribution import sample_beside
@@ -50,7 +49,7 @@ from precedent.target.cuda.static_runner import StaticRunner, StaticSettings
 from precedent.target.kv.shape import KVShape
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
-from precedent.verify.ahead import Scored, Unread, VerdictsAhead, computed_alike
+from precedent.verify.ahead import Ahead, Scored, computed_alike
 
 NAME = "elsewhere"
 VOCABULARY = 259
@@ -89,10 +88,10 @@ def elsewhere(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(size, dtype=dtype, device=NAME)
 
 
-def read_nothing(pending: Sequence[Unread]) -> None:
+def read_nothing(pending: Sequence[Ahead]) -> None:
     """What `read_together` does, with zeros for all numbers."""
     for each in pending:
-        each.take([0.0] * each.unread().numel())
+        each.take([0.0] * each.numbers.numel())
 
 
 @contextmanager
@@ -103,9 +102,9 @@ def without_numbers() -> Iterator[None]:
         for module in modules:
             if "placed" in vars(module):
                 patches.enter_context(patch.object(module, "placed", without_them))
-        patches.enter_context(patch.object(judging, "read_together", read_nothing))
-        patches.enter_context(patch.object(judging, "on_accelerator", lambda logits: True))
-        patches.enter_context(patch.object(judging, "BESIDE_A_FORWARD", math.inf))
+        patches.enter_context(patch.object(verification, "read_together", read_nothing))
+        patches.enter_context(patch.object(verification, "on_accelerator", lambda logits: True))
+        patches.enter_context(patch.object(verification, "BESIDE_A_FORWARD", math.inf))
         yield
 
 
@@ -132,12 +131,8 @@ def running(model: TargetModel, mode: str, shape: RowShaper | None) -> DecodingS
     prompt = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7]
     slot = model.new_slot()
     model.prefill(slot, prompt)
-    request = Request("test", tuple(prompt), MODES[mode], mode=mode)
-    return DecodingSequence(
-        slot=slot, sampling=MODES[mode], speculation=SpeculationConfig(), mode=mode, rng_of=entropy_rng(1),
-        end_token_ids=frozenset({258}), max_tokens=40, shape=shape,
-        sessions={"prompt": PromptDrafter().begin(request)},
-    )  # fmt: skip
+    request = Request("test", tuple(prompt), MODES[mode], mode=mode, shape=shape, end_token_ids=frozenset({258}))
+    return DecodingSequence(request, slot, 40, entropy_rng(1), sessions={"prompt": PromptDrafter().begin(request)})
 
 
 def constraints() -> RowShaper | None:
@@ -166,29 +161,31 @@ def steps(
     assert sum(sequence.stats.num_draft_tokens for sequence in sequences) > 0
 
 
-def tree(num_draws: int) -> CandidateTree:
-    """Points, draws beside and below them, excluded siblings."""
+def tree(num_samples: int, num_unscored: int = 0) -> CandidateTree:
+    """Fixed candidates, samples beside and below them, excluded siblings."""
     builder, node = TreeBuilder(), ROOT
-    point = builder.add_fixed(ROOT, 1, "cache")
-    builder.add_sampled(point, 2, Sampled(elsewhere(VOCABULARY)), "draft")
-    for token in range(3, 3 + num_draws):
+    fixed = builder.add_fixed(ROOT, 1, "cache")
+    builder.add_sampled(fixed, 2, Sampled(elsewhere(VOCABULARY)), "draft")
+    for token in range(3, 3 + num_samples):
         node = builder.add_sampled(node, token, Sampled(elsewhere(VOCABULARY), builder.children(node)), "draft")
-    return builder.build()
+    return builder.build(num_unscored)
 
 
-def draws(mode: str) -> None:
-    """Trees with draws of a draft model, and leaves that nobody has scored."""
-    whole, part = tree(3), tree(2)
+def samples(mode: str) -> None:
+    """Trees with samples of a draft model, and leaves that were not scored."""
+    scored, extended = tree(2), tree(3, num_unscored=1)
     rng, found = CounterRng(1, 1), []
     for _ in range(2):
-        logits = elsewhere(len(part) + 1, VOCABULARY, dtype=torch.bfloat16)
-        rows = TargetRows(logits, part, MODES[mode], (5,), constraints(), at_once=True)
-        found += [Scored(part, rows, rng, mode), Scored(whole, RowsSoFar(rows, len(part), len(whole)), rng, mode)]
-    read_nothing([VerdictsAhead(together) for together in computed_alike(found)])
+        logits = elsewhere(len(scored) + 1, VOCABULARY, dtype=torch.bfloat16)
+        for each in (scored, extended):
+            rows = TargetRows(logits, each, MODES[mode], (5,), constraints()).constrained()
+            assert rows is not None
+            found.append(Scored(each, rows, rng, mode))
+    read_nothing([Ahead(together) for together in computed_alike(found)])
     assert all(each.verdict().next_token == 0 for each in found)
 
 
-def a_draw() -> None:
+def a_sample() -> None:
     """It ends where the token is read, and comes that far."""
     try:
         sample_beside(elsewhere(VOCABULARY), (1, 2), CounterRng(1, 1), 0, "draft")
@@ -216,8 +213,8 @@ SCENES: dict[str, Callable[[], None]] = {
     "step by sdpa": partial(steps, "greedy", None, "sdpa"),
     "step in one size": partial(steps, "greedy", None, "ordered", 64),
     **{f"step of {name}": partial(steps, "greedy", None, model_type=name) for name in ("qwen3", "phi3", "olmo2")},
-    **{f"draws {mode}": partial(draws, mode) for mode in MODES},
-    "a draw": a_draw,
+    **{f"samples {mode}": partial(samples, mode) for mode in MODES},
+    "a sample": a_sample,
     "control: a number is read": partial(control, lambda: float(elsewhere(1)), DataDependentOutputException),
     "control: two devices meet": partial(control, lambda: elsewhere(2) + torch.ones(2), FakeTensorDeviceMismatchError),
 }

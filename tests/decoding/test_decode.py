@@ -5,21 +5,22 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from precedent.config import SamplingParams, SpeculationConfig
+from precedent.config import SamplingParams
 from precedent.decoding.loop import step
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Drafter
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits, Plan
+from precedent.planning.plan import DrawSource, Limits, Plan
 from precedent.planning.planner import Planner
-from precedent.sampling.constraints import constraints_for
+from precedent.sampling.constraints import RowShaper, constraints_for
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import Rng, entropy_rng
 from precedent.target import TargetModel
@@ -32,17 +33,17 @@ PROMPT = [11, 7, 200, 31, 5, 7]
 
 
 class EverythingPlanner(Planner):
-    """Verifies all candidates and always draws: the loop under the heaviest load, without a clock in its decisions."""
+    """Verifies all candidates and always samples: the loop under the heaviest load, with no clock in its decisions."""
 
     def __init__(self, num_draws: int = 2) -> None:
         super().__init__(CostCurve())
         self._num_draws = num_draws
 
-    def plan(self, candidates: Sequence, behind: Mapping[str, int], limits: Limits) -> Plan:
-        """All candidates within the limits; as many draws as allowed."""
+    def plan(self, candidates: Sequence, draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
+        """All candidates within the limits; as many samples as allowed."""
         self.cost.table[:] = 1.0  # whatever was measured: width is free
         plan = super().plan(candidates, {}, limits)
-        plan.draws = {source: min(self._num_draws, limits.max_depth) for source in behind}
+        plan.draws = {source: min(self._num_draws, limits.max_depth) for source in draw_sources}
         return plan
 
 
@@ -55,28 +56,18 @@ def start(
     prompt: Sequence[int] = PROMPT,
     mode: str = "",
     num_tokens: int | None = None,
+    shape: RowShaper | None = None,
 ) -> DecodingSequence:
     """A prefilled sequence with its drafters begun."""
     slot = target.new_slot()
     target.prefill(slot, prompt)
-    shape = constraints_for(sampling, prompt)
+    shape = shape or constraints_for(sampling, prompt)
     mode = mode or ("greedy" if sampling.greedy else "traversal")
     request = Request(
         "test", tuple(prompt), sampling, mode=mode, shape=shape, num_tokens=num_tokens, end_token_ids=frozenset({0})
     )
-    return DecodingSequence(
-        slot=slot,
-        sampling=sampling,
-        speculation=SpeculationConfig(),
-        mode=mode,
-        rng_of=rng_of,
-        end_token_ids=frozenset({0}),
-        max_tokens=sampling.max_tokens,
-        shape=shape,
-        sessions={drafter.name: drafter.begin(request) for drafter in drafters},
-        draw_sources=tuple(drafter.name for drafter in drafters if drafter.draws),
-        num_tokens=num_tokens,
-    )
+    sessions = {drafter.name: drafter.begin(request) for drafter in drafters}
+    return DecodingSequence(request, slot, sampling.max_tokens, rng_of, sessions=sessions)
 
 
 def run(target: TargetModel, sequence: DecodingSequence, planner: Planner | None = None) -> list[int]:
@@ -165,7 +156,7 @@ def test_a_twin_draft_model_is_always_right_in_coupled_mode(target: TargetModel)
 
 
 class StepRng:
-    """One step's view of coins that replay a whole request: nodes of different steps are different nodes."""
+    """One step's view of random numbers that replay a whole request: its nodes are other nodes than those before."""
 
     def __init__(self, rng: Rng, step_number: int) -> None:
         self._rng, self._offset = rng, 1000 * step_number
@@ -182,7 +173,7 @@ class StepRng:
 def distribution_of_strings(
     target: TargetModel, sampling: SamplingParams, num_tokens: int
 ) -> dict[tuple[int, ...], float]:
-    """The exact law of plain sampling: all strings up to an end token or the length limit."""
+    """The exact distribution of plain sampling: all strings up to an end token or the length limit."""
     distribution: dict[tuple[int, ...], float] = {}
     for string in itertools.product(range(num_tokens), repeat=sampling.max_tokens):
         cut = string[: string.index(0) + 1] if 0 in string else string
@@ -209,25 +200,26 @@ def distribution_of_strings(
     ids=["temperature 1", "temperature, top-k and penalty"],
 )
 @pytest.mark.parametrize("vocab_size", [3, 5], ids=["", "a head wider than the tokenizer"])
-def test_the_law_of_whole_answers_through_the_loop_is_exact(
+def test_the_distribution_of_whole_answers_through_the_loop_is_exact(
     mode: str, sampling: SamplingParams, vocab_size: int
 ) -> None:
-    """Every branch of the real loop (tiny transformers, points, draws, KV cache): the law of all strings, to 1e-9."""
+    """Every branch of the real loop (tiny transformers, fixed and sampled candidates, KV cache), to 1e-9."""
     tiny = {"vocab_size": vocab_size, "num_hidden_layers": 1, "hidden_size": 16, "scale": 0.3}
     target = TargetModel(tiny_causal_lm("llama", seed=8, **tiny))
     draft = TargetModel(tiny_causal_lm("llama", seed=9, **tiny))
 
     def answer(rng: Rng) -> tuple[int, ...]:
         drafters = [OracleDrafter([2, 1, 1]), DraftModelDrafter(draft)]
-        rng_of = lambda number: StepRng(rng, number)  # noqa: E731  # a closure over this branch's coins
-        sequence = start(target, drafters, sampling, rng_of=rng_of, prompt=[1, 2], mode=mode, num_tokens=3)
+        sequence = start(
+            target, drafters, sampling, rng_of=partial(StepRng, rng), prompt=[1, 2], mode=mode, num_tokens=3
+        )
         return tuple(run(target, sequence, EverythingPlanner(num_draws=2)))
 
-    distribution: dict[tuple[int, ...], float] = defaultdict(float)
+    found: dict[tuple[int, ...], float] = defaultdict(float)
     for probability, output in enumerate_outcomes(answer):
-        distribution[output] += probability
+        found[output] += probability
     expected = {string: p for string, p in distribution_of_strings(target, sampling, 3).items() if p > 0}
-    assert distribution == pytest.approx(expected, abs=1e-9)
+    assert found == pytest.approx(expected, abs=1e-9)
 
 
 def test_sequences_stepped_together_equal_sequences_stepped_alone(target: TargetModel) -> None:
@@ -246,8 +238,8 @@ def test_sequences_stepped_together_equal_sequences_stepped_alone(target: Target
 def test_a_failing_row_fails_its_own_sequence_only(target: TargetModel) -> None:
     """A constraint that masks everything is an error of that request; its neighbour goes on."""
     sampling = SamplingParams(max_tokens=5)
-    broken, fine = (start(target, [], sampling) for _ in range(2))
-    broken.shape = lambda output_ids, row: torch.full_like(row, -torch.inf)
+    broken = start(target, [], sampling, shape=lambda output_ids, row: torch.full_like(row, -torch.inf))
+    fine = start(target, [], sampling)
     while not fine.finished:
         step([s for s in (broken, fine) if not s.finished], target, EverythingPlanner())
     assert "every token is masked at output position 0" in str(broken.error)

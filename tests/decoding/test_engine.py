@@ -15,7 +15,6 @@ from itertools import count
 import pytest
 import torch
 
-from precedent import config, verify
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
@@ -310,12 +309,6 @@ def test_a_lossy_mode_says_so_and_how_much_it_spent(engine: Engine) -> None:
     assert exact.spent_tv == 0.0
     with pytest.raises(ConfigError, match="no parameter 'kk'"):
         engine.submit(PROMPT, sampling, speculation=SpeculationConfig(mode="lossy_mentored:kk=1"))
-
-
-def test_settings_and_verifiers_know_the_same_modes() -> None:
-    """A mode that can be asked for can be verified."""
-    assert set(config.MODES) - {"auto"} == set(verify.MODES)
-    assert set(config.LOSSY_MODES) == set(verify.LOSSY_MODES)
 
 
 def test_logits_that_are_nan_fail_the_request_and_not_the_engine() -> None:

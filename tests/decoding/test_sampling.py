@@ -1,4 +1,4 @@
-"""Rows of probabilities, the coins, and the constraints on rows."""
+"""Rows of probabilities, random numbers, and the constraints on rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
 from precedent.tree import ROOT, chain
 
-AT_ONCE = pytest.mark.parametrize("at_once", [False, True], ids=["row by row", "at once"])
 GRID = list(itertools.product([0.3, 0.7, 1.0, 1.8], [0, 1, 5, 1000], [1.0, 0.9, 0.5, 0.01], [0.0, 0.05, 0.5]))
 
 
@@ -89,9 +88,9 @@ def test_half_precision_logits_become_float32_probabilities() -> None:
     assert probs_of(torch.zeros(4, dtype=torch.float64), SamplingParams(temperature=1.0)).dtype == torch.float64
 
 
-def test_coins_depend_on_their_key_alone() -> None:
+def test_random_numbers_depend_on_their_key_alone() -> None:
     """Not on the order of asking, nor on what else was asked; every part of the key counts."""
-    keys = [(node, purpose) for node in range(-1, 5) for purpose in ("verify-accept", "verify-next", "draw 0")]
+    keys = [(node, purpose) for node in range(-1, 5) for purpose in ("verify-accept", "verify-next", "sample 0")]
     forward, backward = CounterRng(7, 3), CounterRng(7, 3)
     first = {key: forward.uniform(*key) for key in keys}
     second = {key: backward.uniform(*key) for key in reversed(keys)}
@@ -108,15 +107,15 @@ def test_any_integer_is_entropy(entropy: int) -> None:
 
 
 @pytest.mark.parametrize("vary", ["node", "step", "entropy", "purpose"])
-def test_coins_are_uniform_and_serially_independent_along_every_part_of_the_key(vary: str) -> None:
-    """Chi-square over 16 x 16 cells of neighbouring coins, fixed entropy."""
+def test_random_numbers_are_uniform_and_independent_along_every_part_of_the_key(vary: str) -> None:
+    """Chi-square over 16 x 16 cells of neighbouring numbers, fixed entropy."""
 
-    def coin(number: int) -> float:
+    def uniform(number: int) -> float:
         key = {"node": 0, "step": 0, "entropy": 11, "purpose": 0, vary: number}
         return CounterRng(key["entropy"], key["step"]).uniform(key["node"], f"purpose {key['purpose']}")
 
     count, cells = 12_800, torch.zeros(16, 16, dtype=torch.float64)
-    values = [coin(number) for number in range(count + 1)]
+    values = [uniform(number) for number in range(count + 1)]
     for left, right in itertools.pairwise(values):
         cells[int(left * 16), int(right * 16)] += 1
     statistic = float(((cells - count / 256) ** 2 / (count / 256)).sum())
@@ -130,14 +129,14 @@ def test_bernoulli_never_takes_zero_and_always_takes_one() -> None:
         assert rng.bernoulli(1.0, 0, "x")
 
 
-def test_coins_of_several_nodes_are_those_of_each() -> None:
+def test_random_numbers_of_several_nodes_are_those_of_each() -> None:
     rng = CounterRng(5, 7)
     assert rng.uniforms(range(-1, 30), "x").tolist() == [rng.uniform(node, "x") for node in range(-1, 30)]
     assert rng.uniforms([], "x").shape == (0,)
 
 
 class FixedUniform(CounterRng):
-    """Coins whose uniform number is given."""
+    """Random numbers whose uniform number is given."""
 
     def __init__(self, value: float) -> None:
         super().__init__(0, 0)
@@ -162,12 +161,12 @@ def test_categorical_inverts_the_cumulative_sum_and_never_hits_a_token_without_m
 def test_categorical_frequencies_match_the_weights() -> None:
     """Chi-square with fixed entropy; unnormalised weights."""
     weights, count = torch.tensor([0.5, 2.0, 0.0, 1.5]), 20_000
-    drawn = torch.zeros(4)
+    counts = torch.zeros(4)
     for step in range(count):
-        drawn[CounterRng(2024, step).categorical(weights, 0, "x")] += 1
+        counts[CounterRng(2024, step).categorical(weights, 0, "x")] += 1
     expected = weights / weights.sum() * count
-    assert drawn[2] == 0
-    statistic = float(((drawn - expected) ** 2 / expected)[[0, 1, 3]].sum())
+    assert counts[2] == 0
+    statistic = float(((counts - expected) ** 2 / expected)[[0, 1, 3]].sum())
     assert statistic < chi2.ppf(1 - 1e-6, 2)
 
 
@@ -181,32 +180,40 @@ def test_rows_are_shaped_with_each_nodes_own_path_and_computed_once() -> None:
 
     rows = TargetRows(torch.randn(3, 5), tree, SamplingParams(temperature=1.0), (9,), shape)
     for node in (ROOT, 0, 1, ROOT, 1):
-        rows(node)
+        rows.probs(node)
     assert seen == [(9,), (9, 4), (9, 4, 2)]
     assert rows.argmax(0) == int(rows.logits(0).argmax())
 
 
-@AT_ONCE
+@pytest.mark.parametrize("read", [False, True], ids=["row by row", "read together"])
 @pytest.mark.parametrize(
     ("bad", "message"),
     [(math.nan, "NaN or infinity"), (math.inf, "NaN or infinity"), (-math.inf, "every token is masked")],
 )
-def test_rows_that_cannot_be_sampled_say_where(bad: float, message: str, at_once: bool) -> None:
+def test_rows_that_cannot_be_sampled_say_where(bad: float, message: str, read: bool) -> None:
     """A broken forward pass or an impossible grammar ends this request, with the position."""
     logits = torch.zeros(2, 3)
     logits[1] = bad
-    rows = TargetRows(logits, chain([1]), SamplingParams(temperature=1.0, seed=3), (7, 7), at_once=at_once)
-    rows(ROOT)
+    rows = TargetRows(logits, chain([1]), SamplingParams(temperature=1.0, seed=3), (7, 7))
+    if read:
+        rows.take_largest(largest_of_each(logits))
+    rows.probs(ROOT)
     rows.check(ROOT)
     rows.argmax(ROOT)
-    for ask in (rows, rows.argmax, rows.coupled, rows.check):
+    for ask in (rows.probs, rows.argmax, rows.coupled, rows.check):
         with pytest.raises(GenerationError, match=f"(?=.*position 3).*{message}"):
             ask(0)
 
 
+def largest_of_each(logits: torch.Tensor) -> list[tuple[float, int]]:
+    """Of each row the largest logit and its id, as verification on a GPU reads them."""
+    values, ids = logits.max(-1)
+    return list(zip(values.tolist(), ids.tolist(), strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shaped", [False, True])
-def test_the_matrix_of_all_rows_holds_the_very_rows(dtype: torch.dtype, shaped: bool) -> None:
+def test_rows_constrained_together_are_the_very_rows(dtype: torch.dtype, shaped: bool) -> None:
     """Every combination of warpers, masked tokens, ties, and temperature 0; with and without constraints."""
     generator, tree = torch.Generator().manual_seed(5), chain([4, 2, 9])
     for temperature, top_k, top_p, min_p in [*GRID, (0.0, 0, 1.0, 0.0)]:
@@ -214,26 +221,36 @@ def test_the_matrix_of_all_rows_holds_the_very_rows(dtype: torch.dtype, shaped: 
         logits = (torch.randn(4, 61, generator=generator, dtype=torch.float64) * 3).round(decimals=1).to(dtype)
         logits[2, 5:20] = -math.inf
         shape = constraints_for(SamplingParams(repetition_penalty=1.3), [1, 2]) if shaped else None
-        by_row, at_once = (TargetRows(logits, tree, params, (8,), shape, at_once=one) for one in (False, True))
+        by_row = TargetRows(logits, tree, params, (8,), shape)
+        together = TargetRows(logits, tree, params, (8,), shape).constrained()
+        assert together is not None
+        probs = together.probs_of(together.all_logits())
+        together.take_largest(largest_of_each(together.all_logits()))
         for node in range(ROOT, len(tree)):
-            assert torch.allclose(at_once.matrix()[node + 1], by_row(node), rtol=0, atol=1e-15)
-            assert torch.equal(at_once(node), at_once.matrix()[node + 1])
-            assert at_once.argmax(node) == by_row.argmax(node)
-            assert at_once.coupled(node) == by_row.coupled(node)
+            assert torch.equal(together.logits(node), by_row.logits(node))
+            assert torch.allclose(probs[node + 1], by_row.probs(node), rtol=0, atol=1e-15)
+            assert torch.allclose(together.probs(node), probs[node + 1], rtol=0, atol=1e-15)
+            assert together.argmax(node) == by_row.argmax(node)
+            assert together.coupled(node) == by_row.coupled(node)
             by_row.check(node)
+            together.check(node)
 
 
-@AT_ONCE
-def test_rows_ask_for_no_more_than_they_must(at_once: bool) -> None:
-    """On a CPU one row after the other; on a GPU what decoding needs of all rows comes back in one piece."""
+@pytest.mark.parametrize("read", [False, True], ids=["row by row", "read together"])
+def test_rows_ask_for_no_more_than_they_must(read: bool) -> None:
+    """On a CPU one row after the other; on a GPU nothing once the largest numbers of all rows were read."""
     counting = Operations()
     logits = torch.randn(4, 50, dtype=torch.bfloat16)
-    rows = TargetRows(logits, chain([4, 2, 9]), SamplingParams(), at_once=at_once)
+    rows = TargetRows(logits, chain([4, 2, 9]), SamplingParams())
+    if read:
+        rows.take_largest(largest_of_each(logits))
     with counting:
         for node in (ROOT, 0, 1):
             rows.argmax(node)
-    assert len(counting.names) == 4 if at_once else counting.names.count("view") == 3
-    assert counting.names.count("max") == (1 if at_once else 0)
+            rows.check(node)
+    assert counting.names.count("view") == (0 if read else 6)
+    assert counting.names.count("max") == 0
+    assert not read or counting.names == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -290,19 +307,19 @@ class Failing(RepetitionPenalty):
         return torch.stack([self(*one) for one in zip(paths, rows, strict=True)])
 
 
-@AT_ONCE
+@pytest.mark.parametrize("tried", [False, True], ids=["row by row", "tried together"])
 @pytest.mark.parametrize("shape", [Failing([3], 1.5), Failing([3], 1.5).__call__], ids=["all rows", "each row"])
-def test_a_constraint_that_fails_at_a_node_fails_who_comes_there(at_once: bool, shape: RowShaper) -> None:
+def test_a_constraint_that_fails_at_a_node_fails_only_what_asks_for_its_row(tried: bool, shape: RowShaper) -> None:
     """A grammar may become too complex behind a branch that is never taken."""
     params, logits = SamplingParams(temperature=0.5, seed=1), torch.randn(4, 20)
-    rows = TargetRows(logits, chain([4, 2, 9]), params, (7,), shape, at_once=at_once)
-    fine = TargetRows(logits, chain([4, 2, 9]), params, (7,), RepetitionPenalty([3], 1.5), at_once=at_once)
-    assert not rows.compute_together()
+    rows = TargetRows(logits, chain([4, 2, 9]), params, (7,), shape)
+    fine = TargetRows(logits, chain([4, 2, 9]), params, (7,), RepetitionPenalty([3], 1.5))
+    assert not tried or rows.constrained() is None
     for node in (ROOT, 0, 2):
-        assert torch.equal(rows(node), fine(node))
+        assert torch.equal(rows.probs(node), fine.probs(node))
         assert torch.equal(rows.logits(node), fine.logits(node))
         assert rows.argmax(node) == fine.argmax(node)
-    for ask in (rows, rows.argmax, rows.coupled, rows.logits):
+    for ask in (rows.probs, rows.argmax, rows.coupled, rows.logits):
         with pytest.raises(GenerationError, match="too complex"):
             ask(1)
 
@@ -310,21 +327,22 @@ def test_a_constraint_that_fails_at_a_node_fails_who_comes_there(at_once: bool, 
 @pytest.mark.parametrize("fails", [False, True])
 def test_rows_go_when_nobody_holds_them(fails: bool) -> None:
     """They are large: they cannot wait for the garbage collector."""
-    rows = TargetRows(
-        torch.randn(3, 20), chain([4, 2 if fails else 1]), SamplingParams(), (), Failing([3], 1.5), at_once=True
-    )
-    assert rows.compute_together() is not fails
-    rows.argmax(ROOT)
-    gone = weakref.ref(rows)
+    rows = TargetRows(torch.randn(3, 20), chain([4, 2 if fails else 1]), SamplingParams(), (), Failing([3], 1.5))
+    together = rows.constrained()
+    assert (together is None) is fails
+    gone = [weakref.ref(each) for each in (rows, together) if each is not None]
+    for each in (rows, together):
+        if each is not None:
+            each.argmax(ROOT)
     gc.disable()
     try:
-        del rows
-        assert gone() is None
+        del rows, together, each
+        assert [ref() for ref in gone] == [None] * len(gone)
     finally:
         gc.enable()
 
 
-def test_without_wishes_there_are_no_constraints() -> None:
+def test_where_nothing_is_asked_for_there_are_no_constraints() -> None:
     assert constraints_for(SamplingParams(temperature=0.5), [1]) is None
 
 

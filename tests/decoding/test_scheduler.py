@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -9,7 +11,8 @@ import pytest
 import torch
 
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
-from precedent.drafters import Drafter
+from precedent.drafters import Drafter, Request
+from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.prompt import PromptDrafter
 from precedent.engine.admission import Admission
 from precedent.engine.delivery import store_and_finish
@@ -20,8 +23,9 @@ from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
 from precedent.runtime.failures import OutOfMemory
 from precedent.target import Slot, TargetModel
+from precedent.target.load.first_layers import first_layers
 from precedent.target.model import PREFILL_CHUNK
-from precedent.testing.drafters import OracleDrafter, RandomDrafter
+from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.assembly import TextAssembler
 from precedent.tree import CandidateTree
@@ -48,7 +52,7 @@ class WatchedTarget(TargetModel):
 
     def continue_prefill(self, slot: Slot, prompt_ids: Sequence[int], max_tokens: int) -> bool:
         """Note the piece, or fail."""
-        self._judge(slot)
+        self._check(slot)
         before = len(slot.token_ids)
         done = super().continue_prefill(slot, prompt_ids, max_tokens)
         self.pieces.append(len(slot.token_ids) - before)
@@ -59,10 +63,10 @@ class WatchedTarget(TargetModel):
         self.batches.append(len(batch))
         scored = super().score(batch)
         for slot, _ in batch:
-            self._judge(slot)
+            self._check(slot)
         return scored
 
-    def _judge(self, slot: Slot) -> None:
+    def _check(self, slot: Slot) -> None:
         error = self.guilty(slot)
         if error is not None:
             raise error
@@ -80,8 +84,6 @@ def scheduler_on(target: TargetModel, limits: EngineLimits | None = None) -> Sch
         target=target,
         planner=Planner(FlatCost()),
         admission=Admission(target, limits),
-        end_token_ids=frozenset(),
-        num_tokens=len(TOKENIZER),
         prefill_tokens=limits.prefill_tokens_per_round,
         finish=store_and_finish,
     )
@@ -93,14 +95,14 @@ def request_for(
     *drafters: Drafter,
     max_tokens: int = 8,
     speculation: SpeculationConfig | None = None,
+    tenant: str = "default",
 ) -> InFlight:
     """A greedy request, by default drafted from its prompt and by an adversary."""
     chosen = drafters or (PromptDrafter(), RandomDrafter(259))
+    sampling = SamplingParams(max_tokens=max_tokens)
     return InFlight(
-        prompt_ids=tuple(prompt),
-        sampling=SamplingParams(max_tokens=max_tokens),
+        asked=Request("test", tuple(prompt), sampling, tenant=tenant, mode="greedy", num_tokens=len(TOKENIZER)),
         speculation=speculation or SpeculationConfig(),
-        mode="greedy",
         drafters={drafter.name: drafter for drafter in chosen},
         text=TextAssembler(TOKENIZER),
         kv_bytes=target.kv_bytes(len(prompt) + max_tokens + 39),
@@ -132,7 +134,7 @@ def answer_alone(prompt: Sequence[int], max_tokens: int = 8) -> tuple[int, ...]:
 
 
 def nothing_is_held(scheduler: Scheduler) -> bool:
-    """Whether the account of keys and values is back where it began."""
+    """Whether all memory for keys and values is free again."""
     return scheduler.idle and (scheduler.admission.reserved_bytes, scheduler.admission.num_inside) == (0, 0)
 
 
@@ -223,8 +225,7 @@ def test_a_common_beginning_is_computed_once(target: WatchedTarget, running: boo
 def test_a_common_beginning_is_not_shared_across_tenants(target: WatchedTarget) -> None:
     """How fast a prompt is computed would tell whether somebody else sent it."""
     scheduler, system = scheduler_on(target), prompt_of(300)
-    first, second = (request_for(target, with_tail(system, i)) for i in range(2))
-    second.tenant = "another"
+    first, second = (request_for(target, with_tail(system, i), tenant=f"tenant {i}") for i in range(2))
     for request in (first, second):
         scheduler.add(request)
     run(scheduler)
@@ -391,6 +392,31 @@ def test_only_the_guilty_one_fails_in_a_shared_step(target: WatchedTarget, error
     assert scheduler.metrics(0).num_requests_failed == 1
 
 
+@pytest.mark.parametrize("drafting", ["nothing", "a draft model", "an early exit"])
+def test_what_a_request_held_goes_with_it(target: WatchedTarget, drafting: str) -> None:
+    """Keys and values are large: they cannot wait for the garbage collector."""
+    scheduler, drafters = (
+        scheduler_on(target),
+        {
+            "nothing": (NullDrafter(),),
+            "a draft model": (DraftModelDrafter(WatchedTarget(seed=42)),),
+            "an early exit": (DraftModelDrafter(TargetModel(first_layers(target.model, 1)), early_exit=True),),
+        }[drafting],
+    )
+    request = request_for(target, prompt_of(6), *drafters, max_tokens=50)
+    scheduler.add(request)
+    while request.stats.num_steps < 3:
+        scheduler.round()
+    gc.collect()
+    gc.disable()
+    try:
+        gone = weakref.ref(request.sequence.slot.kv)
+        scheduler.fail_all(GenerationError("the engine is closed"))
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_memory_that_runs_out_is_said_clearly_and_idle_conversations_are_given_up(target: WatchedTarget) -> None:
     scheduler = scheduler_on(target)
     scheduler.add(request_for(target, prompt_of(6)))
@@ -420,7 +446,7 @@ class FailingDrafter(RandomDrafter):
         self._call = call
 
     def begin(self, request: object) -> object:
-        """A drafting with one call replaced by an error."""
+        """A session with one call replaced by an error."""
         if self._call == "begin":
             raise KeyError("begin")
         session = super().begin(request)  # type: ignore[arg-type]

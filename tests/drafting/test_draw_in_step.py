@@ -1,4 +1,4 @@
-"""Draws of several requests in step: what each would have drawn alone, in as many forwards as the longest chain has."""
+"""Several requests draw in step: what each would have sampled alone, in as many forwards as the longest chain has."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from precedent.decoding.draft import draft_all
 from torch import Tensor
 
-from precedent.config import SamplingParams, SpeculationConfig
+from precedent.config import SamplingParams
+from precedent.decoding.beside import NOTHING
 from precedent.decoding.loop import step
+from precedent.decoding.proposal import Proposal, draw, plan
 from precedent.decoding.sequence import DecodingSequence
-from precedent.drafters.base import Candidates, DraftSession
+from precedent.drafters.base import Candidates, Draw, DrawSession
 from precedent.drafters.model import in_step
 from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.drafters.model.in_step import Drawer, Drawing
+from precedent.drafters.model.in_step import Drawing
 from precedent.drafters.request import Request
 from precedent.errors import PrecedentError
 from precedent.planning.costs import CostCurve
@@ -58,34 +61,33 @@ def small_target() -> TargetModel:
     return TargetModel(tiny_causal_lm("llama", seed=1, **TINY))
 
 
-def sessions(drafter: DraftModelDrafter, mode: str) -> list[DraftSession]:
+def sessions(drafter: DraftModelDrafter, mode: str) -> list[DrawSession]:
     sampling = SamplingParams() if mode == "greedy" else SamplingParams(temperature=0.9)
     return [drafter.begin(Request(str(i), tuple(p), sampling, mode=mode)) for i, p in enumerate(PROMPTS)]
 
 
-def builder_with_a_point() -> TreeBuilder:
+def builder_with_a_fixed_candidate() -> TreeBuilder:
     builder = TreeBuilder()
     builder.add_fixed(ROOT, 7, "cache")
     return builder
 
 
 @pytest.mark.parametrize("mode", ["greedy", "traversal"])
-def test_everybody_draws_what_it_would_have_drawn_alone(mode: str) -> None:
-    """Chains of different lengths, over several steps, laws and excluded siblings included (float64)."""
+def test_each_request_samples_what_it_would_have_sampled_alone(mode: str) -> None:
+    """Chains of different lengths, over several steps, distributions and excluded siblings included (float64)."""
     model = Watched(31)
     together, alone = (sessions(DraftModelDrafter(model), mode) for _ in range(2))
     for number, lengths in enumerate([(3, 1, 4), (2, 5, 2)]):
         rng = [CounterRng(i, number) for i in range(len(PROMPTS))]
-        ours, theirs = ([builder_with_a_point() for _ in PROMPTS] for _ in range(2))
+        ours, theirs = ([builder_with_a_fixed_candidate() for _ in PROMPTS] for _ in range(2))
         model.batches.clear()
-        drawers = together[0].draw_together(
-            [each.drawing(*given) for each, given in zip(together, zip(ours, lengths, rng, strict=True), strict=True)]
-        )
-        assert [drawer.error for drawer in drawers] == [None] * 3
-        assert all(drawer.seconds > 0 for drawer in drawers)
+        draws = [Draw(*given) for given in zip(together, ours, lengths, rng, strict=True)]
+        together[0].draw_together(draws)
+        assert [each.error for each in draws] == [None] * 3
+        assert all(each.seconds > 0 for each in draws)
         assert model.batches == [sum(length > place for length in lengths) for place in range(max(lengths))]
-        for one, other, length, coin, mine, its in zip(together, alone, lengths, rng, ours, theirs, strict=True):
-            other.draw(its, length, coin)
+        for one, other, length, its_rng, mine, its in zip(together, alone, lengths, rng, ours, theirs, strict=True):
+            other.draw(its, length, its_rng)
             assert_equal(mine.build(), its.build())
             assert len(mine) == 1 + length or mode == "greedy"
             one.committed([4, 8])
@@ -111,8 +113,8 @@ class AlwaysDraws(Planner):
         self.together: set[int] = set()
         self._numbers = itertools.cycle(numbers)
 
-    def plan(self, candidates: Sequence[Candidates], behind: object, limits: Limits) -> Plan:
-        """No points."""
+    def plan(self, candidates: Sequence[Candidates], draw_sources: object, limits: Limits) -> Plan:
+        """No fixed candidates."""
         return Plan(draws={"draft-model": min(next(self._numbers), limits.max_depth)})
 
     def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
@@ -128,14 +130,16 @@ def sequences(target: TargetModel, drafter: DraftModelDrafter, sampling: Samplin
         target.prefill(slot, prompt)
         mode = "greedy" if sampling.greedy else "traversal"
         request = Request(str(number), tuple(prompt), sampling, mode=mode)
-        found.append(
-            DecodingSequence(
-                slot=slot, sampling=sampling, speculation=SpeculationConfig(), mode=mode,
-                rng_of=entropy_rng(number), end_token_ids=frozenset(), max_tokens=12,
-                sessions={"draft-model": drafter.begin(request)}, draw_sources=("draft-model",),
-            )
-        )  # fmt: skip
+        drafting = {"draft-model": drafter.begin(request)}
+        found.append(DecodingSequence(request, slot, 12, entropy_rng(number), sessions=drafting))
     return found
+
+
+def drafted(running: Sequence[DecodingSequence], planner: Planner) -> list[Proposal]:
+    """The proposals of a step, drawn."""
+    proposals = plan(running, planner, NOTHING)
+    draw(proposals, planner, NOTHING)
+    return proposals
 
 
 def test_a_step_of_three_requests_draws_in_as_many_forwards_as_its_longest_chain() -> None:
@@ -143,9 +147,9 @@ def test_a_step_of_three_requests_draws_in_as_many_forwards_as_its_longest_chain
     running = sequences(
         TargetModel(tiny_causal_lm("llama", seed=1, **TINY)), DraftModelDrafter(draft), SamplingParams()
     )
-    drafts = draft_all(running, planner)
+    proposals = drafted(running, planner)
     assert draft.batches == [3, 2, 1]
-    assert [len(each.tree) for each in drafts] == [2, 3, 1]
+    assert [len(each.tree) for each in proposals] == [2, 3, 1]
     assert [number for number, _ in planner.observed] == [2, 3, 1]
     assert planner.together == {3}
     shares, seconds = [taken for _, taken in planner.observed], {each.stats.draft_model_seconds for each in running}
@@ -166,35 +170,34 @@ def test_greedy_texts_beside_others_are_plain_decodings() -> None:
         assert each.output_ids == text[len(prompt) :]
 
 
-def test_a_request_whose_draws_fail_fails_alone() -> None:
+def test_a_request_whose_drawing_fails_fails_alone() -> None:
     """The forward over all three fails, then each has its own; the others draw on."""
     draft = Watched(31)
     draft.guilty = PROMPTS[2][0]
     target, planner = small_target(), AlwaysDraws([2])
     running = sequences(target, DraftModelDrafter(draft), SamplingParams())
-    drafts = draft_all(running, planner)
+    proposals = drafted(running, planner)
     assert draft.batches == [3, 1, 1, 1, 2]
-    assert [len(each.tree) for each in drafts] == [2, 2, 0]
+    assert [len(each.tree) for each in proposals] == [2, 2, 0]
     assert isinstance(running[2].error, PrecedentError)
     assert [each.error for each in running[:2]] == [None, None]
     assert len(planner.observed) == 2
 
 
 class NoRng(CounterRng):
-    """Coins that cannot be thrown."""
+    """Random numbers that are not to be had."""
 
     def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
         """Raise."""
-        raise RuntimeError("no coins left")
+        raise RuntimeError("no random numbers left")
 
 
 def test_an_exception_between_two_forwards_is_the_drawings_own() -> None:
     model = Watched(31)
     first, second, _ = sessions(DraftModelDrafter(model), "traversal")
     builder = TreeBuilder()
-    broken, whole = first.draw_together(
-        [first.drawing(TreeBuilder(), 2, NoRng(0, 0)), second.drawing(builder, 2, CounterRng(0, 0))]
-    )
+    broken, whole = Draw(first, TreeBuilder(), 2, NoRng(0, 0)), Draw(second, builder, 2, CounterRng(0, 0))
+    first.draw_together([broken, whole])
     assert isinstance(broken.error, RuntimeError)
     assert whole.error is None
     assert len(builder) == 2
@@ -216,7 +219,7 @@ class Clock:
 
 
 def test_a_forward_that_is_waited_for_later_is_shared_by_all_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first to read must not be charged the whole of it, nor the others nothing."""
+    """The first to read must not be charged all of it, nor the others nothing."""
     clock, model = Clock(), Watched(31)
     monkeypatch.setattr(in_step, "perf_counter", clock)
 
@@ -230,37 +233,52 @@ def test_a_forward_that_is_waited_for_later_is_shared_by_all_of_its_rows(monkeyp
         model.prefill(slot, [1, 2, 3])
     trees = [EMPTY_TREE, EMPTY_TREE, chain([4, 5])]
     asking = [reading(slot, tree) for slot, tree in zip(slots, trees, strict=True)]
-    drawers = in_step.draw_in_step(model, asking, nullcontext)
-    assert [drawer.seconds for drawer in drawers] == pytest.approx([1.0, 1.0, 3.0])
+    ended = in_step.draw_in_step(model, asking, nullcontext)
+    assert [each.seconds for each in ended] == pytest.approx([1.0, 1.0, 3.0])
 
 
-def test_a_drafter_that_breaks_the_protocol_fails_its_own_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever comes back, or does not; those without its draws go on."""
+class Broken(DrawSession):
+    """Of a drafter that fails as a whole, when it draws for several."""
+
+    group, behind = "broken", 0
+
+    def draw(self, builder: TreeBuilder, number: int, rng: Rng) -> None:
+        """Never asked."""
+
+    def draw_together(self, draws: Sequence[Draw]) -> None:
+        """Fail for nobody in particular."""
+        raise RuntimeError("the drafter is broken")
+
+    def committed(self, token_ids: Sequence[int]) -> None:
+        """Nothing is kept."""
+
+    def end(self) -> None:
+        """Nothing is held."""
+
+
+def test_a_drafter_that_fails_as_a_whole_fails_its_own_requests() -> None:
+    """Those that draw elsewhere go on."""
     drafter = DraftModelDrafter(Watched(31))
     running = sequences(small_target(), drafter, SamplingParams())
     for each in running[:2]:
-        monkeypatch.setattr(each.sessions["draft-model"], "draw_together", no_drawers)
-    drafts = draft_all(running, AlwaysDraws([2]))
-    assert [len(each.tree) for each in drafts] == [0, 0, 2]
+        each.sessions["draft-model"] = Broken()
+    proposals = drafted(running, AlwaysDraws([2]))
+    assert [len(each.tree) for each in proposals] == [0, 0, 2]
     assert [each.error is None for each in running] == [False, False, True]
 
 
-def no_drawers(drawings: Sequence[Drawing]) -> list[Drawer]:
-    return []
-
-
-def test_a_law_wider_than_the_targets_rows_is_refused_by_name() -> None:
-    """A drafter that does not cut its rows where the tokenizer ends, and one that draws an id beyond it."""
+def test_a_distribution_wider_than_the_targets_rows_is_refused_by_name() -> None:
+    """A drafter that does not cut its rows where the tokenizer ends, and one that samples an id beyond it."""
     running = sequences(small_target(), DraftModelDrafter(Watched(31)), SamplingParams(temperature=1.0))
     for each in running[:2]:
-        each.num_tokens = 20  # its drafter was told of none
-    drafts = draft_all(running, AlwaysDraws([2]))
-    assert "from a law of 24 tokens, and the target chooses among 20" in str(running[0].error)
-    assert [len(each.tree) for each in drafts] == [0, 0, 2]
+        each.request = replace(each.request, num_tokens=20)  # its drafter was told of none
+    proposals = drafted(running, AlwaysDraws([2]))
+    assert "from a distribution of 24 tokens, and the target chooses among 20" in str(running[0].error)
+    assert [len(each.tree) for each in proposals] == [0, 0, 2]
     assert running[2].error is None
 
 
-def test_what_a_draw_costs_is_kept_apart_by_how_many_draw_together() -> None:
+def test_what_drawing_costs_is_kept_apart_by_how_many_draw_together() -> None:
     gate = DrawGate()
     for together, milliseconds in ((1, 4.0), (4, 1.0), (4, 1.2)):
         gate.observe(1, 0, milliseconds, together)
@@ -268,11 +286,11 @@ def test_what_a_draw_costs_is_kept_apart_by_how_many_draw_together() -> None:
     for requests in (1, 3, 4, 9):
         gate.together = requests
         costs.append(gate.milliseconds(2))
-    assert costs == [8.0, 8.0, 2.0, 2.0], "a request left alone does not believe in the share that it had beside others"
+    assert costs == [8.0, 8.0, 2.0, 2.0], "a request left alone does not expect the share that it had beside others"
 
 
 class RngOf:
-    """One request's coins in one step, out of a script that is shared by all."""
+    """One request's random numbers in one step, out of a script that is shared by all."""
 
     def __init__(self, rng: Rng, request: int, step: int) -> None:
         self._rng, self._name = rng, f" {request} {step}"
@@ -287,7 +305,7 @@ class RngOf:
 
 
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
-def test_the_joint_law_of_two_answers_drafted_in_step_is_the_product_of_the_targets(mode: str) -> None:
+def test_two_answers_drafted_in_step_have_the_product_of_the_targets_distributions(mode: str) -> None:
     """Every branch of the real loop over two requests, two tokens each (tiny transformers): to 1e-9."""
     tiny = {"vocab_size": 3, "num_hidden_layers": 1, "hidden_size": 16, "scale": 0.3}
     target, draft = (TargetModel(tiny_causal_lm("llama", seed=seed, **tiny)) for seed in (8, 9))
@@ -299,27 +317,22 @@ def test_the_joint_law_of_two_answers_drafted_in_step_is_the_product_of_the_targ
             slot = target.new_slot()
             target.prefill(slot, prompt)
             request = Request(str(number), tuple(prompt), sampling, mode=mode)
-            running.append(
-                DecodingSequence(
-                    slot=slot, sampling=sampling, speculation=SpeculationConfig(), mode=mode,
-                    rng_of=lambda at, number=number: RngOf(rng, number, at), end_token_ids=frozenset(),
-                    max_tokens=2, sessions={"draft-model": drafter.begin(request)}, draw_sources=("draft-model",),
-                )
-            )  # fmt: skip
+            rng_of, drafting = partial(RngOf, rng, number), {"draft-model": drafter.begin(request)}
+            running.append(DecodingSequence(request, slot, 2, rng_of, sessions=drafting))
         while left := [each for each in running if not each.finished]:
             step(left, target, AlwaysDraws([1]))
         assert all(each.error is None for each in running)
         return tuple(tuple(each.output_ids) for each in running)
 
-    distribution: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
+    found: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
     for probability, texts in enumerate_outcomes(answers):
-        distribution[texts] += probability
+        found[texts] += probability
     expected = {
         (one, other): plain(target, prompts[0], one) * plain(target, prompts[1], other)
         for one in itertools.product(range(3), repeat=2)
         for other in itertools.product(range(3), repeat=2)
     }
-    assert distribution == pytest.approx(expected, abs=1e-9)
+    assert found == pytest.approx(expected, abs=1e-9)
 
 
 def plain(target: TargetModel, prompt: list[int], text: Sequence[int]) -> float:

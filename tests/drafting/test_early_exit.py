@@ -9,7 +9,6 @@ from functools import cache
 import pytest
 import torch
 from helpers.tiny_architectures import settings_of
-from precedent.testing.draft_distribution import check_draft_distribution
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.drafters.base import Drafter
@@ -20,6 +19,7 @@ from precedent.planning.costs import CostCurve
 from precedent.sampling.rng import CounterRng
 from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import exits_early, first_layers
+from precedent.testing.draft_law import check_draft_distribution
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder, chain
@@ -98,8 +98,8 @@ def test_what_it_writes_does_not_reach_the_target() -> None:
         assert torch.equal(target.score([(slot, tree)])[0], expected)
 
 
-def test_the_reported_law_is_the_sampled_one() -> None:
-    """Cached siblings are excluded from what is drawn and from the law alike."""
+def test_the_reported_distribution_is_the_sampled_one() -> None:
+    """Cached siblings are excluded from what is sampled and from the distribution alike."""
     target, draft = contract_pair()
     slot = prefilled(target)
     session = DraftModelDrafter(draft, early_exit=True).begin(

@@ -13,7 +13,7 @@ from precedent.drafters.base import Candidates
 from precedent.planning.calibration import Calibration
 from precedent.planning.costs import CostCurve
 from precedent.planning.draw_gate import TRIAL_DRAWS, TRIAL_STEPS, DrawGate
-from precedent.planning.plan import Limits
+from precedent.planning.plan import DrawSource, Limits
 from precedent.planning.planner import Planner
 from precedent.planning.trust import Trust
 from precedent.tree import ROOT, CandidateTree, Sampled
@@ -35,7 +35,7 @@ def candidates(*nodes: tuple[int, int, float], source: str = "memory") -> Candid
 
 
 def chosen(planner: Planner, *proposals: Candidates, limits: Limits = ROOMY) -> CandidateTree:
-    """The tree of points that the planner builds."""
+    """The tree of fixed candidates that the planner builds."""
     tree = planner.plan(proposals, {}, limits).builder.build()
     tree.check()
     return tree
@@ -118,7 +118,7 @@ def test_nothing_hangs_below_an_end_token_nor_too_deep() -> None:
     assert set(tree.token_ids) == {1, 0, 2}
 
 
-def test_outcomes_teach_the_planner_whom_to_believe() -> None:
+def test_outcomes_teach_the_planner_which_drafter_to_believe() -> None:
     """A drafter that claims much and is always wrong is no longer verified where width costs."""
     planner = Planner(curve(w1=10.0, w2=12.0, w32=40.0))
     liar = candidates((ROOT, 1, 0.95), source="liar")
@@ -132,10 +132,10 @@ def test_outcomes_teach_the_planner_whom_to_believe() -> None:
 
 
 def test_a_draft_model_that_does_not_pay_costs_hardly_anything() -> None:
-    """Draws that cost as much as a step and never come true: after the first trial, a hundredth of the time at most."""
+    """Samples that cost as much as a step and are never accepted take at most a hundredth of the time after a few."""
     planner, spent = Planner(curve(w1=10.0, w32=11.0)), 0.0
     for step in range(5000):
-        plan = planner.plan([], {"draft-model": 0}, ROOMY)
+        plan = planner.plan([], {"draft-model": DrawSource(0)}, ROOMY)
         number = plan.draws.get("draft-model", 0)
         if number:
             plan.builder.add_fixed(ROOT, 7, "draft-model")
@@ -146,21 +146,21 @@ def test_a_draft_model_that_does_not_pay_costs_hardly_anything() -> None:
     assert TRIAL_DRAWS * 10.0 < spent <= 0.011 * 5000 * 10.0
 
 
-@pytest.mark.parametrize("drawn", [False, True], ids=["chosen", "drawn"])
-def test_a_cheap_draft_model_that_is_never_right_is_soon_left_alone(drawn: bool) -> None:
-    """What it proposes in a greedy text are points, not draws: they teach the planner all the same."""
+@pytest.mark.parametrize("sampled", [False, True], ids=["chosen", "sampled"])
+def test_a_cheap_draft_model_that_is_never_right_is_soon_left_alone(sampled: bool) -> None:
+    """What it proposes in a greedy text is fixed, not sampled: it teaches the planner all the same."""
     planner = Planner(curve(w1=10.0, w32=10.5))
-    numbers = [_one_step(planner, accepted=False, drawn=drawn) for _ in range(200)]
+    numbers = [_one_step(planner, accepted=False, sampled=sampled) for _ in range(200)]
     assert min(numbers[:10]) > 0
     assert max(numbers[100:]) <= TRIAL_DRAWS
     assert numbers[100:].count(0) > 80
 
 
 def test_a_draft_model_that_pays_is_asked_in_every_step() -> None:
-    """Cheap draws that come true go deep."""
+    """Cheap samples that are accepted go deep."""
     planner = Planner(curve(w1=10.0, w32=11.0))
     for _ in range(50):
-        plan = planner.plan([], {"draft-model": 0}, ROOMY)
+        plan = planner.plan([], {"draft-model": DrawSource(0)}, ROOMY)
         node, path = ROOT, []
         for token in range(plan.draws.get("draft-model", 0)):
             node = plan.builder.add_fixed(node, token, "draft-model")
@@ -168,25 +168,25 @@ def test_a_draft_model_that_pays_is_asked_in_every_step() -> None:
         planner.observe_draws("draft-model", max(1, len(path)), 0, 0.2 * max(1, len(path)))
         planner.observe_forward(len(plan.builder) + 1, 10.0)
         planner.observe(plan, plan.builder.build(), path)
-    assert planner.plan([], {"draft-model": 0}, ROOMY).draws == {"draft-model": 6}
+    assert planner.plan([], {"draft-model": DrawSource(0)}, ROOMY).draws == {"draft-model": 6}
 
 
-def test_catching_up_counts_before_a_draw_is_made() -> None:
+def test_catching_up_counts_before_anything_is_sampled() -> None:
     """A draft model that pays when it is in step is not asked when a long prompt would have to be computed first."""
     planner = Planner(curve(w1=10.0, w32=11.0))
     for _ in range(20):
-        plan = planner.plan([], {"draft-model": 0}, ROOMY)
+        plan = planner.plan([], {"draft-model": DrawSource(0)}, ROOMY)
         node = plan.builder.add_fixed(ROOT, 1, "draft-model")
         planner.observe_draws("draft-model", 1, 0, 2.0)
         planner.observe_forward(len(plan.builder) + 1, 10.0)
         planner.observe(plan, plan.builder.build(), (node,))
     planner.observe_draws("draft-model", 1, 1000, 1002.0)
-    assert planner.plan([], {"draft-model": 3}, ROOMY).draws
-    assert not planner.plan([], {"draft-model": 5000}, ROOMY).draws
+    assert planner.plan([], {"draft-model": DrawSource(3)}, ROOMY).draws
+    assert not planner.plan([], {"draft-model": DrawSource(5000)}, ROOMY).draws
 
 
-def test_catching_up_is_paid_off_by_the_draws_that_follow() -> None:
-    """Spread over many steps where requests go on drawing, over few where each draws once and stops."""
+def test_catching_up_is_paid_off_by_the_samples_that_follow() -> None:
+    """Spread over many steps where requests go on sampling, over few where each samples once and stops."""
     alone, beside = DrawGate(), DrawGate()
     for gate, steps in ((alone, 40), (beside, 1)):
         for _ in range(12):
@@ -199,7 +199,7 @@ def test_catching_up_is_paid_off_by_the_draws_that_follow() -> None:
 
 
 def test_a_trial_waits_for_a_step_in_which_it_could_matter() -> None:
-    """Where points are all but sure, a draft model that nobody knows is not asked; where none are, it is."""
+    """Where fixed candidates are all but sure, an unknown draft model is not asked; where none are, it is."""
     gate = DrawGate()
     assert [gate.decide(0, open_mass=0.1) for _ in range(3)] == [0, 0, 0]
     assert gate.decide(3, open_mass=0.1) == 0  # its price is not known
@@ -208,7 +208,7 @@ def test_a_trial_waits_for_a_step_in_which_it_could_matter() -> None:
     assert gate.decide(3, open_mass=0.1) == 3
     gate.elapsed, left = 1e9, gate.trial_steps_left
     assert gate.decide(0, open_mass=0.1) == 0
-    assert gate.trial_steps_left == left == TRIAL_STEPS - 1  # a trial that waits is not begun anew
+    assert gate.trial_steps_left == left == TRIAL_STEPS - 1  # a trial that waits is not begun again
 
 
 def test_a_drafter_comes_back_when_it_begins_to_pay() -> None:
@@ -220,15 +220,15 @@ def test_a_drafter_comes_back_when_it_begins_to_pay() -> None:
     assert sum(counts[-100:]) > 100
 
 
-def _one_step(planner: Planner, *, accepted: bool, drawn: bool = False) -> int:
-    """One step in which all proposals of a cheap draft model come true, or none; returns how many were made."""
-    plan = planner.plan([], {"draft-model": 0}, ROOMY)
+def _one_step(planner: Planner, *, accepted: bool, sampled: bool = False) -> int:
+    """One step in which all proposals of a cheap draft model are accepted, or none; returns how many were made."""
+    plan = planner.plan([], {"draft-model": DrawSource(0)}, ROOMY)
     number, node, path = plan.draws.get("draft-model", 0), ROOT, []
     for token in range(number):
         distribution = Sampled(torch.full((32,), 1 / 32))
         node = (
             plan.builder.add_sampled(node, token, distribution, "draft-model")
-            if drawn
+            if sampled
             else plan.builder.add_fixed(node, token, "draft-model")
         )
         path.append(node)

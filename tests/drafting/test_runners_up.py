@@ -1,4 +1,4 @@
-"""A second token beside each draw: the law stays the target's, the text stays plain decoding's, and rows must pay."""
+"""A second token beside each sample: the distribution stays the target's, texts are plain decoding's, rows must pay."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from helpers.random_trees import toy_model
 from helpers.tabled_model import TabledModel
 from torch import Tensor
 
-from precedent.config import SamplingParams, SpeculationConfig
+from precedent.config import SamplingParams
 from precedent.decoding.loop import step
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits, Plan
+from precedent.planning.plan import DrawSource, Limits, Plan
 from precedent.planning.planner import DEEPEST_DRAW, Planner
 from precedent.sampling.rng import CounterRng, Rng, entropy_rng
 from precedent.target import TargetModel
@@ -34,13 +34,13 @@ PROMPT = (5, 6, 7)
 
 
 class TwoDraws(Planner):
-    """All points, two draws and a second token beside each, whatever pays."""
+    """All fixed candidates, two samples and a second token beside each, whatever pays."""
 
-    def plan(self, candidates: Sequence, behind: Mapping[str, int], limits: Limits) -> Plan:
+    def plan(self, candidates: Sequence, draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
         self.cost.table[:] = 1.0
         plan = super().plan(candidates, {}, limits)
-        plan.draws = {source: min(2, limits.max_depth) for source in behind}
-        plan.runners_up = dict.fromkeys(limits.widening, 2)
+        plan.draws = {name: min(2, limits.max_depth) for name in draw_sources}
+        plan.runners_up = {name: 2 for name, source in draw_sources.items() if source.runners_up}
         return plan
 
 
@@ -63,17 +63,8 @@ def decode(
     slot = target.new_slot()
     target.prefill(slot, prompt)
     request = Request("test", tuple(prompt), sampling, mode=mode)
-    sequence = DecodingSequence(
-        slot=slot,  # type: ignore[arg-type]  # a table's slots are shaped like a model's
-        sampling=sampling,
-        speculation=SpeculationConfig(),
-        mode=mode,
-        rng_of=rng_of,
-        end_token_ids=frozenset(),
-        max_tokens=sampling.max_tokens,
-        sessions={drafter.name: drafter.begin(request) for drafter in drafters},
-        draw_sources=tuple(drafter.name for drafter in drafters if drafter.draws),
-    )
+    sessions = {drafter.name: drafter.begin(request) for drafter in drafters}
+    sequence = DecodingSequence(request, slot, sampling.max_tokens, rng_of, sessions=sessions)  # type: ignore[arg-type]
     planner = planner or TwoDraws(CostCurve())
     while not sequence.finished:
         step([sequence], target, planner)  # type: ignore[arg-type]
@@ -83,9 +74,9 @@ def decode(
 
 @pytest.mark.parametrize("memory", [(), (1, 2), (0, 0)], ids=["alone", "beside a path", "beside another"])
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
-def test_whole_answers_have_the_targets_law_exactly(mode: str, memory: tuple[int, ...]) -> None:
-    """All answers of two tokens, down every branch of all coins."""
-    target, distribution = toy("target"), defaultdict(float)
+def test_whole_answers_have_the_targets_distribution_exactly(mode: str, memory: tuple[int, ...]) -> None:
+    """All answers of two tokens, down every branch of all random numbers."""
+    target, found = toy("target"), defaultdict(float)
 
     def answer(rng: Rng) -> tuple[int, ...]:
         drafters = [OracleDrafter(memory), DraftModelDrafter(toy("draft"))]  # type: ignore[arg-type]
@@ -95,22 +86,22 @@ def test_whole_answers_have_the_targets_law_exactly(mode: str, memory: tuple[int
 
     with torch.inference_mode():
         for probability, output in enumerate_outcomes(answer):
-            distribution[output] += probability
+            found[output] += probability
     model = toy_model("target", VOCABULARY, plain=True)
     expected = {(a, b): float(model(())[a] * model((a,))[b]) for a, b in itertools.product(range(VOCABULARY), repeat=2)}
-    assert sum(distribution.values()) == pytest.approx(1.0, abs=EXACT)
-    assert 0.5 * sum(abs(distribution[string] - mass) for string, mass in expected.items()) < EXACT
+    assert sum(found.values()) == pytest.approx(1.0, abs=EXACT)
+    assert 0.5 * sum(abs(found[string] - mass) for string, mass in expected.items()) < EXACT
 
 
 def draw_tree(mode: str, number: int, cached: int | None = None) -> TreeBuilder:
-    """Two draws and `number` runners-up of a tiny model, beside a cached token."""
+    """Two samples and `number` runners-up of a tiny model, beside a cached token."""
     draft = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=6)))
     sampling = SamplingParams() if mode == "greedy" else SamplingParams(temperature=1.0)
     session, builder = draft.begin(Request("test", PROMPT, sampling, mode=mode)), TreeBuilder()
     if cached is not None:
         builder.add_fixed(ROOT, cached, "memory")
     session.draw(builder, 2, CounterRng(1, 0))
-    session.draw_runners_up(builder, number, CounterRng(1, 0))  # type: ignore[attr-defined]
+    session.draw_runners_up(builder, number, CounterRng(1, 0))
     builder.build().check()
     return builder
 
@@ -127,14 +118,14 @@ def test_a_greedy_runner_up_is_the_next_best_token_that_nobody_named() -> None:
     assert builder.runners_up == {2, 3}
 
 
-def test_a_sampled_runner_up_is_drawn_without_what_is_there() -> None:
+def test_a_sampled_runner_up_excludes_what_is_there() -> None:
     builder = draw_tree("traversal", 2, cached=9)
     tree = builder.build()
     for node in builder.runners_up:
-        (draw,) = [draw for draw in tree.candidates if draw.child == node]
-        siblings = [i for i, parent in enumerate(tree.parents) if parent == draw.parent and i != node]
-        assert set(draw.distribution.excluded) == {tree.token_ids[i] for i in siblings}  # type: ignore[union-attr]
-        assert tree.token_ids[node] not in draw.distribution.excluded  # type: ignore[union-attr]
+        (candidate,) = [each for each in tree.candidates if each.child == node]
+        siblings = [i for i, parent in enumerate(tree.parents) if parent == candidate.parent and i != node]
+        assert set(candidate.distribution.excluded) == {tree.token_ids[i] for i in siblings}  # type: ignore[union-attr]
+        assert tree.token_ids[node] not in candidate.distribution.excluded  # type: ignore[union-attr]
 
 
 class SecondIsRight(DraftModelDrafter):
@@ -162,19 +153,25 @@ def test_a_text_whose_second_guesses_are_right_needs_half_the_steps() -> None:
     assert drafted.stats.num_steps == 10
 
 
-@pytest.mark.parametrize("mode", ["coupled", "topdown:plan=k-seq", "traversal:plan=transport", "lossy_typical"])
-def test_other_modes_get_none(mode: str) -> None:
-    """Those choose by the seed's noise, or weigh siblings together."""
-    draft = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=6)))
+class Noting(TwoDraws):
+    """Notes what it is told of the draft model."""
+
+    def plan(self, candidates: Sequence, draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
+        self.told = {name: source.runners_up for name, source in draw_sources.items()}
+        return super().plan(candidates, draw_sources, limits)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("coupled", False), ("lossy_typical", False), ("traversal", True), ("topdown", True)]
+)
+def test_other_modes_get_none(mode: str, expected: bool) -> None:
+    """Those choose by the seed's noise, or bend the distribution to the first sample's."""
+    target, draft = (TargetModel(tiny_causal_lm("llama", seed=6)) for _ in range(2))
     sampling = SamplingParams(temperature=1.0, seed=1 if mode == "coupled" else None, max_tokens=4)
-    session = draft.begin(Request("test", PROMPT, sampling, mode=mode))
-    sequence = DecodingSequence(
-        slot=None, sampling=sampling, speculation=SpeculationConfig(), mode=mode, rng_of=entropy_rng(1),  # type: ignore[arg-type]
-        end_token_ids=frozenset(), max_tokens=4, sessions={draft.name: session}, draw_sources=(draft.name,),
-    )  # fmt: skip
-    assert sequence.limits.widening == ()
-    sequence.mode = "traversal"
-    assert sequence.limits.widening == (draft.name,)
+    planner = Noting(CostCurve())
+    done = decode(target, [DraftModelDrafter(draft)], sampling, mode, planner=planner)
+    assert planner.told == {"draft-model": expected}
+    assert done.stats.num_draft_tokens > 0
 
 
 def planner_of(first: float, second: float, dear_from: int) -> Planner:
@@ -192,19 +189,18 @@ def planner_of(first: float, second: float, dear_from: int) -> Planner:
     return planner
 
 
-def plan_of(planner: Planner, max_draws: int = 8, widening: tuple[str, ...] = ("draft",)) -> Plan:
-    limits = Limits(8, max_draws, 100, frozenset(), widening=widening)
-    return planner.plan([], {"draft": 0}, limits)
+def plan_of(planner: Planner, max_draws: int = 8, *, runners_up: bool = True) -> Plan:
+    return planner.plan([], {"draft": DrawSource(0, runners_up)}, Limits(8, max_draws, 100, frozenset()))
 
 
-def test_rows_must_pay_and_all_together_are_no_more_than_may_be_drawn() -> None:
+def test_rows_must_pay_and_all_together_are_no_more_than_may_be_sampled() -> None:
     free = plan_of(planner_of(0.7, 0.2, dear_from=16))
     assert free.draws["draft"] + free.runners_up["draft"] == 8
     assert free.runners_up["draft"] > 0
     assert plan_of(planner_of(0.7, 0.2, dear_from=16), max_draws=4).runners_up["draft"] <= 2
     narrow = plan_of(planner_of(0.7, 0.01, dear_from=2))
     assert narrow.runners_up.get("draft", 0) == 0
-    assert plan_of(planner_of(0.7, 0.2, dear_from=16), widening=()).runners_up["draft"] == 0
+    assert plan_of(planner_of(0.7, 0.2, dear_from=16), runners_up=False).runners_up.get("draft", 0) == 0
 
 
 def test_what_came_of_second_choices_is_learned_apart() -> None:

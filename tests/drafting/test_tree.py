@@ -15,7 +15,7 @@ UNIFORM = torch.full((4,), 0.25)
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["point", "draw", "kept draw"]),
+        st.sampled_from(["fixed", "sampled", "masked sample"]),
         st.integers(0, 10_000),  # picks the parent among the nodes there are
         st.integers(0, 3),  # token
         st.sampled_from(["a", "b"]),  # source
@@ -29,10 +29,10 @@ def grow(moves: list[tuple[str, int, int, str]]) -> tuple[TreeBuilder, list[tupl
     builder, done = TreeBuilder(), []
     for kind, pick, token, source in moves:
         parent = pick % (len(builder) + 1) - 1
-        if kind == "point":
+        if kind == "fixed":
             node = builder.add_fixed(parent, token, source)
         else:
-            keep = UNIFORM > 0.5 if kind == "kept draw" and token % 2 else None
+            keep = UNIFORM > 0.5 if kind == "masked sample" and token % 2 else None
             node = builder.add_sampled(parent, token, Sampled(UNIFORM, (), keep), source)
         done.append((kind, parent, token, node))
     return builder, done
@@ -41,12 +41,12 @@ def grow(moves: list[tuple[str, int, int, str]]) -> tuple[TreeBuilder, list[tupl
 @settings(max_examples=150, deadline=None)
 @given(steps)
 def test_the_builder_keeps_every_invariant(moves: list[tuple[str, int, int, str]]) -> None:
-    """Whatever is added in whatever order, `check` passes, every draw is there, and equal prefixes are one node."""
+    """Whatever is added in whatever order, `check` passes, every sample is there, and equal prefixes are one node."""
     builder, done = grow(moves)
     tree = builder.build()
     tree.check()
     assert [candidate.child for candidate in tree.candidates if isinstance(candidate.distribution, Sampled)] == [
-        node for kind, _, _, node in done if kind != "point"
+        node for kind, _, _, node in done if kind != "fixed"
     ]
     for _, parent, token, node in done:
         if node != NULL:
@@ -58,7 +58,7 @@ def test_the_builder_keeps_every_invariant(moves: list[tuple[str, int, int, str]
 @settings(max_examples=150, deadline=None)
 @given(steps)
 def test_derived_arrays_agree_with_walking_up(moves: list[tuple[str, int, int, str]]) -> None:
-    """Depths, ancestors, paths and point-only subtrees, each recomputed from the parents alone."""
+    """Depths, ancestors, paths and subtrees of fixed candidates alone, each recomputed from the parents alone."""
     tree = grow(moves)[0].build()
     for node in range(len(tree)):
         path = tree.path_to(node)
@@ -81,8 +81,8 @@ def test_the_empty_tree_and_the_root() -> None:
     assert EMPTY_TREE.ancestors.shape == (0, 0)
 
 
-def test_a_point_below_a_swallowed_draw_keeps_the_parent_impure() -> None:
-    """A swallowed draw has a law too: its parent may not be verified as if it held points only."""
+def test_a_fixed_candidate_beside_a_dropped_sample_keeps_the_parent_mixed() -> None:
+    """A dropped sample has a distribution too: its parent may not be verified as if it held fixed candidates only."""
     builder = TreeBuilder()
     node = builder.add_fixed(ROOT, 1, "cache")
     builder.add_fixed(node, 2, "cache")
@@ -90,15 +90,15 @@ def test_a_point_below_a_swallowed_draw_keeps_the_parent_impure() -> None:
     assert builder.build().only_fixed_below == (False, True)
 
 
-def test_a_token_drawn_and_cached_is_one_node_listed_once_as_drawn() -> None:
+def test_a_token_sampled_and_cached_is_one_node_listed_once_as_sampled() -> None:
     """In either order of adding; both sources are named."""
-    for draw_first in (True, False):
+    for sample_first in (True, False):
         builder = TreeBuilder()
         add = [
             lambda b=builder: b.add_fixed(ROOT, 2, "cache"),
             lambda b=builder: b.add_sampled(ROOT, 2, Sampled(UNIFORM), "draft"),
         ]
-        for move in reversed(add) if draw_first else add:
+        for move in reversed(add) if sample_first else add:
             assert move() == 0
         tree = builder.build()
         assert len(tree) == 1
@@ -106,8 +106,8 @@ def test_a_token_drawn_and_cached_is_one_node_listed_once_as_drawn() -> None:
         assert set(tree.sources[0]) == {"cache", "draft"}
 
 
-def test_duplicate_draws_are_never_dropped() -> None:
-    """Two draws of one token with replacement: one node, two laws."""
+def test_duplicate_samples_are_never_dropped() -> None:
+    """One token sampled twice with replacement: one node, two distributions."""
     builder = TreeBuilder()
     first, second = Sampled(UNIFORM), Sampled(UNIFORM)
     assert builder.add_sampled(ROOT, 1, first, "draft") == builder.add_sampled(ROOT, 1, second, "draft") == 0
@@ -116,8 +116,8 @@ def test_duplicate_draws_are_never_dropped() -> None:
     assert len(tree) == 1
 
 
-def test_the_law_of_a_draw_excludes_renormalises_and_then_swallows() -> None:
-    """Exclusion happens before the draw, keep_mask after it."""
+def test_the_distribution_of_a_sample_excludes_renormalises_and_then_masks() -> None:
+    """Exclusion happens before sampling, keep_mask after it."""
     row = torch.tensor([0.5, 0.3, 0.2])
     assert torch.allclose(Sampled(row).probs(), row)
     assert torch.allclose(Sampled(row, (0,)).probs(), torch.tensor([0.0, 0.6, 0.4]))
@@ -126,7 +126,7 @@ def test_the_law_of_a_draw_excludes_renormalises_and_then_swallows() -> None:
     assert row.tolist() == pytest.approx([0.5, 0.3, 0.2])
 
 
-def test_a_chain_is_one_path_of_points() -> None:
+def test_a_chain_is_one_path_of_fixed_candidates() -> None:
     tree = chain([5, 5, 7], "prompt")
     tree.check()
     assert tree.tokens_to(2) == (5, 5, 7)
@@ -145,7 +145,7 @@ SOUND = CandidateTree(
         (replace(SOUND, sources=()), "differ in length"),
         (replace(SOUND, parents=(ROOT, 1)), "does not precede"),
         (replace(SOUND, token_ids=(1, 1), parents=(ROOT, ROOT)), "same token"),
-        (replace(SOUND, candidates=SOUND.candidates[:1]), "no draw"),
+        (replace(SOUND, candidates=SOUND.candidates[:1]), "a node has no candidate"),
         (
             replace(SOUND, candidates=(*SOUND.candidates, Candidate(7, NULL, Sampled(UNIFORM, (), UNIFORM > 1)))),
             "does not exist",
@@ -153,7 +153,7 @@ SOUND = CandidateTree(
         (replace(SOUND, candidates=(Candidate(0, 0, Fixed()), Candidate(0, 1, Fixed()))), "child of another node"),
         (
             replace(SOUND, parents=(ROOT, ROOT), candidates=(Candidate(ROOT, 1, Fixed()), SOUND.candidates[0])),
-            "point stands before a drawn sibling",
+            "a fixed candidate stands before a sampled one",
         ),
         (replace(SOUND, candidates=(*SOUND.candidates, Candidate(0, 1, Fixed()))), "listed twice"),
         (
@@ -166,7 +166,7 @@ SOUND = CandidateTree(
         (replace(SOUND, candidates=(*SOUND.candidates, Candidate(1, NULL, Sampled(UNIFORM)))), "no keep_mask"),
         (
             replace(SOUND, candidates=(Candidate(ROOT, 0, Sampled(UNIFORM, (1,))), SOUND.candidates[1])),
-            "gives it no probability",
+            "gives no probability",
         ),
     ],
 )

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from precedent.config import SamplingParams, SpeculationConfig
+from precedent.config import SamplingParams
 from precedent.decoding.loop import step
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Candidates
+from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
@@ -33,7 +34,7 @@ def test_a_factor_is_what_came_over_what_was_expected_and_no_more_than_one() -> 
     assert trust.factors(["poor", "new", "good"]).tolist() == pytest.approx([expected, 1.0, 1.0])
     trust.learn(["poor"], np.array([[1.0, 0.0, 0.5]]))
     assert trust.factors(["poor"])[0] == pytest.approx((0.5 + STRENGTH) / (2.5 + STRENGTH))
-    for _ in range(500):  # steps in which nothing of it was judged
+    for _ in range(500):  # steps in which nothing of it was verified
         trust.learn(["poor"], np.array([[0.0, 0.0, 1.0]]))
     assert trust.factors(["poor"])[0] == pytest.approx(1.0, abs=1e-3)
 
@@ -105,8 +106,6 @@ def test_a_request_takes_its_experience_from_step_to_step() -> None:
 class Wrong:
     """Proposes what the target never says, at kinds that nobody has seen; `silent` proposes nothing."""
 
-    behind = 0
-
     def __init__(self, source: str) -> None:
         self.source, self.kind = source, 0
 
@@ -124,9 +123,8 @@ class Wrong:
 def sequence_on(target: TargetModel, source: str) -> DecodingSequence:
     slot = target.new_slot()
     target.prefill(slot, [5, 6, 7])
-    banned = SamplingParams(temperature=0.0, max_tokens=40)
-    return DecodingSequence(
-        slot=slot, sampling=banned, speculation=SpeculationConfig(), mode="greedy", rng_of=entropy_rng(1),
-        end_token_ids=frozenset(), max_tokens=40, sessions={source: Wrong(source)},
+    request = Request(
+        "test", (5, 6, 7), SamplingParams(max_tokens=40),
         shape=lambda output, row: row.index_fill(0, torch.tensor([3]), -torch.inf),
     )  # fmt: skip
+    return DecodingSequence(request, slot, 40, entropy_rng(1), sessions={source: Wrong(source)})

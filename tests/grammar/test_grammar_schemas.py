@@ -12,7 +12,7 @@ from helpers.tabled_model import TabledModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precedent.config import SamplingParams, SpeculationConfig
+from precedent.config import SamplingParams
 from precedent.decoding.loop import step
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Drafter
@@ -102,18 +102,8 @@ def answer(
     slot = target.new_slot()
     target.prefill(slot, PROMPT)
     request = Request("test", PROMPT, sampling, mode=mode, shape=shape, end_token_ids=frozenset({END}))
-    sequence = DecodingSequence(
-        slot=slot,  # type: ignore[arg-type]
-        sampling=sampling,
-        speculation=SpeculationConfig(),
-        mode=mode,
-        rng_of=entropy_rng(seed),
-        end_token_ids=frozenset({END}),
-        max_tokens=MOST_TOKENS,
-        shape=shape,
-        sessions={drafter.name: drafter.begin(request) for drafter in drafters},
-        draw_sources=tuple(drafter.name for drafter in drafters if drafter.draws),
-    )
+    sessions = {drafter.name: drafter.begin(request) for drafter in drafters}
+    sequence = DecodingSequence(request, slot, MOST_TOKENS, entropy_rng(seed), sessions=sessions)  # type: ignore[arg-type]
     planner = Planner(CostCurve())
     planner.cost.table[:] = 1.0  # whatever was measured: width is free
     while not sequence.finished:

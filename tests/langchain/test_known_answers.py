@@ -123,7 +123,7 @@ def test_forced_tokens_are_drafted_through_the_engines_loop(engine: Engine, monk
         def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
             return ((), (97, 98, 99), (98, 99), (99,))[len(output_ids) % 4]
 
-    monkeypatch.setattr("precedent.engine.in_flight.constraints_for", lambda *_: Abc())
+    monkeypatch.setattr("precedent.engine.engine.constraints_for", lambda *_: Abc())
     expected = engine.submit(PROMPT, SAMPLING, speculation=PLAIN).result()
     got = engine.submit(PROMPT, SAMPLING, speculation=only("grammar")).result()
     assert got.token_ids == expected.token_ids

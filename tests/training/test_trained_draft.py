@@ -1,4 +1,4 @@
-"""A trained draft on disk: what its folder holds, whose it is, and the law of its restricted head."""
+"""A trained draft on disk: what its folder holds, whose it is, and the distribution of its restricted head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.tiny_draft import PROMPTS, tiny_target, train_tiny
-from precedent.testing.draft_distribution import check_draft_distribution
 from safetensors.torch import load_file, save_file
 
 from precedent.config import SamplingParams, SpeculationConfig
@@ -21,6 +20,7 @@ from precedent.errors import ModelLoadError
 from precedent.target import TargetModel
 from precedent.target.load.loading import load_draft, load_target
 from precedent.target.load.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
+from precedent.testing.draft_law import check_draft_distribution
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder
@@ -81,7 +81,7 @@ class TestRestrictedHead(DrafterContract):
         return DraftModelDrafter(restricted()[1])
 
 
-def test_the_restricted_law_is_the_full_one_on_the_tokens_that_are_known() -> None:
+def test_the_restricted_distribution_is_the_full_one_on_the_tokens_that_are_known() -> None:
     target, draft = restricted()
     full = draft_beside(target.model, (0,), initial_weights(target.model, (0,)))
     tokens = torch.tensor([[3, 1, 4, 1, 5]])
@@ -94,7 +94,7 @@ def test_the_restricted_law_is_the_full_one_on_the_tokens_that_are_known() -> No
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.8), SamplingParams(temperature=1.3, top_p=0.9)])
-def test_a_restricted_draft_reports_the_law_that_it_samples_from(sampling: SamplingParams) -> None:
+def test_a_restricted_draft_reports_the_distribution_that_it_samples_from(sampling: SamplingParams) -> None:
     _, draft = restricted()
     session = DraftModelDrafter(draft).begin(Request("r", (3, 1, 4), sampling, mode="traversal"))
 

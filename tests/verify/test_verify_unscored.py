@@ -14,9 +14,11 @@ from helpers.enumeration import ExactStep, ToyModel, exact_step, toy_rows
 from helpers.known_weights import WAYS, verifier_of
 from helpers.random_trees import Problem, always, independent_paths, random_problem
 
+from precedent.config import SamplingParams
 from precedent.sampling.coupling import coupled_choice
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.sampling.target_rows import TargetRows
+from precedent.target.cuda.host_waits import HostWaits
 from precedent.testing.replay_rng import ReplayRng, enumerate_outcomes
 from precedent.tree import NULL, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Decide, Verdict, verify
@@ -163,3 +165,36 @@ def test_a_node_below_an_unscored_one_breaks_an_invariant() -> None:
     builder.add_fixed(builder.add_fixed(ROOT, 1, "a"), 1, "late")
     with pytest.raises(ValueError, match="hangs below one that was not scored"):
         builder.build(num_unscored=2).check()
+
+
+def tree_of(seed: int, num_samples: int, num_unscored: int = 0) -> CandidateTree:
+    """A fixed candidate and a chain of samples; with one more it is the same tree and a leaf."""
+    generator, builder, node = torch.Generator().manual_seed(seed), TreeBuilder(), ROOT
+    builder.add_fixed(ROOT, 1, "cache")
+    for _ in range(num_samples):
+        distribution = Sampled(torch.rand(5, generator=generator).softmax(0), builder.children(node))
+        token = int(torch.multinomial(distribution.probs(), 1, generator=generator))
+        node = builder.add_sampled(node, token, distribution, "draft")
+    return builder.build(num_unscored)
+
+
+@pytest.mark.parametrize("mode", [*REJECTION_MODES, *EXACT_MATCH])
+def test_unscored_leaves_are_verified_with_one_read(mode: str) -> None:
+    """Together with the tree of another sequence; both verdicts are those of the same random numbers row by row."""
+    params, used = SamplingParams(temperature=0.0 if mode == "greedy" else 0.8, seed=2), 0
+    for number in range(150):
+        tree, extended = tree_of(number, 1), tree_of(number, 2, num_unscored=1)
+        logits = torch.randn(len(tree) + 1, 5, generator=torch.Generator().manual_seed(number)).mul(0.3)
+        scored = [
+            Scored(extended, TargetRows(logits, extended, params), CounterRng(3, number), mode),
+            Scored(tree, TargetRows(logits, tree, params), CounterRng(4, number), mode),
+        ]
+        with torch.inference_mode(), HostWaits() as waits:
+            read_together([Ahead(together) for together in computed_alike(scored)])
+            verdicts = [each.verdict() for each in scored]
+        assert waits.names == ["resolve_neg"], "one list is read"
+        expected = verify(extended, TargetRows(logits, extended, params), mode, CounterRng(3, number))
+        assert verdicts[0] == expected
+        assert verdicts[1] == verify(tree, TargetRows(logits, tree, params), mode, CounterRng(4, number))
+        used += verdicts[0].next_node == len(tree)
+    assert used > 0

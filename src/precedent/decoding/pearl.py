@@ -23,6 +23,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from precedent.config import is_lossy
 from precedent.decoding.beside import Beside
 from precedent.decoding.proposal import Proposal
 from precedent.decoding.sequence import DecodingSequence
@@ -110,10 +111,13 @@ class Pearl(Beside):
             torch.cuda.current_stream(device).synchronize()
 
     def late(self, proposal: Proposal) -> CandidateTree:
-        """The tree that was scored, and below it what was drawn meanwhile: leaves without rows of their own."""
+        """The tree that was scored, and below it what was drawn meanwhile: leaves without rows of their own.
+
+        A lossy mode bends the target's distribution to what is proposed, so it verifies what was scored alone.
+        """
         tree, sequence = proposal.tree, proposal.sequence
         sequence.stats.num_lookaheads += _num_at_hand(sequence) > 0
-        for _, session in _ahead_of(sequence):
+        for _, session in () if is_lossy(sequence.request.mode) else _ahead_of(sequence):
             if session.at_hand:
                 tree = session.extended(tree)
         return tree

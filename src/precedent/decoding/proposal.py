@@ -79,8 +79,7 @@ def draw(proposals: Sequence[Proposal], planner: Planner, beside: Beside) -> Non
         _draw_together([each for each in group if each.proposal.sequence.error is None], planner)
     for proposal in proposals:
         if proposal.sequence.error is None:
-            proposal.tree = proposal.plan.builder.build()
-            _check_samples(proposal)
+            proposal.tree = _checked(proposal, proposal.plan.builder.build())
 
 
 def _draw_together(group: Sequence[_Planned], planner: Planner) -> None:
@@ -117,14 +116,16 @@ def _draw_runners_up(planned: _Planned) -> None:
     sequence.stats.draft_model_seconds += perf_counter() - started
 
 
-def _check_samples(proposal: Proposal) -> None:
-    """Fail a sequence for which a drafter sampled what the target's rows do not have, before they are compared."""
-    num_tokens, tree = proposal.sequence.request.num_tokens, proposal.tree
+def _checked(proposal: Proposal, tree: CandidateTree) -> CandidateTree:
+    """The tree; fails a sequence for which a drafter sampled what the target's rows do not have."""
+    num_tokens = proposal.sequence.request.num_tokens
     if num_tokens is None or not tree or not proposal.plan.draws:
-        return
+        return tree
     rows = [each.distribution.row for each in tree.candidates if isinstance(each.distribution, Sampled)]
     widths = {row.shape[-1] for row in rows} - {num_tokens}
-    if widths or max(tree.token_ids) >= num_tokens:
-        sampled = f"from a distribution of {max(widths)} tokens" if widths else f"token {max(tree.token_ids)}"
-        told = f"the target chooses among {num_tokens}: cut the draft's rows there (Request.num_tokens)"
-        proposal.sequence.fail(GenerationError(f"a drafter sampled {sampled}, and {told}"), "drafting")
+    if not widths and max(tree.token_ids) < num_tokens:
+        return tree
+    sampled = f"from a distribution of {max(widths)} tokens" if widths else f"token {max(tree.token_ids)}"
+    told = f"the target chooses among {num_tokens}: cut the draft's rows there (Request.num_tokens)"
+    proposal.sequence.fail(GenerationError(f"a drafter sampled {sampled}, and {told}"), "drafting")
+    return EMPTY_TREE

@@ -8,7 +8,6 @@ from time import perf_counter
 
 from torch import Tensor
 
-from precedent.config import is_lossy
 from precedent.decoding.beside import Beside
 from precedent.decoding.proposal import Proposal
 from precedent.decoding.sequence import DecodingSequence
@@ -97,7 +96,7 @@ def verify(forward: Forward, planner: Planner, beside: Beside) -> list[Verified]
     prepared = _read_together(_prepared_each(forward, started + BESIDE_A_FORWARD, beside))
     if any(on_accelerator(logits) for _, logits in forward.scored):
         forward.seconds += perf_counter() - started  # a GPU had only begun when `score` returned
-    if forward.num_tries == 1:
+    if forward.num_tries == 1 and forward.scored:
         planner.observe_forward(forward.num_rows, forward.seconds * 1e3)
     for proposal, _ in forward.scored:
         proposal.sequence.stats.forward_seconds += forward.seconds
@@ -125,7 +124,7 @@ def _prepared(proposal: Proposal, logits: Tensor, until: float, beside: Beside) 
     logits, at_once = logits[:, : request.num_tokens], on_accelerator(logits)
     if at_once and sequence.bitwise and request.mode == COUPLED:
         logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not the same bits every time
-    tree = proposal.tree if is_lossy(request.mode) else beside.late(proposal)
+    tree = beside.late(proposal)
     rows = TargetRows(logits, tree, request.sampling, sequence.output_ids, request.shape)
     constrained = rows.constrained(until) if at_once and request.mode in MODES else None
     if constrained is not None and isinstance(rng, KeyedRng):

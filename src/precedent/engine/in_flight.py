@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 from precedent.config import SpeculationConfig
@@ -14,7 +15,7 @@ from precedent.drafters import Drafter, Request
 from precedent.engine.generation import Generation, GenerationResult
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.sampling.rng import entropy_rng
-from precedent.target import TargetModel
+from precedent.target import Slot, TargetModel
 from precedent.text.assembly import TextAssembler
 
 
@@ -66,10 +67,9 @@ def begin(request: InFlight, target: TargetModel) -> None:
     Raises what a drafter raises; those begun before are in the sequence.
     """
     request.stats.bitwise = target.bitwise and request.asked.mode in ("greedy", "coupled")
-    slot = target.new_slot()
     request.sequence = sequence = DecodingSequence(
-        request=replace(request.asked, target_slot=lambda: sequence.slot),
-        slot=slot,
+        request=replace(request.asked, target_slot=partial(_slot_of, request)),
+        slot=target.new_slot(),
         max_tokens=min(request.asked.sampling.max_tokens, target.context_length - len(request.prompt_ids)),
         rng_of=entropy_rng(secrets.randbits(128)),
         speculation=request.speculation,
@@ -78,3 +78,9 @@ def begin(request: InFlight, target: TargetModel) -> None:
     )
     for name, drafter in request.drafters.items():
         sequence.sessions[name] = drafter.begin(sequence.request)
+
+
+def _slot_of(request: InFlight) -> Slot:
+    """Where the request's keys and values are now; by way of the request, so that its sequence is in no cycle."""
+    assert request.sequence is not None, "a request that has left has no place in the target model"
+    return request.sequence.slot

@@ -50,9 +50,9 @@ class DrawSource:
 class Plan:
     """Fixed candidates already in the builder, draws and runners-up still to be made.
 
-    `choice` says how the fixed ones were chosen among the candidates of `names`, the next `counts[i]` of them by drafter
-    i; None where nobody proposed
-    any. `expected_tokens` counts the fixed candidates and the target's own token; `trust` learns what came of them.
+    `choice` says how the fixed ones were chosen among the candidates of `names`, the next `counts[i]` of them by
+    drafter i; None where nobody proposed any. `expected_tokens` counts the fixed candidates and the target's own token;
+    `trust` learns what came of them.
     """
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)

@@ -25,10 +25,9 @@ def together(
     try:
         return list(zip(items, act(items), strict=True))
     except Exception as error:
-        failure = error
-    if is_out_of_memory(failure):
-        failure.with_traceback(None)  # its frames hold the very tensors that did not fit
-    if len(items) == 1:
-        fail(items[0], failure)
-        return []
+        if is_out_of_memory(error):
+            error.with_traceback(None)  # its frames hold the very tensors that did not fit
+        if len(items) == 1:
+            fail(items[0], error)
+            return []
     return [pair for item in items for pair in together([item], act, fail)]

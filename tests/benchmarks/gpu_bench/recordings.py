@@ -48,7 +48,7 @@ class Recording:
     """All turns as one way of drafting played them, and the seconds of drafting that a step took."""
 
     turns: list[Played]
-    session: float = 0.0
+    drafting: float = 0.0
 
 
 class Recorder:

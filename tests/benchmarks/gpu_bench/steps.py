@@ -17,7 +17,7 @@ from precedent.target.cuda.ordered_attention import ORDERED
 from precedent.target.cuda.split_attention import VARIANTS, StaticRows
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Verdict
-from precedent.verify.ahead import Scored, VerdictsAhead, computed_alike, read_together
+from precedent.verify.ahead import Ahead, Scored, computed_alike, read_together
 
 TOKENS, LENGTHS = (1, 8, 16, 32, 64), (1024, 4096, 16_384)
 BATCHES = (1, 8, 32)
@@ -90,7 +90,7 @@ def _score_all(target: TargetModel, slots: list[Slot], tree: CandidateTree) -> N
 
 
 def bushy(num_nodes: int, draft_rows: Sequence[Tensor] = ()) -> CandidateTree:
-    """A tree of four chains below the root, what a cache proposes, beside a chain drawn from a draft model's rows."""
+    """A tree of four chains below the root, what a cache proposes, beside a chain sampled from a draft model's rows."""
     builder, ends, node = TreeBuilder(), [ROOT] * 4, ROOT
     for number in range(num_nodes - len(draft_rows)):
         ends[number % 4] = builder.add_fixed(ends[number % 4], number % 400, "bench")
@@ -164,7 +164,7 @@ def verification_times(setting: Setting) -> Iterator[Row]:
         ):
             setting.check_time()
             params, trees = SamplingParams(temperature=temperature), [bushy(nodes, draft_rows)] * batch
-            taken = setting.milliseconds(lambda: judged(trees, list(logits), params, mode))  # noqa: B023
+            taken = setting.milliseconds(lambda: verdicts(trees, list(logits), params, mode))  # noqa: B023
             yield {
                 "mode": mode,
                 "sequences": batch,
@@ -176,13 +176,13 @@ def verification_times(setting: Setting) -> Iterator[Row]:
             }
 
 
-def judged(
+def verdicts(
     trees: Sequence[CandidateTree], scored: Sequence[Tensor], params: SamplingParams, mode: str
 ) -> list[Verdict]:
     """All verdicts, read at once."""
     found = [
-        Scored(tree, TargetRows(logits, tree, params, at_once=True), CounterRng(1, 1), mode)
+        Scored(tree, TargetRows(logits, tree, params), CounterRng(1, 1), mode)
         for tree, logits in zip(trees, scored, strict=True)
     ]
-    read_together([VerdictsAhead(together) for together in computed_alike(found)])
+    read_together([Ahead(together) for together in computed_alike(found)])
     return [each.verdict() for each in found]

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpu_bench.recordings import Played, Recorder, Recording
 from gpu_bench.setting import Setting
-from gpu_bench.steps import BATCHES, judged
+from gpu_bench.steps import BATCHES, verdicts
 from precedent.config import SamplingParams
 from precedent.target import Slot
 
@@ -56,7 +56,7 @@ def _rates(setting: Setting, recording: Recording, batch: int, plain: float) -> 
     before = setting.static.static.forwards
     ours = _seconds(setting, turns, batch)
     as_graphs = setting.static.static.forwards - before
-    drafted = ours + recording.session * steps
+    drafted = ours + recording.drafting * steps
     return {
         "turns": len(turns),
         "tokens_per_step": tokens / steps,
@@ -65,7 +65,7 @@ def _rates(setting: Setting, recording: Recording, batch: int, plain: float) -> 
         "tokens_per_second": tokens / drafted,
         "speedup": plain / drafted,
         "speedup_without_drafting": plain / ours,
-        "drafting_us_per_step": 1e6 * recording.session,
+        "drafting_us_per_step": 1e6 * recording.drafting,
         "forwards_of_fixed_size": as_graphs,
     }
 
@@ -95,6 +95,6 @@ def _one_step(setting: Setting, running: list[tuple[Played, Slot, int]]) -> list
     target = setting.static
     proposed = [turn.steps[at] for turn, _, at in running]
     scored = target.score([(slot, tree) for (_, slot, _), (tree, _) in zip(running, proposed, strict=True)])
-    judged([tree for tree, _ in proposed], scored, SamplingParams(), "greedy")
+    verdicts([tree for tree, _ in proposed], scored, SamplingParams(), "greedy")
     target.commit_all([(slot, tree, path, 1) for (_, slot, _), (tree, path) in zip(running, proposed, strict=True)])
     return [(turn, slot, at + 1) for turn, slot, at in running if at + 1 < len(turn.steps)]

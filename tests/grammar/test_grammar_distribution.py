@@ -1,4 +1,4 @@
-"""The law under a grammar is the masked target model's own: enumerated on a toy, sampled through the real loop.
+"""Under a grammar the distribution is the masked target model's: enumerated on a toy, sampled through the real loop.
 
 The oracle knows no grammar engine: a toy token may follow if some word of a finite language continues that way.
 """
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from helpers.enumeration import DraftProcess, ExactStep, ToyModel, exact_step
+from helpers.known_weights import WAYS, verifier_of
 from helpers.random_trees import toy_model
 from helpers.tabled_model import TabledModel
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -21,7 +22,7 @@ from scipy.optimize import brentq
 from scipy.stats import chi2, ncx2
 from torch import Tensor
 
-from precedent.config import SamplingParams, SpeculationConfig
+from precedent.config import SamplingParams
 from precedent.decoding.loop import step
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.grammar import GrammarDrafter
@@ -37,7 +38,7 @@ from precedent.sampling.rng import Rng, entropy_rng
 from precedent.sampling.target_rows import TargetRows
 from precedent.testing.drafters import OracleDrafter
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
-from precedent.verify import Rows, find_mode
+from precedent.verify import Decide
 
 EXACT = 1e-12
 LETTERS, END = "abcd", 4
@@ -74,7 +75,7 @@ def may_follow(language: str, path: Sequence[int]) -> list[int]:
 
 
 def masked(distribution: ToyModel, language: str) -> ToyModel:
-    """The law of plain decoding under the grammar; behind the end, which nobody reads, the model's own."""
+    """Plain decoding's distribution under the grammar; behind the end, which nobody reads, the model's own."""
 
     def masked_distribution(path: tuple[int, ...]) -> Tensor:
         kept = [] if END in path else may_follow(language, path)
@@ -103,7 +104,7 @@ PROPOSED = ((0, 1, 2), (0, 3), (1, 0, 3), (2, 1), (0, 1, 2, END), (3,))
 
 
 def drafts(draft: ToyModel, shape: RowShaper, fixed: Sequence[Sequence[int]]) -> DraftProcess:
-    """Points, lawful and not, then a chain of up to two draws from the draft model under the same constraint."""
+    """Fixed candidates, allowed and not, then a chain of up to two samples from a draft model under the constraint."""
 
     def build(rng: Rng) -> CandidateTree:
         builder = TreeBuilder()
@@ -124,50 +125,50 @@ def drafts(draft: ToyModel, shape: RowShaper, fixed: Sequence[Sequence[int]]) ->
     return build
 
 
-def distribution_of_a_step(
+def exact_constrained_step(
     target: ToyModel,
     language: str,
     draft: DraftProcess,
     mode: str,
     shape_of: Callable[[RowShaper], RowShaper] = lambda shape: shape,
     *,
-    batched: bool = False,
+    way: str = "row by row",
 ) -> ExactStep:
-    """The shipped rows and the shipped verifier, down every branch of all coins."""
+    """The shipped rows and the shipped verifier, down every branch of all random numbers."""
     shape = shape_of(constraint(language))
-    verifier = find_mode(mode, batched=batched)
+    verifier = verifier_of(mode, way)
 
-    def first_half(tree: CandidateTree, _: Rows):
+    def prepare(tree: CandidateTree, _: TargetRows) -> Decide:
         logits = torch.stack([target(tree.tokens_to(node)).log() for node in range(ROOT, len(tree))])
         return verifier(tree, TargetRows(logits, tree, SamplingParams(temperature=1.0), (), shape))
 
-    return exact_step(masked(target, language), draft, first_half)
+    return exact_step(masked(target, language), draft, prepare)
 
 
 def problems() -> list[tuple[int, str]]:
     return [(seed, language) for seed in range(6) for language in LANGUAGES]
 
 
-@pytest.mark.parametrize("batched", [False, True], ids=["reference", "batched"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
-def test_draws_and_points_under_a_grammar_keep_the_masked_law(mode: str, batched: bool) -> None:
+def test_sampled_and_fixed_candidates_under_a_grammar_keep_the_masked_distribution(mode: str, way: str) -> None:
     for seed, language in problems():
         target, draft = (toy_model(f"{name} {seed}", SIZE, plain=True) for name in ("target", "draft"))
         proposals = drafts(draft, constraint(language), PROPOSED)
-        distribution = distribution_of_a_step(target, language, proposals, mode, batched=batched)
-        assert distribution.total_variation(masked(target, language)) < EXACT, (seed, language)
+        done = exact_constrained_step(target, language, proposals, mode, way=way)
+        assert done.total_variation(masked(target, language)) < EXACT, (seed, language)
 
 
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
-def test_forced_tokens_never_change_the_law(mode: str) -> None:
-    """What is forced is a point like any other: accepted for certain, and the law is the same without it."""
+def test_forced_tokens_never_change_the_distribution(mode: str) -> None:
+    """What is forced is a fixed candidate like any other: accepted for certain, with the same distribution."""
     for seed, language in problems():
         target, draft = (toy_model(f"{name} {seed}", SIZE, plain=True) for name in ("target", "draft"))
         shape = constraint(language)
         forced = shape.forced(())
-        distribution = distribution_of_a_step(target, language, drafts(draft, shape, [forced] if forced else []), mode)
-        assert distribution.total_variation(masked(target, language)) < EXACT, (seed, language)
-        assert all(prefix[: len(forced)] == forced for prefix in distribution.prefixes)
+        done = exact_constrained_step(target, language, drafts(draft, shape, [forced] if forced else []), mode)
+        assert done.total_variation(masked(target, language)) < EXACT, (seed, language)
+        assert all(prefix[: len(forced)] == forced for prefix in done.prefixes)
     assert constraint("abc[da]").forced(()) == (0, 1, 2)
 
 
@@ -186,8 +187,8 @@ def test_masks_that_are_not_the_nodes_own_are_seen(wrong: Callable[[RowShaper], 
     """The mistakes that engines make under speculation fail the same comparison."""
     target, draft = (toy_model(name, SIZE, plain=True) for name in ("target", "draft"))
     proposals = drafts(draft, constraint(LANGUAGES[0]), PROPOSED)
-    distribution = distribution_of_a_step(target, LANGUAGES[0], proposals, "traversal", wrong)
-    assert distribution.total_variation(masked(target, LANGUAGES[0])) > 1e-3
+    done = exact_constrained_step(target, LANGUAGES[0], proposals, "traversal", wrong)
+    assert done.total_variation(masked(target, LANGUAGES[0])) > 1e-3
 
 
 # The real loop
@@ -204,7 +205,7 @@ def answers_needed(total_variation: float, critical: float, freedom: int) -> int
 
 
 class EveryDraft(Planner):
-    """All candidates and two draws, always."""
+    """All candidates and two samples, always."""
 
     def plan(self, candidates, draw_sources, limits: Limits) -> Plan:
         self.cost.table[:] = 1.0  # whatever was measured: width is free
@@ -219,18 +220,8 @@ def answer(target: TabledModel, draft: TabledModel, entropy: int, planner: Plann
     target.prefill(slot, PROMPT)
     request = Request("test", PROMPT, SAMPLING, mode="traversal", shape=shape, end_token_ids=frozenset({END}))
     drafters = [OracleDrafter([1, 2, 3, END]), GrammarDrafter(), DraftModelDrafter(draft)]  # type: ignore[arg-type]
-    sequence = DecodingSequence(
-        slot=slot,  # type: ignore[arg-type]
-        sampling=SAMPLING,
-        speculation=SpeculationConfig(),
-        mode="traversal",
-        rng_of=entropy_rng(entropy),
-        end_token_ids=frozenset({END}),
-        max_tokens=8,
-        shape=shape,
-        sessions={drafter.name: drafter.begin(request) for drafter in drafters},
-        draw_sources=("draft-model",),
-    )
+    sessions = {drafter.name: drafter.begin(request) for drafter in drafters}
+    sequence = DecodingSequence(request, slot, 8, entropy_rng(entropy), sessions=sessions)  # type: ignore[arg-type]
     while not sequence.finished:
         step([sequence], target, planner)  # type: ignore[arg-type]
     assert sequence.error is None
@@ -247,8 +238,8 @@ def exact_words(target: ToyModel) -> dict[tuple[int, ...], float]:
     return found
 
 
-def test_answers_through_the_loop_have_the_masked_law_by_a_g_test() -> None:
-    """Sees a total variation of 15 %, as the same answers show when they are held against a law moved by that much."""
+def test_answers_through_the_loop_have_the_masked_distribution_by_a_g_test() -> None:
+    """Sees a total variation of 15 %, as the same answers show against a distribution moved by that much."""
     distributions = [toy_model(name, SIZE, plain=True) for name in ("target of the loop", "draft of the loop")]
     target, draft = (
         TabledModel(lambda ids, distribution=distribution: distribution(ids[len(PROMPT) :]).log())
