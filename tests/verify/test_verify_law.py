@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from helpers.enumeration import ExactStep, exact_step, toy_rows
@@ -14,7 +12,7 @@ from precedent.errors import ConfigError
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.testing.replay_rng import ReplayRng, enumerate_outcomes
 from precedent.tree import EMPTY_TREE, NULL, ROOT, CandidateTree, Fixed, Sampled, TreeBuilder, chain
-from precedent.verify import MODES, FirstHalf, Rows, Verdict, Weights, find_mode, prepare, verify, walk
+from precedent.verify import MODES, Verdict, Weights, find_mode, prepare, verify, walk
 
 REJECTION_MODES = ("traversal", "topdown")
 EXACT = 1e-12
