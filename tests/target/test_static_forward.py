@@ -30,7 +30,7 @@ from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.cuda.static_shape import LEAST_KEYS, MOST_WIDTH, StaticShape, shape_for
 from precedent.target.kv.arena import KEPT_FREE, KVArena
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.packing import chain_rows
+from precedent.target.kv.rows import chain_rows
 from precedent.target.load.first_layers import first_layers
 from precedent.target.load.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm

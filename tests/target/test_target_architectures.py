@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from precedent.errors import UnsupportedError
 from precedent.target import KVCache, Slot, TargetModel
-from precedent.target.support import check_supported
+from precedent.target.kv.layer_kinds import check_supported
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
 
@@ -246,7 +246,7 @@ def test_the_examination_sees_what_should_be_hidden(
     TargetModel(model)
     assert caplog.records == []
     monkeypatch.setattr(
-        "precedent.target.row_masks._within", lambda rows, _: torch.ones((len(rows), len(rows)), dtype=torch.bool)
+        "precedent.target.kv.visibility.within", lambda rows, _: torch.ones((len(rows), len(rows)), dtype=torch.bool)
     )
     if dtype == torch.bfloat16:
         TargetModel(model)

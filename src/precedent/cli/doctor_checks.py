@@ -14,9 +14,9 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
 from precedent.grammar import is_installed
 from precedent.runtime.device_memory import free_bytes
+from precedent.target.kv.layer_kinds import check_supported, context_length
 from precedent.target.load.first_layers import FIRST_LAYERS
 from precedent.target.load.loading import check_same_vocabulary, load_config, load_tokenizer
-from precedent.target.support import check_supported, context_length
 from precedent.text.answers import answer_syntax
 from precedent.text.prompt import render_prompt
 from precedent.text.tool_formats.reasoning import reasoning_tags

@@ -19,9 +19,10 @@ from transformers.masking_utils import sdpa_mask
 
 from precedent.errors import UnsupportedError
 from precedent.target.cpu.row_attention import fits, row_attention
+from precedent.target.cpu.sights import sight_of
 from precedent.target.cuda.static_forward import StaticForward
-from precedent.target.kv.packing import Forward, running_forward
-from precedent.target.row_masks import RowMasks, Rule, View
+from precedent.target.kv.rows import Forward, running_forward
+from precedent.target.kv.visibility import RowMasks, Rule, View
 
 NAME = "precedent"
 
@@ -96,7 +97,7 @@ def _by_rows(query: Tensor, key: Tensor, value: Tensor, masks: RowMasks, index: 
     if not (terms.plain and query.is_cpu and query.shape[2] <= FOLDED_ROWS):
         return None
     keys, values = masks.forward.keys_and_values(index, key, value, 0)
-    sight = masks.sight(index) if fits(query, keys, values) else None
+    sight = sight_of(masks, index) if fits(query, keys, values) else None
     return None if sight is None else row_attention(query, keys, values, sight, terms.scaling)
 
 

@@ -21,9 +21,10 @@ from precedent.target.cpu.fused_layer import FusedLayer
 from precedent.target.cpu.linear import FEW_ROWS, PackedLinear
 from precedent.target.cpu.swapped import is_swapped
 from precedent.target.cuda.ordered_attention import PIECE
-from precedent.target.cuda.static_runner import StaticRunner, StaticSettings, fitted
+from precedent.target.cuda.static_runner import StaticRunner, StaticSettings
 from precedent.target.cuda.static_shape import LEAST_KEYS
-from precedent.target.support import FULL_ATTENTION, attention_kinds
+from precedent.target.fixed_sizes import Hindrance, use_fixed_sizes
+from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
 
 if TYPE_CHECKING:
@@ -53,10 +54,10 @@ def by_rows(model: PreTrainedModel, *, packed: bool) -> None:
 
 def by_size(runner: Runner, shape: KVShape, settings: StaticSettings) -> StaticRunner:
     """Let all forwards have `MOST_ROWS` rows; returns what computes them. Raises UnsupportedError, naming the model."""
-    static = fitted(runner, shape, settings, MOST_ROWS)
-    if isinstance(static, str):
-        raise _refusal(runner.model, static)
-    return static
+    try:
+        return use_fixed_sizes(runner, shape, settings, MOST_ROWS)
+    except Hindrance as hindrance:
+        raise _refusal(runner.model, str(hindrance)) from hindrance
 
 
 def widen(model: PreTrainedModel) -> None:

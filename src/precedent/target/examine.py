@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from precedent.errors import UnsupportedError
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.packing import chain_rows, tree_rows
+from precedent.target.kv.layer_kinds import MISFITS
+from precedent.target.kv.rows import chain_rows, tree_rows
 from precedent.target.kv.shape import KVShape, ShapeObserver
 from precedent.target.runner import Runner, use_tree_attention
 from precedent.tree import ROOT, TreeBuilder
@@ -35,10 +36,6 @@ LOW_PRECISION = 0.25
 
 SURELY_WRONG = 0.5
 """A larger difference is no rounding in any precision, not even of a token that was sent to another expert."""
-
-MISFITS = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, AssertionError)
-"""What a forward raises that cannot work with a KV cache or masks of ours."""
-
 
 Result = TypeVar("Result")
 

@@ -19,17 +19,18 @@ from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
 from precedent.target import bitwise as same_bits
+from precedent.target.all_layers import use_all_layers
 from precedent.target.cpu.fused_layer import fuse_layers
 from precedent.target.cpu.linear import pack_linears
 from precedent.target.cpu.norm import fuse_norms
-from precedent.target.cpu.row_forward import use_all_layers
-from precedent.target.cuda.static_runner import StaticRunner, StaticSettings, static_runner
+from precedent.target.cuda.static_runner import StaticRunner, StaticSettings
 from precedent.target.examine import examine
+from precedent.target.fixed_sizes import static_runner
 from precedent.target.kv.arena import Moves
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.packing import chain_rows, tree_rows
+from precedent.target.kv.layer_kinds import check_supported, context_length
+from precedent.target.kv.rows import chain_rows, tree_rows
 from precedent.target.sharding import check_whole
-from precedent.target.support import check_supported, context_length
 from precedent.tree import EMPTY_TREE, CandidateTree
 
 PREFILL_CHUNK = 512

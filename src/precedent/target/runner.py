@@ -15,9 +15,9 @@ from transformers.masking_utils import causal_mask_function, sliding_window_caus
 
 from precedent.errors import UnsupportedError
 from precedent.target.attention import NAME
-from precedent.target.kv.packing import Forward, Rows
-from precedent.target.row_masks import Rule, additive, visible_keys
-from precedent.target.support import FULL_ATTENTION, SLIDING_ATTENTION, attention_kinds
+from precedent.target.kv.layer_kinds import FULL_ATTENTION, SLIDING_ATTENTION, attention_kinds
+from precedent.target.kv.rows import Forward, Rows
+from precedent.target.kv.visibility import Rule, additive, visible_keys
 
 
 def use_tree_attention(model: PreTrainedModel) -> bool:

@@ -12,8 +12,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from precedent.errors import UnsupportedError
 from precedent.target import common_prefix
+from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds
 from precedent.target.load.first_layers import base_of
-from precedent.target.support import FULL_ATTENTION, attention_kinds
 
 PROBE = (0, 1, 1, 0, 1)
 """Token ids on which the head is compared with the model's own; fit for any vocabulary."""

@@ -23,9 +23,10 @@ from precedent.target.cpu.norm import epsilon_of
 from precedent.target.cpu.row_attention import VECTORS, Sight
 from precedent.target.cpu.row_layer import LayerShape, LayerWeights, Part, RowLayers, job_of
 from precedent.target.cpu.row_products import barrier, fits
+from precedent.target.cpu.sights import row_layers_of
 from precedent.target.cpu.swapped import is_swapped, swapped_class
-from precedent.target.kv.packing import running_forward
-from precedent.target.row_masks import RowMasks
+from precedent.target.kv.rows import running_forward
+from precedent.target.kv.visibility import RowMasks
 
 CHECKED_ROWS = 3
 """Rows of random numbers on which a layer must agree with ours."""
@@ -217,7 +218,7 @@ def _run(
         return None
     if not (fused.takes(hidden, position_embeddings) and fused.watched.untouched()):
         return None
-    row_layers = attention_mask.row_layers(fused.weights.shape, hidden.dtype)
+    row_layers = row_layers_of(attention_mask, fused.weights.shape, hidden.dtype)
     if row_layers is None or row_layers.rows != rows:
         return None
     room = attention_mask.forward.room_in_layer(fused.layer_idx)

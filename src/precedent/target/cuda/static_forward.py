@@ -17,7 +17,7 @@ from precedent.target.cuda.split_attention import StaticRows, Variant
 from precedent.target.cuda.static_shape import StaticShape, fields_of
 from precedent.target.kv.arena import KVArena
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.packing import Running
+from precedent.target.kv.rows import Running
 
 
 class ArenaKV(Cache):

@@ -1,4 +1,4 @@
-"""Runs forwards in fixed sizes (`static_forward`), on CUDA as graphs, and says which models cannot be run so."""
+"""Runs forwards in fixed sizes (`static_forward`), on CUDA as graphs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent.errors import UnsupportedError
 from precedent.runtime.device_memory import free_bytes
 from precedent.runtime.failures import OutOfMemory
 from precedent.runtime.placing import placed
 from precedent.target.cuda.graphs import CudaCapturer, GraphStore, Run
-from precedent.target.cuda.host_waits import HostWaits
 from precedent.target.cuda.ordered_attention import ordered_named
-from precedent.target.cuda.split_attention import Variant, split, variant_named
+from precedent.target.cuda.split_attention import Variant, variant_named
 from precedent.target.cuda.static_forward import StaticForward
 from precedent.target.cuda.static_shape import (
     MOST_MASKED,
@@ -31,13 +29,9 @@ from precedent.target.cuda.static_shape import (
     shape_for,
     step_data,
 )
-from precedent.target.examine import TEXT, observe, tolerance, tree_error
 from precedent.target.kv.arena import KVArena
-from precedent.target.kv.cache import KVCache
-from precedent.target.kv.packing import Rows, chain_rows
+from precedent.target.kv.rows import Rows
 from precedent.target.kv.shape import KVShape
-from precedent.target.runner import Runner
-from precedent.target.support import FULL_ATTENTION, attention_kinds
 
 ARENA_SHARE = 0.5
 """Of the free memory, for keys and values that graphs can reach; the rest is for activations, and for other ones."""
@@ -63,7 +57,7 @@ class StaticSettings:
 
 
 class StaticRunner:
-    """A model whose forwards have one of a few fixed sizes; made by `static_runner`, which checks that they can.
+    """A model whose forwards have one of a few fixed sizes; `target.fixed_sizes` checks that they can.
 
     With `every_rows` they all have so many rows, a row's sums do not depend on its neighbours (`ordered_attention`),
     and what finds no room is refused, not computed otherwise.
@@ -152,78 +146,6 @@ class StaticRunner:
         """The parts of the buffers that this size uses: the same memory every time."""
         places = shape.sequences, shape.width, shape.width
         return self._integers[: num_integers(shape, len(self.arena.lent))], self._ancestors[: prod(places)].view(places)
-
-
-def static_runner(runner: Runner, shape: KVShape, settings: StaticSettings) -> StaticRunner:
-    """Let `runner` compute in fixed sizes where they fit, once that is seen to be right; returns what does it.
-
-    Raises UnsupportedError, naming the model and what hinders.
-    """
-    static = fitted(runner, shape, settings)
-    if isinstance(static, str):
-        name = runner.model.config.get_text_config().model_type
-        raise UnsupportedError(f"{name} cannot run as CUDA graphs: {static}; give it without cuda_graphs")
-    return static
-
-
-def fitted(
-    runner: Runner, shape: KVShape, settings: StaticSettings, every_rows: int | None = None
-) -> StaticRunner | str:
-    """What computes for `runner` from now on, or the reason why it cannot."""
-    reason = hindrance(runner, settings)
-    if reason is not None:
-        return reason
-    static = StaticRunner(runner.model, shape, runner.device, settings, every_rows)
-    runner.static = static
-    try:
-        reason = _disproof(runner, static)
-    except (UnsupportedError, OutOfMemory) as error:
-        reason = str(error)
-    except Exception as misfit:  # what models raise, and what compilers do
-        reason = f"{type(misfit).__name__}: {misfit}".splitlines()[0]
-    if reason is not None:
-        runner.static = None
-    return reason or static
-
-
-def hindrance(runner: Runner, settings: StaticSettings) -> str | None:
-    """Why a model cannot run in fixed sizes, as far as can be said without running it."""
-    others = sorted(attention_kinds(runner.model.config.get_text_config()) - {FULL_ATTENTION})
-    devices = {parameter.device for parameter in runner.model.parameters()}
-    if settings.capture and runner.device.type != "cuda":
-        return f"there are CUDA graphs on CUDA devices only, and it is on {runner.device.type}"
-    if not runner.packed:
-        return "its attention does not go through transformers' attention interface"
-    if others:
-        return f"its {', '.join(others)} layers do not see the whole prefix"
-    if devices != {runner.device}:
-        return "its layers are spread over several devices, or offloaded"
-    return None
-
-
-@torch.inference_mode()
-def _disproof(runner: Runner, static: StaticRunner) -> str | None:
-    """What is wrong with forwards that were computed; None if nothing is.
-
-    They are compared thrice: the second time a size comes it is captured, the third time only replayed.
-    """
-    kv = KVCache(static.arena.shape, static.arena)
-    kv.reserve(1)
-    alone = [chain_rows(kv, TEXT[:1])]
-    shape, _ = static.shape_for(alone), static.logits(alone)
-    assert shape is not None
-    with HostWaits() as waits:
-        static.run(shape, split)  # compiled attention cannot be looked into; it is the model that is in question
-    if waits.names:  # found before anything is captured: what waits cannot be
-        return f"its forward makes the host wait ({waits.reasons})"
-    _, expected = observe(runner)
-    for _ in range(3):
-        before, error = static.forwards, tree_error(runner, lambda: KVCache(static.arena.shape, static.arena), expected)
-        if static.forwards != before + 2:
-            return "arena_tokens leaves no room for two sequences"
-        if error > tolerance(runner.model):
-            return f"a scored tree is {error:.2g} off"
-    return None
 
 
 def _weakly(method: WeakMethod[Any]) -> Run:

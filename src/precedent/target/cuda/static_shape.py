@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.target.kv.arena import NOBODY
-from precedent.target.kv.packing import Rows
+from precedent.target.kv.rows import Rows
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 72, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2304)
 """Rows in a forward, and rows of one sequence in it; a wider forward computes long enough to need no graph."""

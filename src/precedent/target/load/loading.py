@@ -25,11 +25,11 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from precedent.errors import ConfigError, ModelLoadError, PrecedentError
+from precedent.target.kv.layer_kinds import check_supported
 from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
 from precedent.target.load.packaged import DEMO_TARGET, demo_folder
 from precedent.target.load.trained_draft import holds_draft, load_trained, read_settings
 from precedent.target.sharding import SETTING, check_divisible, divided_by
-from precedent.target.support import check_supported
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 

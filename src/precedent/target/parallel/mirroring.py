@@ -20,7 +20,7 @@ from torch import Tensor
 
 from precedent.target.kv.arena import Moves
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.packing import Rows
+from precedent.target.kv.rows import Rows
 from precedent.target.kv.shape import KVShape
 from precedent.target.parallel.processes import Processes
 from precedent.target.runner import Runner

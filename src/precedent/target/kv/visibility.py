@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers.masking_utils import causal_mask_function
 
 from precedent.runtime.placing import placed
-from precedent.target.cpu.row_attention import Sight
-from precedent.target.cpu.row_layer import LayerShape, Part, RowLayers
-from precedent.target.kv.packing import Forward, Rows
+from precedent.target.kv.rows import Forward, Rows
+
+Found = TypeVar("Found")
 
 Rule = Callable[..., Any]
 """transformers' mask function: (batch index, head index, query position, key position) -> visible."""
@@ -41,47 +41,26 @@ class RowMasks:
         self, forward: Forward, rule: Rule, reach: int | None, device: torch.device, rows: slice = slice(None)
     ) -> None:
         self.forward = forward
-        self._rule, self._reach, self._device, self._rows = rule, reach, device, rows
-        self._visible_to: dict[int, Visible] = {}
-        self._sights: dict[int, Sight | None] = {}
-        self._views: dict[tuple[int, int, torch.dtype, torch.device], View] = {}
-        self._row_layers: dict[tuple[LayerShape, torch.dtype], RowLayers | None] = {}
+        self._rule, self._reach, self._rows = rule, reach, rows
+        self.device = device
+        self._found: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
+        """What `find` gives, found once for all layers that share these masks."""
+        if key not in self._found:
+            self._found[key] = find()
+        found: Found = self._found[key]
+        return found
 
     def view(self, index: int, like: Tensor, repeats: int = 1) -> View:
         """Sequence `index`'s view, its mask in dtype and on device of `like`, rows repeated `repeats` times."""
-        key = index, repeats, like.dtype, like.device
-        view = self._views.get(key)
-        if view is None:
-            rows, (first, allowed, causal) = self.forward.sequences[index], self._visible(index)
-            num_keys = rows.kv.length + len(rows) - first
-            mask = None if allowed is None else additive(allowed.to(like.device), num_keys, like.dtype, repeats)
-            view = self._views[key] = View(first, mask, causal)
-        return view
+        return self.once((index, repeats, like.dtype, like.device), lambda: self._view(index, like, repeats))
 
-    def sight(self, index: int) -> Sight | None:
-        """What sequence `index`'s rows see of each other; None unless all of them see the whole prefix besides."""
-        if index not in self._sights:
-            (first, allowed, causal), count = self._visible(index), len(self.forward.sequences[index])
-            if causal:
-                allowed = _within(self.forward.sequences[index], self._device)
-            fits = count == 1 if allowed is None else tuple(allowed.shape) == (count, count)
-            own = None if allowed is None else allowed.numpy()
-            self._sights[index] = Sight(own, count) if first == 0 and fits else None
-        return self._sights[index]
-
-    def row_layers(self, shape: LayerShape, dtype: torch.dtype) -> RowLayers | None:
-        """The rows of all sequences, ready for layers of this shape; None unless every sequence has a `sight`."""
-        key = shape, dtype
-        if key not in self._row_layers:
-            sequences = self.forward.sequences
-            sights = [self.sight(index) for index in range(len(sequences))]
-            parts = [
-                Part(len(rows), rows.kv.length, sight)
-                for rows, sight in zip(sequences, sights, strict=True)
-                if sight is not None
-            ]
-            self._row_layers[key] = RowLayers(shape, dtype, parts) if len(parts) == len(sequences) else None
-        return self._row_layers[key]
+    def _view(self, index: int, like: Tensor, repeats: int) -> View:
+        rows, (first, allowed, causal) = self.forward.sequences[index], self.visible(index)
+        num_keys = rows.kv.length + len(rows) - first
+        mask = None if allowed is None else additive(allowed.to(like.device), num_keys, like.dtype, repeats)
+        return View(first, mask, causal)
 
     def __getitem__(self, index: tuple[slice, slice, slice, slice]) -> RowMasks:
         """The masks of a part of the rows: some models compute their last layers for the last row alone (Gemma 4)."""
@@ -90,18 +69,19 @@ class RowMasks:
             return self
         if len(self.forward.sequences) > 1:
             raise TypeError("only the masks of a single sequence can be cut")
-        return RowMasks(self.forward, self._rule, self._reach, self._device, rows)
+        return RowMasks(self.forward, self._rule, self._reach, self.device, rows)
+
+    def visible(self, index: int) -> Visible:
+        """What sequence `index`'s rows see."""
+        return self.once(("visible", index), lambda: self._visible(index))
 
     def _visible(self, index: int) -> Visible:
-        visible = self._visible_to.get(index)
-        if visible is None:
-            rows = self.forward.sequences[index]
-            visible = visible_keys(rows, self._rule, self._reach, self._device)
-            if self._rows != slice(None):
-                allowed = _within(rows, self._device) if visible.causal else visible.allowed
-                visible = Visible(visible.first, None if allowed is None else allowed[self._rows], False)
-            self._visible_to[index] = visible
-        return visible
+        rows = self.forward.sequences[index]
+        visible = visible_keys(rows, self._rule, self._reach, self.device)
+        if self._rows == slice(None):
+            return visible
+        allowed = within(rows, self.device) if visible.causal else visible.allowed
+        return Visible(visible.first, None if allowed is None else allowed[self._rows], False)
 
 
 class Visible(NamedTuple):
@@ -123,12 +103,12 @@ def visible_keys(rows: Rows, rule: Rule, reach: int | None, device: torch.device
         return Visible(0, None, False)
     if plain and rows.ancestors is None and length == 0:
         return Visible(0, None, True)
-    within = _within(rows, device)
+    own = within(rows, device)
     if plain:
-        return Visible(0, within, False)
+        return Visible(0, own, False)
     first = 0 if reach is None else max(0, length - reach + 1)
     allowed = _ruled(rule, positions, first, length, device)
-    allowed[:, length - first :] &= within
+    allowed[:, length - first :] &= own
     return Visible(first, allowed, False)
 
 
@@ -142,7 +122,7 @@ def additive(allowed: Tensor, num_keys: int, dtype: torch.dtype, repeats: int = 
     return mask.view(-1, num_keys)
 
 
-def _within(rows: Rows, device: torch.device) -> Tensor:
+def within(rows: Rows, device: torch.device) -> Tensor:
     """Which of each other the new rows see, `[rows, rows]`."""
     if rows.ancestors is not None:
         return placed(rows.ancestors, device)

@@ -27,6 +27,9 @@ BY_INDEX = {
 }
 """Model types, or settings of a config, whose attention goes by the place of a key and not by its position id."""
 
+MISFITS = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, AssertionError)
+"""What a forward raises that cannot work with a KV cache or masks of ours."""
+
 LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "dynamic"})
 """Rotary embeddings whose frequencies change for all tokens when a forward passes the length they were trained for."""
 

@@ -1,0 +1,94 @@
+"""Which models can run in forwards of fixed size (`cuda.static_runner`), and a proof at load that they do so rightly."""
+
+from __future__ import annotations
+
+import torch
+
+from precedent.errors import UnsupportedError
+from precedent.runtime.failures import OutOfMemory
+from precedent.target.cuda.host_waits import HostWaits
+from precedent.target.cuda.split_attention import split
+from precedent.target.cuda.static_runner import StaticRunner, StaticSettings
+from precedent.target.examine import TEXT, observe, tolerance, tree_error
+from precedent.target.kv.cache import KVCache
+from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds
+from precedent.target.kv.rows import chain_rows
+from precedent.target.kv.shape import KVShape
+from precedent.target.runner import Runner
+
+
+class Hindrance(Exception):
+    """Why a model cannot run in fixed sizes, in words that follow "it cannot: "."""
+
+
+def use_fixed_sizes(
+    runner: Runner, shape: KVShape, settings: StaticSettings, every_rows: int | None = None
+) -> StaticRunner:
+    """Let `runner` compute in fixed sizes where they fit, once that is seen to be right; returns what does it.
+
+    Raises Hindrance for a model that cannot.
+    """
+    _check_settings(runner, settings)
+    static = StaticRunner(runner.model, shape, runner.device, settings, every_rows)
+    runner.static = static
+    try:
+        _prove(runner, static)
+    except Hindrance:
+        runner.static = None
+        raise
+    except (UnsupportedError, OutOfMemory) as error:
+        runner.static = None
+        raise Hindrance(str(error)) from error
+    except Exception as misfit:  # what models raise, and what compilers do
+        runner.static = None
+        raise Hindrance(f"{type(misfit).__name__}: {misfit}".splitlines()[0]) from misfit
+    return static
+
+
+def static_runner(runner: Runner, shape: KVShape, settings: StaticSettings) -> StaticRunner:
+    """`use_fixed_sizes` for CUDA graphs. Raises UnsupportedError, naming the model and what hinders."""
+    try:
+        return use_fixed_sizes(runner, shape, settings)
+    except Hindrance as hindrance:
+        name = runner.model.config.get_text_config().model_type
+        raise UnsupportedError(
+            f"{name} cannot run as CUDA graphs: {hindrance}; give it without cuda_graphs"
+        ) from hindrance
+
+
+def _check_settings(runner: Runner, settings: StaticSettings) -> None:
+    """Raise Hindrance as far as can be said without running the model."""
+    others = sorted(attention_kinds(runner.model.config.get_text_config()) - {FULL_ATTENTION})
+    devices = {parameter.device for parameter in runner.model.parameters()}
+    if settings.capture and runner.device.type != "cuda":
+        raise Hindrance(f"there are CUDA graphs on CUDA devices only, and it is on {runner.device.type}")
+    if not runner.packed:
+        raise Hindrance("its attention does not go through transformers' attention interface")
+    if others:
+        raise Hindrance(f"its {', '.join(others)} layers do not see the whole prefix")
+    if devices != {runner.device}:
+        raise Hindrance("its layers are spread over several devices, or offloaded")
+
+
+@torch.inference_mode()
+def _prove(runner: Runner, static: StaticRunner) -> None:
+    """Raise Hindrance where something is wrong with forwards that were computed.
+
+    They are compared thrice: the second time a size comes it is captured, the third time only replayed.
+    """
+    kv = KVCache(static.arena.shape, static.arena)
+    kv.reserve(1)
+    alone = [chain_rows(kv, TEXT[:1])]
+    shape, _ = static.shape_for(alone), static.logits(alone)
+    assert shape is not None
+    with HostWaits() as waits:
+        static.run(shape, split)  # compiled attention cannot be looked into; it is the model that is in question
+    if waits.names:  # found before anything is captured: what waits cannot be
+        raise Hindrance(f"its forward makes the host wait ({waits.reasons})")
+    _, expected = observe(runner)
+    for _ in range(3):
+        before, error = static.forwards, tree_error(runner, lambda: KVCache(static.arena.shape, static.arena), expected)
+        if static.forwards != before + 2:
+            raise Hindrance("arena_tokens leaves no room for two sequences")
+        if error > tolerance(runner.model):
+            raise Hindrance(f"a scored tree is {error:.2g} off")
