@@ -41,8 +41,9 @@ from precedent.grammar import GrammarConstraint
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
 from precedent.runtime.placing import placed
-from precedent.sampling.constraints import RowShaper, constraints_for
+from precedent.sampling.constraints import constraints_for
 from precedent.sampling.rng import CounterRng, entropy_rng
+from precedent.sampling.row_shaper import RowShaper
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
 from precedent.target.cuda.static_runner import StaticRunner, StaticSettings

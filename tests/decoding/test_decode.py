@@ -20,9 +20,10 @@ from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import DrawSource, Limits, Plan
 from precedent.planning.planner import Planner
-from precedent.sampling.constraints import RowShaper, constraints_for
+from precedent.sampling.constraints import constraints_for
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import Rng, entropy_rng
+from precedent.sampling.row_shaper import RowShaper
 from precedent.target import TargetModel
 from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
 from precedent.testing.replay_rng import enumerate_outcomes

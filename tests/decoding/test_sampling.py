@@ -23,9 +23,10 @@ from transformers import (
 
 from precedent.config import SamplingParams
 from precedent.errors import GenerationError
-from precedent.sampling.constraints import RepetitionPenalty, RowShaper, constraints_for, shaped_rows
+from precedent.sampling.constraints import RepetitionPenalty, constraints_for
 from precedent.sampling.probabilities import largest_id, probs_of
 from precedent.sampling.rng import CounterRng
+from precedent.sampling.row_shaper import RowShaper, shaped_rows
 from precedent.sampling.target_rows import TargetRows
 from precedent.tree import ROOT, chain
 

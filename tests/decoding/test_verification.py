@@ -25,8 +25,8 @@ from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Plan
 from precedent.planning.planner import Planner
 from precedent.sampling import target_rows as rows_module
-from precedent.sampling.constraints import RowShaper
 from precedent.sampling.rng import entropy_rng
+from precedent.sampling.row_shaper import RowShaper
 from precedent.target import TargetModel
 from precedent.target.cuda.host_waits import HostWaits
 from precedent.target.cuda.static_runner import StaticSettings

@@ -12,7 +12,8 @@ from precedent.config import SamplingParams
 from precedent.drafters.base import Drafter
 from precedent.drafters.grammar import GrammarDrafter
 from precedent.drafters.request import Request
-from precedent.sampling.constraints import Chain, RepetitionPenalty, forced_tokens
+from precedent.sampling.constraints import Chain, RepetitionPenalty
+from precedent.sampling.row_shaper import forced_tokens
 from precedent.testing.drafter_contract import DrafterContract
 
 END = 2

@@ -34,7 +34,8 @@ from precedent.grammar import (
 from precedent.grammar import constraint as constraint_module
 from precedent.grammar.constraint import unpacked
 from precedent.langchain.structured import call_form
-from precedent.sampling.constraints import constraints_for, shaped_rows
+from precedent.sampling.constraints import constraints_for
+from precedent.sampling.row_shaper import shaped_rows
 from precedent.testing.scripted_engine import chatml_tokenizer
 from precedent.text.tool_formats import builtin
 

@@ -33,8 +33,8 @@ from precedent.grammar.guidance import GuidanceMatcher, compiled
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import Planner
-from precedent.sampling.constraints import RowShaper
 from precedent.sampling.rng import Rng, entropy_rng
+from precedent.sampling.row_shaper import RowShaper
 from precedent.sampling.target_rows import TargetRows
 from precedent.testing.drafters import OracleDrafter
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder

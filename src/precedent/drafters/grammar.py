@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from precedent.drafters.base import Candidates
 from precedent.drafters.request import Request
-from precedent.sampling.constraints import forced_tokens
+from precedent.sampling.row_shaper import forced_tokens
 
 _CERTAIN = 0.999
 _MAX_BIN = 15

