@@ -51,7 +51,14 @@ LAYERS = (
 
 PUBLIC = {
     "precedent": ("ChatPrecedent", "Engine", "SpeculationCache", "Templates", "generate"),
-    "precedent.cache": ("CompletionStore", "Hit", "NewCompletion", "SpeculationCache", "StoredCompletion", "verify_cache"),
+    "precedent.cache": (
+        "CompletionStore",
+        "Hit",
+        "NewCompletion",
+        "SpeculationCache",
+        "StoredCompletion",
+        "verify_cache",
+    ),
     "precedent.cache.backend": ("Selection", "VerifyReport"),
     "precedent.drafters": ("Candidates", "DraftSession", "Drafter", "DrafterParts", "Request", "load_drafters"),
     "precedent.grammar": ("Grammar", "JsonSchema"),
