@@ -15,7 +15,7 @@ ARROWS = re.findall(r"^ *(\w+) --> (\w+)$", ROOMS, re.MULTILINE)
 
 
 def outer(room: str) -> str:
-    return room.split(".")[0]
+    return room.split(".", maxsplit=1)[0]
 
 
 def imported_by(room: str) -> set[str]:
