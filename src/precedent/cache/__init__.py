@@ -3,7 +3,7 @@
 Importing it loads none of FAISS, sentence-transformers and torch; they are imported when first needed.
 """
 
-from precedent.cache.maintain.verifying import Finding, VerifyReport, verify_cache
+from precedent.cache.maintain.verifying import verify_cache
 from precedent.cache.search.embedder import Embedder, SentenceTransformerEmbedder
 from precedent.cache.speculation_cache import SpeculationCache
 from precedent.cache.sqlite_store import SQLiteStore
@@ -25,6 +25,7 @@ from precedent.cache.store.records import (
     TenantStats,
 )
 from precedent.cache.store.redaction import Redact, never_store
+from precedent.cache.store.report import Finding, VerifyReport
 
 __all__ = [
     "DEFAULT_MAX_BYTES",

@@ -5,11 +5,10 @@ with the URL and the settings of `precedent.cache.opening.open_store`. `preceden
 tests it.
 """
 
-from precedent.cache.maintain.transfer import Record, payload_of
-from precedent.cache.maintain.verifying import Finding, VerifyReport
+from precedent.cache.maintain.transfer import payload_of
 from precedent.cache.search.embedder import Embedder, identity_of
 from precedent.cache.search.same_embedder import maker_of, require_same
-from precedent.cache.snapshot.segment import Ids
+from precedent.cache.store.arrays import Ids
 from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, Bounds
 from precedent.cache.store.completion_store import CompletionStore
 from precedent.cache.store.connection import folded
@@ -19,12 +18,14 @@ from precedent.cache.store.records import (
     EmbedderIdentity,
     NewCompletion,
     Payload,
+    Record,
     Selection,
     StoredCompletion,
     TenantStats,
     Vector,
     storable,
 )
+from precedent.cache.store.report import Finding, VerifyReport
 from precedent.cache.store.rows import completion_of, vector_of
 
 __all__ = [

@@ -8,11 +8,12 @@ from contextlib import closing
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from precedent.cache.maintain.verifying import VerifyReport, verify_cache
+from precedent.cache.maintain.verifying import verify_cache
 from precedent.cache.search.embedder import Embedder
 from precedent.cache.sqlite_store import SQLiteStore
 from precedent.cache.store.bounds import Bounds
 from precedent.cache.store.completion_store import CompletionStore
+from precedent.cache.store.report import VerifyReport
 from precedent.errors import CacheError, ConfigError
 
 GROUP = "precedent.stores"

@@ -16,8 +16,8 @@ from precedent.cache.search.index import SimilarityIndex
 from precedent.cache.search.same_embedder import require_same
 from precedent.cache.search.similarity import SimilarityOf
 from precedent.cache.snapshot.partition import Partition
-from precedent.cache.snapshot.segment import Ids
 from precedent.cache.sqlite_store import SQLiteStore
+from precedent.cache.store.arrays import Ids
 from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, Bounds
 from precedent.cache.store.completion_store import CompletionStore
 from precedent.cache.store.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant

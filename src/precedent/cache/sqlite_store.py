@@ -13,14 +13,14 @@ from typing import Self, TypeVar
 import numpy as np
 
 from precedent.cache.maintain.transfer import Transfers
-from precedent.cache.maintain.verifying import VerifyReport, verify_cache
+from precedent.cache.maintain.verifying import verify_cache
 from precedent.cache.search.embedder import Embedder, identity_of
 from precedent.cache.search.partition_vectors import PartitionVectors
 from precedent.cache.search.same_embedder import claim, require_same
 from precedent.cache.snapshot.partition import Partition
 from precedent.cache.snapshot.sealing import IndexFolder
-from precedent.cache.snapshot.segment import Ids
 from precedent.cache.store import rows
+from precedent.cache.store.arrays import Ids
 from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, Bounds
 from precedent.cache.store.database import Database
 from precedent.cache.store.directory import directory_of_all
@@ -36,6 +36,7 @@ from precedent.cache.store.records import (
     Vector,
     storable,
 )
+from precedent.cache.store.report import VerifyReport
 from precedent.errors import CacheError
 
 logger = logging.getLogger("precedent.cache")

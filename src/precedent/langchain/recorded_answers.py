@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.messages import BaseMessage, convert_to_messages
 
 from precedent.cache.maintain.filling import Filled, Progress, Vectors, fill
-from precedent.cache.maintain.transfer import Record
 from precedent.cache.store.completion_store import CompletionStore
 from precedent.cache.store.fingerprint import prompt_fingerprint
-from precedent.cache.store.records import StoredCompletion, check_tenant
+from precedent.cache.store.records import Record, StoredCompletion, check_tenant
 from precedent.cache.store.redaction import Redact
 from precedent.errors import PrecedentError, PromptError
 from precedent.langchain.messages import to_template_messages

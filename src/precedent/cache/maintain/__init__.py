@@ -1,4 +1,4 @@
 """Whole caches: verify, repair, export, import, fill.
 
-Used by the commands of `precedent cache` and never by a running request.
+May import the store, the snapshot and the search; none of them may import it, and no running request calls it.
 """

@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.cache.maintain.transfer import Record
 from precedent.cache.store.completion_store import CompletionStore
-from precedent.cache.store.records import Selection
+from precedent.cache.store.records import Record, Selection
 from precedent.errors import CacheError
 
 FORMAT, VERSION = "precedent-export", 1

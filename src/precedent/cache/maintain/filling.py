@@ -7,11 +7,10 @@ from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from itertools import islice
 
-from precedent.cache.maintain.transfer import Record
 from precedent.cache.search.embedder import Embedder, embed_all, identity_of, resolve
 from precedent.cache.search.same_embedder import require_same
 from precedent.cache.store.completion_store import CompletionStore
-from precedent.cache.store.records import EmbedderIdentity, NewCompletion
+from precedent.cache.store.records import EmbedderIdentity, NewCompletion, Record
 from precedent.cache.store.redaction import Redact, apply
 
 BATCH = 64

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from precedent.cache.maintain.exporting import FORMAT, KINDS, MANIFEST, VERSION, checksum_of
 from precedent.cache.maintain.filling import Filled, Vectors, fill
-from precedent.cache.maintain.transfer import Record
 from precedent.cache.search.embedder import Embedder
 from precedent.cache.store.completion_store import CompletionStore
-from precedent.cache.store.records import EmbedderIdentity, StoredCompletion, check_tenant
+from precedent.cache.store.records import EmbedderIdentity, Record, StoredCompletion, check_tenant
 from precedent.cache.store.redaction import Redact
 from precedent.errors import CacheError, CacheMismatchError
 

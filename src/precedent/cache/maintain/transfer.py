@@ -6,7 +6,6 @@ import math
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
@@ -19,9 +18,8 @@ from precedent.cache.store.records import (
     EmbedderIdentity,
     NewCompletion,
     Payload,
+    Record,
     Selection,
-    StoredCompletion,
-    Vector,
     storable,
 )
 from precedent.errors import CacheError
@@ -30,14 +28,6 @@ MOST = 2**63 - 1
 """The largest counter that a store can hold."""
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A completion with its counters and its vector, `[dimension]`, or None where there is none."""
-
-    completion: StoredCompletion
-    vector: Vector | None = None
 
 
 def payload_of(record: Record) -> Payload:

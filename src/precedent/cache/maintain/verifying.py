@@ -9,7 +9,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,37 +22,10 @@ from precedent.cache.store import rows
 from precedent.cache.store.database import Database
 from precedent.cache.store.directory import directory_of_all, read_by_ids
 from precedent.cache.store.files import check_header, database_path
+from precedent.cache.store.report import Finding, VerifyReport
 from precedent.errors import CacheError
 
 RECORDS_AT_ONCE = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is not as it was written.
-
-    `kind` is structure, record, vector, embedder, sums or segment; `detail` is a line for people; `ids` are the records
-    concerned.
-    """
-
-    kind: str
-    detail: str
-    repaired: bool = False
-    ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
-    """What `verify_cache` found in the file at `path`; `records` is the number of sound ones."""
-
-    path: str
-    records: int
-    findings: tuple[Finding, ...]
-
-    @property
-    def sound(self) -> bool:
-        """True when nothing is damaged, or nothing any more."""
-        return all(finding.repaired for finding in self.findings)
 
 
 def verify_cache(path: str | Path, *, repair: bool = False) -> VerifyReport:

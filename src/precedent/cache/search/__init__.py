@@ -1,4 +1,4 @@
 """Finding completions by meaning: the embedder, and nearest neighbours by cosine with FAISS or NumPy.
 
-An index holds nothing of its own: the store can rebuild it at any time.
+Holds nothing that the store cannot give again; may import the store and the snapshot, not what maintains a cache.
 """

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from precedent.cache.snapshot.segment import Ids
+from precedent.cache.store.arrays import Ids
 from precedent.cache.store.records import Vector
 
 

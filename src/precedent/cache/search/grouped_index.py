@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from precedent.cache.search.flat_index import one_thread
-from precedent.cache.snapshot.segment import Ids
 from precedent.cache.snapshot.vector_files import ENTRY, GroupedVectors
+from precedent.cache.store.arrays import Ids
 from precedent.cache.store.records import Vector
 
 GROUPED_FROM = 8192

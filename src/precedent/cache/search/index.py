@@ -18,7 +18,7 @@ from precedent.cache.search import grouped_index
 from precedent.cache.search.flat_index import VectorIndex, new_flat_index
 from precedent.cache.search.grouped_index import GroupedIndex, can_group
 from precedent.cache.search.partition_vectors import PartitionVectors
-from precedent.cache.snapshot.segment import Ids
+from precedent.cache.store.arrays import Ids
 from precedent.cache.store.records import Hit, Selection, Vector
 from precedent.errors import CacheError
 

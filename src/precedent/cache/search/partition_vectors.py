@@ -8,9 +8,9 @@ import numpy as np
 
 from precedent.cache.search.grouped_index import GROUPED_FROM, assigned, group, num_groups
 from precedent.cache.snapshot.sealing import IndexFolder
-from precedent.cache.snapshot.segment import Ids
 from precedent.cache.snapshot.vector_files import GroupedVectors
 from precedent.cache.store import rows
+from precedent.cache.store.arrays import Ids
 from precedent.cache.store.database import Database
 from precedent.cache.store.directory import Directory, read_by_ids, vector_directory_of
 from precedent.cache.store.records import Vector

@@ -9,8 +9,9 @@ import numpy as np
 
 from precedent.cache.snapshot.scratch import Scratch
 from precedent.cache.snapshot.sealing import IndexFolder, without_gone
-from precedent.cache.snapshot.segment import TOKEN, Ids, Segment, kept
+from precedent.cache.snapshot.segment import TOKEN, Segment, kept
 from precedent.cache.snapshot.segment_files import Sealed, SegmentFiles
+from precedent.cache.store.arrays import Ids
 from precedent.cache.store.database import Database
 from precedent.cache.store.directory import Directory, directory_of, lengths_of, payload_bytes, read_completions
 from precedent.cache.store.records import StoredCompletion

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from precedent.cache.store.arrays import Ids, Mask
+
 COMPLETION = np.dtype([("id", "<i8"), ("checksum", "<u8"), ("begin", "<i4")])
 """A completion in a segment: its id, the checksum of its row, and where its tokens begin."""
 
@@ -20,9 +22,7 @@ PIECE = 1 << 16
 
 _WRAP = 1 << 64
 
-Ids = NDArray[np.int64]
 Int32s = NDArray[np.int32]
-Mask = NDArray[np.bool_]
 
 
 class Segment(NamedTuple):

@@ -25,7 +25,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.cache.snapshot.segment import COMPLETION, TOKEN, Mask, Segment, is_sound, kept
+from precedent.cache.snapshot.segment import COMPLETION, TOKEN, Segment, is_sound, kept
+from precedent.cache.store.arrays import Mask
 from precedent.cache.store.directory import Directory
 
 logger = logging.getLogger("precedent.cache")

@@ -8,8 +8,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.cache.snapshot.segment import Mask
 from precedent.cache.snapshot.segment_files import ArrayFiles, Sealed
+from precedent.cache.store.arrays import Mask
 from precedent.cache.store.directory import Directory
 from precedent.cache.store.records import Vector
 

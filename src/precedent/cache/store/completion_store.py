@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from precedent.cache.maintain.transfer import Record
-from precedent.cache.maintain.verifying import VerifyReport
-from precedent.cache.snapshot.segment import Ids
-from precedent.cache.store.records import CacheStats, Completions, EmbedderIdentity, NewCompletion, Selection, Vector
+from precedent.cache.store.arrays import Ids
+from precedent.cache.store.records import (
+    CacheStats,
+    Completions,
+    EmbedderIdentity,
+    NewCompletion,
+    Record,
+    Selection,
+    Vector,
+)
+from precedent.cache.store.report import VerifyReport
 
 Records = list[Record]
 Flags = list[bool]

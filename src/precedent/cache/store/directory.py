@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.cache.snapshot.segment import Ids, Mask
 from precedent.cache.store import rows
+from precedent.cache.store.arrays import Ids, Mask
 from precedent.cache.store.database import Database
 from precedent.cache.store.records import StoredCompletion
 

@@ -59,6 +59,14 @@ Completions = list[StoredCompletion]
 
 
 @dataclass(frozen=True, slots=True)
+class Record:
+    """A completion with its counters and its vector, `[dimension]`, or None where there is none."""
+
+    completion: StoredCompletion
+    vector: Vector | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
     """A stored completion whose request resembles the query; `similarity` is the cosine, higher is nearer."""
 

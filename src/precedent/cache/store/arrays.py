@@ -1,0 +1,10 @@
+"""Types of the arrays in which the cache hands out many rows at once."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+"""Ids of completions, `[n]`."""
+
+Mask = NDArray[np.bool_]
+"""One answer for each completion, `[n]`."""

@@ -1,0 +1,33 @@
+"""What checking a store finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it was written.
+
+    `kind` is structure, record, vector, embedder, sums or segment; `detail` is a line for people; `ids` are the records
+    concerned.
+    """
+
+    kind: str
+    detail: str
+    repaired: bool = False
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `verify_cache` found in the file at `path`; `records` is the number of sound ones."""
+
+    path: str
+    records: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def sound(self) -> bool:
+        """True when nothing is damaged, or nothing any more."""
+        return all(finding.repaired for finding in self.findings)
