@@ -1,0 +1,62 @@
+"""CONTRIBUTING.md is followed as it is written: its Python is run, its contracts pass."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+SECTIONS = {part.splitlines()[0]: part for part in PAGE.split("\n## ")[1:]}
+MOST_LINES = 40
+
+
+def python_in(section: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", SECTIONS[section], re.DOTALL)
+
+
+def passes(folder: Path) -> str:
+    """The summary of pytest on a folder of its own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=prepend", str(folder)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("section", [name for name in SECTIONS if name.startswith("Add a ")])
+def test_what_is_added_takes_at_most_forty_lines(section: str) -> None:
+    assert max(code.count("\n") for code in python_in(section)) <= MOST_LINES
+
+
+def test_a_drafter_is_added_as_written(tmp_path: Path) -> None:
+    drafter, test = python_in("Add a drafter")
+    (tmp_path / "my_drafter.py").write_text(drafter)
+    (tmp_path / "test_my_drafter.py").write_text(test)
+    assert "passed" in passes(tmp_path)
+
+
+def test_a_store_is_tested_as_written(tmp_path: Path) -> None:
+    (test,) = python_in("Add a store")
+    (tmp_path / "test_my_store.py").write_text(test)
+    assert "passed" in passes(tmp_path)
+
+
+def test_a_tool_format_is_made_as_written() -> None:
+    (code,) = python_in("Add a tool format")
+    made: dict[str, object] = {}
+    exec(code, made)
+    assert made["ACT"].name == "act"
+
+
+def test_every_make_command_is_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)`", PAGE)) <= targets
+
+
+def test_every_path_is_there() -> None:
+    paths = set(re.findall(r"`((?:[\w-]+/)+(?:[\w-]+\.py)?)`", PAGE))
+    assert [path for path in paths if not (ROOT / path).exists() and not (ROOT / "src/precedent" / path).exists()] == []
