@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from precedent.cli import app as cli
 from precedent.cli.options import DEFAULT_TARGET
-from precedent.cli.run import STYLES, _pieces, _style
+from precedent.cli.run import _pieces
 from precedent.engine import Emission
 from precedent.errors import ModelLoadError
 from precedent.target.loading import DEMO_TARGET
@@ -180,12 +179,6 @@ def test_a_character_split_between_sources_is_shown_whole() -> None:
     pieces = list(_pieces([emission([(first, "recall"), (second, "target")])], tokenizer))
     assert "".join(text for _, text, _ in pieces) == "é"
     assert [(source, count) for source, _, count in pieces][:2] == [("recall", 1), ("target", 1)]
-
-
-def test_plugin_drafters_get_colours_of_their_own() -> None:
-    seen = Counter(["target", "mine", "recall", "yours"])
-    styles = [_style(source, seen) for source in ("recall", "mine", "yours")]
-    assert len({*styles, STYLES["target"]}) == 4
 
 
 @pytest.mark.usefixtures("searches_at_once")

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from precedent.cli.options import DEFAULT_TARGET, DeviceOption, JsonOption, write_json
+from precedent.cli.progress import Progress
 
 if TYPE_CHECKING:
     from precedent.cli.doctor_checks import Finding
@@ -23,6 +24,7 @@ STYLES = {"yes": "green", "no": "red", "note": "yellow"}
 
 
 def doctor(
+    ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="Hugging Face id or folder.")] = DEFAULT_TARGET,
     draft_model: Annotated[
         str | None, typer.Option(help="A draft model to go with it: does its tokenizer fit?", show_default=False)
@@ -34,10 +36,12 @@ def doctor(
 
     Exit status 0 if the model can be used, 1 if not, 2 if there is no such model.
     """
-    with Console(stderr=True).status(f"looking at {model}"):
-        from precedent.cli.doctor_checks import examine_files
+    progress: Progress = ctx.obj
+    progress.show(f"looking at {model}")
+    from precedent.cli.doctor_checks import examine_files
 
-        findings = examine_files(model, draft_model, device)
+    findings = examine_files(model, draft_model, device)
+    progress.rest()
     usable = all(one.state != "no" for one in findings if one.needed)
     _print(findings)
     typer.echo(f"{model} {'can' if usable else 'cannot'} be used")
