@@ -78,6 +78,10 @@ def test_the_default_target_is_the_packaged_one() -> None:
         (["run", "x", "--max-tokens", "0"], "max_tokens=0"),
         (["run", "x", "--target", "/no/such/model"], "there is no folder '/no/such/model'"),
         (["run", "x", "--dtype", "int8"], "dtype='int8' is not one of"),
+        (["run", "x", "--target", "smollm2-135m-instrct"], "did you mean 'smollm2-135m-instruct'"),
+        (["run", "x", "--target", "gpt-4o"], "behind its maker's API"),
+        (["doctor", "llama3.2:3b"], "a tag of Ollama"),
+        (["demo", "--temperature", "-1"], "temperature=-1.0 must be 0 (greedy) or greater"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_status_2(

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from precedent.cli.doctor_checks import Finding
 
 UNUSABLE = 1
-"""Exit status where the model cannot be used."""
+"""Exit status where the model, or the pair that was asked for, cannot be used."""
+
+DRAFT_MODEL = "draft model"
+"""The check that says nothing of the model itself."""
 
 STYLES = {"yes": "green", "no": "red", "note": "yellow"}
 
@@ -34,7 +37,7 @@ def doctor(
 ) -> None:
     """Look at a model's files: attention, chat template, tools, draft model, memory.
 
-    Exit status 0 if the model can be used, 1 if not, 2 if there is no such model.
+    Exit status 0 if the model (and the draft model with it) can be used, 1 if not, 2 if there is no such model.
     """
     progress: Progress = ctx.obj
     progress.show(f"looking at {model}")
@@ -42,13 +45,21 @@ def doctor(
 
     findings = examine_files(model, draft_model, device)
     progress.rest()
-    usable = all(one.state != "no" for one in findings if one.needed)
+    failed = {one.check for one in findings if one.needed and one.state == "no"}
     _print(findings)
-    typer.echo(f"{model} {'can' if usable else 'cannot'} be used")
+    typer.echo(_conclusion(model, draft_model, failed))
     if json:
-        write_json(json, {"model": model, "usable": usable, "findings": [dataclasses.asdict(one) for one in findings]})
-    if not usable:
+        found = {"model": model, "usable": not failed, "model_usable": failed <= {DRAFT_MODEL}}
+        write_json(json, found | {"findings": [dataclasses.asdict(one) for one in findings]})
+    if failed:
         raise typer.Exit(UNUSABLE)
+
+
+def _conclusion(model: str, draft_model: str | None, failed: set[str]) -> str:
+    """What can be used and what cannot: a draft model that does not fit says nothing against its target."""
+    if failed == {DRAFT_MODEL}:
+        return f"{model} can be used, but not with the draft model {draft_model}"
+    return f"{model} cannot be used: {', '.join(sorted(failed))}" if failed else f"{model} can be used"
 
 
 def _print(findings: list[Finding]) -> None:

@@ -18,7 +18,7 @@ from precedent.target.packaged import DEMO_TARGET, demo_folder
 from precedent.target.quiet import first_line, quiet
 from precedent.target.trained_draft import holds_draft, read_settings
 
-FETCH = "fetch it where there is a network with `hf download {0}` (formerly `huggingface-cli download`) and give that folder"
+FETCH = "fetch it where there is a network with `hf download {0}` and give that folder"
 
 
 def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = None) -> str | Path:

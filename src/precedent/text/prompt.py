@@ -5,9 +5,10 @@ The ids depend on the tokenizer, the messages and the tools alone, never on earl
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from precedent.text.tool_schema import check_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 _BEHIND = {"role": "user", "content": "."}
 """Stands behind an answer, so that the template closes it as it would in a conversation."""
@@ -93,7 +96,18 @@ def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
             f"the model's chat template {lack}, and the shipped Hermes template needs a tokenizer with <|im_start|> "
             "and <|im_end|>: set tokenizer.chat_template, or use a chat model"
         )
+    if own is None:
+        _warn_of_base_model(str(tokenizer.name_or_path))
     return hermes_template()
+
+
+@cache
+def _warn_of_base_model(name: str) -> None:
+    """Once for each model: answers of one that never learned to chat look like a fault of ours."""
+    log.warning(
+        "%s has no chat template: it is a base model, asked in ChatML that it was not trained on; "
+        "take its instruct version, or set tokenizer.chat_template", name or "the model",
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1)
