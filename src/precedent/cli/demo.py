@@ -151,7 +151,7 @@ def _sources(target: str, draft_model: str | None) -> tuple[str, str]:
 def _measured(bench: Bench, state: DemoState, asked: Asked, progress: Progress) -> float | None:
     """Warm the cache and measure; what other programs took of the processors meanwhile, None where nobody can tell."""
     step = bench.warm_engine.planner.cost.milliseconds(1)
-    count = None if asked.full else asked.requests or state.measured_requests(lambda: affordable(step))
+    count = asked.requests or (None if asked.full else state.measured_requests(lambda: affordable(step)))
     _warm(bench, state, progress, asked.full, count)
     bench.copy_warm_cache()
     others = OtherPrograms()
