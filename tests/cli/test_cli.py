@@ -81,6 +81,7 @@ def test_the_default_target_is_the_packaged_one() -> None:
         (["run", "x", "--target", "smollm2-135m-instrct"], "did you mean 'smollm2-135m-instruct'"),
         (["run", "x", "--target", "gpt-4o"], "behind its maker's API"),
         (["doctor", "llama3.2:3b"], "a tag of Ollama"),
+        (["demo", "--html", "/no/such/folder/page.html"], "there is no folder '/no/such/folder'"),
         (["demo", "--temperature", "-1"], "temperature=-1.0 must be 0 (greedy) or greater"),
     ],
 )

@@ -149,6 +149,20 @@ def test_a_file_that_is_no_gguf_is_refused(name: str, tmp_path: Path) -> None:
         load_target(file)
 
 
+def test_a_folder_of_gguf_files_is_told_from_a_model_folder(file: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"give the file itself, '.*model\.gguf'"):
+        load_target(file.parent)
+
+
+def test_a_file_that_nobody_may_read_is_one_clear_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path, *mode: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(ModelLoadError, match=r"cannot read .*Permission denied"):
+        load_target(file)
+
+
 def test_a_file_that_is_not_there_is_not_asked_of_the_hub() -> None:
     with pytest.raises(ModelLoadError, match=r"there is no file 'models/q4\.gguf'"):
         load_target("models/q4.gguf")

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from precedent.cli.demo_verdict import FEWEST_FOR_SPEED
-from precedent.cli.options import DeviceOption, DtypeOption, JsonOption, write_json
+from precedent.cli.options import DeviceOption, DtypeOption, HtmlOption, JsonOption, write_json
 from precedent.cli.progress import Progress
 from precedent.errors import PrecedentError
 from precedent.machine_load import OtherPrograms
@@ -70,9 +70,7 @@ def demo(
     requests: Annotated[int | None, typer.Option(min=1, help="Measure only this many requests.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget the demo's warm cache first.")] = False,
     json: JsonOption = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", dir_okay=False, help="Write a page with every token's source here.")
-    ] = None,
+    html: HtmlOption = None,
 ) -> None:
     """Run a LangChain tool-calling agent over repeated workflows, plain and speculated, and compare."""
     from precedent.config import SamplingParams

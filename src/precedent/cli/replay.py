@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from precedent.cli.options import DEFAULT_TARGET, DeviceOption, DtypeOption, JsonOption, write_json
+from precedent.cli.options import DEFAULT_TARGET, DeviceOption, DtypeOption, HtmlOption, JsonOption, write_json
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError
 
@@ -78,7 +78,7 @@ def replay(
         bool, typer.Option("--details", help="Show nodes, drafting times, kinds of turns and every curve.")
     ] = False,
     calibration: Annotated[bool, typer.Option("--calibration", help="Show how true the estimates are.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page with tokens coloured by source.")] = None,
+    html: HtmlOption = None,
     svg: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="Write the page's pictures into this folder.")
     ] = None,

@@ -133,7 +133,8 @@ def read_config(file: Path) -> PreTrainedConfig:
 
 
 def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer, with its way of splitting numbers where transformers leaves that out."""
+    """The tokenizer, with its way of splitting numbers where transformers leaves that out. Raises ModelLoadError."""
+    check_reader(file.name)
     with quiet():
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_in(file))
     kind = _header(file).pre_tokenizer

@@ -54,7 +54,7 @@ def load_target(
     model_kwargs: Mapping[str, Any] | None = None,
     num_processes: int = 1,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal language model and its tokenizer from a Hugging Face id, a folder or `DEMO_TARGET`.
+    """Load a causal language model and its tokenizer from a Hugging Face id, a folder, a GGUF file or `DEMO_TARGET`.
 
     `device` None is cuda where there is one, else cpu, "auto" spreads the layers over all devices; `dtype` None or
     "auto" keeps the weights as they are stored; `model_kwargs` go to transformers' `from_pretrained` as they are
@@ -72,7 +72,7 @@ def load_target(
 
 
 def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a Hugging Face id, a folder or `DEMO_TARGET`, without its model. Raises ModelLoadError."""
+    """Load the tokenizer of what `load_target` takes, without its model. Raises ModelLoadError."""
     file = gguf_file(name_or_path)
     if file is not None:
         with explained(file, "the tokenizer of"):
@@ -81,7 +81,7 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
 
 
 def load_config(name_or_path: str | Path) -> PreTrainedConfig:
-    """Load the config of a Hugging Face id, a folder or `DEMO_TARGET`, without its weights. Raises ModelLoadError."""
+    """Load the config of what `load_target` takes, without its weights. Raises ModelLoadError."""
     file = gguf_file(name_or_path)
     if file is not None:
         return read_config(file)

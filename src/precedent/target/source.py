@@ -41,20 +41,28 @@ def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = N
             f"{path} holds a draft model without embeddings, trained for {read_settings(path).target}; "
             "give it as the draft model beside that target"
         )
+    inside = sorted(path.glob("*.gguf"))
+    if inside and not (path / "config.json").exists():
+        raise ModelLoadError(
+            f"{path} holds GGUF files and no config.json; give the file itself, as in {str(inside[0])!r}"
+        )
     return path
 
 
 def gguf_file(name_or_path: str | Path) -> Path | None:
     """The path where it is a GGUF file, None where it is no file. Raises ModelLoadError for any other file."""
     path = Path(name_or_path).expanduser()
-    if path.is_file() and not is_gguf(path):
-        kind = "no GGUF file, whatever it is called" if path.suffix == ".gguf" else "a file"
-        raise ModelLoadError(
-            f"{path} is {kind}; give the folder that holds config.json and the weights, or a GGUF file"
-        )
     if path.suffix == ".gguf" and not path.exists():
         raise ModelLoadError(f"there is no file {str(path)!r}; `hf download OWNER/NAME FILE` fetches one of the hub's")
-    return path if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        if is_gguf(path):
+            return path
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
+    kind = "no GGUF file, whatever it is called" if path.suffix == ".gguf" else "a file"
+    raise ModelLoadError(f"{path} is {kind}; give the folder that holds config.json and weights, or a GGUF file")
 
 
 def _of_the_hub(name_or_path: str | Path, settings: Mapping[str, Any]) -> str | Path:
