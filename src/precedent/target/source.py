@@ -43,9 +43,7 @@ def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = N
         )
     inside = sorted(path.glob("*.gguf"))
     if inside and not (path / "config.json").exists():
-        raise ModelLoadError(
-            f"{path} holds GGUF files and no config.json; give the file itself, as in {str(inside[0])!r}"
-        )
+        raise ModelLoadError(f"{path} holds GGUF files and no config.json; give the file itself, {str(inside[0])!r}")
     return path
 
 
