@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import AutoConfig
 
 from precedent.cli import app as cli
 from precedent.cli import doctor_checks
+from precedent.target.trained_draft import DraftSettings
 from precedent.testing.tiny_gguf import write_gguf
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -157,3 +159,13 @@ def test_a_gguf_file_is_examined_without_a_conversion(tmp_path: Path, monkeypatc
     assert (status, found["usable"], found["file"][0]) == (0, True, "note")
     assert found["chat template"] == ("yes", "the model's own")
     assert not (tmp_path / "caches").exists()
+
+
+def test_a_draft_trained_for_a_target_is_not_refused_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, draft = write(tmp_path / "model"), tmp_path / "draft"
+    draft.mkdir()
+    settings = DraftSettings("my-model", "embeddings", "layers", (0, 2))
+    (draft / "draft.json").write_text(json.dumps(dataclasses.asdict(settings)))
+    status, found = examined(model, "--draft-model", str(draft), tmp_path=tmp_path, monkeypatch=monkeypatch)
+    assert (status, found["draft model"][0]) == (0, "note")
+    assert "trained for my-model" in found["draft model"][1]

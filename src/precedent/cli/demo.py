@@ -131,8 +131,11 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
     progress.show("starting engines and measuring this machine's cost per step")
     cache = SpeculationCache.open(state.cache_path)
     cache.warm_up()  # loading the embedder would disturb the measuring
-    ways, settings = ways_of(asked.temperature, asked.full), {"temperature": asked.temperature}
-    bench = Bench(model, tokenizer, asked.target, draft, cache, ways, **settings, max_tokens=MAX_TOKENS_PER_TURN)
+    ways = ways_of(asked.temperature, asked.full)
+    bench = Bench(
+        model, tokenizer, asked.target, draft, cache, ways,
+        temperature=asked.temperature, max_tokens=MAX_TOKENS_PER_TURN,
+    )  # fmt: skip
     own_draft = own and asked.draft_model is None
     return bench, state, "the order desk's own, of two layers" if own_draft else draft_source
 

@@ -9,6 +9,7 @@ from precedent.machine_load import BUSY_SHARE
 
 FEWEST_FOR_SPEED = 6
 """Requests from which a speed is said: six pairs of times that all point one way are chance in 3 of 100."""
+
 Results = Mapping[str, Any]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from precedent.target.first_layers import FIRST_LAYERS, checked_count
 from precedent.target.loading import check_same_vocabulary, load_config, load_tokenizer
 from precedent.target.source import gguf_file
 from precedent.target.support import check_supported, context_length
+from precedent.target.trained_draft import holds_draft, read_settings
 from precedent.text.answers import answer_syntax
 from precedent.text.prompt import render_prompt
 from precedent.text.tool_formats.reasoning import reasoning_tags
@@ -170,6 +172,11 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
         if draft_model.startswith(FIRST_LAYERS):
             chosen = checked_count(draft_model, number)
             return Finding("draft model", "yes", f"the target's own first layers, {chosen} of {number}")
+        if holds_draft(draft_model):
+            trained_for = read_settings(Path(draft_model).expanduser()).target
+            return Finding(
+                "draft model", "note", f"trained for {trained_for}; loading it tells whether that is this model"
+            )
         check_supported(load_config(draft_model))
         check_same_vocabulary(draft_model, load_tokenizer(draft_model), tokenizer)
     except PrecedentError as error:
