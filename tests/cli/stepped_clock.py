@@ -20,10 +20,10 @@ REAL_SECONDS = 0.05
 
 
 class SteppedClock(Clock):
-    """Goes on in steps of five seconds, as long as nobody is being served."""
+    """Goes on in steps of five seconds, as long as nobody is being served; stands still until somebody waits."""
 
     def __init__(self) -> None:
-        self._seconds, self._serving = 0.0, False
+        self._seconds, self._serving = 0.0, True
         self._changed = threading.Condition()
         threading.Thread(target=self._run, daemon=True).start()
 
