@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 # says what it does, tells pip's stages every few seconds, and shows all that pip printed where it fails
-INSTALL := $(BIN)/python tools/install.py
+INSTALL := $(BIN)/python .ci/install.py
 PINNED  := -c constraints.txt
 
 PLUGIN     := plugins/precedent-demo

@@ -1,4 +1,4 @@
-"""`tools/install.py`, by which `make` installs: it tells pip's stages, and hides nothing where pip fails."""
+"""`.ci/install.py`, by which `make` installs: it tells pip's stages, and hides nothing where pip fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from precedent.cli.progress import Clock, Progress
 
-TOOL = Path(__file__).parents[1] / "tools" / "install.py"
+TOOL = Path(__file__).parents[1] / ".ci" / "install.py"
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """What a command is doing now, on stderr: bars on a terminal, elsewhere plain lines, one at least every 15 seconds.
 
 A pipe, a log or a build server shows no bar, and silence looks like a command that hangs. Only the standard library is
-imported here: `tools/install.py` uses this module before anything is installed.
+imported here: `.ci/install.py` uses this module before anything is installed.
 """
 
 from __future__ import annotations

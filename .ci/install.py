@@ -1,6 +1,6 @@
 """`pip install`, with a line now and then that says how far it is: minutes of silence look like a command that hangs.
 
-    python tools/install.py "installing the test tools" ARGUMENTS-OF-PIP-INSTALL…
+    python .ci/install.py "installing the test tools" ARGUMENTS-OF-PIP-INSTALL…
 
 Runs before anything is installed, so that it needs no more than Python. What pip printed is shown where pip fails.
 """
