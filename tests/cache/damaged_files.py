@@ -49,6 +49,7 @@ def record(number: int) -> NewCompletion:
 
 
 STORED = {record(number) for number in range(400)}
+TOKENS = {one.token_ids for one in STORED}
 BASE, DONOR, NEW = range(40), range(100, 140), range(200, 230)
 
 
@@ -395,7 +396,9 @@ def read(store: SQLiteStore) -> int:
         partition.lengths()
         partition.most_tokens()
         for segment in partition.segments(partition.directory()):
-            assert set(segment.ids.tolist()) <= held.keys()
+            ends = [*segment.completions["begin"][1:].tolist(), segment.tokens.size]
+            for begin, end in zip(segment.completions["begin"], ends, strict=True):
+                assert tuple(segment.tokens[begin + 1 : end].tolist()) in TOKENS
         lengths = {row_id: len(tokens) for row_id, tokens in held.items()}
         partition.seal(lengths, lambda ids, held=held: sorted_segment({i: held[i] for i in ids.tolist()}))
         vectors_of = store.partition_vectors(tenant, "tok")

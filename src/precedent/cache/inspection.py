@@ -172,7 +172,7 @@ def _check_tables(connection: sqlite3.Connection, path: Path) -> None:
 def _check_pages(connection: sqlite3.Connection, path: Path, *, alone: bool, whole: bool) -> None:
     pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     missing = pages - path.stat().st_size // size
-    if alone and path.stat().st_size % size:
+    if alone and path.stat().st_size < pages * size:  # SQLite would read zeros there
         raise _damaged(path, "its last page is cut short")
     if not alone and missing * (FRAME_HEADER.size + size) > bytes_in(log_of(path)):
         raise _damaged(path, f"{missing} pages are missing at its end, more than its log can hold")
