@@ -85,6 +85,51 @@ def test_another_format_is_refused_and_left_untouched(store, server, url):
     assert server.execute("SELECT id FROM precedent.completion") == [(row_id,)]
 
 
+PLANTED = """
+CREATE FUNCTION precedent.nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TRIGGER planted BEFORE INSERT ON precedent.completion FOR EACH ROW EXECUTE FUNCTION precedent.nothing();
+"""
+
+FOREIGN = {
+    "its table meta is none of a cache's": "DROP TABLE precedent.meta; CREATE TABLE precedent.meta (id int)",
+    "table meta is missing": "DROP TABLE precedent.meta",
+    "table gone is not one of that format": "DROP TABLE precedent.gone",
+    "table completion is not one of that format": "ALTER TABLE precedent.completion DROP COLUMN text",
+    "table tenant is not one of that format": "ALTER TABLE precedent.tenant RENAME TO tenants; "
+    "CREATE VIEW precedent.tenant AS SELECT * FROM precedent.tenants",
+    "no epoch": "DELETE FROM precedent.meta WHERE key = 'epoch'",
+    "format None": "DELETE FROM precedent.meta WHERE key = 'format'",
+    "trigger planted": PLANTED,
+    "rule planted": "CREATE RULE planted AS ON DELETE TO precedent.completion DO INSTEAD NOTHING",
+    "policy planted": "CREATE POLICY planted ON precedent.completion USING (true)",
+    "missing row security": "ALTER TABLE precedent.completion DISABLE ROW LEVEL SECURITY",
+    "missing policy": "DROP POLICY one_tenant ON precedent.completion",
+}
+
+
+@pytest.mark.parametrize("said", FOREIGN)
+def test_tables_that_are_not_ours_are_refused_and_left_untouched(store, server, url, said):
+    """With the trigger, an insertion would return the id of nothing; without row security tenants see each other."""
+    add(store, completion(1))
+    server.execute(FOREIGN[said])
+    reader = PostgresStore(url)
+    with pytest.raises(CacheMismatchError, match=said) as caught:
+        reader.since("default", "tok", 0)
+    assert "\n" not in str(caught.value)
+    reader.close()
+
+
+def test_what_is_planted_while_the_store_is_open_is_a_clear_error(store, server):
+    """Nobody is told that a record is stored which is not."""
+    add(store, completion(1))
+    server.execute(PLANTED)
+    with pytest.raises(CacheError, match="the server has stored nothing"):
+        add(store, completion(2))
+    server.execute("DELETE FROM precedent.meta WHERE key = 'epoch'")
+    with pytest.raises(CacheError, match="a row that every cache has is gone"):
+        store.epoch()
+
+
 def test_the_vectors_of_another_embedder_are_refused_at_the_first_question(url):
     with SpeculationCache.open(url, embedder=HashEmbedder(DIMENSION)) as cache:
         cache.insert(completion(1))

@@ -21,7 +21,7 @@ from precedent.cache.records import (
     Vector,
     storable,
 )
-from precedent.cache.rows import completion_of, vector_of
+from precedent.cache.rows import completion_of, embedder_in, vector_of
 from precedent.cache.same_embedder import maker_of, require_same
 from precedent.cache.segment import Ids
 from precedent.cache.transfer import Record, payload_of
@@ -47,6 +47,7 @@ __all__ = [
     "VerifyReport",
     "common_level",
     "completion_of",
+    "embedder_in",
     "folded",
     "identity_of",
     "maker_of",

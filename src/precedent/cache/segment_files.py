@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.cache.directory import Directory
+from precedent.cache.files import wait_for_folder
 from precedent.cache.segment import COMPLETION, TOKEN, Mask, Segment, is_sound, kept
 
 logger = logging.getLogger("precedent.cache")
@@ -123,7 +124,7 @@ class ArrayFiles(ABC):
         self.folder.mkdir(parents=True, exist_ok=True, mode=_folder_mode(self._mode))
         with self._new_file(self.folder / MANIFEST) as file:
             file.write(json.dumps({"format": FORMAT, "segments": entries}, indent=1).encode())
-        _wait_for_folder(self.folder)
+        wait_for_folder(self.folder)
 
     def erase_unlisted(self) -> None:
         """Overwrite and delete every file that the manifest does not list; without segments the folder goes as well.
@@ -228,13 +229,3 @@ def _erase(file: Path) -> None:
         opened.flush()
         os.fsync(opened.fileno())
     file.unlink(missing_ok=True)
-
-
-def _wait_for_folder(folder: Path) -> None:
-    """Wait until names of files are on disk, where the system can wait for that."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
