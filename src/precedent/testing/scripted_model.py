@@ -100,22 +100,26 @@ def scripted_model_engine(
     """An engine on a tiny random Llama that answers from `script`; `settings` go to `Engine` (`cache`, `limits`, ...).
 
     With `draft_model` a model of other random weights proposes as well, nearly always wrongly. An answer that a grammar
-    forbids fails, unless it `may_stray`. Searches and writes are done before decoding goes on, so that what is drafted
-    never hangs on which thread was faster.
+    forbids fails, unless it `may_stray`. Searches and writes are done before decoding goes on, and no step is timed, so
+    that what is drafted hangs neither on which thread was faster nor on how busy the machine is.
     """
     tokenizer = tokenizer or scripted_tokenizer()
     target = ScriptedTarget(_tiny(tokenizer, seed=0), tokenizer, script, may_stray=may_stray)
     draft = _tiny(tokenizer, seed=1) if draft_model else None
-    settings = {"executor": AtOnce(), "cost": fixed_cost(), **settings}
+    settings = {"executor": AtOnce(), "cost": FixedCost(), **settings}
     return ScriptedModelEngine(target, tokenizer, name=name, draft_model=draft, **settings)
 
 
-def fixed_cost() -> CostCurve:
-    """A cost curve that depends on no machine."""
-    curve = CostCurve()
-    for width, milliseconds in MILLISECONDS:
-        curve.observe(width, milliseconds)
-    return curve
+class FixedCost(CostCurve):
+    """A cost curve that depends on no machine: what steps really take is not learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for width, milliseconds in MILLISECONDS:
+            super().observe(width, milliseconds)
+
+    def observe(self, width: int, milliseconds: float) -> None:
+        """Leave the curve as it is."""
 
 
 @lru_cache(maxsize=1)
