@@ -27,6 +27,14 @@ NOT_CHATML = chatml_tokenizer(
     chat_template="{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ m.tool_calls or '' }}{% endfor %}{{ tools }}"
 )
 
+PARTICULAR = chatml_tokenizer(
+    chat_template="{% for m in messages %}"
+    "{% if m.role == 'system' or m.role == 'user' and loop.previtem and loop.previtem.role == 'user' %}"
+    "{{ raise_exception('no') }}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\\n' + m.content }}{{ m.tool_calls or '' }}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{{ tools }}{{ '<|im_start|>assistant\\n' }}"
+)
+
 
 @tool
 def look_up(number: str) -> str:
@@ -191,7 +199,9 @@ HARMLESS: list[list[Any]] = [
 
 
 @pytest.mark.parametrize("messages", HARMLESS, ids=range(len(HARMLESS)))
-@pytest.mark.parametrize("tokenizer", [TOKENIZER, NOT_CHATML], ids=["ChatML", "another form"])
+@pytest.mark.parametrize(
+    "tokenizer", [TOKENIZER, PARTICULAR, NOT_CHATML], ids=["ChatML", "no system, users alternate", "another form"]
+)
 def test_whatever_langchain_holds_is_found_in_its_prompt(messages: list[Any], tokenizer: Any) -> None:
     assert model(tokenizer=tokenizer).invoke(messages).content == "fine"
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"
 
@@ -32,6 +33,9 @@ class Said:
     texts: tuple[str, ...]
 
 
+Role = TypeVar("Role", Turn, Said)
+
+
 def turns_of(pieces: Iterable[str]) -> list[Turn]:
     """The closed turns of a prompt that was cut before every `BEGIN`; the turn that it opens is no part of them."""
     before, *turns = (piece.removeprefix(BEGIN) for piece in pieces)
@@ -42,18 +46,43 @@ def turns_of(pieces: Iterable[str]) -> list[Turn]:
 
 
 def missing(said: Sequence[Said], turns: Sequence[Turn]) -> str | None:
-    """What the turns do not hold of the messages, in the order of both, in words; None where they hold all and no more.
+    """What the turns do not hold of the messages, in words; None where they hold all of them and no more.
 
-    The template's own system turn may precede. A prompt that is not ChatML is searched as a whole, in any order.
+    Turns come in the order of the messages; templates put system messages where they like, and may add one of their
+    own. A prompt that is not ChatML is searched as a whole, in any order.
     """
     if [turn.role for turn in turns] == [""]:
-        return next((_words(one) for one in said if _end_in(turns[0], one, 0, ordered=False) is None), None)
+        return _first_lost(said, turns)
+    system, others = _parted(turns)
+    told, _ = _parted(said)
+    if len(system) > 1 + len(told):
+        return f"nobody said {system[-1].text!r}, which it has as system"
+    return _first_lost(told, system or others) or _first_in_disorder(said, others)
+
+
+def _parted(all_of_them: Sequence[Role]) -> tuple[list[Role], list[Role]]:
+    """Those of the system, and the others."""
+    system = [one for one in all_of_them if one.role == "system"]
+    return system, [one for one in all_of_them if one.role != "system"]
+
+
+def _first_lost(said: Sequence[Said], turns: Sequence[Turn]) -> str | None:
+    """The first message that no turn holds."""
+    lost = (one for one in said if all(_end_in(turn, one, 0, ordered=False) is None for turn in turns))
+    return next(map(_words, lost), None)
+
+
+def _first_in_disorder(said: Sequence[Said], turns: Sequence[Turn]) -> str | None:
+    """The first message, the system's aside, that does not stand in its place, or the first turn that is nobody's."""
     at, behind = -1, 0
-    if turns and turns[0].role == "system" and (not said or said[0].role != "system"):
-        at, behind = 0, len(turns[0].text)
     for before, one in zip((None, *said), said, strict=False):
-        results = before is not None and before.role == one.role == "tool"  # those of one turn's calls share a turn
-        place = _place(one, turns, at, behind, stay=results)
+        if one.role == "system":
+            continue
+        results = before is not None and before.role == one.role == "tool"
+        shared = (
+            results and turns[at].role == "user"
+        )  # where results are a user's, those of one turn's calls are one turn
+        place = _place(one, turns, at, behind, stay=shared)
         if place is None:
             return _words(one)
         at, behind = place
