@@ -62,9 +62,10 @@ class Listener(BaseCallbackHandler):
         with self._lock:
             asked = {run_id: self._running[run_id] for run_id in self._here.get() if run_id in self._running}
             lacks = {run_id: _lack(one, tokenizer, prompt_ids) for run_id, one in asked.items()}
-            met = next((run_id for run_id, lack in lacks.items() if lack is None), None)
-            self._running.pop(met, None)  # type: ignore[arg-type]  # None is no run
-        if lacks and met is None:
+            met = [run_id for run_id, lack in lacks.items() if lack is None][:1]
+            for run_id in met:
+                del self._running[run_id]
+        if lacks and not met:
             prompt = tokenizer.decode(list(prompt_ids))
             reasons = "; or: ".join(filter(None, lacks.values()))
             raise AssertionError(f"the prompt is not what LangChain was asked: {reasons}\n{prompt}")

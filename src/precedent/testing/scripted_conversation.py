@@ -34,32 +34,27 @@ def conversations(*scripts: Sequence[Line]) -> Callable[[str], str]:
         _check(script)
 
     def answer(prompt: str) -> str:
-        turns, reasons = turns_of(re.split(f"(?={re.escape(BEGIN)})", prompt)), []
+        turns, reasons = turns_of(re.split(f"(?={re.escape(BEGIN)})", prompt)), list[str]()
         for script in scripts:
-            reply = _reply(script, turns)
-            if not isinstance(reply, _Refusal):
+            reply, lack = _reply(script, turns)
+            if lack is None:
                 return reply
-            reasons.append(reply)
+            reasons.append(lack)
         raise GenerationError(f"the prompt follows no conversation of the script: {'; '.join(reasons)}")
 
     return answer
 
 
-class _Refusal(str):
-    """Why a conversation has no answer to a prompt."""
-
-
-def _reply(script: Sequence[Line], turns: Sequence[Turn]) -> str:
-    """The answer that follows the turns, or a `_Refusal`."""
+def _reply(script: Sequence[Line], turns: Sequence[Turn]) -> tuple[str, str | None]:
+    """The answer that follows the turns, and what they lack for it, None where that is nothing."""
     if [turn.role for turn in turns] == [""]:
-        return _Refusal("its prompts are not ChatML; give a function of the prompt")
+        return "", "its prompts are not ChatML; give a function of the prompt"
     places = [place for place, (role, _) in enumerate(script) if role == "assistant"]
     given = sum(turn.role == "assistant" for turn in turns)
     if given >= len(places):
-        return _Refusal(f"it has {len(places)} answers, and the prompt holds {given}")
+        return "", f"it has {len(places)} answers, and the prompt holds {given}"
     before = [Said(role, (text,)) for role, text in script[: places[given]]]
-    lack = missing(before, turns)
-    return script[places[given]][1] if lack is None else _Refusal(lack)
+    return script[places[given]][1], missing(before, turns)
 
 
 def _check(script: Sequence[Line]) -> None:

@@ -79,10 +79,8 @@ def _first_in_disorder(said: Sequence[Said], turns: Sequence[Turn]) -> str | Non
         if one.role == "system":
             continue
         results = before is not None and before.role == one.role == "tool"
-        shared = (
-            results and turns[at].role == "user"
-        )  # where results are a user's, those of one turn's calls are one turn
-        place = _place(one, turns, at, behind, stay=shared)
+        # where results are a user's, those of one turn's calls share a turn
+        place = _place(one, turns, at, behind, stay=results and turns[at].role == "user")
         if place is None:
             return _words(one)
         at, behind = place

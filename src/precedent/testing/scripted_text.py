@@ -90,9 +90,9 @@ class ScriptedText:
         """How far in the script an answer is, None where it is not in it."""
         at = 0
         for byte in said:
-            while at < len(self._text) and self._text[at] != byte and self._text[at] in BLANK and self._layout[at]:
-                at += 1
-            if at < len(self._text) and self._text[at] == byte:
+            if byte not in self._text[at : at + 1]:
+                at = self._behind_layout(at)
+            if byte in self._text[at : at + 1]:
                 at += 1
             elif byte not in BLANK or not self._layout[at]:
                 return None
