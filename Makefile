@@ -13,14 +13,15 @@ PINNED  := -c constraints.txt
 
 PLUGIN     := plugins/precedent-demo
 SERVER     := plugins/precedent-postgres
-SOURCES    := $(wildcard src plugins tests examples tools)
-DEMO_ARGS  ?=
-BENCH_ARGS ?=
-TEST_ARGS  ?=
+SOURCES    := $(wildcard src plugins tests examples .ci)
+DEMO_ARGS   ?=
+BENCH_ARGS  ?=
+TEST_ARGS   ?=
+MUTANT_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo test test-exhaustive test-stress test-integration check bench clean
+.PHONY: help demo test test-exhaustive test-stress test-integration test-mutants check bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -47,6 +48,10 @@ test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a cache under kill 
 
 test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model, which does not pass all (docs/langchain.md)
 	@$(BIN)/python -m pytest -q --tb=line -m integration tests/langchain/test_langchain_demo_pair.py
+
+test-mutants: $(VENV)/dev.stamp  ## break the way between LangChain and the model; the tests must see it each time (half an hour)
+	@echo "== one line for each mutant, as its run ends"
+	@$(BIN)/python tests/mutants/run.py $(MUTANT_ARGS)
 
 check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
 	@echo "== ruff"

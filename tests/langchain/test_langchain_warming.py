@@ -19,6 +19,7 @@ from precedent import SpeculationCache
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent, PrecedentRecorder, RecordingCache
 from precedent.testing.embedders import HashEmbedder
+from precedent.testing.scripted_conversation import conversations
 from precedent.testing.scripted_model import scripted_model_engine
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "7"}}\n</tool_call>'
@@ -31,14 +32,17 @@ def look_up(number: str) -> str:
     return f"order {number} is open"
 
 
-def script(prompt: str) -> str:
-    return "It is open." if "is open" in prompt else CALL if "look_up" in prompt else "I do not know."
+SCRIPT = conversations(
+    [("user", QUESTION), ("assistant", CALL), ("tool", "order 7 is open"), ("assistant", "It is open.")],
+    [("user", "Do you know?"), ("assistant", "I do not know.")],
+    [("user", "What was it?"), ("assistant", "I do not know.")],
+)
 
 
 @pytest.fixture
 def llm() -> Iterator[ChatPrecedent]:
     cache = SpeculationCache.open(embedder=HashEmbedder())
-    engine = scripted_model_engine(script, cache=cache)
+    engine = scripted_model_engine(SCRIPT, cache=cache)
     yield ChatPrecedent.from_engine(engine, tenant="acme")
     engine.close()
 
