@@ -14,7 +14,7 @@ from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
 from precedent.cache.completion_store import CompletionStore
 from precedent.cache.embedder import Embedder, embed_one, identity_of, resolve
 from precedent.cache.index import SimilarityIndex
-from precedent.cache.opening import open_store, shown, url_scheme
+from precedent.cache.opening import open_store
 from precedent.cache.partition import Partition
 from precedent.cache.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant
 from precedent.cache.redaction import Redact, apply
@@ -22,6 +22,7 @@ from precedent.cache.same_embedder import require_same
 from precedent.cache.segment import Ids
 from precedent.cache.similarity import SimilarityOf
 from precedent.cache.store import SQLiteStore
+from precedent.cache.store_url import Place, StoreURL, place_of
 from precedent.errors import CacheError
 
 REMEMBERED_QUERIES = 256
@@ -58,12 +59,12 @@ class SpeculationCache:
         self._vectors_lock = threading.Lock()
         self._memories: list[weakref.WeakMethod[Callable[[], None]]] = []
         self.path: str | None = None
-        """What `open` was given, made absolute; None in memory."""
+        """What `open` was given, made absolute, a URL without its secrets; None in memory."""
 
     @classmethod
     def open(
         cls,
-        path: str | Path | None = None,
+        path: Place | None = None,
         *,
         embedder: str | Embedder | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
@@ -87,15 +88,16 @@ class SpeculationCache:
         the place of a completion, or None. `similarity` finds the nearest completions, by default FAISS in memory.
         Raises CacheError; a file that is refused is left untouched.
         """
+        place = place_of(path)
         if max_index_bytes is None:
-            on_disk = path is not None and url_scheme(path) is None
+            on_disk = place is not None and not isinstance(place, StoreURL)
             max_index_bytes = DEFAULT_MAX_MAPPED_BYTES if on_disk else DEFAULT_MAX_INDEX_BYTES
         check_index_bytes(max_index_bytes)
         chosen = resolve(embedder)
         bounds = Bounds(max_bytes, max_records, max_age, max_tenant_bytes)
-        store = open_store(path, embedder=chosen, bounds=bounds, read_only=read_only)
+        store = open_store(place, embedder=chosen, bounds=bounds, read_only=read_only)
         opened = cls(store, chosen, max_index_bytes=max_index_bytes, redact=redact, similarity=similarity)
-        opened.path = _written(path)
+        opened.path = _written(place)
         return opened
 
     def warm_up(self) -> None:
@@ -251,8 +253,8 @@ def check_index_bytes(max_index_bytes: int) -> None:
         raise CacheError(f"max_index_bytes={max_index_bytes} must be at least 1")
 
 
-def _written(path: str | Path | None) -> str | None:
+def _written(place: Place | None) -> str | None:
     """Where a cache lies, as settings may be written down."""
-    if path is None:
-        return None
-    return shown(str(path)) if url_scheme(path) is not None else str(Path(path).expanduser().resolve())
+    if isinstance(place, str | Path):
+        return str(Path(place).expanduser().resolve())
+    return None if place is None else str(place)

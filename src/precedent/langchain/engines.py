@@ -7,14 +7,14 @@ import uuid
 import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from precedent.errors import ConfigError, UnsupportedError
+from precedent.cache import SpeculationCache
+from precedent.cache.store_url import Place, place_of
+from precedent.errors import UnsupportedError
 from precedent.sharing import key_of
 
 if TYPE_CHECKING:
-    from precedent.cache import SpeculationCache
     from precedent.engine import Engine
 
 _LOADING, _NOTING = threading.Lock(), threading.Lock()
@@ -40,6 +40,9 @@ class EngineSettings:
     cuda_graphs: bool | None = None
     pearl: bool | None = None
     tensor_parallel: bool | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "speculation_cache", cache_or_place(self.speculation_cache))
 
     def key(self) -> Hashable:
         """Names and paths by value, objects by identity."""
@@ -126,14 +129,15 @@ def _running() -> list[Engine]:
         return list(_RUNNING)
 
 
-def _opened(cache: Any, embedder: Any) -> Any:
-    """The cache itself, or the one of this path, which all engines of the process share."""
-    from precedent.cache import SpeculationCache
+def cache_or_place(cache: Any) -> SpeculationCache | Place | None:
+    """An open cache as it is, else where one lies: a URL keeps its password to itself. Raises ConfigError."""
+    return cache if isinstance(cache, SpeculationCache) else place_of(cache)
 
+
+def _opened(cache: SpeculationCache | Place | None, embedder: Any) -> SpeculationCache | None:
+    """The cache itself, or the one of this place, which all engines of the process share."""
     if cache is None or isinstance(cache, SpeculationCache):
         return cache
-    if not isinstance(cache, str | Path):
-        raise ConfigError(f"speculation_cache={cache!r} is neither a path nor an open SpeculationCache nor None")
     key = key_of([cache, embedder])
     opened = _OPEN_CACHES.get(key)
     if opened is None:

@@ -9,11 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from langchain_core.language_models.chat_models import BaseChatModel
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 from precedent import __version__
 from precedent.errors import ConfigError
-from precedent.langchain.engines import EngineHolder, EngineSettings
+from precedent.langchain.engines import EngineHolder, EngineSettings, cache_or_place
+from precedent.langchain.serializing import without_secrets, written_cache
 from precedent.langchain.settings import (
     check_fields,
     check_names,
@@ -88,12 +89,28 @@ class EngineFields(BaseModel):
         """Check the settings. Raises ConfigError on an unknown name or a value out of its range."""
         known = (*type(self).model_fields, "model_name", *STANDARD_BUT_IDLE)
         check_names(kwargs, known, type(self).__name__)
+        fields = _with_place(_with_environment(kwargs))  # before pydantic, whose errors show what they were given
         with in_one_line():
-            super().__init__(**_with_environment(kwargs))
+            super().__init__(**fields)
         check_fields(self)
         templates_of(self, {}, ())
         if self.tensor_parallel:
             self.engine  # noqa: B018 -- loaded now: all processes but the first go no further than this line
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, cache_or_place(value) if name == "speculation_cache" else value)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, on the same engines; see pydantic's `BaseModel.model_copy`."""
+        return super().model_copy(update=_with_place(update or {}), deep=deep)
+
+    def __repr_args__(self) -> Any:
+        shown = super().__repr_args__()
+        return [(name, without_secrets(value) if name == "model_kwargs" else value) for name, value in shown]
+
+    @field_serializer("speculation_cache", when_used="json")
+    def _cache_as_text(self, cache: Any) -> str | None:
+        return written_cache(cache)
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any, **kwargs: Any) -> Self:
@@ -185,6 +202,12 @@ class ChatFields(EngineFields, BaseChatModel):
         """Tell traces whose versions ran; LangChain asks for a validator of a name of one's own."""
         self._add_version("precedent-llm", __version__)
         return self
+
+
+def _with_place(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields`, a cache's URL among them as one that shows no password."""
+    given = "speculation_cache" in fields
+    return {**fields, "speculation_cache": cache_or_place(fields["speculation_cache"])} if given else dict(fields)
 
 
 def _with_environment(kwargs: dict[str, Any]) -> dict[str, Any]:
