@@ -27,6 +27,7 @@ from precedent.cache.segment import Ids
 from precedent.cache.store_url import StoreURL
 from precedent.cache.transfer import Record, payload_of
 from precedent.cache.verifying import Finding, VerifyReport
+from precedent.process import OfOneProcess
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
@@ -39,6 +40,7 @@ __all__ = [
     "Finding",
     "Ids",
     "NewCompletion",
+    "OfOneProcess",
     "Payload",
     "Record",
     "Selection",

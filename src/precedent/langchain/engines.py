@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import contextvars
 import uuid
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
+from precedent.background import Background, long_work
 from precedent.cache import SpeculationCache
 from precedent.cache.store_url import Place, place_of
 from precedent.errors import UnsupportedError
+from precedent.process import Lock, computing, in_forked_processes
 from precedent.sharing import key_of
 
 if TYPE_CHECKING:
     from precedent.engine import Engine
 
-_LOADING, _NOTING = threading.Lock(), threading.Lock()
+_LOADING, _NOTING = Lock(), Lock()
 _RUNNING: weakref.WeakSet[Engine] = weakref.WeakSet()
 """Engines that a chat model has used: those that a call may choose by name."""
 
 _OPEN_CACHES: weakref.WeakValueDictionary[Hashable, SpeculationCache] = weakref.WeakValueDictionary()
+
+in_forked_processes(_RUNNING.clear)
+in_forked_processes(_OPEN_CACHES.clear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +66,31 @@ class EngineHolder:
     def __init__(self, *, engine: Engine | None = None, weights: tuple[Any, Any] | None = None) -> None:
         self._given, self._weights = engine, weights
         self._engines: dict[Hashable, Engine] = {}
+        self._said: set[str] = set()
         self.identity = uuid.uuid4().hex if engine is not None or weights is not None else ""
         if engine is not None:
             _note(engine)
 
+    def __copy__(self) -> Self:
+        return self
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        """Pickled without engines: what is loaded by name is loaded where it arrives. Raises UnsupportedError."""
+        if self.identity:
+            raise UnsupportedError(
+                "a chat model made by from_model or from_engine cannot be pickled, for weights stay in their process: "
+                "pass model=NAME, and it is loaded where it arrives"
+            )
+        return type(self), ()
+
+    def once(self, say: Callable[[str], None], text: str) -> None:
+        """Say something the first time only, by whichever copy."""
+        if text not in self._said:
+            self._said.add(text)
+            say(text)
 
     def loaded(self, settings: EngineSettings) -> Engine | None:
         """The engine if it is there already."""
@@ -97,6 +123,7 @@ class EngineHolder:
             f"model={name!r} is not loaded, and a call loads nothing (loaded: {loaded}): make a ChatPrecedent for it"
         )
 
+    @computing()  # what is imported now could not be imported in a process that another thread forks meanwhile
     def _load(self, settings: EngineSettings) -> Engine:
         from precedent.shared_engines import shared_engine
 
@@ -117,6 +144,25 @@ class EngineHolder:
         )
         _note(engine)
         return engine
+
+
+async def load_beside(load: Callable[..., Engine], *settings: Any) -> Engine:
+    """What `load` returns, from a thread that a process which ends does not wait for, as it would for asyncio's own."""
+    call = contextvars.copy_context().run
+    return await asyncio.wrap_future(_loader().submit(_load_at_length, call, load, *settings))
+
+
+def _load_at_length(call: Callable[..., Engine], *arguments: Any) -> Engine:
+    with long_work():
+        return call(*arguments)
+
+
+@cache
+def _loader() -> Background:
+    return Background(1, "precedent-loading")
+
+
+in_forked_processes(_loader.cache_clear)
 
 
 def _note(engine: Engine) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 from precedent import __version__
-from precedent.errors import ConfigError
-from precedent.langchain.engines import EngineHolder, EngineSettings, cache_or_place
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.langchain.engines import EngineHolder, EngineSettings, cache_or_place, load_beside
 from precedent.langchain.serializing import without_secrets, written_cache
 from precedent.langchain.settings import (
     check_fields,
@@ -104,6 +104,19 @@ class EngineFields(BaseModel):
         """A copy, on the same engines; see pydantic's `BaseModel.model_copy`."""
         return super().model_copy(update=_with_place(update or {}), deep=deep)
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy on the same engines, whose parts it shares."""
+        shared = {id(part): part for part in (self.draft_model, self.embedder)}
+        return super().__deepcopy__((memo or {}) | shared)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        if self.draft_model is not None and not isinstance(self.draft_model, str | Path):
+            raise UnsupportedError(
+                f"draft_model is a {type(self.draft_model).__name__}, and weights stay in their process: give its name "
+                "or folder to pickle this chat model"
+            )
+        return super().__getstate__()
+
     def __repr_args__(self) -> Any:
         shown = super().__repr_args__()
         return [(name, without_secrets(value) if name == "model_kwargs" else value) for name, value in shown]
@@ -155,7 +168,7 @@ class EngineFields(BaseModel):
     async def _aengine_of(self, kwargs: Mapping[str, Any]) -> Engine:
         """The same; loading takes seconds and must not stop the event loop, nothing else leaves it."""
         if self.engines.loaded(self._engine_settings()) is None:
-            return await asyncio.to_thread(self._engine_of, kwargs)
+            return await load_beside(self._engine_of, kwargs)
         return self._engine_of(kwargs)
 
     def _submit(

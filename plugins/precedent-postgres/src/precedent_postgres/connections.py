@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 import psycopg
 import psycopg.conninfo
 
-from precedent.cache.backend import StoreURL
+from precedent.cache.backend import OfOneProcess, StoreURL
 from precedent.errors import CacheError, PrecedentError
 
 logger = logging.getLogger("precedent.cache")
@@ -44,18 +43,21 @@ class NoPassword(psycopg.OperationalError):
     """The server asked for a password, and there was none."""
 
 
-class Connections:
+class Connections(OfOneProcess):
     """Opens at most `POOL_SIZE` connections, each when it is needed; safe for several threads.
 
     `first` is called with the first connection that works, before anything else. Raises CacheError for everything that
     goes wrong between here and the server.
     """
 
+    instead = "open the cache only in the process that uses it"
+    refused_as = CacheError
+
     def __init__(self, url: StoreURL | str, first: Callable[[Connection], None]) -> None:
         self._url, self._first = StoreURL(url) if isinstance(url, str) else url, first
         self.name = str(self._url)
         self._prepared, self._preparing = False, threading.Lock()
-        self._silent_until, self._process, self._closed = 0.0, os.getpid(), False
+        self._silent_until, self._closed = 0.0, False
         self._slots: queue.LifoQueue[Connection | None] = queue.LifoQueue()
         for _ in range(POOL_SIZE):
             self._slots.put(None)
@@ -117,10 +119,9 @@ class Connections:
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
+        self.check_process()
         if self._closed:
             raise CacheError(f"{self.name} is closed; open it again")
-        if self._process != os.getpid():
-            raise CacheError(f"{self.name} was opened before this process was forked; open it again here")
         if monotonic() < self._silent_until:
             raise CacheError(f"{self.name} failed a moment ago; it is asked again in less than {PAUSE_SECONDS:.0f} s")
         try:
@@ -138,7 +139,7 @@ class Connections:
 
     def close(self) -> None:
         """Close all connections; more than once does no harm."""
-        if not self._closed and self._process == os.getpid():
+        if not self._closed and self.is_here:
             self._closed = True
             while not self._slots.empty():  # those that are in use are closed when they come back
                 connection = self._slots.get()
