@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_serializer, model_validator
@@ -20,14 +20,13 @@ from precedent.langchain.settings import (
     check_names,
     in_one_line,
     prediction_text,
-    run_keys,
     sampling_params,
     speculation_config,
     templates_of,
-    tenant_of,
 )
 from precedent.langchain.structured import check_strict
 from precedent.langchain.telemetry import current_span, describe_request
+from precedent.langchain.tenants import DEFAULT_TENANT, Nobody, tenant_of, without_cache, workflow_step_of
 
 if TYPE_CHECKING:
     from precedent.engine import Engine, Generation
@@ -76,7 +75,8 @@ class EngineFields(BaseModel):
     stop: list[str] | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
+    tenant_from: Literal["metadata"] | None = None
     drafters: tuple[str, ...] | None = None
     templates: Any = None
     speculation: Any = True
@@ -181,16 +181,19 @@ class EngineFields(BaseModel):
         **of_prompt: Any,
     ) -> Generation:
         """Start a request: the fields, overridden by the call and by the run's metadata; `of_prompt` as it is."""
-        keys, learning = run_keys(metadata), kwargs.get("learning")
+        whose, learning = tenant_of(self, kwargs, metadata), kwargs.get("learning")
         sampling, span = sampling_params(self, stop, kwargs), current_span()
+        speculation = speculation_config(self, kwargs, engine.speculation)
+        if isinstance(whose, Nobody):  # another one for each request: those of a batch may be different people's
+            whose, speculation = str(Nobody.alone()), without_cache(speculation or engine.speculation)
         if span is not None:
             describe_request(span, self._operation, kwargs.get("model") or self.model, sampling)
         return engine.submit(
             prompt_ids,
             sampling,
-            speculation=speculation_config(self, kwargs, engine.speculation),
-            tenant=tenant_of(self, kwargs, keys),
-            workflow_step=kwargs.get("workflow_step") or keys.get("workflow_step", ""),
+            speculation=speculation,
+            tenant=whose,
+            workflow_step=kwargs.get("workflow_step") or workflow_step_of(metadata) or "",
             prediction=prediction_text(kwargs.get("prediction")),
             write_back=None if learning is None else partial(learning.add, engine.cache),
             **of_prompt,
