@@ -24,6 +24,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
     "errors",
+    "process",
+    "background",
     "failures",
     "hub",
     "compiled",

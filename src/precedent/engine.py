@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precedent.admission import Admission
+from precedent.background import Background
 from precedent.cache import NewCompletion
 from precedent.cache.fingerprint import model_fingerprint, prompt_fingerprint, tokenizer_fingerprint
 from precedent.checks import check_prompt, end_token_ids, mode_of, unless_switched_off
@@ -25,6 +26,7 @@ from precedent.metrics import EngineMetrics
 from precedent.openmp import release_workers
 from precedent.pearl import pearl_for
 from precedent.planner import Planner
+from precedent.process import OfOneProcess, check_fork, computing
 from precedent.request import Request
 from precedent.scheduler import Scheduler
 from precedent.target import TargetModel
@@ -49,7 +51,7 @@ DRAWING = "draft-model"
 __all__ = ["Emission", "Engine", "Generation", "GenerationResult", "ResultObserver"]
 
 
-class Engine:
+class Engine(OfOneProcess):
     """One target model, at most one draft model, at most one speculation cache, and the thread that runs them.
 
     `speculation` holds the defaults of every request; `limits` what is done and held at once; `cost` is a cost curve
@@ -58,9 +60,16 @@ class Engine:
     default, shut down with it either way). With `bitwise` greedy and seeded texts do not hang on rounding: the same
     whatever is drafted, reused or answered beside them, or UnsupportedError; with `cuda_graphs` steps are replayed as
     CUDA graphs (docs/gpu.md), or UnsupportedError. With `pearl` the draft model draws while the target scores (None:
-    where it sits on another device). Any thread and event loop may use it.
+    where it sits on another device). Any thread and event loop may use it; a process that was forked after it was made
+    may not, and gets UnsupportedError.
     """
 
+    instead = (
+        "load the model in the process that uses it (after the fork; gunicorn without --preload), or let one process "
+        "answer for the others"
+    )
+
+    @computing()
     def __init__(
         self,
         model: PreTrainedModel | TargetModel,
@@ -78,6 +87,9 @@ class Engine:
         pearl: bool | None = None,
         cuda_graphs: bool = False,
     ) -> None:
+        check_fork()
+        if cache is not None:
+            cache.check_process()
         self._on_result = on_result
         self.tokenizer, self.model_name, self.cache = tokenizer, name, cache
         self.speculation = speculation or SpeculationConfig()
@@ -105,7 +117,7 @@ class Engine:
         if cache is not None:
             self._executor.submit(cache.warm_up)  # after measuring: loading the embedder would disturb it
         self._end_ids = end_token_ids(weights, tokenizer)
-        self.grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
+        self._grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
         self._worker = self._started_worker(limits or EngineLimits(), self._end_ids)
         weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
 
@@ -125,6 +137,7 @@ class Engine:
         return Worker(scheduler, partial(release, self.target, self._drafters, self._executor, self._pearl))
 
     @classmethod
+    @computing()
     def load(
         cls,
         target: str | Path | PreTrainedModel,
@@ -150,6 +163,7 @@ class Engine:
         started hold the target together; only the first one returns, the others follow it until the engine is closed,
         and end. Raises ModelLoadError, UnsupportedError or ConfigError, each saying what to do.
         """
+        check_fork()
         parts: dict[str, Any] = {"cache": cache, "speculation": speculation, "limits": limits}
         parts |= {"bitwise": bitwise, "pearl": pearl, "cuda_graphs": cuda_graphs}
         where: dict[str, Any] = {"device": device, "dtype": dtype, "model_kwargs": model_kwargs}
@@ -182,7 +196,14 @@ class Engine:
 
     def add_drafter(self, drafter: Drafter) -> None:
         """Let requests name a drafter that is not installed, as in `SpeculationConfig(drafters=(drafter.name,))`."""
+        self.check_process()
         self._drafters[drafter.name] = drafter
+
+    @property
+    def grammars(self) -> GrammarEngine:
+        """Compiles grammars for this engine's tokenizer."""
+        self.check_process()
+        return self._grammars
 
     @property
     def context_length(self) -> int:
@@ -213,6 +234,7 @@ class Engine:
         which special tokens stay in its text; `write_back` takes the completion where the cache would. Raises
         ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
         """
+        self.check_process()
         prompt = tuple(int(token) for token in prompt_ids)
         check_prompt(prompt, self.context_length, self.target.vocab_size)
         speculation = unless_switched_off(speculation or self.speculation)
@@ -245,15 +267,17 @@ class Engine:
 
     def metrics(self) -> EngineMetrics:
         """What runs and waits now, counts since the start, and latencies of the recent requests."""
+        self.check_process()
         return self._worker.metrics()
 
     def close(self) -> None:
         """Cancel all requests and wait for the end; harmless when closed already. The cache stays open for its owner.
 
-        On a thread of the engine's own (`on_result`, a drafter) it returns at once, and the end follows.
+        On a thread of the engine's own (`on_result`, a drafter) it returns at once, and the end follows; in a forked
+        process it does nothing.
         """
         self._worker.stop()
-        if threading.current_thread() not in self._own_threads:
+        if self.is_here and threading.current_thread() not in self._own_threads:
             self._worker.close()
             self._executor.shutdown(wait=True)
 
@@ -296,4 +320,4 @@ class Engine:
 
 
 def _two_threads(own_threads: set[threading.Thread]) -> Executor:
-    return ThreadPoolExecutor(2, "precedent-cache", initializer=lambda: own_threads.add(threading.current_thread()))
+    return Background(2, "precedent-cache", lambda: own_threads.add(threading.current_thread()))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -23,6 +23,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from precedent.background import Background
 from precedent.drafters.base import DraftsAhead
 from precedent.drafting import Draft
 from precedent.errors import ConfigError, UnsupportedError
@@ -65,7 +66,7 @@ class Pearl:
     """
 
     def __init__(self, executor: Executor | None = None) -> None:
-        self._executor = executor or ThreadPoolExecutor(1, "precedent-draft")
+        self._executor = executor or Background(1, "precedent-draft")
 
     def close(self) -> None:
         """End the thread."""
@@ -82,11 +83,7 @@ class Pearl:
             yield
             return
         enough = threading.Event()
-        try:
-            work = self._executor.submit(_draw_in_turns, drawings, enough)
-        except RuntimeError:  # the interpreter is ending, and its threads have gone before
-            yield
-            return
+        work = self._executor.submit(_draw_in_turns, drawings, enough)
         try:
             yield
         finally:

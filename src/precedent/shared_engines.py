@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precedent.engine import Engine
+from precedent.process import Lock, in_forked_processes
 from precedent.sharing import key_of
 
 if TYPE_CHECKING:
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from precedent.cache import SpeculationCache
 
-_LOADING = threading.Lock()
+_LOADING = Lock()
 _SHARED: weakref.WeakValueDictionary[Hashable, Engine] = weakref.WeakValueDictionary()
+in_forked_processes(_SHARED.clear)  # an engine of the parent's answers nobody here
 
 
 def shared_engine(

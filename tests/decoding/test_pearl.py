@@ -7,7 +7,6 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ from transformers import PreTrainedModel
 from precedent import judging
 from precedent import pearl as pearl_module
 from precedent.at_once import AtOnce
+from precedent.background import Background
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
 from precedent.decode import step
@@ -592,8 +592,8 @@ def test_an_engine_answers_as_without(sampling: SamplingParams, monkeypatch: pyt
     model, draft = (tiny_causal_lm(scale=2.0, num_hidden_layers=layers) for layers in (3, 3))
     with engine_on(model, None) as engine:
         plain = engine.submit(PROMPT_OF_ENGINE, sampling).result().token_ids
-    for executor in (ThreadPoolExecutor, lambda *_: AtOnce()):
-        monkeypatch.setattr(pearl_module, "ThreadPoolExecutor", executor)
+    for executor in (Background, lambda *_: AtOnce()):
+        monkeypatch.setattr(pearl_module, "Background", executor)
         with engine_on(model, draft, pearl=True) as engine:
             asked = [engine.submit(PROMPT_OF_ENGINE, sampling) for _ in range(3)]
             results = [generation.result() for generation in asked]

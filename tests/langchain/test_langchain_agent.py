@@ -99,12 +99,6 @@ def test_the_prompt_of_the_next_turn_begins_with_what_was_read_and_written_befor
         assert later.prompt_ids[: len(known)] == known
 
 
-def test_the_tenant_of_the_run_is_the_tenant_of_every_request() -> None:
-    engine = scripted_engine()
-    agent_on(engine).invoke(QUESTION, {"metadata": {"tenant": "north"}})
-    assert [request.tenant for request in engine.requests] == ["north"] * 3
-
-
 def test_a_broken_call_is_answered_with_an_error_and_the_agent_goes_on() -> None:
     broken = '<tool_call>\n{"name": "look_up", "arguments": {"number": \n</tool_call>'
     fine = call("look_up", '{"number": "7"}')

@@ -84,10 +84,10 @@ def test_steps_and_budgets_may_depend_on_the_request() -> None:
     assert [request.speculation.max_nodes for request in engine.requests] == [2, 6]
 
 
-def test_without_settings_the_runs_own_metadata_counts() -> None:
+def test_without_settings_the_runs_own_metadata_names_the_step_and_no_tenant() -> None:
     engine = scripted()
-    agent_on(engine).invoke(QUESTION, {"metadata": {"tenant": "north"}})
-    assert {(request.tenant, request.workflow_step) for request in engine.requests} == {("north", "desk/model")}
+    agent_on(engine).invoke(QUESTION, {"metadata": {"tenant": "north"}, "configurable": {"tenant": "north"}})
+    assert {(request.tenant, request.workflow_step) for request in engine.requests} == {("default", "desk/model")}
 
 
 @pytest.mark.parametrize("found", [None, "", 7])
@@ -118,6 +118,7 @@ class Learned:
         return [one.text for one in reversed(self.cache.list(tenant="acme"))]
 
 
+@pytest.mark.usefixtures("searches_at_once")
 def test_a_run_that_ended_well_is_learned_at_its_end() -> None:
     run = Learned(tenant="acme")
     seen_during_the_run, steps = [], 0

@@ -24,6 +24,7 @@ from precedent.cache.records import (
 from precedent.cache.redaction import Redact, never_store
 from precedent.cache.speculation_cache import SpeculationCache
 from precedent.cache.store import SQLiteStore
+from precedent.cache.store_url import StoreURL
 from precedent.cache.verifying import Finding, VerifyReport, verify_cache
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Selection",
     "SentenceTransformerEmbedder",
     "SpeculationCache",
+    "StoreURL",
     "StoredCompletion",
     "TenantStats",
     "VerifyReport",

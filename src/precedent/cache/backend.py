@@ -1,8 +1,8 @@
 """What a completion store of one's own is built from; see `CompletionStore` for what it has to do.
 
 A package offers its store under the entry points `precedent.stores`: the name is a URL's scheme, the object is called
-with the URL and the settings of `precedent.cache.opening.open_store`. `precedent.testing.store_contract.StoreContract`
-tests it.
+with a `StoreURL` and the settings of `precedent.cache.opening.open_store`.
+`precedent.testing.store_contract.StoreContract` tests it.
 """
 
 from precedent.cache.bounds import DEFAULT_MAX_BYTES, Bounds
@@ -24,8 +24,10 @@ from precedent.cache.records import (
 from precedent.cache.rows import completion_of, embedder_in, vector_of
 from precedent.cache.same_embedder import maker_of, require_same
 from precedent.cache.segment import Ids
+from precedent.cache.store_url import StoreURL
 from precedent.cache.transfer import Record, payload_of
 from precedent.cache.verifying import Finding, VerifyReport
+from precedent.process import OfOneProcess
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
@@ -38,9 +40,11 @@ __all__ = [
     "Finding",
     "Ids",
     "NewCompletion",
+    "OfOneProcess",
     "Payload",
     "Record",
     "Selection",
+    "StoreURL",
     "StoredCompletion",
     "TenantStats",
     "Vector",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sqlite3
 import threading
 import weakref
@@ -16,21 +15,26 @@ from precedent.cache.files import bytes_in, log_of
 from precedent.cache.pages import HEADER_BYTES
 from precedent.cache.schema import FORMAT_VERSION, SCHEMA, migrate
 from precedent.errors import CacheError, CacheMismatchError
+from precedent.process import Lock, OfOneProcess
 
 logger = logging.getLogger("precedent.cache")
 
 LAST_WRITE_ERRORS = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR")
 
 
-class Database:
+class Database(OfOneProcess):
     """An open cache file, or a database in memory: one connection that writes and one that reads, each behind a lock.
 
-    A commit waits for the disk; readers do not wait for it. In memory both are the same connection.
+    A commit waits for the disk; readers do not wait for it. In memory both are the same connection. SQLite forbids to
+    carry them over a fork.
     """
+
+    instead = "open the cache only in the process that uses it"
+    refused_as = CacheError
 
     def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
         self.path, self.read_only = path, read_only
-        self._process, self._changes, self._closed, self._warned = os.getpid(), 0, False, False
+        self._changes, self._closed, self._warned = 0, False, False
         if path is not None:
             _OPEN_HERE.note(self, path)
         shared = path is None or read_only
@@ -85,12 +89,14 @@ class Database:
     @contextlib.contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
         """The reading connection, alone. Raises CacheError when the file cannot be read."""
+        self.check_process()
         with self._read_lock, self._reported():
             yield self._reader
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
         """One transaction: committed and on disk when the block ends, rolled back when it raises."""
+        self.check_process()
         with self._write_lock, self._reported():
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -103,11 +109,13 @@ class Database:
 
     def stamp(self) -> tuple[int, int]:
         """Changes with every commit, by this or another process."""
+        self.check_process()
         with self._read_lock, self._reported():
             return self._reader.execute("PRAGMA data_version").fetchone()[0], self._changes
 
     def erase_freed(self) -> None:
         """Rewrite the file and empty its log, so that deleted content is in neither. Raises CacheError if in use."""
+        self.check_process()
         with self._write_lock, self._reported():
             try:
                 self._writer.execute("VACUUM")
@@ -137,8 +145,10 @@ class Database:
 
     def close(self) -> None:
         """Close the file; the last process to do so folds the log into it."""
+        if not self.is_here:
+            return
         with self._write_lock, self._read_lock:
-            if not self._closed and self._process == os.getpid():
+            if not self._closed:
                 self._closed = True
                 self._reader.close()
                 self._writer.close()
@@ -147,8 +157,6 @@ class Database:
     def _reported(self) -> Iterator[None]:
         if self._closed:
             raise CacheError(f"{self} is closed; open it again")
-        if self._process != os.getpid():  # SQLite forbids carrying a connection over a fork
-            raise CacheError(f"{self} was opened before this process was forked; open it again here")
         try:
             yield
         except sqlite3.Error as error:
@@ -158,7 +166,7 @@ class Database:
 
     def is_open_at(self, path: Path) -> bool:
         """Whether this is open, in this process, on the file at `path`."""
-        if self.path is None or self._closed or self._process != os.getpid():
+        if self.path is None or self._closed or not self.is_here:
             return False
         return self.path.exists() and self.path.samefile(path)
 
@@ -167,7 +175,7 @@ class _OpenHere:
     """What this process has open or repairs: locks on files tell processes apart, not what one process does twice."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._opened: weakref.WeakSet[Database] = weakref.WeakSet()
         self._repaired: set[Path] = set()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from precedent.cache.locks import locked
 from precedent.cache.schema import APPLICATION_ID, FORMAT_VERSION, SCHEMA
+from precedent.cache.store_url import StoreURL, place_of
 from precedent.errors import CacheError
 
 logger = logging.getLogger("precedent.cache")
@@ -29,6 +30,8 @@ def database_path(path: str | Path) -> Path:
     """The file meant by `path`: itself if it is a file or ends in .sqlite, .sqlite3 or .db, else one in that folder."""
     if not str(path):
         raise CacheError("the cache's path is empty; give a folder or a file that ends in .sqlite")
+    if isinstance(place := place_of(path), StoreURL):
+        raise CacheError(f"{place} is no folder or file; SpeculationCache.open opens URLs as well")
     given = Path(path).expanduser()
     if given.is_dir() or (given.suffix not in FILE_SUFFIXES and not given.is_file()):
         return given / FILE_NAME

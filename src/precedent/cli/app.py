@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from precedent import __version__
+from precedent.cache.store_url import hide_secrets
 from precedent.cli.bench import bench
 from precedent.cli.cache import app as cache_app
 from precedent.cli.demo import demo
@@ -72,7 +73,7 @@ def main(progress: Progress | None = None) -> None:
 
 def _refuse(error: PrecedentError | typer.TyperException | OSError) -> NoReturn:
     text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-    text = " ".join(text.split()).rstrip(".")
+    text = hide_secrets(" ".join(text.split()).rstrip("."))
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context else ""
     if text:  # empty when the help was asked for by giving no command at all

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -59,7 +58,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Fixes the random coins.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 512,
     cache: Annotated[
-        Path | None, typer.Option(help="Speculation cache on disk: recall from it, and store the answer.")
+        str | None, typer.Option(help="Speculation cache (folder, file or URL): recall from it, and store the answer.")
     ] = None,
     tenant: Annotated[
         str, typer.Option(help="Whose completions to recall; tenants never see each other's.")
@@ -93,10 +92,10 @@ def run(
             write_json(json, _results(target, generation.result()))
 
 
-def _open_cache(path: Path) -> SpeculationCache:
+def _open_cache(where: str) -> SpeculationCache:
     from precedent.cache import SpeculationCache
 
-    return SpeculationCache.open(path)
+    return SpeculationCache.open(where)
 
 
 def _load(target: str, draft_model: str | None, settings: dict[str, Any]) -> Engine:

@@ -25,6 +25,7 @@ from precedent.custom_generate.refusals import check_call, dropped_by_generate
 from precedent.decode import step
 from precedent.drafters import Drafter, DraftRequest
 from precedent.errors import ConfigError
+from precedent.process import computing
 from precedent.sequence import DecodingSequence, entropy_coins
 from precedent.stats import GenerationStats
 from precedent.target import Slot
@@ -96,6 +97,7 @@ class _Speculation:
         return self.queries[prompt_ids]
 
 
+@computing()
 def generate(
     model: PreTrainedModel,
     input_ids: Tensor,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from precedent.background import Background
 from precedent.cache.fingerprint import prompt_fingerprint
 from precedent.cache.partition import Partition
 from precedent.cache.records import Hit
@@ -107,7 +108,7 @@ class RecallDrafter:
     def _read_and_recall(self, memory: TenantMemory, request: DraftRequest) -> list[Hit]:
         """The nearest completions, and the memory brought up to date; the first time the two go side by side."""
         if memory.unread and request.query:
-            with ThreadPoolExecutor(1, thread_name_prefix="precedent-read") as beside:
+            with Background(1, "precedent-read") as beside:
                 reading = beside.submit(self._memories.read, memory, request.tenant)
                 hits = self._recalled(request)
                 reading.result()

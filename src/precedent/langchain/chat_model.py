@@ -18,11 +18,12 @@ from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.described import Described
 from precedent.langchain.logprobs import openai_logprobs
 from precedent.langchain.messages import to_template_messages
-from precedent.langchain.run_metadata import FollowsRunMetadata
+from precedent.langchain.run_metadata import FollowsConfigurable, FollowsRunMetadata
 from precedent.langchain.settings import check_call, templates_of
 from precedent.langchain.structured import AnswerRules
 from precedent.langchain.structured_output import structured
 from precedent.langchain.telemetry import Span, current_span, describe_result
+from precedent.langchain.tenants import own_tenant
 from precedent.langchain.tools import NONE, ToolChoice, ToolLike, openai_tools, tool_choice_of
 from precedent.langchain.warming import Conversation, warm
 from precedent.text.answers import answer_syntax
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from precedent.engine import Engine, Generation, GenerationResult
 
 
-class ChatPrecedent(FollowsRunMetadata, Described):
+class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
     """A chat model whose every answer is the target model's own, proposed ahead by earlier answers and a draft model.
 
     `model` is a Hugging Face id or folder; `draft_model` a smaller model of the same tokenizer; `speculation_cache` a
@@ -44,8 +45,9 @@ class ChatPrecedent(FollowsRunMetadata, Described):
     seeded answers do not hang on rounding either, or the model is refused; with `cuda_graphs=True` steps are replayed
     as CUDA graphs, or it is refused. The draft model sits on `draft_device`, by default where the target is; with
     `pearl` it draws while the target scores. With `tensor_parallel=True` the processes that torchrun started hold the
-    model together, and all but the first stay in this constructor until they end. Sampling fields are those of
-    `SamplingParams`; temperature 0 is greedy. All but the fields of the engine can be given per call. Weights are
+    model together, and all but the first stay in this constructor until they end. `tenant` says whose completions are
+    drafted from; with `tenant_from="metadata"` each run does. Sampling fields are those of `SamplingParams`;
+    temperature 0 is greedy. All but the fields of the engine can be given per call. Weights are
     loaded at the first call, once for all chat models of equal settings.
 
         llm = ChatPrecedent(model="HuggingFaceTB/SmolLM2-1.7B-Instruct", speculation_cache="orders.db")
@@ -63,9 +65,10 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         """Teach the speculation cache answers that were given before, by whatever model; returns how many.
 
         `conversations` are lists of messages, or the path of a log (JSON lines in OpenAI's form, as `PrecedentRecorder`
-        writes it). `tools` are those that were bound; a log brings its own. Raises ConfigError without a cache.
+        writes it). `tools` are those that were bound; a log brings its own. Raises ConfigError without a cache, or
+        where only runs say whose they are and no `tenant` is given.
         """
-        whose = {"tenant": tenant or self.tenant, "workflow_step": workflow_step}
+        whose = {"tenant": own_tenant(self, tenant), "workflow_step": workflow_step}
         return warm(self.engine, conversations, tools=openai_tools(tools), **whose)
 
     # One request

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from langchain_core.language_models.chat_models import BaseChatModel
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 from precedent import __version__
-from precedent.errors import ConfigError
-from precedent.langchain.engines import EngineHolder, EngineSettings
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.langchain.engines import EngineHolder, EngineSettings, cache_or_place, load_beside
+from precedent.langchain.serializing import without_secrets, written_cache
 from precedent.langchain.settings import (
     check_fields,
     check_names,
     in_one_line,
     prediction_text,
-    run_keys,
     sampling_params,
     speculation_config,
     templates_of,
-    tenant_of,
 )
 from precedent.langchain.structured import check_strict
 from precedent.langchain.telemetry import current_span, describe_request
+from precedent.langchain.tenants import DEFAULT_TENANT, Nobody, tenant_of, without_cache, workflow_step_of
 
 if TYPE_CHECKING:
     from precedent.engine import Engine, Generation
@@ -75,7 +75,8 @@ class EngineFields(BaseModel):
     stop: list[str] | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
+    tenant_from: Literal["metadata"] | None = None
     drafters: tuple[str, ...] | None = None
     templates: Any = None
     speculation: Any = True
@@ -88,12 +89,41 @@ class EngineFields(BaseModel):
         """Check the settings. Raises ConfigError on an unknown name or a value out of its range."""
         known = (*type(self).model_fields, "model_name", *STANDARD_BUT_IDLE)
         check_names(kwargs, known, type(self).__name__)
+        fields = _with_place(_with_environment(kwargs))  # before pydantic, whose errors show what they were given
         with in_one_line():
-            super().__init__(**_with_environment(kwargs))
+            super().__init__(**fields)
         check_fields(self)
         templates_of(self, {}, ())
         if self.tensor_parallel:
             self.engine  # noqa: B018 -- loaded now: all processes but the first go no further than this line
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, cache_or_place(value) if name == "speculation_cache" else value)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, on the same engines; see pydantic's `BaseModel.model_copy`."""
+        return super().model_copy(update=_with_place(update or {}), deep=deep)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy on the same engines, whose parts it shares."""
+        shared = {id(part): part for part in (self.draft_model, self.embedder)}
+        return super().__deepcopy__((memo or {}) | shared)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        if self.draft_model is not None and not isinstance(self.draft_model, str | Path):
+            raise UnsupportedError(
+                f"draft_model is a {type(self.draft_model).__name__}, and weights stay in their process: give its name "
+                "or folder to pickle this chat model"
+            )
+        return super().__getstate__()
+
+    def __repr_args__(self) -> Any:
+        shown = super().__repr_args__()
+        return [(name, without_secrets(value) if name == "model_kwargs" else value) for name, value in shown]
+
+    @field_serializer("speculation_cache", when_used="json")
+    def _cache_as_text(self, cache: Any) -> str | None:
+        return written_cache(cache)
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any, **kwargs: Any) -> Self:
@@ -138,7 +168,7 @@ class EngineFields(BaseModel):
     async def _aengine_of(self, kwargs: Mapping[str, Any]) -> Engine:
         """The same; loading takes seconds and must not stop the event loop, nothing else leaves it."""
         if self.engines.loaded(self._engine_settings()) is None:
-            return await asyncio.to_thread(self._engine_of, kwargs)
+            return await load_beside(self._engine_of, kwargs)
         return self._engine_of(kwargs)
 
     def _submit(
@@ -151,16 +181,19 @@ class EngineFields(BaseModel):
         **of_prompt: Any,
     ) -> Generation:
         """Start a request: the fields, overridden by the call and by the run's metadata; `of_prompt` as it is."""
-        keys, learning = run_keys(metadata), kwargs.get("learning")
+        whose, learning = tenant_of(self, kwargs, metadata), kwargs.get("learning")
         sampling, span = sampling_params(self, stop, kwargs), current_span()
+        speculation = speculation_config(self, kwargs, engine.speculation)
+        if isinstance(whose, Nobody):  # another one for each request: those of a batch may be different people's
+            whose, speculation = str(Nobody.alone()), without_cache(speculation or engine.speculation)
         if span is not None:
             describe_request(span, self._operation, kwargs.get("model") or self.model, sampling)
         return engine.submit(
             prompt_ids,
             sampling,
-            speculation=speculation_config(self, kwargs, engine.speculation),
-            tenant=tenant_of(self, kwargs, keys),
-            workflow_step=kwargs.get("workflow_step") or keys.get("workflow_step", ""),
+            speculation=speculation,
+            tenant=whose,
+            workflow_step=kwargs.get("workflow_step") or workflow_step_of(metadata) or "",
             prediction=prediction_text(kwargs.get("prediction")),
             write_back=None if learning is None else partial(learning.add, engine.cache),
             **of_prompt,
@@ -185,6 +218,12 @@ class ChatFields(EngineFields, BaseChatModel):
         """Tell traces whose versions ran; LangChain asks for a validator of a name of one's own."""
         self._add_version("precedent-llm", __version__)
         return self
+
+
+def _with_place(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields`, a cache's URL among them as one that shows no password."""
+    given = "speculation_cache" in fields
+    return {**fields, "speculation_cache": cache_or_place(fields["speculation_cache"])} if given else dict(fields)
 
 
 def _with_environment(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.llms import BaseLLM
@@ -11,9 +11,11 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 
 from precedent.langchain.fields import EngineFields
 from precedent.langchain.logprobs import openai_logprobs
+from precedent.langchain.run_metadata import FollowsConfigurable
 from precedent.langchain.serializing import identifying_params
-from precedent.langchain.settings import check_call, check_one_tenant, check_text_call, templates_of
+from precedent.langchain.settings import check_call, check_text_call, templates_of
 from precedent.langchain.telemetry import current_span, describe_result
+from precedent.langchain.tenants import tenant_of_batch
 from precedent.text.query import recall_query
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from precedent.engine import Generation as Running
 
 
-class PrecedentLLM(EngineFields, BaseLLM):
+class PrecedentLLM(FollowsConfigurable, EngineFields, BaseLLM):
     """Continues a text. Fields and the keyword arguments of a call are those of `ChatPrecedent`, tools aside.
 
         PrecedentLLM(model="HuggingFaceTB/SmolLM2-135M").invoke("The capital of France is", max_tokens=5)
@@ -48,13 +50,17 @@ class PrecedentLLM(EngineFields, BaseLLM):
 
     def generate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
         """Continue several texts; see LangChain's `BaseLLM.generate`. Raises UnsupportedError for several tenants."""
-        check_one_tenant(kwargs.get("metadata"))
-        return super().generate(prompts, *args, **kwargs)
+        tenant = tenant_of_batch(self, kwargs)
+        return BaseLLM.generate(self._as_of(tenant), prompts, *args, **{**kwargs, "tenant": tenant})
 
     async def agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
         """Continue several texts; see LangChain's `BaseLLM.agenerate`. Raises UnsupportedError for several tenants."""
-        check_one_tenant(kwargs.get("metadata"))
-        return await super().agenerate(prompts, *args, **kwargs)
+        tenant = tenant_of_batch(self, kwargs)
+        return await BaseLLM.agenerate(self._as_of(tenant), prompts, *args, **{**kwargs, "tenant": tenant})
+
+    def _as_of(self, tenant: str) -> Self:
+        """A copy on the same engine: the keys of LangChain's answer caches hold what a model says, not what a call."""
+        return self.model_copy(update={"tenant": tenant, "tenant_from": None})
 
     def _stream(
         self,

@@ -1,25 +1,52 @@
-"""The run's metadata as arguments of the call: LangChain hands it to `_generate`, but not to `_stream`."""
+"""What a run's configuration says, as arguments of the call: LangChain hands it to `_generate`, not to `_stream`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 from langchain_core.language_models.base import LanguageModelInput
-from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 
-from precedent.langchain.settings import run_keys
+from precedent.langchain.fields import ChatFields
+from precedent.langchain.tenants import run_metadata, tenant_of, with_tenant, workflow_step_of
+
+WAYS_IN = ("invoke", "ainvoke", "stream", "astream", "batch", "abatch", "stream_events", "astream_events")
 
 
-class FollowsRunMetadata(BaseChatModel):
+class FollowsConfigurable:
+    """On every way in, a tenant that `configurable` names goes into the metadata, where the model looks for it there.
+
+    Older versions of LangChain copy it themselves.
+    """
+
+
+def _following(way: str) -> Callable[..., Any]:
+    def follow(self: Any, input: Any, config: Any = None, *others: Any, **kwargs: Any) -> Any:
+        if self.tenant_from is not None:
+            config = [with_tenant(one) for one in config] if isinstance(config, list) else with_tenant(config)
+        return getattr(super(FollowsConfigurable, self), way)(input, config, *others, **kwargs)
+
+    follow.__name__, follow.__doc__ = way, f"As LangChain's `Runnable.{way}`."
+    return follow
+
+
+for _way in WAYS_IN:
+    setattr(FollowsConfigurable, _way, _following(_way))
+
+
+class FollowsRunMetadata(ChatFields):
     """A chat model whose every way in names tenant and workflow step: a tenant must never get lost on the way."""
 
     def _with_run_keys(self, metadata: Mapping[str, Any] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {**run_keys({**(self.metadata or {}), **(metadata or {})}), **kwargs}
+        run = run_metadata(self, metadata)
+        tenant = kwargs.get("tenant") if self.tenant_from is None else tenant_of(self, kwargs, run)
+        keys = {"tenant": tenant, "workflow_step": kwargs.get("workflow_step") or workflow_step_of(run)}
+        others = {name: value for name, value in kwargs.items() if name not in keys}
+        return others | {name: value for name, value in keys.items() if value is not None}
 
     def stream(
         self,

@@ -1,4 +1,4 @@
-"""What one call asks for: the model's fields, overridden by keyword arguments and by the run's metadata."""
+"""What one call asks for: the model's fields, overridden by keyword arguments."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.errors import ConfigError, UnsupportedError
+from precedent.langchain.tenants import check_tenants
 from precedent.templates import Template, Templates
 from precedent.text.tool_skeletons import tool_templates
 
@@ -55,7 +56,7 @@ def check_fields(model: EngineFields) -> None:
     """Raise ConfigError for a field that no call could use, before any weights are loaded."""
     sampling_params(model, None, {})
     speculation_config(model, {}, SpeculationConfig())
-    _checked_key("tenant", model.tenant)
+    check_tenants(model)
 
 
 def check_call(kwargs: Mapping[str, Any]) -> None:
@@ -71,15 +72,6 @@ def check_text_call(kwargs: Mapping[str, Any]) -> None:
     for name in ("tools", "tool_choice", "parallel_tool_calls", "strict", "strict_tools", "response_format"):
         if kwargs.get(name) is not None:
             raise UnsupportedError(f"{name} cannot be given to a text completion: use ChatPrecedent")
-
-
-def check_one_tenant(metadata: Any) -> None:
-    """Raise UnsupportedError for prompts of several tenants: LangChain hands a batch on with the first one's run."""
-    keys = [run_keys(one) for one in metadata] if isinstance(metadata, list) else []
-    if any(one != keys[0] for one in keys):
-        raise UnsupportedError(
-            "one batch of texts cannot be of several tenants or workflow steps: give each of them a batch of its own"
-        )
 
 
 def check_names(names: Iterable[str], known: Iterable[str], where: str) -> None:
@@ -171,28 +163,3 @@ def templates_of(
     premade = kwargs.get("templates")
     premade = model.templates if premade is None else premade
     return (*(() if premade is None else Templates(premade)), *tool_templates(tools, form))
-
-
-def run_keys(metadata: Mapping[str, Any] | None) -> dict[str, str]:
-    """`tenant` and `workflow_step` as a run's metadata name them, absent ones left out.
-
-    LangChain's agents and graphs put `lc_agent_name` and `langgraph_node` there; together they name the step.
-    """
-    metadata = metadata or {}
-    step = metadata.get("workflow_step") or "/".join(
-        str(metadata[key]) for key in ("lc_agent_name", "langgraph_node") if metadata.get(key)
-    )
-    keys = {"tenant": metadata.get("tenant"), "workflow_step": step or None}
-    return {key: _checked_key(key, value) for key, value in keys.items() if value is not None}
-
-
-def _checked_key(key: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{key}={value!r} must be a text that is not empty")
-    return value
-
-
-def tenant_of(model: EngineFields, kwargs: Mapping[str, Any], keys: Mapping[str, str]) -> str:
-    """The call's tenant: its keyword argument, else the run's metadata, else the model's field."""
-    tenant = kwargs.get("tenant")
-    return keys.get("tenant", model.tenant) if tenant is None else _checked_key("tenant", tenant)
