@@ -29,6 +29,7 @@ LAYERS = (
     "openmp",
     "at_once",
     "sharing",
+    "plain_values",
     "config",
     "templates",
     "placing",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from precedent.admission import Admission
 from precedent.cache import NewCompletion
 from precedent.cache.fingerprint import model_fingerprint, prompt_fingerprint, tokenizer_fingerprint
-from precedent.checks import check_prompt, end_token_ids, mode_of, unless_switched_off
+from precedent.checks import check_prompt, check_token_ids, end_token_ids, mode_of, unless_switched_off
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
 from precedent.delivery import finish_on
@@ -215,6 +215,7 @@ class Engine:
         """
         prompt = tuple(int(token) for token in prompt_ids)
         check_prompt(prompt, self.context_length, self.target.vocab_size)
+        check_token_ids(sampling, min(len(self.tokenizer), self.target.vocab_size))
         speculation = unless_switched_off(speculation or self.speculation)
         names = speculation.drafters if speculation.enabled else ()
         drafters = self._drafters_named(names)
