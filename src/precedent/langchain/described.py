@@ -43,7 +43,8 @@ class Described(ChatFields):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {**identifying_params(self), "strict_tools": self.strict_tools}
+        names = ("strict_tools", "chat_template_kwargs", "reasoning")
+        return {**identifying_params(self), **{name: getattr(self, name) for name in names}}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """The key of an answer in LangChain's caches: all that it depends on, and the weights that are meant."""
@@ -71,4 +72,5 @@ class Described(ChatFields):
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None) -> int:
         """Tokens of the prompt that these messages and tools become."""
-        return len(render_prompt(self.engine.tokenizer, to_template_messages(messages), openai_tools(tools or ())))
+        turns, shown = to_template_messages(messages), openai_tools(tools or ())
+        return len(render_prompt(self.engine.tokenizer, turns, shown, self._template_settings({})))

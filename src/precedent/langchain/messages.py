@@ -9,6 +9,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, FunctionMessage, ToolMessage
 
 from precedent.errors import PromptError, UnsupportedError
+from precedent.plain_values import shown
 from precedent.text.history import Message
 from precedent.text.prompt import ROLES
 
@@ -68,7 +69,7 @@ def _assistant_turn(message: AIMessage, position: int) -> Message:
     known = {call["id"] for call in calls}
     for block in _blocks(message.content):
         if block.get("type") == "tool_use" and block.get("id") not in known:
-            calls.append(_call(block["name"], block.get("input") or {}, block.get("id")))
+            calls.append(_used_tool(block, position))
     broken = [{"name": call["name"], "args": call["args"] or ""} for call in message.invalid_tool_calls]
     reasoning = _reasoning_of(message)
     return {
@@ -81,6 +82,14 @@ def _assistant_turn(message: AIMessage, position: int) -> Message:
 
 def _call(name: str, arguments: Mapping[str, Any], call_id: str | None) -> dict[str, Any]:
     return {"type": "function", "id": call_id or "", "function": {"name": name, "arguments": dict(arguments)}}
+
+
+def _used_tool(block: Mapping[str, Any], position: int) -> dict[str, Any]:
+    """An Anthropic `tool_use` block as a call."""
+    name, arguments = block.get("name"), block.get("input") or {}
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        raise PromptError(f"message {position} holds a tool_use block without a name, or whose input is no dict")
+    return _call(name, arguments, block.get("id"))
 
 
 def _reasoning_of(message: AIMessage) -> str:
@@ -117,6 +126,8 @@ def _text_of(content: Any, position: int) -> str:
     """All text of a message's content; blocks that are not text are left to others or refused by name."""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise PromptError(f"message {position} has content={shown(content)}, which is neither a text nor a list")
     return "".join(block if isinstance(block, str) else _block_text(block, position) for block in content)
 
 
