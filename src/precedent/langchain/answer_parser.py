@@ -49,9 +49,7 @@ class AnswerParser(BaseTransformOutputParser[Any]):
 
     def _whole(self, message: BaseMessage) -> Any:
         if message.response_metadata.get("finish_reason") == "length":
-            raise _refused(
-                message, f"the answer was cut {_where(message)} before its end: give it more with max_tokens="
-            )
+            raise _refused(message, f"the answer was cut {_where(message)}: allow it more with max_tokens=")
         found = self._json(message) if self.tool is None else self._arguments(message, self.tool)
         try:
             return self._as_class(found)

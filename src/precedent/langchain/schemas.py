@@ -57,20 +57,22 @@ def schema_of(response_format: Any) -> tuple[Mapping[str, Any] | None, bool]:
     Reads OpenAI's dicts of type `text`, `json_object` and `json_schema`, and classes (pydantic, TypedDict).
     Raises ConfigError on anything else.
     """
+    if response_format is None:
+        return None, False
     if isinstance(response_format, type):
         return json_schema_of(response_format), False
-    kind = response_format.get("type") if isinstance(response_format, Mapping) else response_format
-    if kind is None or kind == "text":
-        return None, False
-    if kind == "json_object":
-        return ANY_OBJECT.schema, False
-    if not isinstance(response_format, Mapping) or _wrapping(response_format) is None:
-        raise ConfigError(
-            f"response_format={shown(response_format)} is neither a class nor a dict of type 'text', 'json_object' or "
-            '\'json_schema\' ({"type": "json_schema", "json_schema": {"name": …, "schema": {…}}})'
-        )
-    schema, strict = described_schema(response_format)
-    return json_schema_of(schema), strict is True
+    if isinstance(response_format, Mapping):
+        if response_format.get("type") == "text":
+            return None, False
+        if response_format.get("type") == "json_object":
+            return ANY_OBJECT.schema, False
+        if _wrapping(response_format) is not None:
+            schema, strict = described_schema(response_format)
+            return json_schema_of(schema), strict is True
+    raise ConfigError(
+        f"response_format={shown(response_format)} is neither a class nor a dict of type 'text', 'json_object' or "
+        '\'json_schema\' ({"type": "json_schema", "json_schema": {"name": …, "schema": {…}}})'
+    )
 
 
 def json_schema_of(schema: Any) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def translated(
                 raise ConfigError(f"{said[ours]}= and {name}= say the same: give one of the two")
             if value is not None or ours not in found:
                 found[ours] = VALUES[name](value) if name in VALUES else value
-        elif name in OF_LOADING and "model_kwargs" in known:
+        elif value is not None and name in OF_LOADING and "model_kwargs" in known:
             loading[name] = value
         elif not _asks_for_nothing(name, value):
             raise _refusal(name, value, known, where, elsewhere)
@@ -213,10 +213,9 @@ def _with_loading(model_kwargs: Any, loading: Mapping[str, Any]) -> dict[str, An
     """`model_kwargs` and what belongs into it."""
     if model_kwargs is not None and not isinstance(model_kwargs, Mapping):
         raise ConfigError(f"model_kwargs={shown(model_kwargs)} must be a dict")
-    given = {name: value for name, value in loading.items() if value is not None}
-    if twice := given.keys() & (model_kwargs or {}).keys():
+    if twice := loading.keys() & (model_kwargs or {}).keys():
         raise ConfigError(f"{min(twice)}= says a second time what model_kwargs= says: give one of the two")
-    return {**(model_kwargs or {}), **given}
+    return {**(model_kwargs or {}), **loading}
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -77,13 +77,25 @@ def variables_of(
 
 @lru_cache(maxsize=64)
 def template_variables(template: str) -> frozenset[str]:
-    """Names that a template reads and does not define itself. Raises PromptError for one that is no Jinja."""
+    """Names that a template reads before it sets them, if it does. Raises PromptError for one that is no Jinja."""
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
         parsed = environment.parse(_GENERATION_TAG.sub("", template))
     except jinja2.TemplateSyntaxError as error:
         raise PromptError(f"the model's chat template cannot be read: {error}") from error
-    return frozenset(meta.find_undeclared_variables(parsed))
+    first_uses: dict[str, str] = {}
+    for name, use in _uses(parsed):
+        first_uses.setdefault(name, use)
+    return frozenset(name for name in meta.find_undeclared_variables(parsed) if first_uses[name] == "load")
+
+
+def _uses(node: jinja2.nodes.Node) -> Iterator[tuple[str, str]]:
+    """Names below a node in the order of evaluation, and whether they are read ("load") or set."""
+    if isinstance(node, jinja2.nodes.Name):
+        yield node.name, node.ctx
+    children = list(node.iter_child_nodes())
+    for child in reversed(children) if isinstance(node, jinja2.nodes.Assign) else children:
+        yield from _uses(child)
 
 
 def _reserved(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
