@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.language_models import ModelProfile
@@ -49,7 +49,8 @@ class Described(ChatFields):
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """The key of an answer in LangChain's caches: all that it depends on, and the weights that are meant."""
         call = {name: value for name, value in kwargs.items() if name not in ONLY_SPEED}
-        return json.dumps({**self._identifying_params, **call, "call_stop": stop}, sort_keys=True, default=str)
+        asked = {**self._identifying_params, **call, "call_stop": stop}
+        return json.dumps(_with_text_keys(asked), sort_keys=True, default=str)
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         engine = self.engines.loaded(self._engine_settings())
@@ -74,3 +75,10 @@ class Described(ChatFields):
         """Tokens of the prompt that these messages and tools become."""
         turns, shown = to_template_messages(messages), openai_tools(tools or ())
         return len(render_prompt(self.engine.tokenizer, turns, shown, self._template_settings({})))
+
+
+def _with_text_keys(value: Any) -> Any:
+    """A value whose dicts can be sorted; a key that is no text is told apart from the text of it."""
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else f"\0{key!r}": _with_text_keys(part) for key, part in value.items()}
+    return [_with_text_keys(part) for part in value] if isinstance(value, list | tuple) else value

@@ -109,8 +109,8 @@ class EngineFields(BaseModel):
     def from_model(cls, model: Any, tokenizer: Any, **kwargs: Any) -> Self:
         """A chat model on a transformers model and tokenizer that you hold already."""
         kwargs = cls._fields_of(kwargs)
-        for name in ("device", "dtype", "model_kwargs", "tensor_parallel"):
-            if kwargs.get(name) is not None:
+        for name in ("device", "dtype", "model_kwargs", "tensor_parallel", "engines"):
+            if kwargs.pop(name, None) is not None:
                 raise ConfigError(f"{name} cannot be set for a model object: move or convert the model before")
         if not hasattr(model, "config"):
             raise ConfigError(
@@ -124,8 +124,8 @@ class EngineFields(BaseModel):
     def from_engine(cls, engine: Engine, **kwargs: Any) -> Self:
         """A chat model on a running engine."""
         kwargs = cls._fields_of(kwargs)
-        for name in ("model", *OF_THE_ENGINE):
-            if kwargs.get(name) is not None:
+        for name in ("model", "engines", *OF_THE_ENGINE):
+            if kwargs.pop(name, None) is not None:
                 raise ConfigError(f"{name} belongs to the engine: give it to Engine.load")
         return cls(model=engine.model_name, engines=EngineHolder(engine=engine), **kwargs)
 

@@ -17,7 +17,10 @@ _ROLE_OF_TYPE = {"system": "system", "human": "user", "ai": "assistant", "tool":
 _TEXT_BLOCKS = frozenset({"text", "input_text", "output_text", "text-plain"})
 _REASONING_BLOCKS = frozenset({"thinking", "reasoning", "redacted_thinking"})
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call"})
-"""Blocks that repeat what stands in `tool_calls` as well."""
+"""Blocks that mostly repeat what stands in `tool_calls` as well."""
+
+_ARGUMENTS_OF = {"tool_use": "input", "tool_call": "args"}
+"""Where Anthropic's blocks and LangChain's own have a call's arguments."""
 
 
 def to_template_messages(messages: Sequence[BaseMessage]) -> list[Message]:
@@ -68,8 +71,8 @@ def _assistant_turn(message: AIMessage, position: int) -> Message:
     calls = [_call(call["name"], call["args"], call["id"]) for call in message.tool_calls]
     known = {call["id"] for call in calls}
     for block in _blocks(message.content):
-        if block.get("type") == "tool_use" and block.get("id") not in known:
-            calls.append(_used_tool(block, position))
+        if block.get("type") in _ARGUMENTS_OF and block.get("id") not in known:
+            calls.append(_called_in_a_block(block, position))
     broken = [{"name": call["name"], "args": call["args"] or ""} for call in message.invalid_tool_calls]
     reasoning = _reasoning_of(message)
     return {
@@ -84,11 +87,10 @@ def _call(name: str, arguments: Mapping[str, Any], call_id: str | None) -> dict[
     return {"type": "function", "id": call_id or "", "function": {"name": name, "arguments": dict(arguments)}}
 
 
-def _used_tool(block: Mapping[str, Any], position: int) -> dict[str, Any]:
-    """An Anthropic `tool_use` block as a call."""
-    name, arguments = block.get("name"), block.get("input") or {}
+def _called_in_a_block(block: Mapping[str, Any], position: int) -> dict[str, Any]:
+    name, arguments = block.get("name"), block.get(_ARGUMENTS_OF[str(block["type"])]) or {}
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
-        raise PromptError(f"message {position} holds a tool_use block without a name, or whose input is no dict")
+        raise PromptError(f"message {position} holds a call without a name, or whose arguments are no dict")
     return _call(name, arguments, block.get("id"))
 
 

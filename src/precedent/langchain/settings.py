@@ -43,7 +43,8 @@ OF_THE_CALL = (
 ONLY_SPEED = ("learning", "prediction", "templates", "max_nodes", "drafters", "workflow_step")
 """Of these, what changes how fast an answer comes and nothing else."""
 
-FROM_LANGCHAIN = ("stream", "ls_structured_output_format", "structured_output_format")
+_OF_TRACING = ("ls_structured_output_format", "structured_output_format")
+FROM_LANGCHAIN = ("stream", *_OF_TRACING)
 """Keyword arguments that LangChain passes on and that say nothing about the answer."""
 
 _DEFAULT_IF_NONE = (*SAMPLING, "stop", "logprobs", "top_logprobs", "speculation", "strict_tools", "streaming")
@@ -105,6 +106,10 @@ def call_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"workflow_step={shown(step)} must be a text")
     if not isinstance(learning, PendingCompletions | None):
         raise ConfigError(f"learning={shown(learning)} must be PendingCompletions, which SpeculationMiddleware makes")
+    for name in _OF_TRACING:
+        told = settings.get(name)
+        if not (told is None or (isinstance(told, Mapping) and "schema" in told)):
+            raise ConfigError(f"{name}={shown(told)} is LangChain's own: leave it out")
     return settings
 
 
