@@ -243,7 +243,7 @@ def tools(engine: Engine, data: st.DataObject) -> bool:
 
 
 def structured_output(engine: Engine, data: st.DataObject) -> bool:
-    model = ChatPrecedent.from_engine(engine, max_tokens=200)
+    model = ChatPrecedent.from_engine(engine, max_tokens=60)
     methods = st.sampled_from(["json_schema", "function_calling", "json_mode"]) | ANYTHING
     optional = {"method": methods, "include_raw": st.booleans() | ANYTHING, "strict": values_of("strict", Any)}
     asked = data.draw(st.fixed_dictionaries({"schema": SCHEMAS}, optional=optional))

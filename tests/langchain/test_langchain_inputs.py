@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from langchain_core import exceptions as theirs
+from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 
@@ -199,6 +200,14 @@ def test_a_schema_too_deep_to_walk_is_refused_and_one_that_is_not_works(ask: Any
     ask(deep(40))
 
 
+def test_a_message_too_deep_to_walk_is_refused_before_langchain_walks_through_it() -> None:
+    """Its caches write every message down for their key."""
+    model = scripted(cache=InMemoryCache())
+    call = {"name": "f", "args": {"a": deep(900)}, "id": "1"}
+    with pytest.raises(PromptError, match="message 2 is nested more than 100 levels deep"):
+        model.invoke([HumanMessage("x"), AIMessage("", tool_calls=[call])])
+
+
 @pytest.mark.parametrize("given", [3, None, [3], [("human",)], [{"role": "x", "content": "y"}], {"a": 1}])
 @MODELS
 def test_an_input_that_is_no_message_is_a_prompt_error(kind: Any, given: Any) -> None:
@@ -227,6 +236,7 @@ async def test_what_belongs_to_the_run_is_refused_in_a_call_with_where_it_goes(k
     said = rf"a call takes no '{name}': it belongs to the run: write config=\{{\"{name}\": …\}}"
     model = scripted(kind)
     for ask in (
+        lambda: model.invoke("hi", **{name: None}),
         lambda: model.invoke("hi", **{name: {"a": "b"}}),
         lambda: list(model.stream("hi", **{name: {"a": "b"}})),
         lambda: model.batch(["hi"], **{name: {"a": "b"}}),

@@ -285,6 +285,13 @@ def test_a_schema_that_is_no_object_is_not_lost(schema: dict[str, Any]) -> None:
     assert answering("prose").with_structured_output(schema).invoke("hi") in ([0], 0)
 
 
+def test_what_a_method_says_itself_is_not_said_again() -> None:
+    for method, name in (("json_schema", "response_format"), ("json_mode", "response_format"), (METHODS[2], "tools")):
+        answering("x").with_structured_output(Refund, method=method, **{name: None})
+        with pytest.raises(ConfigError, match=f"{name}= is what method='{method}' says itself: leave it out"):
+            answering("x").with_structured_output(Refund, method=method, **{name: [1]})
+
+
 def test_what_holds_no_schema_is_refused() -> None:
     for wrong in ({"name": "x", "schema": 3}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": 3}):
         with pytest.raises(ConfigError, match="is no schema: give"):

@@ -13,9 +13,11 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 
+from precedent.errors import PromptError
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.settings import check_call, run_keys
 from precedent.langchain.wording import input_in_our_words
+from precedent.plain_values import check_plain
 
 
 class FollowsRunMetadata(BaseChatModel):
@@ -25,8 +27,12 @@ class FollowsRunMetadata(BaseChatModel):
         return {**run_keys({**(self.metadata or {}), **(metadata or {})}), **kwargs}
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
-        with of_both_kinds(), input_in_our_words():
-            return super()._convert_input(model_input)
+        with of_both_kinds():
+            with input_in_our_words():
+                prompt = super()._convert_input(model_input)
+            for position, message in enumerate(prompt.to_messages(), start=1):  # before LangChain walks through them
+                check_plain(f"message {position}", dict(message), PromptError)
+        return prompt
 
     def invoke(
         self,

@@ -18,7 +18,12 @@ from precedent.plain_values import shown
 if TYPE_CHECKING:
     from precedent.langchain.chat_model import ChatPrecedent
 
-METHODS = ("json_schema", "function_calling", "json_mode")
+METHODS = {
+    "json_schema": ("response_format",),
+    "function_calling": ("tools", "tool_choice", "parallel_tool_calls"),
+    "json_mode": ("response_format",),
+}
+"""How an answer is made one of a schema, and the arguments of a call that say so."""
 
 
 def structured(
@@ -28,8 +33,14 @@ def structured(
 
     Raises ConfigError on an unknown method, or without a schema where the method needs one.
     """
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise ConfigError(f"method={shown(method)} is not one of {', '.join(METHODS)}")
+    if not isinstance(include_raw, bool):
+        raise ConfigError(f"include_raw={shown(include_raw)} must be True or False")
+    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    for name in METHODS[method]:
+        if name in kwargs:
+            raise ConfigError(f"{name}= is what method={method!r} says itself: leave it out")
     if schema is None and method != "json_mode":
         raise ConfigError(f"method={method!r} needs a schema: give a pydantic class, a TypedDict, or a JSON Schema")
     if schema is not None:

@@ -220,7 +220,8 @@ def _with_loading(model_kwargs: Any, loading: Mapping[str, Any]) -> dict[str, An
 
 def _asks_for_nothing(name: str, value: Any) -> bool:
     if value is None:
-        return name in SAME or name in OF_LOADING or name in HARMLESS or name in HINTS
+        known = name in SAME or name in OF_LOADING or name in HARMLESS or name in HINTS
+        return known and name not in _OF_THE_RUN  # which LangChain's own code would say a second time
     return any(type(value) is type(one) and value == one for one in HARMLESS.get(name, ()))
 
 
