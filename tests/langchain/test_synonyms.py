@@ -242,6 +242,13 @@ def test_any_other_name_is_an_error_in_one_line(name: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", IDLE)
+def test_what_langchain_gives_every_chat_model_is_taken_where_it_gives_it(name: str) -> None:
+    ChatPrecedent(model="m", **{name: "x"})
+    with pytest.raises(ConfigError, match=f"a call takes no '{name}': it means nothing .* leave it out"):
+        scripted().invoke("hi", **{name: "x"})
+
+
 def test_an_answer_cache_is_not_a_cache_to_draft_from(tmp_path: Path) -> None:
     with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
         for wrong in ("orders.db", tmp_path / "orders.db", cache):

@@ -46,8 +46,9 @@ class ChatPrecedent(FollowsRunMetadata, Described):
     as CUDA graphs, or it is refused. The draft model sits on `draft_device`, by default where the target is; with
     `pearl` it draws while the target scores. With `tensor_parallel=True` the processes that torchrun started hold the
     model together, and all but the first stay in this constructor until they end. Sampling fields are those of
-    `SamplingParams`; temperature 0 is greedy. All but the fields of the engine can be given per call. Weights are
-    loaded at the first call, once for all chat models of equal settings.
+    `SamplingParams`; temperature 0 is greedy, None the default. `chat_template_kwargs` are variables of the model's
+    chat template, `reasoning` lets it think or not. All but the fields of the engine can be given per call. Weights are
+    loaded at the first call, once for all chat models of equal settings, until `unload`.
 
         llm = ChatPrecedent(model="HuggingFaceTB/SmolLM2-1.7B-Instruct", speculation_cache="orders.db")
         agent = create_agent(llm, tools=[look_up_order])
@@ -67,9 +68,7 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         writes it). `tools` are those that were bound; a log brings its own. Raises ConfigError without a cache.
         """
         whose = {"tenant": tenant or self.tenant, "workflow_step": workflow_step}
-        return warm(
-            self.engine, conversations, tools=openai_tools(tools), settings=self._template_settings({}), **whose
-        )
+        return warm(self.engine, conversations, tools=openai_tools(tools), settings=self.template_settings({}), **whose)
 
     # One request
 
@@ -94,11 +93,11 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         kwargs: Mapping[str, Any],
     ) -> tuple[dict[str, Any], AnswerChunks]:
         """What `_submit` is told of a call, and what will make chunks of the answer."""
-        bound = openai_tools(kwargs.get("tools") or ())
+        bound = openai_tools(() if kwargs.get("tools") is None else kwargs["tools"])
         rules = AnswerRules.of(kwargs, tool_choice_of(kwargs.get("tool_choice"), bound), self.strict_tools)
         tools = [] if rules.choice == NONE else bound
         turns = to_template_messages(messages)
-        prompt_ids = render_prompt(engine.tokenizer, turns, tools, self._template_settings(kwargs))
+        prompt_ids = render_prompt(engine.tokenizer, turns, tools, self.template_settings(kwargs))
         syntax = answer_syntax(engine.tokenizer, turns, tools, prompt_ids)
         grammar = rules.grammar(syntax)
         asked = {

@@ -74,7 +74,7 @@ class Described(ChatFields):
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None) -> int:
         """Tokens of the prompt that these messages and tools become."""
         turns, shown = to_template_messages(messages), openai_tools(tools or ())
-        return len(render_prompt(self.engine.tokenizer, turns, shown, self._template_settings({})))
+        return len(render_prompt(self.engine.tokenizer, turns, shown, self.template_settings({})))
 
 
 def _with_text_keys(value: Any) -> Any:

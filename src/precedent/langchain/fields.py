@@ -151,7 +151,7 @@ class EngineFields(BaseModel):
 
     def _engine_of(self, kwargs: Mapping[str, Any]) -> Engine:
         """The engine of a call: its own, or that of the loaded model which the call names."""
-        name = kwargs.get("model") or self.model
+        name = self.model if kwargs.get("model") is None else kwargs["model"]
         if not isinstance(name, str):
             raise ConfigError(f"model={shown(name)} must be the name of a loaded model")
         return self.engine if name == self.model else self.engines.other(self._engine_settings(), name)
@@ -202,11 +202,11 @@ class ChatFields(EngineFields, BaseChatModel):
         """Check the settings. Raises ConfigError or UnsupportedError, which say what to write."""
         super().__init__(**kwargs)
         check_strict(self.strict_tools)
-        self._template_settings({})
+        self.template_settings({})
         if self.output_version not in OUTPUT_VERSIONS:
             raise ConfigError(f"output_version={shown(self.output_version)} must be 'v0' or 'v1'")
 
-    def _template_settings(self, kwargs: Mapping[str, Any]) -> tuple[TemplateSettings, ...]:
+    def template_settings(self, kwargs: Mapping[str, Any]) -> tuple[TemplateSettings, ...]:
         """What the chat template is told: by the fields, then by the call."""
         names = ("chat_template_kwargs", "reasoning")
         said = ({name: getattr(self, name) for name in names}, {name: kwargs.get(name) for name in names})

@@ -26,6 +26,12 @@ def is_json_schema(schema: Any) -> bool:
     return isinstance(schema, Mapping) and bool(schema.keys() & _OF_SCHEMAS) and not schema.keys() & _OF_TOOLS
 
 
+def kind_of(described: Mapping[str, Any]) -> str:
+    """What stands under `type`, where that is a text."""
+    kind = described.get("type")
+    return kind if isinstance(kind, str) else ""
+
+
 def described_schema(schema: Any) -> tuple[Any, bool | None]:
     """A schema out of OpenAI's wrappings, and whether they say that it is strict; a JSON Schema gets a title.
 
@@ -39,13 +45,13 @@ def described_schema(schema: Any) -> tuple[Any, bool | None]:
     found, name, strict = wrapping.get("schema"), wrapping.get("name", UNNAMED), wrapping.get("strict")
     if not isinstance(found, Mapping) or not isinstance(name, str) or not isinstance(strict, bool | None):
         raise ConfigError(f'{shown(schema)} is no schema: give {{"name": "…", "schema": {{…}}, "strict": True}}')
-    told = {key: wrapping[key] for key in ("description",) if wrapping.get(key)}
+    told = {key: wrapping[key] for key in ("description",) if isinstance(wrapping.get(key), str)}
     return {"title": name, **told, **{key: value for key, value in found.items() if key != "title"}}, strict
 
 
 def _wrapping(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What holds name and schema, None for a schema that is not wrapped."""
-    if schema.get("type") == "json_schema":
+    if kind_of(schema) == "json_schema":
         inner = schema.get("json_schema", schema)
         return inner if isinstance(inner, Mapping) else {}
     return schema if "schema" in schema and "name" in schema else None
@@ -62,9 +68,9 @@ def schema_of(response_format: Any) -> tuple[Mapping[str, Any] | None, bool]:
     if isinstance(response_format, type):
         return json_schema_of(response_format), False
     if isinstance(response_format, Mapping):
-        if response_format.get("type") == "text":
+        if kind_of(response_format) == "text":
             return None, False
-        if response_format.get("type") == "json_object":
+        if kind_of(response_format) == "json_object":
             return ANY_OBJECT.schema, False
         if _wrapping(response_format) is not None:
             schema, strict = described_schema(response_format)

@@ -10,7 +10,18 @@ from precedent.config import SamplingParams, SpeculationConfig, drafter_names, s
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.learning import PendingCompletions
-from precedent.langchain.synonyms import OF_LOADING, Elsewhere, translated
+from precedent.langchain.synonyms import (
+    IDLE,
+    IN_A_CALL,
+    IN_CHAT,
+    IN_MODEL_KWARGS,
+    IN_THE_CONSTRUCTOR,
+    LEFT_OUT,
+    OF_LOADING,
+    WITH_TOOLS,
+    Elsewhere,
+    translated,
+)
 from precedent.plain_values import check_plain, is_whole, shown
 from precedent.templates import Template, Templates
 from precedent.text.tool_skeletons import tool_templates
@@ -50,12 +61,11 @@ FROM_LANGCHAIN = ("stream", *_OF_TRACING)
 _DEFAULT_IF_NONE = (*SAMPLING, "stop", "logprobs", "top_logprobs", "speculation", "strict_tools", "streaming")
 """Fields of which None means the default, as it means the model's own in a call."""
 
-_WITH_TOOLS = Elsewhere(("tools", "tool_choice", "strict", "parallel_tool_calls"), "write bind_tools([…], …)")
-_IN_A_CALL = Elsewhere(OF_THE_CALL, "it is said in a call: write bind({name}=…)")
-_IN_CHAT = Elsewhere(FOR_CHAT, "a text is continued without it: use ChatPrecedent")
-_IN_THE_CONSTRUCTOR = Elsewhere(
-    (*OF_THE_ENGINE, *OF_LOADING, "streaming"), "write it where the model is made: ChatPrecedent(model=…, {name}=…)"
-)
+_WITH_TOOLS = Elsewhere(("tools", "tool_choice", "strict", "parallel_tool_calls"), WITH_TOOLS)
+_IN_A_CALL = Elsewhere(OF_THE_CALL, IN_A_CALL)
+_IN_CHAT = Elsewhere(FOR_CHAT, IN_CHAT)
+_NOWHERE = Elsewhere(IDLE, LEFT_OUT)
+_IN_THE_CONSTRUCTOR = Elsewhere((*OF_THE_ENGINE, *OF_LOADING, "streaming"), IN_THE_CONSTRUCTOR)
 
 
 def fields_of(given: Mapping[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:
@@ -72,7 +82,7 @@ def fields_of(given: Mapping[str, Any], known: Sequence[str], where: str) -> dic
     params = SamplingParams(**chosen)
     fields |= {name: getattr(params, name) for name in chosen}
     if "stop" in fields:
-        fields["stop"] = list(stop_texts(fields["stop"])) or None
+        fields["stop"] = None if fields["stop"] is None else list(stop_texts(fields["stop"]))
     if fields.get("drafters") is not None:
         fields["drafters"] = drafter_names(fields["drafters"])
     return {name: value for name, value in fields.items() if value is not None or name not in _DEFAULT_IF_NONE}
@@ -81,7 +91,7 @@ def fields_of(given: Mapping[str, Any], known: Sequence[str], where: str) -> dic
 def _check_model_kwargs(model_kwargs: Any) -> None:
     for name in model_kwargs if isinstance(model_kwargs, Mapping) else ():
         if name in OF_THE_CALL:
-            raise ConfigError(f"model_kwargs says how weights are loaded: write {name}= as an argument of its own")
+            raise ConfigError(IN_MODEL_KWARGS.format(name=name))
 
 
 def check_fields(model: EngineFields) -> None:
@@ -98,7 +108,7 @@ def call_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ConfigError or UnsupportedError for what would otherwise be dropped silently.
     """
-    settings = translated(kwargs, (*OF_THE_CALL, *FROM_LANGCHAIN), "a call", (_IN_THE_CONSTRUCTOR,))
+    settings = translated(kwargs, (*OF_THE_CALL, *FROM_LANGCHAIN), "a call", (_IN_THE_CONSTRUCTOR, _NOWHERE))
     for name, value in settings.items():
         check_plain(name, value)
     step, learning = settings.get("workflow_step"), settings.get("learning")

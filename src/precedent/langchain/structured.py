@@ -55,7 +55,10 @@ class AnswerRules:
             (kwargs[name] for name in ("strict", "strict_tools") if kwargs.get(name) is not None), default_strict
         )
         check_strict(strict)
-        return cls(choice, kwargs.get("parallel_tool_calls") is not False, strict, kwargs.get("response_format"))
+        parallel = kwargs.get("parallel_tool_calls")
+        if not isinstance(parallel, bool | None):
+            raise ConfigError(f"parallel_tool_calls={shown(parallel)} must be True or False")
+        return cls(choice, parallel is not False, strict, kwargs.get("response_format"))
 
     def grammar(self, syntax: AnswerSyntax) -> Grammar | None:
         """The grammar of the answer to a prompt, None where the model may write what it likes.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.langchain.schemas import UNNAMED
+from precedent.langchain.schemas import UNNAMED, is_json_schema
 from precedent.plain_values import is_whole, nearest, shown
 
 SAME: dict[str, str] = {
@@ -134,16 +134,23 @@ ANSWER_CACHE = (
     "speculation_cache="
 )
 
-OF_A_CALL_IN_MODEL_KWARGS = "model_kwargs says how weights are loaded: write {name}= as an argument of its own"
+IN_MODEL_KWARGS = "model_kwargs says how weights are loaded: write {name}= as an argument of its own"
+
+WITH_TOOLS = "write bind_tools([…], …)"
+LEFT_OUT = "it means nothing for weights in this process: leave it out"
+IN_A_CALL = "it is said in a call: write bind({name}=…)"
+IN_CHAT = "a text is continued without it: use ChatPrecedent"
+IN_THE_CONSTRUCTOR = "write it where the model is made: ChatPrecedent(model=…, {name}=…)"
+"""What to write for names that are known in another place."""
 
 
 def _format(value: Any) -> Any:
     """ChatOllama's `format` as a `response_format`: "json", or a JSON Schema."""
-    if value == "json":
-        return {"type": "json_object"}
-    if isinstance(value, Mapping) and value.get("type") not in ("text", "json_object", "json_schema"):
+    if isinstance(value, str) and value in ("json", ""):
+        return {"type": "json_object"} if value else None
+    if isinstance(value, Mapping) and is_json_schema(value):
         return {"type": "json_schema", "json_schema": {"name": UNNAMED, "schema": value}}
-    return value or None
+    return value
 
 
 def _effort(value: Any) -> Any:

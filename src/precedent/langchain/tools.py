@@ -10,7 +10,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from precedent.errors import ConfigError, PromptError
-from precedent.langchain.schemas import described_schema, is_json_schema
+from precedent.langchain.schemas import described_schema, is_json_schema, kind_of
 from precedent.langchain.wording import first_line
 from precedent.plain_values import check_plain, nearest, shown
 from precedent.text.tool_schema import check_tools
@@ -65,9 +65,9 @@ def _openai_tool(tool: ToolLike, position: int) -> dict[str, Any]:
 
 def _openai_dict(tool: dict[str, Any]) -> dict[str, Any]:
     """A dict of which LangChain would lose the schema, or which it passes on unread, in OpenAI's form."""
-    if tool.get("type") == "function" and "function" not in tool:
+    if kind_of(tool) == "function" and "function" not in tool:
         return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
-    wrapped = "schema" in tool or tool.get("type") == "json_schema"
+    wrapped = "schema" in tool or kind_of(tool) == "json_schema"
     if not wrapped and not (is_json_schema(tool) and "title" in tool and "properties" not in tool):
         return tool
     schema, strict = described_schema(tool)
