@@ -138,6 +138,13 @@ def test_include_raw_streams_the_message_and_then_what_it_says(method: str) -> N
     assert sum(messages[1:], messages[0])["raw"].content == runnable.invoke("hi")["raw"].content
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_answers_in_blocks_are_read_as_well(method: str) -> None:
+    model = answering(text_of(method, Refund, **GIVEN), output_version="v1")
+    runnable = model.with_structured_output(Refund, method=method)
+    assert [*runnable.stream("hi")][-1] == runnable.invoke("hi") == Refund(**GIVEN)
+
+
 # What is no data
 
 
