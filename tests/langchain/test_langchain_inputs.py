@@ -341,6 +341,7 @@ def test_answers_that_were_given_before_are_told_behind_the_same_prompt() -> Non
     model.invoke("hi")
     assert model.warm([[("user", "hi"), ("ai", "one")]]) == 1
     assert [one.prompt_fingerprint for one in stored] == [prompt_fingerprint(asked(model).prompt_ids)]
+    assert stored[0].text == "one"
 
 
 @pytest.mark.parametrize("wrong", [{"messages": []}, {"tools": []}, {"enable_thinkng": True}, 3, {1: 2}], ids=str)

@@ -73,8 +73,17 @@ def told_answer(
     `render_prompt` raises.
     """
     whole = render_prompt(tokenizer, [*before, answer, _BEHIND], tools, settings)
-    rest, end = whole[len(prompt) :], tokenizer.eos_token_id
-    told = whole[: len(prompt)] == list(prompt) and end in rest
+    told = _first_turn_behind(prompt, whole, tokenizer.eos_token_id)
+    if told is None and settings:  # a prompt that forbids thinking ends with an empty thought, which told turns lack
+        plain = render_prompt(tokenizer, before, tools)
+        told = _first_turn_behind(plain, whole, tokenizer.eos_token_id)
+    return told
+
+
+def _first_turn_behind(prompt: Sequence[int], whole: Sequence[int], end: Any) -> tuple[int, ...] | None:
+    """What follows `prompt` in `whole` up to the end token, None where there is no such thing."""
+    rest = whole[len(prompt) :]
+    told = list(whole[: len(prompt)]) == list(prompt) and end in rest
     return tuple(rest[: rest.index(end) + 1]) if told else None
 
 
