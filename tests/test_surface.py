@@ -32,6 +32,7 @@ LAYERS = (
     "openmp",
     "at_once",
     "sharing",
+    "plain_values",
     "config",
     "templates",
     "placing",

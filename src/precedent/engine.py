@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from precedent.admission import Admission
 from precedent.background import Background
-from precedent.cache import NewCompletion
-from precedent.cache.fingerprint import model_fingerprint, prompt_fingerprint, tokenizer_fingerprint
-from precedent.checks import check_prompt, end_token_ids, mode_of, unless_switched_off
+from precedent.cache.fingerprint import model_fingerprint, tokenizer_fingerprint
+from precedent.checks import check_prompt, check_token_ids, end_token_ids, mode_of, unless_switched_off
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
 from precedent.delivery import finish_on
@@ -206,6 +205,16 @@ class Engine(OfOneProcess):
         return self._grammars
 
     @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of the drafters that were built or added so far."""
+        return tuple(self._drafters)
+
+    @property
+    def closed(self) -> bool:
+        """True once it takes no more requests."""
+        return self._worker.closed
+
+    @property
     def context_length(self) -> int:
         """Longest prompt plus answer, in tokens."""
         return self.target.context_length
@@ -237,6 +246,7 @@ class Engine(OfOneProcess):
         self.check_process()
         prompt = tuple(int(token) for token in prompt_ids)
         check_prompt(prompt, self.context_length, self.target.vocab_size)
+        check_token_ids(sampling, min(len(self.tokenizer), self.target.vocab_size))
         speculation = unless_switched_off(speculation or self.speculation)
         names = speculation.drafters if speculation.enabled else ()
         drafters = self._drafters_named(names)
@@ -259,7 +269,12 @@ class Engine(OfOneProcess):
                 prompt,
                 self._on_result,
                 (write_back or self.cache.insert) if self.cache is not None and speculation.write_back else None,
-                self._record(prompt, tenant, query, workflow_step, tools),
+                tokenizer=self.tokenizer_fingerprint,
+                model=self.model_fingerprint,
+                tenant=tenant,
+                query=query,
+                tools=tools,
+                workflow_step=workflow_step,
             ),
         )
         self._worker.submit(request)
@@ -302,21 +317,6 @@ class Engine(OfOneProcess):
                 if name not in self._drafters:
                     self._drafters.update({drafter.name: drafter for drafter in load_drafters([name], self._parts)})
         return {name: self._drafters[name] for name in names if name in self._drafters}
-
-    def _record(
-        self, prompt: tuple[int, ...], tenant: str, query: str, workflow_step: str, tools: str
-    ) -> NewCompletion:
-        """What is stored of a request, before its answer is there."""
-        return NewCompletion(
-            token_ids=(),
-            tokenizer=self.tokenizer_fingerprint,
-            model=self.model_fingerprint,
-            tenant=tenant,
-            query=query,
-            prompt_fingerprint=prompt_fingerprint(prompt),
-            tools=tools,
-            workflow_step=workflow_step,
-        )
 
 
 def _two_threads(own_threads: set[threading.Thread]) -> Executor:

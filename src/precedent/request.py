@@ -71,6 +71,7 @@ def begin(request: Request, target: TargetModel, end_token_ids: frozenset[int], 
     `num_tokens` is how many the tokenizer has. Raises what a drafter raises; those begun before are in the sequence.
     """
     request.stats.bitwise = target.bitwise and request.mode in ("greedy", "coupled")
+    end_token_ids = end_token_ids | set(request.sampling.stop_token_ids)
     shape = constraints_for(request.sampling, request.prompt_ids, request.grammar)
     request.sequence = sequence = DecodingSequence(
         slot=target.new_slot(),

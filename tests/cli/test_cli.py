@@ -74,7 +74,7 @@ def test_the_default_target_is_the_packaged_one() -> None:
         (["run", "x", "--frobnicate"], "--frobnicate"),
         (["frobnicate"], "frobnicate"),
         (["run", "x", "--json", "/no/such/folder/out.json"], "there is no folder '/no/such/folder'"),
-        (["run", "x", "--temperature", "-1"], "temperature=-1.0 must be 0 (greedy) or greater"),
+        (["run", "x", "--temperature", "-1"], "temperature=-1.0 must be 0 (greedy) or a greater number"),
         (["run", "x", "--max-tokens", "0"], "max_tokens=0"),
         (["run", "x", "--target", "/no/such/model"], "there is no folder '/no/such/model'"),
         (["run", "x", "--dtype", "int8"], "dtype='int8' is not one of"),

@@ -249,8 +249,11 @@ class EvenIds:
 
 
 def constraints() -> RowShaper:
-    """A grammar and a penalty."""
-    found = constraints_for(SamplingParams(repetition_penalty=1.2), PROMPT, GrammarConstraint(EvenIds(), [0]))
+    """A grammar, a bias and all penalties."""
+    params = SamplingParams(
+        repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2, logit_bias={4: 1, 5: -1}
+    )
+    found = constraints_for(params, PROMPT, GrammarConstraint(EvenIds(), [0]))
     assert found is not None
     return found
 

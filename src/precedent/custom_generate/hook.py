@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,9 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from precedent.cache import NewCompletion
 from precedent.cache.fingerprint import prompt_fingerprint
-from precedent.checks import unless_switched_off
+from precedent.checks import check_token_ids, unless_switched_off
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.custom_generate.laws import RowLaw, RowStop, end_token_ids
+from precedent.custom_generate.laws import RowLaw, RowStop, end_token_ids, with_penalties
 from precedent.custom_generate.prepared import Prepared, Speculators, fingerprint_of, prepared_for
 from precedent.custom_generate.refusals import check_call, dropped_by_generate
 from precedent.decode import step
@@ -110,19 +110,28 @@ def generate(
     drafters: Speculators | None = None,
     tenant: str = "default",
     write_back: bool = True,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
     **model_inputs: Any,
 ) -> GenerateOutput | Tensor:
     """Decode speculatively behind `model.generate(..., custom_generate=precedent.generate)`; the law is `generate`'s.
 
     Logits processors, stopping criteria and the streamer stay in force. Prompts are drafted from themselves; with a
     `speculation_cache` (and its `speculation_tokenizer`) also from `tenant`'s earlier answers, and finished answers
-    are stored. `drafters` names others, or none. A stop string goes in as a StopStringCriteria. The model's modules
-    stay as they are; what is set up on the first call is kept while the model lives.
+    are stored. `drafters` names others, or none. A stop string goes in as a StopStringCriteria. `frequency_penalty`,
+    `presence_penalty` and `logit_bias` are those of `SamplingParams`, which transformers does not have. The model's
+    modules stay as they are; what is set up on the first call is kept while the model lives.
     Raises UnsupportedError, by name, for what cannot be kept, ConfigError or PromptError for what is wrong.
     """
     dropped = dropped_by_generate(model)
     call = (logits_processor, stopping_criteria, generation_config, model_inputs, dropped)
     check_call(model, input_ids, *call)
+    penalties = SamplingParams(
+        frequency_penalty=frequency_penalty, presence_penalty=presence_penalty, logit_bias=logit_bias or {}
+    )
+    check_token_ids(penalties, int(model.get_output_embeddings().weight.shape[0]))
+    processors = with_penalties(logits_processor, penalties, input_ids.shape[1])
     prepared = prepared_for(model)
     speculation = _speculation(prepared, drafters, speculation_cache, speculation_tokenizer, tenant, write_back)
     keep = bool(generation_config.return_dict_in_generate) and bool(
@@ -131,7 +140,7 @@ def generate(
     rows: list[_Row] = []
     try:
         for prompt_ids in _unpadded(input_ids, model_inputs.get("attention_mask")):
-            law = RowLaw(logits_processor, input_ids, len(rows), keep=keep)
+            law = RowLaw(processors, input_ids, len(rows), keep=keep)
             rows.append(_started(prompt_ids, law, rows, prepared, speculation, stopping_criteria, generation_config))
         if dropped.streamer is not None:
             rows[0].put = dropped.streamer.put

@@ -6,13 +6,19 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 from langchain_core.language_models.base import LanguageModelInput
-from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import LLMResult
+from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 
+from precedent.errors import PromptError
+from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.fields import ChatFields
+from precedent.langchain.settings import check_call
 from precedent.langchain.tenants import run_metadata, tenant_of, with_tenant, workflow_step_of
+from precedent.langchain.wording import input_in_our_words
+from precedent.plain_values import check_plain
 
 WAYS_IN = ("invoke", "ainvoke", "stream", "astream", "batch", "abatch", "stream_events", "astream_events")
 
@@ -48,6 +54,38 @@ class FollowsRunMetadata(ChatFields):
         others = {name: value for name, value in kwargs.items() if name not in keys}
         return others | {name: value for name, value in keys.items() if value is not None}
 
+    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+        with of_both_kinds():
+            with input_in_our_words():
+                prompt = super()._convert_input(model_input)
+            for position, message in enumerate(prompt.to_messages(), start=1):  # before LangChain walks through them
+                check_plain(f"message {position}", dict(message), PromptError)
+        return prompt
+
+    def invoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        """Answer; see LangChain's `BaseChatModel.invoke`, which some of these arguments would not reach."""
+        check_call(kwargs)
+        return super().invoke(input, config, stop=stop, **kwargs)
+
+    async def ainvoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        """Answer; see LangChain's `BaseChatModel.ainvoke`, which some of these arguments would not reach."""
+        check_call(kwargs)
+        return await super().ainvoke(input, config, stop=stop, **kwargs)
+
     def stream(
         self,
         input: LanguageModelInput,
@@ -57,6 +95,7 @@ class FollowsRunMetadata(ChatFields):
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
         """Stream an answer; see LangChain's `BaseChatModel.stream`."""
+        check_call(kwargs)
         kwargs = self._with_run_keys(ensure_config(config)["metadata"], kwargs)
         return super().stream(input, config, stop=stop, **kwargs)
 
@@ -69,6 +108,7 @@ class FollowsRunMetadata(ChatFields):
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
         """Stream an answer; see LangChain's `BaseChatModel.astream`."""
+        check_call(kwargs)
         kwargs = self._with_run_keys(ensure_config(config)["metadata"], kwargs)
         return super().astream(input, config, stop=stop, **kwargs)
 

@@ -18,6 +18,7 @@ from langchain_core.runnables.config import ensure_config
 from precedent.cache.records import check_tenant
 from precedent.config import SpeculationConfig
 from precedent.errors import CacheError, ConfigError, UnsupportedError
+from precedent.plain_values import check_plain, shown
 
 if TYPE_CHECKING:
     from precedent.langchain.fields import EngineFields
@@ -137,5 +138,6 @@ def _checked(key: str, value: Any) -> str:
 
 def _text(key: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{key}={value!r} must be a text that is not empty")
+        raise ConfigError(f"{key}={shown(value)} must be a text that is not empty")
+    check_plain(key, value)
     return value
