@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from langchain_core.output_parsers import BaseOutputParser
 from langchain_core.runnables import RunnableLambda
 from langchain_core.utils.json import parse_partial_json
 from mutant import Change, Mutant
@@ -205,6 +204,11 @@ def without_key(name: str) -> Callable[[Any], None]:
 # Structured output
 
 
+def instead_of_json(_: Any) -> Any:
+    """Whatever can be made of the beginning of an answer, complete or not."""
+    return lambda parser, message: parse_partial_json(message.text)
+
+
 def completed(original: Any) -> Any:
     """What cannot be parsed, such as an answer that was cut, is completed into something that can."""
 
@@ -221,10 +225,3 @@ def completed(original: Any) -> Any:
         return original(model, schema, method, strict, True, kwargs) | RunnableLambda(whole)
 
     return structured
-
-
-class Nothing(BaseOutputParser[Any]):
-    """Parses every answer as None."""
-
-    def parse(self, text: str) -> Any:
-        return None

@@ -11,7 +11,6 @@ from dataclasses import replace
 from mutant import Mutant
 from mutant_changes import (
     SAMPLING,
-    Nothing,
     all_late,
     chunks,
     completed,
@@ -21,6 +20,7 @@ from mutant_changes import (
     first_second,
     first_twice,
     instead,
+    instead_of_json,
     messages,
     never,
     one_id_for_all,
@@ -41,6 +41,8 @@ from mutant_changes import (
     without_old_results,
     without_usage,
 )
+
+PARSER = "precedent.langchain.answer_parser:AnswerParser"
 
 MUTANTS: dict[str, Mutant] = {
     # the history
@@ -103,12 +105,19 @@ MUTANTS: dict[str, Mutant] = {
     "ignore top_k": sampling(top_k=0),
     "ignore max_tokens": sampling(max_tokens=512),
     "ignore logprobs": sampling(logprobs=None),
-    "ignore the tenant": Mutant("precedent.langchain.settings:tenant_of", instead("default")),
-    "ignore the run's metadata": Mutant("precedent.langchain.settings:run_keys", instead({})),
+    "ignore the tenant": Mutant("precedent.langchain.tenants:tenant_of", instead("default")),
+    "ignore the run's metadata": Mutant("precedent.langchain.tenants:run_metadata", instead({})),
     "ignore speculation settings": Mutant("precedent.langchain.settings:speculation_config", instead(None)),
     "ignore the prediction": Mutant("precedent.langchain.settings:prediction_text", instead(None)),
     "ignore templates": Mutant("precedent.langchain.settings:templates_of", instead(())),
-    "accept unknown arguments": Mutant("precedent.langchain.settings:check_names", instead(None)),
+    "drop unknown arguments": Mutant(
+        "precedent.langchain.synonyms:translated",
+        lambda original: (
+            lambda given, known, *others: original(
+                {name: value for name, value in given.items() if name in known}, known, *others
+            )
+        ),
+    ),
     "ignore another model": Mutant(
         "precedent.langchain.fields:EngineFields._engine_of", lambda original: lambda self, kwargs: self.engine
     ),
@@ -131,9 +140,12 @@ MUTANTS: dict[str, Mutant] = {
     "go on when a stream was left": Mutant("precedent.engine:Generation.cancel", instead(None)),
     # structured output
     "complete structured output that was cut": Mutant("precedent.langchain.structured_output:structured", completed),
-    "parse structured output as nothing": Mutant(
-        "precedent.langchain.structured_output:_text_parser", instead(Nothing())
+    "parse structured output as nothing": Mutant(f"{PARSER}._whole", instead(None)),
+    "read structured output that was cut": Mutant(
+        f"{PARSER}._whole",
+        lambda original: lambda parser, message: original(parser, message.model_copy(update={"response_metadata": {}})),
     ),
+    "parse structured output loosely": Mutant(f"{PARSER}._json", instead_of_json),
     # around a call
     "mix up the answers of two models": Mutant("precedent.langchain.serializing:identifying_params", instead({})),
     "learn from every run": Mutant("precedent.langchain.middleware:ended_well", instead(True)),
