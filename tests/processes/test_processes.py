@@ -15,7 +15,9 @@ PROGRAM = Path(__file__).with_name("process_program.py")
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 
-ENGINE = "UnsupportedError: this Engine was made before the process was forked: load the model in the process"
+ENGINE = (
+    "UnsupportedError: this ScriptedModelEngine was made before the process was forked: load the model in the process"
+)
 GENERATION = "UnsupportedError: this Generation was made before the process was forked: ask again"
 CACHE = (
     "CacheError: this SpeculationCache was made before the process was forked: give its path or URL, and open it only"
@@ -99,7 +101,16 @@ def test_an_engine_that_was_made_before_a_fork_says_so_at_once(ran: Ran) -> None
     assert all(said.startswith(GENERATION) for said in of_generations.values()), of_generations
     assert set(outcomes) == {"submit", "metrics", "grammars", "add_drafter"}
     assert all(said.startswith(ENGINE) for said in outcomes.values()), outcomes
-    assert not_called == ["check_process", "context_length", "instead", "is_here", "load", "refused_as"]
+    assert not_called == [
+        "check_process",
+        "closed",
+        "context_length",
+        "drafters",
+        "instead",
+        "is_here",
+        "load",
+        "refused_as",
+    ]
     assert after == "hello", "the parent's goes on"
 
 
