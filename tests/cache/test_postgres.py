@@ -251,6 +251,17 @@ def test_a_server_that_goes_away_is_one_warning_and_then_silence(server, url, ca
     store.close()
 
 
+def test_a_store_is_refused_in_a_forked_process_and_left_alone_there(store):
+    row_id = add(store, completion(1))
+    store._server._made_in -= 1  # what a child process would see
+    for call in (store.stats, lambda: store.since("default", "tok", 0), lambda: add(store, completion(2))):
+        with pytest.raises(CacheError, match="made before the process was forked: open the cache only in the process"):
+            call()
+    store.close()
+    store._server._made_in += 1
+    assert ids_of(store.since("default", "tok", 0)) == [row_id]
+
+
 def test_a_damaged_record_is_left_out_and_its_neighbours_are_served(store, server, caplog):
     damaged, whole = add(store, completion(1)), add(store, completion(2))
     server.execute(f"UPDATE precedent.completion SET query = 'changed' WHERE id = {damaged}")

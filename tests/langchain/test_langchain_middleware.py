@@ -118,7 +118,6 @@ class Learned:
         return [one.text for one in reversed(self.cache.list(tenant="acme"))]
 
 
-@pytest.mark.usefixtures("searches_at_once")
 def test_a_run_that_ended_well_is_learned_at_its_end() -> None:
     run = Learned(tenant="acme")
     seen_during_the_run, steps = [], 0

@@ -210,3 +210,17 @@ def test_multiprocessing_may_fork_and_spawn(ran: Ran) -> None:
     assert (status, unused) == (0, True)
     assert used.startswith(ENGINE)
     assert ran.said("a_spawned_process_loads_its_own", SLOW) == [[0, [{}, 0.5], True]]
+
+
+@pytest.mark.slow
+def test_a_database_server_is_asked_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    testing = pytest.importorskip("precedent_postgres.testing", reason="precedent-postgres is not installed")
+    if testing.why_not() is not None:
+        pytest.skip(str(testing.why_not()))
+    with testing.TemporaryServer() as server:
+        monkeypatch.setenv("SERVER", server.url)
+        of_child, *others, records = Ran().said("a_server_is_asked_by_one_process", ())
+    (of_cache, of_connections, closed), own = in_child(of_child)
+    assert of_cache.startswith(CACHE)
+    assert of_connections.startswith("CacheError: this Connections was made before the process was forked: open the")
+    assert (closed, own, others, records) == ("returned None", True, [0, 0], 2)
