@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from precedent.errors import ConfigError
-from precedent.plain_values import check_plain, is_number, is_whole, nearest
+from precedent.plain_values import check_plain, is_number, is_whole, nearest, shown
 
 MODES = (
     "auto",
@@ -37,7 +37,7 @@ def check_fields(settings: object, checks: Iterable[tuple[str, bool, str]]) -> N
     """
     for name, holds, rule in checks:
         if not holds:
-            raise ConfigError(f"{name}={getattr(settings, name)!r} {rule}")
+            raise ConfigError(f"{name}={shown(getattr(settings, name))} {rule}")
 
 
 class _FromDict:
@@ -130,7 +130,7 @@ class SamplingParams(_FromDict):
 def _checked(settings: object, name: str, is_kind: Callable[[object], bool], limits: Range) -> Any:
     value, (holds, rule) = getattr(settings, name), limits
     if not (is_kind(value) and holds(value)):
-        raise ConfigError(f"{name}={value!r} {rule}")
+        raise ConfigError(f"{name}={shown(value)} {rule}")
     return value
 
 
@@ -138,7 +138,7 @@ def stop_texts(stop: Any) -> tuple[str, ...]:
     """Stop strings, each once and in order; a single text is one, None is none. Raises ConfigError on anything else."""
     texts = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"stop={stop!r} must be a text or a list of texts, at which the answer should end")
+        raise ConfigError(f"stop={shown(stop)} must be a text or a list of texts, at which the answer should end")
     if not all(texts):
         raise ConfigError("stop holds an empty string; give the texts at which the answer should end")
     check_plain("stop", texts)
@@ -147,20 +147,20 @@ def stop_texts(stop: Any) -> tuple[str, ...]:
 
 def _token_ids(ids: Any) -> tuple[int, ...]:
     if not isinstance(ids, list | tuple | set | frozenset) or not all(is_whole(token) and token >= 0 for token in ids):
-        raise ConfigError(f"stop_token_ids={ids!r} must be a list of token ids")
+        raise ConfigError(f"stop_token_ids={shown(ids)} must be a list of token ids")
     return tuple(sorted({int(token) for token in ids}))
 
 
 def _biases(bias: Any) -> dict[int, float]:
     """Token ids and what is added to their logits; ids may be written as text, as JSON has them."""
     if not isinstance(bias, Mapping):
-        raise ConfigError(f"logit_bias={bias!r} must map token ids to numbers")
+        raise ConfigError(f"logit_bias={shown(bias)} must map token ids to numbers")
     found = {}
     for token, value in bias.items():
         token_id = int(token) if isinstance(token, str) and token.isascii() and token.isdigit() else token
         if not (is_whole(token_id) and token_id >= 0 and is_number(value) and abs(value) <= MOST_BIAS):
             limits = f"between -{MOST_BIAS} and {MOST_BIAS}"
-            raise ConfigError(f"logit_bias={{{token!r}: {value!r}}} must map token ids to numbers {limits}")
+            raise ConfigError(f"logit_bias={{{shown(token)}: {shown(value)}}} must map token ids to numbers {limits}")
         found[int(token_id)] = float(value)
     return dict(sorted(found.items()))
 
@@ -184,22 +184,23 @@ class SpeculationConfig(_FromDict):
 
     def __post_init__(self) -> None:
         if not isinstance(self.mode, str) or (self.mode not in MODES and not is_lossy(self.mode)):
-            raise ConfigError(f"mode={self.mode!r} is not one of {', '.join((*MODES, *LOSSY_MODES))}")
+            raise ConfigError(f"mode={shown(self.mode)} is not one of {', '.join((*MODES, *LOSSY_MODES))}")
         for name in ("enabled", "write_back"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
+                raise ConfigError(f"{name}={shown(getattr(self, name))} must be True or False")
         nodes: Range = (lambda value: 0 <= value <= 256, "must lie between 0 and 256 nodes per step")
         draws: Range = (lambda value: 0 <= value <= 64, "must lie between 0 and 64 draws per step")
         object.__setattr__(self, "max_nodes", int(_checked(self, "max_nodes", is_whole, nodes)))
         object.__setattr__(self, "max_draws", int(_checked(self, "max_draws", is_whole, draws)))
-        object.__setattr__(self, "drafters", _names(self.drafters))
+        object.__setattr__(self, "drafters", drafter_names(self.drafters))
 
 
-def _names(drafters: Any) -> tuple[str, ...]:
+def drafter_names(drafters: Any) -> tuple[str, ...]:
+    """A list of names. Raises ConfigError on anything else."""
     if isinstance(drafters, str):  # a text is a sequence too: of names of one letter
-        raise ConfigError(f"drafters={drafters!r} must be a list of names: [{drafters!r}]")
+        raise ConfigError(f"drafters={shown(drafters)} must be a list of names: [{drafters!r}]")
     if not isinstance(drafters, list | tuple) or not all(isinstance(name, str) for name in drafters):
-        raise ConfigError(f"drafters={drafters!r} must be a list of names")
+        raise ConfigError(f"drafters={shown(drafters)} must be a list of names")
     return tuple(drafters)
 
 
@@ -228,4 +229,4 @@ class EngineLimits(_FromDict):
             if name == "max_kv_bytes" and value is None:
                 continue
             if not is_whole(value) or value < bound:
-                raise ConfigError(f"{name}={value!r} must be a whole number, at least {bound}")
+                raise ConfigError(f"{name}={shown(value)} must be a whole number, at least {bound}")

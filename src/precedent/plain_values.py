@@ -13,6 +13,9 @@ from precedent.errors import ConfigError, PrecedentError
 MOST_DEEP = 100
 """Nesting of lists and dicts that is taken: everything that walks a schema or an argument is recursive."""
 
+MOST_SHOWN = 300
+"""Characters of a value that an error shows."""
+
 REALLY_NEAR = 0.8
 """Likeness (`difflib`) from which another name is thought to be meant: a letter or two of ten."""
 
@@ -57,6 +60,12 @@ def _check_text(what: str, text: str, error: type[PrecedentError]) -> None:
             f"{what} holds {text[problem.start]!r}, half of a surrogate pair, which is no character: "
             "decode the text with errors='replace'"
         ) from None
+
+
+def shown(value: object) -> str:
+    """A value as an error names it: in one line that is not endless."""
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def nearest(name: object, known: Iterable[object]) -> str | None:

@@ -6,8 +6,7 @@ cache, no draft model), so the drafter does not take part.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -24,6 +23,7 @@ from precedent.drafters.base import (
 )
 from precedent.drafters.codec import TextCodec
 from precedent.errors import ConfigError
+from precedent.plain_values import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,7 @@ __all__ = [
     "DrawsRunnersUp",
     "DrawsTogether",
     "TextCodec",
+    "check_known",
     "known_drafters",
     "load_drafters",
 ]
@@ -84,8 +85,16 @@ def load_drafters(names: Sequence[str], parts: DrafterParts) -> list[Drafter]:
     return drafters
 
 
+def check_known(names: Iterable[str], added: Iterable[str] = ()) -> None:
+    """Raise ConfigError for a name that nothing installed provides and that is not `added` to an engine."""
+    known = {*known_drafters(), *added}
+    for name in names:
+        if name not in known:
+            raise ConfigError(_unknown(name))
+
+
 def _unknown(name: str) -> str:
     known = known_drafters()
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, known)
+    hint = f"; did you mean {near!r}?" if near else ""
     return f"no drafter is called {name!r}{hint} (installed: {', '.join(known) or 'none'})"

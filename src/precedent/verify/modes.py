@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from precedent.errors import ConfigError
+from precedent.plain_values import nearest
 from precedent.sampling import Coins
 from precedent.tree import ROOT, CandidateTree
 from precedent.verify.batched import BatchedWeights
@@ -129,8 +129,8 @@ def find_mode(mode: str, *, batched: bool = False) -> FirstHalf:
             return judged(load_judge(_judge_name(mode, settings)))
         return relaxed(_rule(mode, name, settings))
     if mode not in MODES:
-        near = difflib.get_close_matches(name, [*MODES, *LOSSY_MODES], n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        near = nearest(name, [*MODES, *LOSSY_MODES])
+        hint = f"did you mean {near!r}? " if near else ""
         raise ConfigError(f"mode={mode!r} cannot verify; {hint}use one of {', '.join([*MODES, *LOSSY_MODES])}")
     return BATCHED.get(mode, MODES[mode]) if batched else MODES[mode]
 
