@@ -18,7 +18,8 @@ from typing_extensions import TypedDict
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.grammar import Answer
 from precedent.langchain import ChatPrecedent
-from precedent.langchain.structured import call_form, schema_of
+from precedent.langchain.schemas import schema_of
+from precedent.langchain.structured import call_form
 from precedent.langchain.tools import tool_choice_of
 from precedent.testing.scripted_engine import Script, ScriptedEngine, ScriptedRequest, chatml_tokenizer
 from precedent.text.tool_formats import known_formats
@@ -304,7 +305,7 @@ def test_wrong_arguments_of_structured_output(schema: Any, settings: Any, said: 
     ["json", {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "x"}}, [Ticket]],
 )
 def test_a_response_format_that_is_none(response_format: Any) -> None:
-    with pytest.raises(ConfigError, match="is neither a class nor a dict of type"):
+    with pytest.raises(ConfigError, match=r"is neither a class nor a dict of type|is no schema: give"):
         scripted([TEXT]).invoke("hi", response_format=response_format)
 
 
