@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precedent.admission import Admission
-from precedent.cache import NewCompletion
-from precedent.cache.fingerprint import model_fingerprint, prompt_fingerprint, tokenizer_fingerprint
+from precedent.cache.fingerprint import model_fingerprint, tokenizer_fingerprint
 from precedent.checks import check_prompt, check_token_ids, end_token_ids, mode_of, unless_switched_off
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.cost_curve import CostCurve
@@ -185,6 +184,16 @@ class Engine:
         self._drafters[drafter.name] = drafter
 
     @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of the drafters that were built or added so far."""
+        return tuple(self._drafters)
+
+    @property
+    def closed(self) -> bool:
+        """True once it takes no more requests."""
+        return self._worker.closed
+
+    @property
     def context_length(self) -> int:
         """Longest prompt plus answer, in tokens."""
         return self.target.context_length
@@ -238,7 +247,12 @@ class Engine:
                 prompt,
                 self._on_result,
                 (write_back or self.cache.insert) if self.cache is not None and speculation.write_back else None,
-                self._record(prompt, tenant, query, workflow_step, tools),
+                tokenizer=self.tokenizer_fingerprint,
+                model=self.model_fingerprint,
+                tenant=tenant,
+                query=query,
+                tools=tools,
+                workflow_step=workflow_step,
             ),
         )
         self._worker.submit(request)
@@ -279,21 +293,6 @@ class Engine:
                 if name not in self._drafters:
                     self._drafters.update({drafter.name: drafter for drafter in load_drafters([name], self._parts)})
         return {name: self._drafters[name] for name in names if name in self._drafters}
-
-    def _record(
-        self, prompt: tuple[int, ...], tenant: str, query: str, workflow_step: str, tools: str
-    ) -> NewCompletion:
-        """What is stored of a request, before its answer is there."""
-        return NewCompletion(
-            token_ids=(),
-            tokenizer=self.tokenizer_fingerprint,
-            model=self.model_fingerprint,
-            tenant=tenant,
-            query=query,
-            prompt_fingerprint=prompt_fingerprint(prompt),
-            tools=tools,
-            workflow_step=workflow_step,
-        )
 
 
 def _two_threads(own_threads: set[threading.Thread]) -> Executor:

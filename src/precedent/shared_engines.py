@@ -31,6 +31,6 @@ def shared_engine(
     key = key_of({"target": target, "cache": cache, **loading})
     with _LOADING:
         engine = _SHARED.get(key)
-        if engine is None:
+        if engine is None or engine.closed:
             engine = _SHARED[key] = Engine.load(target, cache=cache, **loading)
         return engine

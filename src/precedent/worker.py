@@ -39,6 +39,11 @@ class Worker:
         atexit.register(self.close)  # the thread must not be inside torch when the interpreter goes
         self._thread.start()
 
+    @property
+    def closed(self) -> bool:
+        """True once it takes no more requests."""
+        return self._closed
+
     def submit(self, request: Request) -> None:
         """Queue a request; it joins before the next step if it fits. Raises EngineClosedError."""
         release_workers()  # the caller will wait for the answer; what it computed before has left it some

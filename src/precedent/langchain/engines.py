@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _LOADING, _NOTING = threading.Lock(), threading.Lock()
 _RUNNING: weakref.WeakSet[Engine] = weakref.WeakSet()
 """Engines that a chat model has used: those that a call may choose by name."""
+
+_HOLDERS: weakref.WeakSet[EngineHolder] = weakref.WeakSet()
+"""Who may hold an engine that is to be let go."""
 
 _OPEN_CACHES: weakref.WeakValueDictionary[Hashable, SpeculationCache] = weakref.WeakValueDictionary()
 
@@ -57,6 +60,8 @@ class EngineHolder:
         self._given, self._weights = engine, weights
         self._engines: dict[Hashable, Engine] = {}
         self.identity = uuid.uuid4().hex if engine is not None or weights is not None else ""
+        with _NOTING:
+            _HOLDERS.add(self)
         if engine is not None:
             _note(engine)
 
@@ -74,6 +79,35 @@ class EngineHolder:
             with _LOADING:
                 engine = self.loaded(settings) or self._engines.setdefault(settings.key(), self._load(settings))
         return engine
+
+    def check_drafters(self, names: Iterable[str]) -> None:
+        """Raise ConfigError, with the near one, for a drafter that is neither installed nor added to the engine."""
+        from precedent.drafters import check_known
+
+        check_known(names, () if self._given is None else self._given.drafters)
+
+    def unload(self, settings: EngineSettings) -> None:
+        """Close the engine if there is one, and let everyone forget it, so that its weights go.
+
+        Raises UnsupportedError for an engine or weights that somebody else holds.
+        """
+        if self._given is not None:
+            raise UnsupportedError("this model runs on an engine that you hold: close that one with engine.close()")
+        if self._weights is not None:
+            raise UnsupportedError("these weights are yours: they go when you let go of the model and of this object")
+        with _LOADING:
+            engine = self._engines.get(settings.key())
+            for holder in _holders():
+                holder._forget(engine)
+        if engine is not None:
+            from precedent.device_memory import give_back
+
+            engine.close()
+            del engine
+            give_back()
+
+    def _forget(self, engine: Engine | None) -> None:
+        self._engines = {key: one for key, one in self._engines.items() if one is not engine}
 
     def other(self, settings: EngineSettings, name: str) -> Engine:
         """The running engine of another model: that of else equal settings, or the only one of this name.
@@ -119,6 +153,11 @@ class EngineHolder:
 def _note(engine: Engine) -> None:
     with _NOTING:
         _RUNNING.add(engine)
+
+
+def _holders() -> list[EngineHolder]:
+    with _NOTING:
+        return list(_HOLDERS)
 
 
 def _running() -> list[Engine]:

@@ -70,7 +70,7 @@ class ScriptedEngine:
         model_name: str = "scripted",
     ) -> None:
         self.tokenizer, self.model_name, self.context_length = tokenizer, model_name, context_length
-        self.cache = None
+        self.cache, self.drafters, self.closed = None, (), False
         self.speculation = SpeculationConfig()
         self.requests: list[ScriptedRequest] = []
         self.grammars: GrammarEngine = GuidanceEngine(tokenizer, [int(tokenizer.eos_token_id)])
@@ -118,7 +118,8 @@ class ScriptedEngine:
         return request.generation
 
     def close(self) -> None:
-        """Nothing to release; running requests end by themselves."""
+        """Take no more requests; running ones end by themselves."""
+        self.closed = True
 
     def _run(self, request: ScriptedRequest, rng: random.Random) -> None:
         try:
