@@ -80,7 +80,8 @@ class RecordingCache(BaseCache):
         if engine.cache is None:
             return 0
         talk = Talk(to_template_messages([*_messages_in(prompt), answer]))
-        found = completion_at(engine, talk, len(talk.turns) - 1, tenant=self._llm.tenant)
+        settings = self._llm.template_settings({})
+        found = completion_at(engine, talk, len(talk.turns) - 1, tenant=self._llm.tenant, settings=settings)
         return 0 if found is None else int(engine.cache.insert(found) > 0)
 
 
