@@ -142,7 +142,7 @@ def test_openais_penalties_are_those_of_a_processor_of_ones_own(
 )
 def test_wrong_penalties_are_refused(model: PreTrainedModel, wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        model.generate(**prompts(PROMPT), custom_generate=precedent.generate, **wrong)
+        model.generate(**prompts(PROMPT), custom_generate=precedent.generate, max_new_tokens=NEW, **wrong)
 
 
 class SumStop(StoppingCriteria):
