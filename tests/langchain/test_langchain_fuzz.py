@@ -33,6 +33,7 @@ from precedent.config import SpeculationConfig
 from precedent.engine import Engine
 from precedent.errors import PrecedentError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
+from precedent.langchain.exceptions import _BOTH
 from precedent.langchain.settings import FROM_LANGCHAIN, OF_THE_CALL
 from precedent.langchain.synonyms import HARMLESS, HINTS, IDLE, OF_LOADING, SAME
 from precedent.templates import Templates
@@ -228,16 +229,21 @@ WAYS: dict[str, Way] = {
 NOT_OURS = ("\n", "pydantic.dev", "Input should be", "validation error", "input_value")
 
 
-def taken_or_refused(ask: Callable[[], object]) -> bool:
-    """Whether it was taken. What is raised is an error of ours, in one line that can be printed."""
+def taken_or_refused(ask: Callable[[], object], *, in_a_call: bool = False) -> bool:
+    """Whether it was taken. What is raised is an error of ours, in one line that can be printed.
+
+    In a call it is LangChain's as well, where LangChain has one.
+    """
     refused = None
     try:
         ask()
     except PrecedentError as error:
-        refused = str(error)
+        refused = error
     if refused is not None:
-        refused.encode()
-        assert not [words for words in NOT_OURS if words in refused], refused
+        said = str(refused)
+        said.encode()
+        assert not [words for words in NOT_OURS if words in said], said
+        assert not in_a_call or type(refused) not in _BOTH, said
     return refused is None
 
 
@@ -253,7 +259,7 @@ def a_constructor(engine: Engine, data: st.DataObject) -> bool:
 def a_call(engine: Engine, data: st.DataObject) -> bool:
     model = data.draw(KINDS).from_engine(engine, max_tokens=MOST_TOKENS)
     way, call = data.draw(st.sampled_from(sorted(WAYS))), data.draw(CALL)
-    return taken_or_refused(lambda: WAYS[way](model, call))
+    return taken_or_refused(lambda: WAYS[way](model, call), in_a_call=True)
 
 
 def tools(engine: Engine, data: st.DataObject) -> bool:
@@ -293,11 +299,27 @@ MESSAGES = st.lists(
 def messages(engine: Engine, data: st.DataObject) -> bool:
     model = ChatPrecedent.from_engine(engine, max_tokens=MOST_TOKENS)
     said = data.draw(MESSAGES | ANYTHING)
-    return taken_or_refused(lambda: model.invoke(said))
+    return taken_or_refused(lambda: model.invoke(said), in_a_call=True)
 
 
-SITES = {one.__name__: one for one in (a_constructor, a_call, tools, structured_output, messages)}
-SHARES = ("a_constructor", "a_constructor", "a_call", "a_call", "a_call", "tools", "structured_output", "messages")
+def without_an_answer(engine: Engine, data: st.DataObject) -> bool:
+    """What a chat model does beside answering: it counts tokens, and learns answers that were given before."""
+    model, said, other = ChatPrecedent.from_engine(engine), data.draw(MESSAGES | ANYTHING), data.draw(ANYTHING)
+    talks = data.draw(st.sampled_from([[said], said]))
+    whose = data.draw(st.dictionaries(st.sampled_from(["tenant", "workflow_step"]), st.just("x") | ANYTHING))
+    asks: list[Callable[[], object]] = [
+        lambda: model.get_num_tokens_from_messages(said),
+        lambda: model.warm(talks, **whose),
+        lambda: data.draw(KINDS).from_engine(engine).get_num_tokens(other),
+    ]
+    return taken_or_refused(data.draw(st.sampled_from(asks)))
+
+
+SITES = {one.__name__: one for one in (a_constructor, a_call, tools, structured_output, messages, without_an_answer)}
+SHARES = (
+    *("a_constructor", "a_constructor", "a_call", "a_call", "a_call"),
+    *("tools", "structured_output", "messages", "without_an_answer"),
+)
 
 
 def fuzz(engine: Engine, number: int) -> dict[str, list[int]]:

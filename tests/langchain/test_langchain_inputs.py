@@ -230,6 +230,26 @@ def test_a_tool_use_that_is_none_is_a_prompt_error(content: Any) -> None:
         scripted().invoke([HumanMessage("x"), AIMessage(content)])
 
 
+@MODELS
+def test_tokens_are_counted_of_texts_and_of_messages_in_any_form(kind: Any) -> None:
+    model = scripted(kind)
+    assert model.get_num_tokens("hi") == len(model.get_token_ids("hi")) > 0
+    for given, said in ((3, "3 is no text"), (None, "None is no text"), (HALF, r"the text holds '\\ud800'")):
+        with pytest.raises(PromptError, match=said):
+            model.get_token_ids(given)
+    assert scripted(kind, custom_get_token_ids=lambda text: [7] * 3).get_num_tokens("hi") == 3
+
+
+def test_messages_are_counted_in_every_form_in_which_they_are_answered() -> None:
+    model = scripted()
+    model.invoke("hi")
+    for given in ("hi", ["hi"], [HumanMessage("hi")], [("user", "hi")], [{"role": "user", "content": "hi"}]):
+        assert model.get_num_tokens_from_messages(given) == len(asked(model).prompt_ids)
+    for given in ([3], 3, None, [("nobody", "hi")], [HumanMessage(HALF)], []):
+        with pytest.raises(PromptError):
+            model.get_num_tokens_from_messages(given)
+
+
 # What belongs to the run
 
 
@@ -264,9 +284,11 @@ def test_errors_of_a_call_are_langchains_as_well(kind: Any) -> None:
     with pytest.raises(theirs.ContextOverflowError) as overflow:
         kind.from_engine(ScriptedEngine(TOKENIZER, ["x"], context_length=5)).invoke("a long question")
     assert isinstance(overflow.value, ContextOverflowError)
-    with pytest.raises(theirs.ModelInvalidRequestError) as wrong:
-        scripted(kind).invoke("hi", temperature="warm")
-    assert isinstance(wrong.value, ConfigError)
+    for call in ({"temperature": "warm"}, {"stop": [3]}, {"config": {"metadata": {"tenant": 3}}}):
+        for ask in (scripted(kind).invoke, lambda *said, **call: list(scripted(kind).stream(*said, **call))):
+            with pytest.raises(theirs.ModelInvalidRequestError) as wrong:
+                ask("hi", **call)
+            assert isinstance(wrong.value, ConfigError)
     with pytest.raises(theirs.ModelInvalidRequestError) as unsupported:
         scripted(kind).invoke("hi", n=2)
     assert isinstance(unsupported.value, UnsupportedError)

@@ -70,8 +70,15 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         writes it). `tools` are those that were bound; a log brings its own. Raises ConfigError without a cache, or
         where only runs say whose they are and no `tenant` is given.
         """
-        whose = {"tenant": own_tenant(self, tenant), "workflow_step": workflow_step}
-        return warm(self.engine, conversations, tools=openai_tools(tools), settings=self.template_settings({}), **whose)
+        asked = call_settings({"tenant": tenant, "workflow_step": workflow_step})
+        return warm(
+            self.engine,
+            conversations,
+            tools=openai_tools(tools),
+            settings=self.template_settings({}),
+            tenant=own_tenant(self, asked["tenant"]),
+            workflow_step=asked["workflow_step"] or "",
+        )
 
     # One request
 

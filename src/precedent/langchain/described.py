@@ -11,7 +11,7 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import BaseMessage
 
 from precedent.langchain.fields import ChatFields
-from precedent.langchain.messages import to_template_messages
+from precedent.langchain.messages import template_messages_of
 from precedent.langchain.profile import profile_of_engine, profile_of_files
 from precedent.langchain.serializing import identifying_params, plain_fields
 from precedent.langchain.settings import ONLY_SPEED, merged_stop
@@ -65,15 +65,9 @@ class Described(ChatFields):
         params["ls_provider"] = "precedent"
         return params
 
-    def get_token_ids(self, text: str) -> list[int]:
-        """Token ids of `text` by the model's own tokenizer, without special tokens."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        return list(self.engine.tokenizer.encode(text, add_special_tokens=False))
-
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None) -> int:
-        """Tokens of the prompt that these messages and tools become."""
-        turns, shown = to_template_messages(messages), openai_tools(tools or ())
+        """Tokens of the prompt that these messages and tools become. Raises PromptError for what cannot be a prompt."""
+        turns, shown = template_messages_of(messages), openai_tools(tools or ())
         return len(render_prompt(self.engine.tokenizer, turns, shown, self.template_settings({})))
 
 

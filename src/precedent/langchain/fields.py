@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -13,7 +13,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool, fie
 
 from precedent import __version__
 from precedent.cache import SpeculationCache
-from precedent.errors import ConfigError, UnsupportedError
+from precedent.errors import ConfigError, PromptError, UnsupportedError
 from precedent.langchain.engines import EngineHolder, EngineSettings, cache_or_place, load_beside
 from precedent.langchain.serializing import without_secrets, written_cache
 from precedent.langchain.settings import (
@@ -30,7 +30,7 @@ from precedent.langchain.synonyms import ANSWER_CACHE, IDLE
 from precedent.langchain.telemetry import current_span, describe_request
 from precedent.langchain.tenants import DEFAULT_TENANT, Nobody, tenant_of, without_cache, workflow_step_of
 from precedent.langchain.wording import settings_in_our_words
-from precedent.plain_values import shown
+from precedent.plain_values import check_plain, shown
 from precedent.text.template_settings import TemplateSettings
 
 if TYPE_CHECKING:
@@ -173,6 +173,14 @@ class EngineFields(BaseModel):
         Requests that run are cancelled. Raises UnsupportedError for weights or an engine that were handed over.
         """
         self.engines.unload(self._engine_settings())
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids of `text` by the model's own tokenizer, without special tokens. Raises PromptError for no text."""
+        if not isinstance(text, str):
+            raise PromptError(f"{shown(text)} is no text, and has no tokens")
+        check_plain("the text", text, PromptError)
+        own: Callable[[str], list[int]] | None = getattr(self, "custom_get_token_ids", None)
+        return list(self.engine.tokenizer.encode(text, add_special_tokens=False)) if own is None else own(text)
 
     def _engine_settings(self) -> EngineSettings:
         return EngineSettings(self.model, **{name: getattr(self, name) for name in OF_THE_ENGINE})

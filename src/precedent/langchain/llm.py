@@ -199,12 +199,6 @@ class PrecedentLLM(FollowsConfigurable, EngineFields, BaseLLM):
     def _identifying_params(self) -> Mapping[str, Any]:
         return identifying_params(self)
 
-    def get_token_ids(self, text: str) -> list[int]:
-        """Token ids of `text` by the model's own tokenizer, without special tokens."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        return list(self.engine.tokenizer.encode(text, add_special_tokens=False))
-
 
 def _told(chunk: GenerationChunk, run_manager: CallbackManagerForLLMRun | None) -> GenerationChunk:
     """The chunk, after the run's handlers have seen it."""

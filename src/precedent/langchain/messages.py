@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, FunctionMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    ToolMessage,
+    convert_to_messages,
+)
 
 from precedent.errors import PromptError, UnsupportedError
+from precedent.langchain.wording import input_in_our_words
 from precedent.plain_values import shown
 from precedent.text.history import Message
 from precedent.text.prompt import ROLES
@@ -21,6 +29,13 @@ _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "invalid_t
 
 _ARGUMENTS_OF = {"tool_use": "input", "tool_call": "args"}
 """Where Anthropic's blocks and LangChain's own have a call's arguments."""
+
+
+def template_messages_of(given: Iterable[Any]) -> list[Message]:
+    """Convert messages in any form that LangChain takes, or a text. Raises PromptError for what is none of them."""
+    with input_in_our_words():
+        messages = convert_to_messages([given] if isinstance(given, str) else given)
+    return to_template_messages(messages)
 
 
 def to_template_messages(messages: Sequence[BaseMessage]) -> list[Message]:

@@ -47,6 +47,7 @@ for _way in WAYS_IN:
 class FollowsRunMetadata(ChatFields):
     """A chat model whose every way in names tenant and workflow step: a tenant must never get lost on the way."""
 
+    @of_both_kinds()
     def _with_run_keys(self, metadata: Mapping[str, Any] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
         run = run_metadata(self, metadata)
         tenant = kwargs.get("tenant") if self.tenant_from is None else tenant_of(self, kwargs, run)
@@ -71,7 +72,7 @@ class FollowsRunMetadata(ChatFields):
         **kwargs: Any,
     ) -> AIMessage:
         """Answer; see LangChain's `BaseChatModel.invoke`, which some of these arguments would not reach."""
-        check_call(kwargs)
+        check_call(kwargs, stop)
         return super().invoke(input, config, stop=stop, **kwargs)
 
     async def ainvoke(
@@ -83,7 +84,7 @@ class FollowsRunMetadata(ChatFields):
         **kwargs: Any,
     ) -> AIMessage:
         """Answer; see LangChain's `BaseChatModel.ainvoke`, which some of these arguments would not reach."""
-        check_call(kwargs)
+        check_call(kwargs, stop)
         return await super().ainvoke(input, config, stop=stop, **kwargs)
 
     def stream(
@@ -95,7 +96,7 @@ class FollowsRunMetadata(ChatFields):
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
         """Stream an answer; see LangChain's `BaseChatModel.stream`."""
-        check_call(kwargs)
+        check_call(kwargs, stop)
         kwargs = self._with_run_keys(ensure_config(config)["metadata"], kwargs)
         return super().stream(input, config, stop=stop, **kwargs)
 
@@ -108,7 +109,7 @@ class FollowsRunMetadata(ChatFields):
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
         """Stream an answer; see LangChain's `BaseChatModel.astream`."""
-        check_call(kwargs)
+        check_call(kwargs, stop)
         kwargs = self._with_run_keys(ensure_config(config)["metadata"], kwargs)
         return super().astream(input, config, stop=stop, **kwargs)
 

@@ -124,10 +124,10 @@ def call_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def check_call(kwargs: Mapping[str, Any]) -> None:
+@of_both_kinds()
+def check_call(kwargs: Mapping[str, Any], stop: Any = None) -> None:
     """Raise what `call_settings` raises, as LangChain's errors too, before LangChain takes some of it for its own."""
-    with of_both_kinds():
-        call_settings(kwargs)
+    merged_stop(call_settings(kwargs).get("stop"), stop)
 
 
 def text_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from langchain_core.runnables.config import ensure_config
 from precedent.cache.records import check_tenant
 from precedent.config import SpeculationConfig
 from precedent.errors import CacheError, ConfigError, UnsupportedError
+from precedent.langchain.exceptions import of_both_kinds
 from precedent.plain_values import check_plain, shown
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def own_tenant(model: EngineFields, given: str | None) -> str:
     return model.tenant if given is None else _checked("tenant", given)
 
 
+@of_both_kinds()
 def tenant_of_batch(model: EngineFields, kwargs: Mapping[str, Any]) -> str:
     """The tenant of a batch of texts, which LangChain hands on with the first one's run.
 

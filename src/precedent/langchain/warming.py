@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages import BaseMessage, convert_to_messages
+from langchain_core.messages import BaseMessage
 
 from precedent.cache import NewCompletion
 from precedent.cache.fingerprint import prompt_fingerprint
 from precedent.errors import ConfigError, PrecedentError
-from precedent.langchain.messages import to_template_messages
+from precedent.langchain.messages import template_messages_of
 from precedent.replay.traces import read_trajectories
 from precedent.text.prompt import render_prompt, told_answer
 from precedent.text.query import recall_query
@@ -110,9 +110,13 @@ def answer_ids(
 def _talks(conversations: str | Path | Iterable[Conversation], tools: Sequence[Mapping[str, Any]]) -> Iterator[Talk]:
     if isinstance(conversations, str | Path):
         for logged in read_trajectories([Path(conversations)]):
-            yield Talk(to_template_messages(convert_to_messages(logged.messages)), logged.tools, logged.only_last)
+            yield Talk(template_messages_of(logged.messages), logged.tools, logged.only_last)
         return
-    for messages in conversations:
-        if isinstance(messages, BaseMessage | str | Mapping):
-            raise ConfigError("conversations to warm from are lists of messages, one list for each conversation")
-        yield Talk(to_template_messages(convert_to_messages(messages)), tools)
+    for messages in _checked_list(conversations):
+        yield Talk(template_messages_of(_checked_list(messages)), tools)
+
+
+def _checked_list(given: Any) -> Iterable[Any]:
+    if isinstance(given, BaseMessage | str | Mapping) or not isinstance(given, Iterable):
+        raise ConfigError("conversations to warm from are lists of messages, one list for each conversation")
+    return given
