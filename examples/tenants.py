@@ -30,15 +30,16 @@ def order_status(order_id: str) -> str:
     return "shipped"
 
 
-def script(prompt: str) -> str:
-    """What the model says: it looks the order up, then reports."""
-    if "shipped" in prompt:
-        return "Your order has left our house and should be with you within three days."
-    return '<tool_call>\n{"name": "order_status", "arguments": {"order_id": "1042"}}\n</tool_call>'
-
+QUESTION = "Where is order 1042?"
+SCRIPT = [  # what the model says, and what it has to be told before
+    ("user", QUESTION),
+    ("assistant", '<tool_call>\n{"name": "order_status", "arguments": {"order_id": "1042"}}\n</tool_call>'),
+    ("tool", "shipped"),
+    ("assistant", "Your order has left our house and should be with you within three days."),
+]
 
 cache = SpeculationCache.open(embedder=HashEmbedder())  # in memory; give a path, and leave the embedder to the default
-llm = ChatPrecedent.from_engine(scripted_model_engine(script, cache=cache))
+llm = ChatPrecedent.from_engine(scripted_model_engine(SCRIPT, cache=cache))
 agent = create_agent(
     llm,
     tools=[order_status],
@@ -48,7 +49,7 @@ agent = create_agent(
 )
 
 for org in ("acme", "acme", "bolt"):
-    run = agent.invoke({"messages": [("user", "Where is order 1042?")]}, context={"org": org})
+    run = agent.invoke({"messages": [("user", QUESTION)]}, context={"org": org})
     said = [message for message in run["messages"] if isinstance(message, AIMessage)]
     recalled = [m.response_metadata["speculation"]["accepted_by_source"].get("recall", 0) for m in said]
     tokens = sum(message.usage_metadata["output_tokens"] for message in said)

@@ -21,7 +21,7 @@ QUESTION = "When are you open?"
 def desk(warmed_from: Path | None) -> None:
     """Ask our own model, its cache empty or warmed."""
     cache = SpeculationCache.open(embedder=HashEmbedder())  # in memory; give a path to keep it
-    llm = ChatPrecedent.from_engine(scripted_model_engine([ANSWER], cache=cache))
+    llm = ChatPrecedent.from_engine(scripted_model_engine([("user", QUESTION), ("assistant", ANSWER)], cache=cache))
     stored = llm.warm(warmed_from) if warmed_from else 0
     figures = llm.invoke(QUESTION).response_metadata["speculation"]
     print(f"{stored} answers known before: {figures['num_steps']} forwards of the model for the same text")

@@ -50,7 +50,7 @@ def pytest_runtest_setup() -> None:
 def searches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding waits for recall's searches: what is drafted does not hang on which thread was faster."""
     monkeypatch.setattr("precedent.engine.engine._two_threads", lambda own_threads: AtOnce())
-    monkeypatch.setattr("precedent.custom_generate.prepared.ThreadPoolExecutor", lambda *settings: AtOnce())
+    monkeypatch.setattr("precedent.custom_generate.prepared.Background", lambda *settings: AtOnce())
 
 
 @pytest.fixture(params=["matrix unit", "vector unit"])

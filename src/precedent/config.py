@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from precedent.errors import ConfigError
+from precedent.runtime.plain_values import check_plain, is_number, is_whole, nearest, shown
 
 MODES = ("auto", "greedy", "coupled", "traversal", "topdown")
 """Every lossless verification mode; `auto` is one of the others, by the sampling settings."""
@@ -22,19 +22,19 @@ def is_lossy(mode: str) -> bool:
     return mode.partition(":")[0] in LOSSY_MODES
 
 
-def check_mode(mode: str) -> None:
+def check_mode(mode: object) -> None:
     """Raise ConfigError unless `mode` is one of `MODES` or `LOSSY_MODES`."""
-    if mode in MODES or is_lossy(mode):
+    if isinstance(mode, str) and (mode in MODES or is_lossy(mode)):
         return
     known = (*MODES, *LOSSY_MODES)
-    if ":plan=" in mode:
+    if ":plan=" in str(mode):
         raise ConfigError(
-            f"mode={mode!r} is gone: weighing several samples of a node together cost more than it brought "
-            f"(docs/decisions/0023); use one of {', '.join(known)}"
+            f"mode={shown(mode)} is gone: weighing several samples of a node together cost more than it brought "
+            f"(docs/decisions/0024); use one of {', '.join(known)}"
         )
-    near = difflib.get_close_matches(mode.partition(":")[0], known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ConfigError(f"mode={mode!r} cannot verify; {hint}use one of {', '.join(known)}")
+    near = nearest(str(mode).partition(":")[0], known)
+    hint = f"did you mean {near!r}? " if near else ""
+    raise ConfigError(f"mode={shown(mode)} cannot verify; {hint}use one of {', '.join(known)}")
 
 
 def check_fields(settings: object, checks: Iterable[tuple[str, bool, str]]) -> None:
@@ -44,7 +44,7 @@ def check_fields(settings: object, checks: Iterable[tuple[str, bool, str]]) -> N
     """
     for name, holds, rule in checks:
         if not holds:
-            raise ConfigError(f"{name}={getattr(settings, name)!r} {rule}")
+            raise ConfigError(f"{name}={shown(getattr(settings, name))} {rule}")
 
 
 class _FromDict:
@@ -56,21 +56,49 @@ class _FromDict:
         known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # mixin of dataclasses only
         for key in values:
             if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+                near = nearest(key, known)
+                hint = f"; did you mean {near!r}?" if near else f"; known: {', '.join(known)}"
                 raise ConfigError(f"{cls.__name__} has no setting {key!r}{hint}")
         return cls(**values)
 
 
+Range = tuple[Callable[[Any], bool], str]
+"""What must hold of a value, and the rule in words."""
+
+_PENALTY: Range = (lambda value: -2 <= value <= 2, "must be a number between -2 and 2, 0 is off")
+
+_NUMBERS: dict[str, Range] = {
+    "temperature": (lambda value: value >= 0, "must be 0 (greedy) or a greater number"),
+    "top_p": (lambda value: 0 < value <= 1, "must be a number in (0, 1]"),
+    "min_p": (lambda value: 0 <= value < 1, "must be a number in [0, 1)"),
+    "repetition_penalty": (lambda value: value > 0, "must be a number greater than 0"),
+    "frequency_penalty": _PENALTY,
+    "presence_penalty": _PENALTY,
+}
+_WHOLE_NUMBERS: dict[str, Range] = {
+    "top_k": (lambda value: value >= 0, "must be 0 (off) or a number of tokens"),
+    "max_tokens": (lambda value: value >= 1, "must be a number of tokens, at least 1"),
+    "seed": (lambda value: True, "must be None or a whole number"),
+    "logprobs": (lambda value: 0 <= value <= 20, "must be None or a whole number between 0 and 20"),
+}
+_MAY_BE_NONE = ("seed", "logprobs")
+
+MOST_BIAS = 100
+"""What may be added to a token's logit at most, upwards and downwards, as in OpenAI's interface."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams(_FromDict):
-    """How the next token is chosen from the target model's logits.
+    """How the next token is chosen from the target model's logits, and where an answer ends.
 
     `temperature` 0 is greedy decoding (argmax, lowest id on ties). `top_k` 0, `top_p` 1 and `min_p` 0 are off;
-    `repetition_penalty` 1 is off (> 1 makes tokens that occurred before less likely, as in transformers).
-    A `seed` fixes the text (mode `coupled`); without one every request draws fresh entropy. `logprobs` asks for the
-    log-probability of every token and of that many of the likeliest at its place; None asks for none.
-    Raises ConfigError when a value is out of its range.
+    `repetition_penalty` 1 is off (> 1 makes tokens that occurred before less likely, as in transformers). The other
+    penalties are OpenAI's: the logit of a token that occurred n times in the answer is lowered by
+    `n * frequency_penalty` and, once, by `presence_penalty`. `logit_bias` maps token ids to what is added to their
+    logits. A `seed` fixes the text (mode `coupled`); without one every request draws fresh
+    entropy. An answer ends before a text of `stop` (a single text is one), or with a token of `stop_token_ids`.
+    `logprobs` asks for the log-probability of every token and of that many of the likeliest at its place; None asks
+    for none. Raises ConfigError when a value is of another kind or out of its range.
     """
 
     temperature: float = 0.0
@@ -80,27 +108,68 @@ class SamplingParams(_FromDict):
     repetition_penalty: float = 1.0
     seed: int | None = None
     max_tokens: int = 512
-    stop: tuple[str, ...] = ()
+    stop: str | tuple[str, ...] = ()
     logprobs: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        checks = (
-            ("temperature", self.temperature >= 0, "must be 0 (greedy) or greater"),
-            ("top_k", self.top_k >= 0, "must be 0 (off) or a number of tokens"),
-            ("top_p", 0 < self.top_p <= 1, "must lie in (0, 1]"),
-            ("min_p", 0 <= self.min_p < 1, "must lie in [0, 1)"),
-            ("repetition_penalty", self.repetition_penalty > 0, "must be greater than 0"),
-            ("max_tokens", self.max_tokens >= 1, "must be at least 1"),
-            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "must be None or lie between 0 and 20"),
-        )
-        check_fields(self, checks)
-        if any(not text for text in self.stop):
-            raise ConfigError("stop holds an empty string; give the texts at which the answer should end")
+        for name, limits in _NUMBERS.items():
+            self._set(name, float(_checked(self, name, is_number, limits)))
+        for name, limits in _WHOLE_NUMBERS.items():
+            if getattr(self, name) is not None or name not in _MAY_BE_NONE:
+                self._set(name, int(_checked(self, name, is_whole, limits)))
+        self._set("stop", stop_texts(self.stop))
+        self._set("stop_token_ids", _token_ids(self.stop_token_ids))
+        self._set("logit_bias", _biases(self.logit_bias))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def greedy(self) -> bool:
         """True when the next token is the argmax."""
         return self.temperature == 0.0
+
+
+def _checked(settings: object, name: str, is_kind: Callable[[object], bool], limits: Range) -> Any:
+    value, (holds, rule) = getattr(settings, name), limits
+    if not (is_kind(value) and holds(value)):
+        raise ConfigError(f"{name}={shown(value)} {rule}")
+    return value
+
+
+def stop_texts(stop: Any) -> tuple[str, ...]:
+    """Stop strings, each once and in order; a single text is one, None is none. Raises ConfigError on anything else."""
+    texts = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"stop={shown(stop)} must be a text or a list of texts, at which the answer should end")
+    if not all(texts):
+        raise ConfigError("stop holds an empty string; give the texts at which the answer should end")
+    check_plain("stop", texts)
+    return tuple(dict.fromkeys(texts))
+
+
+def _token_ids(ids: Any) -> tuple[int, ...]:
+    if not isinstance(ids, list | tuple | set | frozenset) or not all(is_whole(token) and token >= 0 for token in ids):
+        raise ConfigError(f"stop_token_ids={shown(ids)} must be a list of token ids")
+    return tuple(sorted({int(token) for token in ids}))
+
+
+def _biases(bias: Any) -> dict[int, float]:
+    """Token ids and what is added to their logits; ids may be written as text, as JSON has them."""
+    if not isinstance(bias, Mapping):
+        raise ConfigError(f"logit_bias={shown(bias)} must map token ids to numbers")
+    found = {}
+    for token, value in bias.items():
+        token_id = int(token) if isinstance(token, str) and token.isascii() and token.isdigit() else token
+        if not (is_whole(token_id) and token_id >= 0 and is_number(value) and abs(value) <= MOST_BIAS):
+            limits = f"between -{MOST_BIAS} and {MOST_BIAS}"
+            raise ConfigError(f"logit_bias={{{shown(token)}: {shown(value)}}} must map token ids to numbers {limits}")
+        found[int(token_id)] = float(value)
+    return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +191,23 @@ class SpeculationConfig(_FromDict):
 
     def __post_init__(self) -> None:
         check_mode(self.mode)
-        if not 0 <= self.max_nodes <= 256:
-            raise ConfigError(f"max_nodes={self.max_nodes} must lie between 0 and 256 nodes per step")
-        if not 0 <= self.max_draws <= 64:
-            raise ConfigError(f"max_draws={self.max_draws} must lie between 0 and 64 draws per step")
+        for name in ("enabled", "write_back"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={shown(getattr(self, name))} must be True or False")
+        nodes: Range = (lambda value: 0 <= value <= 256, "must lie between 0 and 256 nodes per step")
+        draws: Range = (lambda value: 0 <= value <= 64, "must lie between 0 and 64 draws per step")
+        object.__setattr__(self, "max_nodes", int(_checked(self, "max_nodes", is_whole, nodes)))
+        object.__setattr__(self, "max_draws", int(_checked(self, "max_draws", is_whole, draws)))
+        object.__setattr__(self, "drafters", drafter_names(self.drafters))
+
+
+def drafter_names(drafters: Any) -> tuple[str, ...]:
+    """A list of names. Raises ConfigError on anything else."""
+    if isinstance(drafters, str):  # a text is a sequence too: of names of one letter
+        raise ConfigError(f"drafters={shown(drafters)} must be a list of names: [{drafters!r}]")
+    if not isinstance(drafters, list | tuple) or not all(isinstance(name, str) for name in drafters):
+        raise ConfigError(f"drafters={shown(drafters)} must be a list of names")
+    return tuple(drafters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,5 +232,7 @@ class EngineLimits(_FromDict):
         least = {"max_running": 1, "max_kv_bytes": 1, "max_idle_kv_bytes": 0, "prefill_tokens_per_round": 1}
         for name, bound in least.items():
             value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ConfigError(f"{name}={value} must be at least {bound}")
+            if name == "max_kv_bytes" and value is None:
+                continue
+            if not is_whole(value) or value < bound:
+                raise ConfigError(f"{name}={shown(value)} must be a whole number, at least {bound}")

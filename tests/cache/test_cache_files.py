@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from precedent.cache import Selection, SpeculationCache, SQLiteStore, StoredCompletion
+from precedent.cache import Selection, SpeculationCache, SQLiteStore, StoredCompletion, verify_cache
 from precedent.errors import CacheError, CacheMismatchError
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.store_contract import EMBEDDER, completion, ids_of, unit_vector
@@ -110,6 +110,17 @@ def test_a_truncated_file_is_refused(tmp_path, share):
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
     assert_refused(file, "a.sqlite")
+
+
+def test_bytes_behind_the_end_do_no_harm(tmp_path):
+    """A page that a full disk cut short lies behind the end that the header gives, until something is written there."""
+    file = filled(tmp_path / "a.sqlite")
+    file.write_bytes(file.read_bytes() + b"half a page" * 100)
+    for _ in range(2):
+        assert verify_cache(file).findings == ()
+        store = SQLiteStore.open(file)
+        assert store.insert(completion(100), unit_vector(1), EMBEDDER) == 41
+        store.close()
 
 
 def test_a_file_with_a_destroyed_page_is_refused(tmp_path):

@@ -1,13 +1,12 @@
-"""Where a cache lies: paths are SQLite's, URLs are opened by installed packages, and passwords are never shown."""
+"""Where a cache lies: paths are SQLite's, URLs are opened by installed packages."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from precedent.cache import SpeculationCache, SQLiteStore
-from precedent.cache.opening import open_store, shown, url_scheme, verify_store
+from precedent.cache.opening import open_store, verify_store
+from precedent.cache.store.store_url import StoreURL
 from precedent.errors import CacheError, ConfigError
 from precedent.testing.embedders import HashEmbedder
 
@@ -34,33 +33,6 @@ def installed(monkeypatch):
     return install
 
 
-PATHS = ["cache", "/a/b.sqlite", "C://cache", "c:/x", "", None, Path("redis://host"), "://x", "a//b"]
-
-
-@pytest.mark.parametrize("where", PATHS)
-def test_a_path_is_no_url(where):
-    assert url_scheme(where) is None
-
-
-def test_a_scheme_is_read_without_regard_to_case():
-    assert url_scheme("PostgreSQL://host/db") == "postgresql"
-    assert url_scheme("my+store.2://x") == "my+store.2"
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("postgresql://me:secret@host/db", "postgresql://me@host/db"),
-        ("postgresql://me:sec@ret@host/db", "postgresql://me@host/db"),
-        ("postgresql://host/db?user=me&password=secret&sslmode=require", "…&sslmode=require"),
-        ("postgresql://me@host:5432/db", "postgresql://me@host:5432/db"),
-    ],
-)
-def test_a_password_is_not_shown(url, says):
-    assert shown(url).endswith(says)
-    assert "sec" not in shown(url)
-
-
 def test_an_installed_package_opens_its_urls_with_the_settings_of_the_cache(installed):
     asked = []
 
@@ -74,7 +46,7 @@ def test_an_installed_package_opens_its_urls_with_the_settings_of_the_cache(inst
         assert cache.stats().records == 0
     assert verify_store("redis://host/1").records == 0
     (first, settings), (second, others) = asked
-    assert first == second == "redis://host/1"
+    assert first == second == StoreURL("redis://host/1")
     assert (settings["embedder"], settings["bounds"].max_bytes, settings["read_only"]) == (embedder, 10**6, False)
     assert others["create"] is False
 
@@ -82,6 +54,8 @@ def test_an_installed_package_opens_its_urls_with_the_settings_of_the_cache(inst
 def test_what_nobody_opens_or_cannot_be_imported_is_named(installed):
     with pytest.raises(ConfigError, match="nothing installed here opens a cache at etcd://"):
         open_store("etcd://host")
+    with pytest.raises(ConfigError, match="at etcd://"):
+        verify_store("ETCD://host")
 
     def load():
         raise ImportError("no module named theirs")

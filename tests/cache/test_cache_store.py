@@ -283,10 +283,10 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_store_is_refused_in_a_forked_process(tmp_path):
     store = SQLiteStore.open(tmp_path)
-    store._database._process += 1  # what a child process would see
+    store._database._made_in -= 1  # what a child process would see
     with pytest.raises(CacheError, match="forked"):
         store.stats()
-    store._database._process -= 1
+    store._database._made_in += 1
     store.close()
 
 

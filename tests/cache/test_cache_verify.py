@@ -177,19 +177,6 @@ def test_a_destroyed_page_costs_its_records_only(tmp_path):
     assert saved > 5 > lost
 
 
-def test_a_file_in_use_is_not_swapped(tmp_path, monkeypatch):
-    monkeypatch.setattr("precedent.cache.store.connection.BUSY_SECONDS", 0.05)
-    file = filled(tmp_path)
-    reader = sqlite3.connect(file, isolation_level=None)
-    reader.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    destroyed(file, pages_of(file, "completion")[0])
-    before = file.read_bytes()
-    with pytest.raises(CacheError, match=r"in use by another process|cannot be repaired"):
-        verify_cache(file, repair=True)
-    assert file.read_bytes() == before
-    reader.close()
-
-
 def test_what_is_no_cache_is_refused(tmp_path):
     with pytest.raises(CacheError, match="there is no cache"):
         verify_cache(tmp_path)

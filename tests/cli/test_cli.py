@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from precedent.cli import app as cli
 from precedent.cli.options import DEFAULT_TARGET
-from precedent.cli.run import STYLES, _pieces, _style
+from precedent.cli.run import _pieces
 from precedent.engine.engine import Emission
 from precedent.errors import ModelLoadError
 from precedent.target.load.loading import DEMO_TARGET
@@ -75,10 +74,15 @@ def test_the_default_target_is_the_packaged_one() -> None:
         (["run", "x", "--frobnicate"], "--frobnicate"),
         (["frobnicate"], "frobnicate"),
         (["run", "x", "--json", "/no/such/folder/out.json"], "there is no folder '/no/such/folder'"),
-        (["run", "x", "--temperature", "-1"], "temperature=-1.0 must be 0 (greedy) or greater"),
+        (["run", "x", "--temperature", "-1"], "temperature=-1.0 must be 0 (greedy) or a greater number"),
         (["run", "x", "--max-tokens", "0"], "max_tokens=0"),
         (["run", "x", "--target", "/no/such/model"], "there is no folder '/no/such/model'"),
         (["run", "x", "--dtype", "int8"], "dtype='int8' is not one of"),
+        (["run", "x", "--target", "smollm2-135m-instrct"], "did you mean 'smollm2-135m-instruct'"),
+        (["run", "x", "--target", "gpt-4o"], "behind its maker's API"),
+        (["doctor", "llama3.2:3b"], "a tag of Ollama"),
+        (["demo", "--html", "/no/such/folder/page.html"], "there is no folder '/no/such/folder'"),
+        (["demo", "--temperature", "-1"], "temperature=-1.0 must be 0 (greedy) or greater"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_status_2(
@@ -180,12 +184,6 @@ def test_a_character_split_between_sources_is_shown_whole() -> None:
     pieces = list(_pieces([emission([(first, "recall"), (second, "target")])], tokenizer))
     assert "".join(text for _, text, _ in pieces) == "é"
     assert [(source, count) for source, _, count in pieces][:2] == [("recall", 1), ("target", 1)]
-
-
-def test_plugin_drafters_get_colours_of_their_own() -> None:
-    seen = Counter(["target", "mine", "recall", "yours"])
-    styles = [_style(source, seen) for source in ("recall", "mine", "yours")]
-    assert len({*styles, STYLES["target"]}) == 4
 
 
 @pytest.mark.usefixtures("searches_at_once")

@@ -169,6 +169,7 @@ def test_show_has_all_of_a_completion(folder, tmp_path):
     shown = run("show", folder, 1, columns=80).stdout
     for part in ("completion 1", "shop", "refund please", "Your refund is on its way", "2 tokens accepted, 1 rejected"):
         assert part in shown
+    assert "query: what recall compares, not the prompt" in " ".join(shown.split())
     assert "\x1b" not in run("show", folder, 2).stdout
     assert "there is no completion 99" in run("show", folder, 99).stderr
 

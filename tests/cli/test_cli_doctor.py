@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from transformers import AutoConfig
 
 from precedent.cli import app as cli
 from precedent.cli import doctor_checks
+from precedent.target.load.trained_draft import DraftSettings
+from precedent.testing.tiny_gguf import write_gguf
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
@@ -35,6 +38,7 @@ def examined(*arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return int(ended.value.code or 0), {
         **{one["check"]: (one["state"], one["finding"]) for one in found["findings"]},
         "usable": found["usable"],
+        "model_usable": found.get("model_usable"),
     }
 
 
@@ -96,12 +100,15 @@ def refuse_tools(tokenizer: Any, messages: Any, tools: Any = ()) -> list[int]:
     return [1]
 
 
-def test_a_draft_model_of_another_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_model_of_another_tokenizer_says_nothing_against_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, draft = write(tmp_path / "model"), write(tmp_path / "draft", tokenizer=byte_tokenizer((("t", "h"),)))
     arguments = (model, "--draft-model", draft)
     status, found = examined(*arguments, tmp_path=tmp_path, monkeypatch=monkeypatch)
-    assert (status, found["draft model"][0]) == (1, "no")
+    assert (status, found["usable"], found["draft model"][0]) == (1, False, "no")
     assert "another tokenizer" in found["draft model"][1]
+    assert capsys.readouterr().out.endswith(f"{model} can be used, but not with the draft model {draft}\n")
     arguments = (model, "--draft-model", model)
     assert examined(*arguments, tmp_path=tmp_path, monkeypatch=monkeypatch)[1]["draft model"][0] == "yes"
 
@@ -110,3 +117,55 @@ def test_no_such_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     status, _ = examined(str(tmp_path / "nowhere"), tmp_path=tmp_path, monkeypatch=monkeypatch)
     assert status == 2
     assert capsys.readouterr().err.startswith("error: there is no folder")
+
+
+@pytest.mark.parametrize(
+    ("spec", "state"), [("first-layers:2", "yes"), ("first-layers:3", "no"), ("first-layers:x", "no")]
+)
+def test_first_layers_that_there_are(
+    spec: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write(tmp_path / "model")
+    status, found = examined(model, "--draft-model", spec, tmp_path=tmp_path, monkeypatch=monkeypatch)
+    assert (status, found["draft model"][0]) == (int(state == "no"), state)
+    assert ("but not with" in capsys.readouterr().out) == (state == "no")
+
+
+def test_a_model_that_cannot_be_used_is_not_saved_by_its_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor_checks, "free_bytes", lambda device: 1)
+    model = write(tmp_path / "model")
+    status, found = examined(model, "--draft-model", "first-layers:9", tmp_path=tmp_path, monkeypatch=monkeypatch)
+    assert (status, found["usable"], found["model_usable"]) == (1, False, False)
+    assert capsys.readouterr().out.endswith("cannot be used: draft model, memory\n")
+
+
+def test_a_base_model_is_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    status, found = examined(write(tmp_path / "model", tokenizer=tokenizer), tmp_path=tmp_path, monkeypatch=monkeypatch)
+    assert (status, found["usable"]) == (0, True)
+    assert found["chat template"][0] == "note"
+    assert "base model" in found["chat template"][1]
+
+
+def test_a_gguf_file_is_examined_without_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gguf")
+    monkeypatch.setattr("precedent.target.load.gguf.user_cache_path", lambda name: tmp_path / "caches")
+    model, tokenizer = tiny_causal_lm(vocab_size=260, dtype=torch.bfloat16), byte_tokenizer((("t", "h"),))
+    file = write_gguf(tmp_path / "model.gguf", model, tokenizer)
+    status, found = examined(str(file), tmp_path=tmp_path, monkeypatch=monkeypatch)
+    assert (status, found["usable"], found["file"][0]) == (0, True, "note")
+    assert found["chat template"] == ("yes", "the model's own")
+    assert not (tmp_path / "caches").exists()
+
+
+def test_a_draft_trained_for_a_target_is_not_refused_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, draft = write(tmp_path / "model"), tmp_path / "draft"
+    draft.mkdir()
+    settings = DraftSettings("my-model", "embeddings", "layers", (0, 2))
+    (draft / "draft.json").write_text(json.dumps(dataclasses.asdict(settings)))
+    status, found = examined(model, "--draft-model", str(draft), tmp_path=tmp_path, monkeypatch=monkeypatch)
+    assert (status, found["draft model"][0]) == (0, "note")
+    assert "trained for my-model" in found["draft model"][1]

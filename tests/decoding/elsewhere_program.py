@@ -137,8 +137,10 @@ def running(model: TargetModel, mode: str, shape: RowShaper | None) -> DecodingS
 
 
 def constraints() -> RowShaper | None:
-    """A grammar and a penalty."""
-    params = SamplingParams(repetition_penalty=1.2)
+    """A grammar, a bias and all penalties."""
+    params = SamplingParams(
+        repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2, logit_bias={4: 1, 5: -1}
+    )
     return constraints_for(params, [1, 2], GrammarConstraint(AnyToken(), [258]))
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -98,11 +99,22 @@ def target() -> TargetModel:
     return TargetModel(tiny_causal_lm("llama", seed=5))
 
 
-@pytest.mark.parametrize("penalty", [1.0, 1.3])
-def test_greedy_output_equals_plain_decoding_token_for_token(target: TargetModel, penalty: float) -> None:
+PENALTIES: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3},
+    {"frequency_penalty": 0.4},
+    {"presence_penalty": 2},
+    {"logit_bias": {7: 6, 11: -100}},
+    {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.3, "logit_bias": {3: 2}},
+]
+"""Each alone and all together; strong enough to change answers, weak enough to let tokens occur again."""
+
+
+@pytest.mark.parametrize("penalties", [{}, *PENALTIES], ids=str)
+def test_greedy_output_equals_plain_decoding_token_for_token(target: TargetModel, penalties: dict[str, Any]) -> None:
     """Oracle, adversary, draft model and all at once give the very tokens of plain decoding (float64)."""
-    sampling = SamplingParams(max_tokens=40, repetition_penalty=penalty)
+    sampling = SamplingParams(max_tokens=40, **penalties)
     expected = greedy_by_hand(target, sampling)
+    assert (expected == greedy_by_hand(target, SamplingParams(max_tokens=40))) is not bool(penalties)
     draft = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=6, num_hidden_layers=1)))
     same = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=5)))
     oracle, adversary = OracleDrafter(expected), RandomDrafter(target.vocab_size)
@@ -133,12 +145,13 @@ def test_every_counted_token_is_accounted_for(target: TargetModel) -> None:
     assert sum(sequence.stats.accepted_by_source.values()) == sequence.stats.num_accepted_tokens
 
 
-def test_a_seed_fixes_the_text_whatever_is_proposed(target: TargetModel) -> None:
+@pytest.mark.parametrize("penalties", [{}, *PENALTIES], ids=str)
+def test_a_seed_fixes_the_text_whatever_is_proposed(target: TargetModel, penalties: dict[str, Any]) -> None:
     """Coupled mode: the same answer without drafts, with nonsense, with an oracle and with a draft model (float64)."""
     draft = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=5)))
 
     def answer(seed: int, *drafters: Drafter) -> list[int]:
-        sampling = SamplingParams(max_tokens=30, temperature=1.5, seed=seed)
+        sampling = SamplingParams(max_tokens=30, temperature=1.5, seed=seed, **penalties)
         return run(target, start(target, drafters, sampling, mode="coupled", rng_of=entropy_rng(len(drafters))))
 
     plain = answer(17)
@@ -147,11 +160,14 @@ def test_a_seed_fixes_the_text_whatever_is_proposed(target: TargetModel) -> None
     assert answer(18) != plain
 
 
-def test_a_twin_draft_model_is_always_right_in_coupled_mode(target: TargetModel) -> None:
-    """With the same weights and the same noise the draft model chooses what the target chooses."""
-    sampling = SamplingParams(max_tokens=30, temperature=1.5, seed=3)
+@pytest.mark.parametrize("mode", ["coupled", "greedy"])
+@pytest.mark.parametrize("penalties", [{}, *PENALTIES], ids=str)
+def test_a_twin_draft_model_is_always_right(target: TargetModel, penalties: dict[str, Any], mode: str) -> None:
+    """With the same weights, penalties and noise the draft model chooses what the target chooses."""
+    chosen: dict[str, Any] = {"temperature": 1.5, "seed": 3} if mode == "coupled" else {}
+    sampling = SamplingParams(max_tokens=30, **chosen, **penalties)
     twin = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=5)))
-    sequence = start(target, [twin], sampling, mode="coupled")
+    sequence = start(target, [twin], sampling, mode=mode)
     run(target, sequence)
     assert sequence.stats.num_accepted_tokens == sequence.stats.num_draft_tokens > 0
 
@@ -197,8 +213,10 @@ def distribution_of_strings(
     [
         SamplingParams(max_tokens=3, temperature=1.0),
         SamplingParams(max_tokens=3, temperature=0.6, top_k=2, repetition_penalty=1.5),
+        SamplingParams(max_tokens=3, temperature=0.8, frequency_penalty=0.9, presence_penalty=-0.4),
+        SamplingParams(max_tokens=3, temperature=1.2, logit_bias={1: 0.7, 2: -0.6}),
     ],
-    ids=["temperature 1", "temperature, top-k and penalty"],
+    ids=["temperature 1", "temperature, top-k and penalty", "frequency and presence", "bias"],
 )
 @pytest.mark.parametrize("vocab_size", [3, 5], ids=["", "a head wider than the tokenizer"])
 def test_the_distribution_of_whole_answers_through_the_loop_is_exact(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -26,6 +25,7 @@ from precedent.drafters.request import Request
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, GenerationError, RequestCancelled, UnsupportedError
 from precedent.planning.costs import CostCurve
+from precedent.runtime.background import Background
 from precedent.runtime.inline_executor import AtOnce
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
@@ -279,8 +279,8 @@ def test_an_engine_answers_as_without(sampling: SamplingParams, monkeypatch: pyt
     model, draft = (tiny_causal_lm(scale=2.0, num_hidden_layers=layers) for layers in (3, 3))
     with engine_on(model, None) as engine:
         plain = engine.submit(PROMPT_OF_ENGINE, sampling).result().token_ids
-    for executor in (ThreadPoolExecutor, lambda *_: AtOnce()):
-        monkeypatch.setattr(pearl_module, "ThreadPoolExecutor", executor)
+    for executor in (Background, lambda *_: AtOnce()):
+        monkeypatch.setattr(pearl_module, "Background", executor)
         with engine_on(model, draft, pearl=True) as engine:
             asked = [engine.submit(PROMPT_OF_ENGINE, sampling) for _ in range(3)]
             results = [generation.result() for generation in asked]

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 from helpers.operations import Operations
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import chi2
 from transformers import (
     LogitsProcessorList,
@@ -23,7 +25,13 @@ from transformers import (
 
 from precedent.config import SamplingParams
 from precedent.errors import GenerationError
-from precedent.sampling.constraints import RepetitionPenalty, constraints_for
+from precedent.sampling.constraints import (
+    Chain,
+    LogitBias,
+    OccurrencePenalty,
+    RepetitionPenalty,
+    constraints_for,
+)
 from precedent.sampling.probabilities import largest_id, probs_of
 from precedent.sampling.rng import CounterRng
 from precedent.sampling.row_shaper import RowShaper, shaped_rows
@@ -280,12 +288,59 @@ def test_the_repetition_penalty_passes_over_ids_that_a_row_does_not_have() -> No
     assert shape((2, 8), torch.ones(3)).tolist() == [1.0, 0.5, 0.5]
 
 
+def openais_logits(logits: torch.Tensor, output: Sequence[int], params: SamplingParams) -> list[float]:
+    """Token by token as OpenAI's documentation writes it, behind the bias and transformers' repetition penalty."""
+    found = []
+    for token, logit in enumerate(logits.tolist()):
+        count = list(output).count(token)
+        value = logit + params.logit_bias.get(token, 0.0)
+        if count:
+            value = value * params.repetition_penalty if value < 0 else value / params.repetition_penalty
+        found.append(value - count * params.frequency_penalty - (count > 0) * params.presence_penalty)
+    return found
+
+
+@given(
+    st.lists(st.integers(0, 11), max_size=8),
+    st.builds(
+        SamplingParams,
+        frequency_penalty=st.floats(-2, 2),
+        presence_penalty=st.floats(-2, 2),
+        logit_bias=st.dictionaries(st.integers(0, 7), st.floats(-100, 100), max_size=4),
+        repetition_penalty=st.sampled_from([1.0, 1.5]),
+    ),
+)
+def test_penalties_and_biases_are_openais(output: list[int], params: SamplingParams) -> None:
+    """For any text, with ids among it that the row does not have."""
+    logits = torch.randn(8, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 4
+    shape = constraints_for(params, ()) or (lambda _, row: row)
+    assert shape(output, logits).tolist() == pytest.approx(openais_logits(logits, output, params), abs=1e-12)
+
+
+def test_the_prompt_does_not_count_for_the_penalties_of_the_answer() -> None:
+    shape = constraints_for(SamplingParams(frequency_penalty=1.0, presence_penalty=0.5), [1, 1, 1])
+    assert shape is not None
+    assert shape((2, 2), torch.zeros(3)).tolist() == [0.0, 0.0, -2.5]
+
+
+SHAPES = [
+    RepetitionPenalty([3, 5, 40], 1.7),
+    OccurrencePenalty(0.3, 0.7),
+    OccurrencePenalty(0.0, -1.1),
+    LogitBias({3: 0.1, 7: -100.0, 19: 33.3}),
+    Chain([LogitBias({3: 0.1}), RepetitionPenalty([3], 1.7), OccurrencePenalty(0.3, 0.7)]),
+]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_all_rows_are_penalised_as_each_of_them_is(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: type(shape).__name__)
+def test_all_rows_are_shaped_as_each_of_them_is(dtype: torch.dtype, shape: RowShaper) -> None:
     """Paths of a tree and paths that share nothing, ids that rows do not have, and the same path twice."""
     logits = (torch.randn(5, 20, generator=torch.Generator().manual_seed(4)) * 4).to(dtype)
-    before, shape = logits.clone(), RepetitionPenalty([3, 5, 40], 1.7)
+    logits[1, 3] = logits[2, 7] = -math.inf
+    before = logits.clone()
     for paths in (
+        [(7, 3, 7), (7, 3, 7, 1), (7, 3, 7, 3, 19), (7, 3, 7, 7), (7, 3, 7, 90, 90)],
         [(7, 3), (7, 3, 1), (7, 3, 1, 19), (7, 3, 2), (7, 3, 90)],
         [(), (1,), (2,), (19, 18, 17), (19, 18, 17)],
         [(6,)] * 5,

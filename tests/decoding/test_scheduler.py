@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -276,7 +277,7 @@ def test_what_does_not_fit_waits_and_nobody_overtakes_it(target: WatchedTarget) 
 
 def test_limits_out_of_their_range_are_refused_by_name() -> None:
     for name, value in (("max_running", 0), ("max_kv_bytes", 0), ("max_idle_kv_bytes", -1)):
-        with pytest.raises(ConfigError, match=f"{name}={value} must be at least"):
+        with pytest.raises(ConfigError, match=f"{name}={value} must be a whole number, at least"):
             EngineLimits.from_dict({name: value})
     with pytest.raises(ConfigError, match="did you mean 'prefill_tokens_per_round'"):
         EngineLimits.from_dict({"prefill_tokens_per_rounds": 5})
@@ -537,6 +538,35 @@ def test_a_request_knows_how_long_its_caller_waited(target: WatchedTarget) -> No
     assert all(type(value) is int for value in latency.values())
     assert 0 < latency["inter_token_latency_p50"] <= latency["inter_token_latency_p95"] <= latency["longest_gap"]
     assert latency["time_to_first_token"] < latency["e2e_request_latency"]
+
+
+def test_the_speed_is_estimated_against_plain_steps_of_the_same_requests(target: WatchedTarget) -> None:
+    """Alone a plain step is one row; beside two others it is three, and every token would have taken one."""
+    for together in (1, 3):
+        scheduler = scheduler_on(target)
+        cost = scheduler.planner.cost
+        cost.table, cost.observe = np.arange(1.0, cost.table.size + 1), lambda *_: None  # type: ignore[method-assign]
+        requests = [
+            request_for(target, prompt_of(6, i), OracleDrafter([1, 2, 3]), max_tokens=9) for i in range(together)
+        ]
+        for request in requests:
+            scheduler.add(request)
+        while len(scheduler.running) < together:
+            scheduler.round()
+        before = [(request.stats.plain_seconds, request.stats.num_output_tokens) for request in requests]
+        scheduler.round()
+        for request, (seconds, tokens) in zip(requests, before, strict=True):
+            gained = request.stats.num_output_tokens - tokens
+            assert gained > 0
+            assert request.stats.plain_seconds - seconds == pytest.approx(gained * together / 1e3)
+
+
+def test_the_estimate_is_the_time_of_plain_steps_by_the_time_that_it_took() -> None:
+    stats = GenerationStats(decode_seconds=2.0, plain_seconds=5.0)
+    assert stats.estimated_speedup == 2.5
+    assert stats.as_dict()["estimated_speedup"] == 2.5
+    assert GenerationStats(plain_seconds=5.0).as_dict()["estimated_speedup"] is None
+    assert GenerationStats(decode_seconds=2.0).as_dict()["estimated_speedup"] is None
 
 
 def test_the_metrics_add_up(target: WatchedTarget) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from helpers.even_ids import grammar_and_penalty
+from helpers.even_ids import grammar_and_penalties
 
 from precedent.config import SamplingParams
 from precedent.decoding import verification
@@ -72,7 +72,7 @@ def sequences(
 
 
 def constraints() -> RowShaper:
-    return grammar_and_penalty(PROMPT)
+    return grammar_and_penalties(PROMPT)
 
 
 def played(

@@ -54,13 +54,19 @@ class ScriptedModel(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=message)])
 
 
+ROLES = {"human": "user", "ai": "assistant", "tool": "tool"}
+
+
 def expert_model(request: Request, desk: OrderDesk) -> ScriptedModel:
-    """A chat model that says, turn by turn, what the expert says."""
-    turns = [message for message in expert_messages(request, desk, random.Random(0)) if message["role"] == "assistant"]
-    left = iter(turns)
+    """A chat model that says what the expert says behind these very messages, and nothing behind any others."""
+    turns = expert_messages(request, desk, random.Random(0))
 
     def behaviour(messages: list[BaseMessage]) -> str:
-        turn = next(left)
+        system, *heard = messages
+        assert system.text == SYSTEM_PROMPT
+        assert [(ROLES[m.type], m.text) for m in heard] == [(m["role"], m["content"]) for m in turns[: len(heard)]]
+        turn = turns[len(heard)]
+        assert turn["role"] == "assistant"
         calls = [json.dumps(call["function"]) for call in turn.get("tool_calls", [])]
         return str(turn["content"]) + "".join(f"<tool_call>{call}</tool_call>" for call in calls)
 
@@ -206,8 +212,7 @@ def test_the_agent_and_the_training_data_see_the_same_conversation(
     for request in requests[:10]:
         own = expert_messages(request, template, random.Random(0))
         transcript = run_request(expert_model(request, template), request, template)
-        roles = {"human": "user", "ai": "assistant", "tool": "tool"}
-        assert [(roles[m.type], m.text) for m in transcript.messages] == [(m["role"], m["content"]) for m in own]
+        assert [(ROLES[m.type], m.text) for m in transcript.messages] == [(m["role"], m["content"]) for m in own]
 
 
 def test_a_request_is_not_solved_by_doing_nothing(template: OrderDesk, requests: list[Request]) -> None:

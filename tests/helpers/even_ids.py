@@ -36,8 +36,11 @@ class EvenIds:
         return []
 
 
-def grammar_and_penalty(prompt_ids: Sequence[int]) -> RowShaper:
-    """The grammar, and a repetition penalty."""
-    found = constraints_for(SamplingParams(repetition_penalty=1.2), prompt_ids, GrammarConstraint(EvenIds(), [0]))
+def grammar_and_penalties(prompt_ids: Sequence[int]) -> RowShaper:
+    """The grammar, a bias and all penalties."""
+    params = SamplingParams(
+        repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2, logit_bias={4: 1, 5: -1}
+    )
+    found = constraints_for(params, prompt_ids, GrammarConstraint(EvenIds(), [0]))
     assert found is not None
     return found

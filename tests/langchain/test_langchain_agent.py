@@ -31,14 +31,15 @@ def call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-def script(prompt: str) -> str:
-    """Looks both orders up, cancels the open one, and then reports, led by what the prompt holds."""
-    answer = prompt.rsplit("<|im_start|>user\n", 1)[-1]
-    if "cancelled" in answer:
-        return "Order 7 is cancelled."
-    if "is open" in answer:
-        return "One is open.\n" + call("cancel", '{"number": "7"}')
-    return call("look_up", '{"number": "1042"}') + "\n" + call("look_up", '{"number": "7"}')
+SCRIPT = [
+    ("user", "Cancel the open one of 1042 and 7."),
+    ("assistant", call("look_up", '{"number": "1042"}') + "\n" + call("look_up", '{"number": "7"}')),
+    ("tool", "order 1042 is sent"),
+    ("tool", "order 7 is open"),
+    ("assistant", "One is open.\n" + call("cancel", '{"number": "7"}')),
+    ("tool", "order 7 cancelled (none)"),
+    ("assistant", "Order 7 is cancelled."),
+]
 
 
 def agent_on(engine: ScriptedEngine) -> Any:
@@ -46,7 +47,7 @@ def agent_on(engine: ScriptedEngine) -> Any:
 
 
 def scripted_engine(**settings: Any) -> ScriptedEngine:
-    return ScriptedEngine(chatml_tokenizer(), script, **settings)
+    return ScriptedEngine(chatml_tokenizer(), SCRIPT, **settings)
 
 
 QUESTION: Any = {"messages": [("user", "Cancel the open one of 1042 and 7.")]}
@@ -96,12 +97,6 @@ def test_the_prompt_of_the_next_turn_begins_with_what_was_read_and_written_befor
     for earlier, later in zip(engine.requests, engine.requests[1:], strict=False):
         known = earlier.prompt_ids + earlier.generation.result().token_ids
         assert later.prompt_ids[: len(known)] == known
-
-
-def test_the_tenant_of_the_run_is_the_tenant_of_every_request() -> None:
-    engine = scripted_engine()
-    agent_on(engine).invoke(QUESTION, {"metadata": {"tenant": "north"}})
-    assert [request.tenant for request in engine.requests] == ["north"] * 3
 
 
 def test_a_broken_call_is_answered_with_an_error_and_the_agent_goes_on() -> None:

@@ -60,8 +60,8 @@ def test_nobody_pays_for_logprobs_that_were_not_asked_for() -> None:
     [
         ({"top_logprobs": 3}, "top_logprobs=3 needs logprobs=True"),
         ({"logprobs": 5}, "logprobs=5 must be True or False"),
-        ({"logprobs": True, "top_logprobs": 21}, "logprobs=21 must be None or lie between 0 and 20"),
-        ({"logprobs": True, "top_logprobs": "a"}, "top_logprobs='a' must be a number"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs=21 must be a number of tokens, at most 20"),
+        ({"logprobs": True, "top_logprobs": "a"}, "top_logprobs='a' must be a number of tokens"),
     ],
 )
 def test_a_wrong_wish_for_logprobs_is_one_line(asked: dict[str, Any], said: str) -> None:

@@ -62,23 +62,14 @@ def test_several_texts_run_together_and_stay_in_order() -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "stream"])
-def test_settings_and_the_runs_tenant_reach_the_engine(way: str) -> None:
+def test_settings_and_the_runs_step_reach_the_engine(way: str) -> None:
     model = scripted("a", "b")
-    config: Any = {"metadata": {"tenant": "north"}}
+    config: Any = {"metadata": {"workflow_step": "north"}}
     if way == "invoke":
         model.invoke("hi", config, temperature=0.5, logprobs=True)
     else:
         list(model.stream("hi", config, temperature=0.5))
-    assert (model.engine.requests[0].tenant, model.engine.requests[0].sampling.temperature) == ("north", 0.5)
-
-
-def test_a_batch_of_several_tenants_is_refused_before_anything_runs() -> None:
-    model = scripted("a", "b")
-    configs: Any = [{"metadata": {"tenant": "north"}}, {"metadata": {"tenant": "south"}}]
-    with pytest.raises(UnsupportedError, match="cannot be of several tenants"):
-        model.batch(["a", "b"], configs)
-    assert model.engine.requests == []
-    assert len(model.batch(["a", "b"], {"metadata": {"tenant": "north"}})) == 2
+    assert (model.engine.requests[0].workflow_step, model.engine.requests[0].sampling.temperature) == ("north", 0.5)
 
 
 @pytest.mark.parametrize(

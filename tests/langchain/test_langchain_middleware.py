@@ -40,8 +40,12 @@ def fail(number: str) -> str:
     raise RuntimeError("down")
 
 
-def script(prompt: str) -> str:
-    return "It is open." if "is open" in prompt else CALL
+SCRIPT = [
+    ("user", "Where is order 7?"),
+    ("assistant", CALL),
+    ("tool", "order 7 is open"),
+    ("assistant", "It is open."),
+]
 
 
 def agent_on(engine: Any, *, tools: Any = (look_up,), **middleware: Any) -> Any:
@@ -54,7 +58,7 @@ def agent_on(engine: Any, *, tools: Any = (look_up,), **middleware: Any) -> Any:
     )
 
 
-def scripted(answers: Any = script) -> ScriptedEngine:
+def scripted(answers: Any = SCRIPT) -> ScriptedEngine:
     return ScriptedEngine(chatml_tokenizer(), answers)
 
 
@@ -80,10 +84,10 @@ def test_steps_and_budgets_may_depend_on_the_request() -> None:
     assert [request.speculation.max_nodes for request in engine.requests] == [2, 6]
 
 
-def test_without_settings_the_runs_own_metadata_counts() -> None:
+def test_without_settings_the_runs_own_metadata_names_the_step_and_no_tenant() -> None:
     engine = scripted()
-    agent_on(engine).invoke(QUESTION, {"metadata": {"tenant": "north"}})
-    assert {(request.tenant, request.workflow_step) for request in engine.requests} == {("north", "desk/model")}
+    agent_on(engine).invoke(QUESTION, {"metadata": {"tenant": "north"}, "configurable": {"tenant": "north"}})
+    assert {(request.tenant, request.workflow_step) for request in engine.requests} == {("default", "desk/model")}
 
 
 @pytest.mark.parametrize("found", [None, "", 7])
@@ -105,7 +109,7 @@ def test_other_chat_models_are_left_alone() -> None:
 class Learned:
     """An agent on a real engine with a cache, and what the cache holds."""
 
-    def __init__(self, answers: Any = script, **settings: Any) -> None:
+    def __init__(self, answers: Any = SCRIPT, **settings: Any) -> None:
         self.cache = SpeculationCache.open(embedder=HashEmbedder())
         self.engine = scripted_model_engine(answers, cache=self.cache)
         self.agent = agent_on(self.engine, **settings)

@@ -1,7 +1,8 @@
 """LangChain's own standard tests on a real tiny model that follows a script, in five ways of drafting.
 
 Plain, with a draft model, from a cold and a warm cache, with a prediction. Nothing is marked as an expected failure,
-and skipped are only the tests of pictures, sound, files and recorded servers.
+and skipped are only the tests of pictures, sound, files and recorded servers. The suites ask little of an answer, so
+the engine looks at prompts: what a user, a tool or an earlier call said must be there (`precedent.testing.overheard`).
 """
 
 from __future__ import annotations
@@ -9,20 +10,21 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.load import load as langchain_load
 from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
 from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests, EmbeddingsUnitTests
 from langchain_tests.unit_tests.chat_models import ChatModelTests
 
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.engine.engine import Engine
-from precedent.langchain import ChatPrecedent, PrecedentEmbeddings
+from precedent.langchain import ChatPrecedent, PrecedentEmbeddings, chat_model
 from precedent.langchain.engines import EngineHolder
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_model import scripted_model_engine, scripted_tokenizer
@@ -187,7 +189,10 @@ class TestUnit(Offered, ChatModelUnitTests):
 
     @pytest.fixture(autouse=True)
     def _admitted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """`load` reads only classes that LangChain lists, or that it is given by name; this suite lists none."""
+        """`load` reads only classes that LangChain lists, or that it is given by name; this suite gives none.
+
+        So it is given what docs/langchain.md tells users to give.
+        """
         name = "langchain_tests.unit_tests.chat_models.load"
         admit: Any = lambda obj, **settings: langchain_load(  # noqa: E731
             obj, **settings | {"allowed_objects": [ChatPrecedent]}
@@ -250,6 +255,33 @@ def test_only_what_needs_pictures_sound_or_a_recorded_server_is_skipped() -> Non
         "supports_image_inputs", "supports_image_urls", "supports_pdf_inputs", "supports_audio_inputs",
         "supports_video_inputs", "supports_image_tool_message", "supports_pdf_tool_message", "enable_vcr_tests",
     }  # fmt: skip
+
+
+@tool
+def my_adder_tool(a: int, b: int) -> int:
+    """Add two numbers, as the suite's own tool of this name."""
+    return a + b
+
+
+@pytest.mark.parametrize(
+    "lost", [{"role": "tool", "content": ""}, {"role": "assistant", "tool_calls": []}], ids=["results", "earlier calls"]
+)
+@pytest.mark.parametrize("case", ["tool_message_histories_string_content", "agent_loop"])
+def test_a_suite_does_not_pass_without_what_was_said(
+    monkeypatch: pytest.MonkeyPatch, lost: dict[str, Any], case: str
+) -> None:
+    """Results that are emptied, or calls that are dropped, on the way to the prompt."""
+    suite, whole = TestPlain(), chat_model.to_template_messages
+    arguments = {"my_adder_tool": my_adder_tool} if case != "agent_loop" else {}
+    ask = partial(getattr(suite, f"test_{case}"), ChatPrecedent(**suite.chat_model_params), **arguments)
+    ask()
+
+    def losing(messages: Any) -> list[dict[str, Any]]:
+        return [{**turn, **lost} if turn["role"] == lost["role"] else turn for turn in whole(messages)]
+
+    monkeypatch.setattr(chat_model, "to_template_messages", losing)
+    with pytest.raises(AssertionError, match="the prompt is not what LangChain was asked"):
+        ask()
 
 
 @pytest.mark.parametrize(

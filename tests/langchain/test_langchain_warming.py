@@ -16,9 +16,10 @@ from langchain_core.tools import tool
 from langchain_tests.integration_tests import AsyncCacheTestSuite, SyncCacheTestSuite
 
 from precedent import SpeculationCache
-from precedent.errors import ConfigError
+from precedent.errors import ConfigError, PromptError
 from precedent.langchain import ChatPrecedent, PrecedentRecorder, RecordingCache
 from precedent.testing.embedders import HashEmbedder
+from precedent.testing.scripted_conversation import conversations
 from precedent.testing.scripted_model import scripted_model_engine
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "7"}}\n</tool_call>'
@@ -31,14 +32,17 @@ def look_up(number: str) -> str:
     return f"order {number} is open"
 
 
-def script(prompt: str) -> str:
-    return "It is open." if "is open" in prompt else CALL if "look_up" in prompt else "I do not know."
+SCRIPT = conversations(
+    [("user", QUESTION), ("assistant", CALL), ("tool", "order 7 is open"), ("assistant", "It is open.")],
+    [("user", "Do you know?"), ("assistant", "I do not know.")],
+    [("user", "What was it?"), ("assistant", "I do not know.")],
+)
 
 
 @pytest.fixture
 def llm() -> Iterator[ChatPrecedent]:
     cache = SpeculationCache.open(embedder=HashEmbedder())
-    engine = scripted_model_engine(script, cache=cache)
+    engine = scripted_model_engine(SCRIPT, cache=cache)
     yield ChatPrecedent.from_engine(engine, tenant="acme")
     engine.close()
 
@@ -102,6 +106,27 @@ def test_what_cannot_be_warmed_says_so() -> None:
 def test_one_conversation_is_not_taken_for_several(llm: ChatPrecedent) -> None:
     with pytest.raises(ConfigError, match="one list for each conversation"):
         llm.warm(TALK)
+
+
+@pytest.mark.parametrize("wrong", [3, None, [3], TALK[0], {"messages": TALK}, [TALK[0]]], ids=str)
+def test_what_is_no_list_of_conversations_is_refused(llm: ChatPrecedent, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="one list for each conversation"):
+        llm.warm(wrong)
+
+
+@pytest.mark.parametrize("wrong", [[[3]], [[("nobody", "hi")]], [[]]], ids=str)
+def test_what_is_no_message_is_refused(llm: ChatPrecedent, wrong: Any) -> None:
+    with pytest.raises(PromptError):
+        llm.warm(wrong)
+
+
+@pytest.mark.parametrize(
+    "whose", [{"tenant": 3}, {"tenant": ""}, {"tenant": "\ud800"}, {"workflow_step": 3}], ids=ascii
+)
+def test_whose_answers_they_are_is_a_text(llm: ChatPrecedent, whose: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{min(whose)}(=| holds)"):
+        llm.warm([TALK], **whose)
+    assert stored(llm) == []
 
 
 # RecordingCache

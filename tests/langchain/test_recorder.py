@@ -143,8 +143,14 @@ def test_the_calls_of_an_agent_run_are_one_conversation(path: Path) -> None:
         assert [len(record["messages"]) for record in found] == [1, 3, 5]
         assert len({record["conversation_id"] for record in found}) == 1
         assert found[0]["tools"] == [{"type": "function", "function": {"name": "look_up"}}]
-        assert found[1]["messages"][2]["role"] == "tool"
-        assert found[1]["messages"][2]["content"] == "order A 1 is on its way"
+        assert [(message["role"], message["content"]) for message in found[2]["messages"]] == [
+            ("user", "where is A 1?"),
+            ("assistant", ""),
+            ("tool", "order A 1 is on its way"),
+            ("assistant", "on its way"),
+            ("user", "thanks"),
+        ]
+        assert found[2]["messages"][1]["tool_calls"] == found[0]["response"]["tool_calls"]
         assert found[0]["workflow_step"] == "model"
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precedent import SamplingParams, SpeculationCache, SpeculationConfig
 from precedent.errors import ConfigError, GenerationError
+from precedent.grammar import Grammar, JsonSchema, Regex
 from precedent.langchain import ChatPrecedent
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.lossless import assert_lossless as check
 from precedent.testing.pytest_plugin import EngineMaker, LosslessAssertion
+from precedent.testing.scripted_engine import ScriptedEngine
 from precedent.testing.scripted_model import scripted_tokenizer
 from precedent.testing.scripted_text import ScriptedText, pieces_of
 
@@ -79,30 +83,116 @@ def test_a_script_that_is_used_up_fails_the_request(precedent_engine: EngineMake
 # Where an answer stands in its script
 
 
-def follow(answer: str, said: str) -> tuple[bytes, bytes]:
-    """What comes next behind `said`, and what comes next without white space."""
+def wishes(answer: str, said: str) -> list[str]:
+    """What may come next behind `said`, the best first."""
     pieces = pieces_of(TOKENIZER)
-    first, second = ScriptedText(TOKENIZER, 0, answer).next_after(ids(said))
-    return pieces[first], pieces[second]
+    return [pieces[token].decode() for token in ScriptedText(TOKENIZER, 0, answer).wishes(ids(said))]
+
+
+def lost(answer: str, said: list[int]) -> str | None:
+    return ScriptedText(TOKENIZER, 0, answer).lost(said)
 
 
 @given(st.text(max_size=40))
 def test_every_token_of_the_script_follows_the_ones_before(answer: str) -> None:
     expected = (*ids(answer), END)
     script = ScriptedText(TOKENIZER, 2, answer)
-    assert tuple(script.next_after((0, 0, *expected[:n]))[0] for n in range(len(expected))) == expected
+    assert tuple(script.wishes((0, 0, *expected[:n]))[0] for n in range(len(expected))) == expected
+    assert not any(script.lost((0, 0, *expected[:n])) for n in range(len(expected) + 1))
 
 
-def test_white_space_that_was_left_out_or_added_is_passed_over() -> None:
-    assert follow('{"a": 1}', '{"a":')[0].startswith(b" ")
-    assert follow('{"a": 1}', '{"a":')[1].startswith(b"1")
-    assert follow('{"a": 1}', '{"a":1')[0] == b"}"
-    assert follow('{"a":1}', '{ "a" :\n')[0].startswith(b"1")
+def test_layout_may_be_left_out_or_added() -> None:
+    assert [wish[0] for wish in wishes('{"a": 1}', '{"a":')[:2]] == [" ", "1"]
+    assert wishes('{"a": 1}', '{"a":1')[0] == "}"
+    assert wishes('{"a":1}', '{ "a" :\n')[0].startswith("1")
+    assert {" ", "\n"} < set(wishes('{"a":1}', '{"a":'))
+    assert not {" ", "\n"} & set(wishes('{"a":1}', '{"a": ')), "once at a place"
+
+
+@pytest.mark.parametrize(("answer", "said"), [("a b", "a"), ('{"a": "b c"}', '{"a": "b'), ("1 2", "1")])
+def test_other_white_space_is_part_of_the_answer(answer: str, said: str) -> None:
+    without = answer.replace(" ", "")
+    assert not any(wish.isspace() for wish in wishes(without, said.replace(" ", "")))
+    assert lost(answer, ids(without))
+    assert lost(without, ids(answer))
 
 
 def test_an_answer_that_left_the_script_ends() -> None:
-    assert follow("abc", "abx") == (b"<|im_end|>", b"<|im_end|>")
-    assert follow("abc", "abc") == (b"<|im_end|>", b"<|im_end|>")
+    assert wishes("abc", "abx") == ["<|im_end|>", '"', "}", "]"]
+    assert wishes("abc", "abc")[0] == "<|im_end|>"
+    assert lost("abc", ids("abx")) == "c"
+    assert lost("abc", [*ids("ab"), END]) == "c"
+    assert lost("abc", [*ids("abc"), END, *ids("behind the end")]) is None
+
+
+# Under a grammar: the script, or an error
+
+A_NUMBER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.fixture(params=["real", "without a model"])
+def make(request: pytest.FixtureRequest, precedent_engine: EngineMaker) -> Any:
+    """Both engines that follow a script."""
+    return precedent_engine if request.param == "real" else partial(ScriptedEngine, TOKENIZER)
+
+
+def answered(engine: Any, grammar: Grammar, **settings: Any) -> str:
+    return str(engine.submit(ids("hi"), SamplingParams(**settings), grammar=grammar).result().text)
+
+
+@pytest.mark.parametrize("script", ['{"a":1}', '{"a": 1}', '{\n  "a" : 1 }\n'])
+def test_white_space_that_a_grammar_wants_is_written(make: Any, script: str) -> None:
+    assert answered(make([script]), JsonSchema.of(A_NUMBER)) == '{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("script", "grammar"),
+    [
+        ("I would rather write prose.", JsonSchema.of(A_NUMBER)),
+        ('{"a": "1"}', JsonSchema.of(A_NUMBER)),
+        ('{"a": 1} and that is all', JsonSchema.of(A_NUMBER)),
+        ('{"a": 1', JsonSchema.of(A_NUMBER)),
+        ('"No sound"', JsonSchema.of({"enum": ["Nosound"]})),
+        ('"Nosound"', JsonSchema.of({"enum": ["No sound"]})),
+        ("", Regex("a+")),
+        ("ab", Regex("a b")),
+    ],
+)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 1}], ids=["greedy", "sampled"])
+def test_what_a_grammar_forbids_is_an_error_and_never_something_else(
+    make: Any, script: str, grammar: Grammar, sampling: dict[str, Any]
+) -> None:
+    with pytest.raises(GenerationError, match="forbids what the script says next"):
+        answered(make([script]), grammar, **sampling)
+    strayed = answered(make([script], may_stray=True), grammar, max_tokens=40, **sampling)
+    assert strayed != script, "it was asked for by name"
+
+
+def test_a_request_that_fails_beside_others_leaves_them_alone(precedent_engine: EngineMaker) -> None:
+    engine = precedent_engine(lambda prompt: '{"a":1}' if "good" in prompt else "prose")
+    running = [
+        engine.submit(ids(text), SamplingParams(), grammar=JsonSchema.of(A_NUMBER)) for text in ("good", "bad") * 4
+    ]
+    for good, bad in zip(running[::2], running[1::2], strict=True):
+        assert good.result().text == '{"a": 1}'
+        with pytest.raises(GenerationError, match="'prose'"):
+            bad.result()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.text('ab \\"{,é', max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab :", max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=40)
+@given(VALUES, st.sampled_from([None, 0, 3]), st.sampled_from([",", ", ", " ,"]), st.sampled_from([":", ": ", " : "]))
+def test_json_in_any_layout_comes_out_as_the_same_value(value: Any, indent: Any, item: str, key: str) -> None:
+    script = json.dumps(value, indent=indent, separators=(item, key), ensure_ascii=False)
+    engine = ScriptedEngine(TOKENIZER, [script])
+    written = answered(engine, JsonSchema.of({"const": value}))
+    assert written == json.dumps(value, ensure_ascii=False)
 
 
 # The fixtures

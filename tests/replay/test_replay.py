@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from precedent.cli.app import app
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.errors import ConfigError, PromptError
+from precedent.pages.colours import SOURCES
 from precedent.replay.baselines import PromptLookup, best_suffix_tree, commonest_chains
 from precedent.replay.pool import Answer
 from precedent.replay.run import Settings, replay
@@ -260,7 +261,7 @@ def test_the_command_prints_a_table_and_writes_its_files(log: Path, tmp_path: Pa
     contract = {"name", "tokens_per_step", "tokens_per_step_tool_calls", "tokens_per_step_text"}
     assert contract | {"draft_tokens_per_step", "microseconds_per_step"} <= found["drafters"][0].keys()
     assert "Brier" in result.output
-    assert '<span style="background:#b7e4c7" title="recall">' in page.read_text()
+    assert f'<span style="background:{SOURCES["recall"].page}" title="recall">' in page.read_text()
 
 
 @pytest.fixture

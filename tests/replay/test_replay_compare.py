@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from precedent.cli.app import app
 from precedent.errors import ConfigError, PromptError
+from precedent.pages.colours import Palette
 from precedent.replay.ablation import IDEAS
 from precedent.replay.baselines import SuffixDecoding
 from precedent.replay.curve_picture import curve_svg
@@ -258,7 +259,7 @@ def test_the_picture_of_a_tree_shows_every_run_and_what_was_accepted() -> None:
     path = tuple(order[token] for token in (10, 11, 12))
     seen = SeenTree(tree, path, (1, 2), (0.9,) * len(tree))
     assert seen.interest > 0 == SeenTree(chain([1, 2, 3], "x"), (0, 1, 2), (1,), (0.9,) * 3).interest
-    picture = tree_svg(seen, lambda ids: "<" + " ".join(map(str, ids)) + ">")
+    picture = tree_svg(seen, lambda ids: "<" + " ".join(map(str, ids)) + ">", Palette())
     texts = [each.text for each in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
     assert {"<10·11>", "<12>", "<13·14>", "<20·21>", "<30>"} <= set(texts)
     assert "0.81" in texts
@@ -286,13 +287,13 @@ def test_the_command_measures_chosen_customers_and_every_ablation(log: Path, tmp
     common = (str(log), "--tokenizer", str(folder), "--embedder", "none", "--groups", str(splits))
     result = invoke(
         *common, "--split", "test", "--budget", "8,16", "--alpha", "1,4", "--curve", "flat,cpu", "--ablate", "all",
-        "--svg", str(tmp_path), "--json", str(out),
+        "--details", "--svg", str(tmp_path), "--json", str(out),
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
     assert found["turns"] == 3  # ada twice
     assert {"suffix-4 @8", "without holes @16", "without recall @8"} <= {row["name"] for row in found["drafters"]}
-    for title in ("by kind of turn", "fastest by", "left out", "stand word for word in the pool"):
+    for title in ("by kind of turn", "fastest by", "left out", "Answers that stand word for word in the pool"):
         assert title in result.output
     assert (tmp_path / "replay-curve.svg").exists()
     refused = invoke(*common)

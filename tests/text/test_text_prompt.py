@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from typing import Any
 
 import pytest
@@ -210,3 +211,15 @@ def test_named_templates_are_chosen_by_use(tokenizer: PreTrainedTokenizerBase) -
     tokenizer.chat_template = {"default": PLAIN_CHATML, "tool_use": tool_use}
     assert template_for(tokenizer, user("hi"), has_tools=True) == tool_use
     assert template_for(tokenizer, user("hi"), has_tools=False) == PLAIN_CHATML
+
+
+def test_a_base_model_is_called_one_once(caplog: pytest.LogCaptureFixture) -> None:
+    base, chat = chatml_tokenizer(), chatml_tokenizer()
+    base.chat_template, base.name_or_path = None, "somebody/base"
+    chat.chat_template, chat.name_or_path = PLAIN_CHATML, "somebody/chat"
+    with caplog.at_level(logging.WARNING):
+        for tokenizer in (chat, base, base):
+            render_prompt(tokenizer, ORDER)
+        render_prompt(chat, ORDER, TOOLS)  # its own template knows no tools, which is another matter
+    (said,) = caplog.messages
+    assert said.startswith("somebody/base has no chat template: it is a base model")

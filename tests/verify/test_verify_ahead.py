@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.even_ids import grammar_and_penalty
+from helpers.even_ids import grammar_and_penalties
 from helpers.operations import Operations
 
 from precedent.config import SamplingParams
@@ -175,10 +175,10 @@ def test_verdicts_are_the_same_when_masks_take_long(mode: str) -> None:
         for seed in range(30):
             tree = mixed_tree(seed) if seed % 2 and mode in ahead_module.LAZY else fixed_tree(seed)
             logits = torch.randn(len(tree) + 1, VOCABULARY, generator=torch.Generator().manual_seed(seed)).mul(2)
-            rows = TargetRows(logits, tree, params, (), grammar_and_penalty(PROMPT))
+            rows = TargetRows(logits, tree, params, (), grammar_and_penalties(PROMPT))
             constrained = rows.constrained(until)
             assert (constrained is not None) is (until > 0)
-            reference = TargetRows(logits, tree, params, (), grammar_and_penalty(PROMPT))
+            reference = TargetRows(logits, tree, params, (), grammar_and_penalties(PROMPT))
             expected = verify(tree, reference, mode, CounterRng(7, seed))
             if constrained is not None:
                 scored = Scored(tree, constrained, CounterRng(7, seed), mode)

@@ -26,8 +26,9 @@ DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
         SamplingParams(temperature=1.0),
         SamplingParams(temperature=0.6, top_k=2, repetition_penalty=1.5),
         SamplingParams(temperature=1.4, top_p=0.8, min_p=0.05),
+        SamplingParams(temperature=0.9, frequency_penalty=1.1, presence_penalty=0.5, logit_bias={2: 0.8, 3: -1}),
     ],
-    ids=["temperature", "top-k and penalty", "top-p and min-p"],
+    ids=["temperature", "top-k and penalty", "top-p and min-p", "penalties of the answer and a bias"],
 )
 def test_the_draft_model_reports_the_distribution_it_samples(sampling: SamplingParams, fixed: tuple[int, ...]) -> None:
     """A real tiny transformer: temperature, truncation, penalties, cached siblings, two samples deep."""

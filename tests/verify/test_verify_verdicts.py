@@ -180,7 +180,7 @@ def test_an_unknown_mode_is_refused_by_name() -> None:
 @pytest.mark.parametrize("mode", ["topdown:plan=k-seq", "topdown:plan=transport", "traversal:plan=transport"])
 def test_a_removed_mode_is_refused_with_the_reason(mode: str) -> None:
     """Who had set it learns that it is gone, why, and what to use."""
-    with pytest.raises(ConfigError, match=rf"mode='{mode}' is gone: .*docs/decisions/0023.*traversal") as caught:
+    with pytest.raises(ConfigError, match=rf"mode='{mode}' is gone: .*docs/decisions/0024.*traversal") as caught:
         SpeculationConfig(mode=mode)
     assert "\n" not in str(caught.value)
 

@@ -26,6 +26,7 @@ from precedent.cache.store.records import (
 )
 from precedent.cache.store.redaction import Redact, never_store
 from precedent.cache.store.report import Finding, VerifyReport
+from precedent.cache.store.store_url import StoreURL
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
@@ -42,6 +43,7 @@ __all__ = [
     "Selection",
     "SentenceTransformerEmbedder",
     "SpeculationCache",
+    "StoreURL",
     "StoredCompletion",
     "TenantStats",
     "VerifyReport",

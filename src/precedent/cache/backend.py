@@ -1,8 +1,8 @@
 """What a completion store of one's own is built from; see `CompletionStore` for what it has to do.
 
 A package offers its store under the entry points `precedent.stores`: the name is a URL's scheme, the object is called
-with the URL and the settings of `precedent.cache.opening.open_store`. `precedent.testing.store_contract.StoreContract`
-tests it.
+with a `StoreURL` and the settings of `precedent.cache.opening.open_store`.
+`precedent.testing.store_contract.StoreContract` tests it.
 """
 
 from precedent.cache.maintain.transfer import payload_of
@@ -26,7 +26,9 @@ from precedent.cache.store.records import (
     storable,
 )
 from precedent.cache.store.report import Finding, VerifyReport
-from precedent.cache.store.rows import completion_of, vector_of
+from precedent.cache.store.rows import completion_of, embedder_in, vector_of
+from precedent.cache.store.store_url import StoreURL
+from precedent.runtime.process import OfOneProcess
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
@@ -39,15 +41,18 @@ __all__ = [
     "Finding",
     "Ids",
     "NewCompletion",
+    "OfOneProcess",
     "Payload",
     "Record",
     "Selection",
+    "StoreURL",
     "StoredCompletion",
     "TenantStats",
     "Vector",
     "VerifyReport",
     "common_level",
     "completion_of",
+    "embedder_in",
     "folded",
     "identity_of",
     "maker_of",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from precedent.cache.opening import open_store, shown, url_scheme
+from precedent.cache.opening import open_store
 from precedent.cache.search.embedder import Embedder, embed_one, identity_of, resolve
 from precedent.cache.search.index import SimilarityIndex
 from precedent.cache.search.same_embedder import require_same
@@ -22,7 +21,9 @@ from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, Bounds
 from precedent.cache.store.completion_store import CompletionStore
 from precedent.cache.store.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant
 from precedent.cache.store.redaction import Redact, apply
+from precedent.cache.store.store_url import Place, StoreURL, place_of
 from precedent.errors import CacheError
+from precedent.runtime.process import Lock, OfOneProcess, check_fork
 
 REMEMBERED_QUERIES = 256
 
@@ -33,13 +34,18 @@ DEFAULT_MAX_MAPPED_BYTES = 4 * 2**30
 """The same of a cache on disk, whose large arrays are mapped (`snapshot.scratch`): some 300 million tokens."""
 
 
-class SpeculationCache:
+class SpeculationCache(OfOneProcess):
     """Stores completions and recalls them by similarity; safe for several threads and processes.
+
+    Each process opens its own: one that was forked while the cache was open gets CacheError.
 
     A tenant is a hard partition: no method returns a completion of another tenant than the one it was given.
     `max_index_bytes` bounds what drafting keeps of it in memory. `redact` sees each completion before it is embedded
     and stored (`precedent.cache.store.redaction`).
     """
+
+    instead = "give its path or URL, and open it only in the process that uses it"
+    refused_as = CacheError
 
     def __init__(
         self,
@@ -52,18 +58,18 @@ class SpeculationCache:
     ) -> None:
         check_index_bytes(max_index_bytes)
         self._redact = redact
-        self._store, self._embedder, self.max_index_bytes = store, embedder, max_index_bytes
+        self._opened, self._embedder, self.max_index_bytes = store, embedder, max_index_bytes
         self._index = (similarity or _built_in)(store)
         self._vectors: OrderedDict[str, Vector] = OrderedDict()
-        self._vectors_lock = threading.Lock()
+        self._vectors_lock = Lock()
         self._memories: list[weakref.WeakMethod[Callable[[], None]]] = []
         self.path: str | None = None
-        """What `open` was given, made absolute; None in memory."""
+        """What `open` was given, made absolute, a URL without its secrets; None in memory."""
 
     @classmethod
     def open(
         cls,
-        path: str | Path | None = None,
+        path: Place | None = None,
         *,
         embedder: str | Embedder | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
@@ -87,16 +93,23 @@ class SpeculationCache:
         the place of a completion, or None. `similarity` finds the nearest completions, by default FAISS in memory.
         Raises CacheError; a file that is refused is left untouched.
         """
+        check_fork()
+        place = place_of(path)
         if max_index_bytes is None:
-            on_disk = path is not None and url_scheme(path) is None
+            on_disk = place is not None and not isinstance(place, StoreURL)
             max_index_bytes = DEFAULT_MAX_MAPPED_BYTES if on_disk else DEFAULT_MAX_INDEX_BYTES
         check_index_bytes(max_index_bytes)
         chosen = resolve(embedder)
         bounds = Bounds(max_bytes, max_records, max_age, max_tenant_bytes)
-        store = open_store(path, embedder=chosen, bounds=bounds, read_only=read_only)
+        store = open_store(place, embedder=chosen, bounds=bounds, read_only=read_only)
         opened = cls(store, chosen, max_index_bytes=max_index_bytes, redact=redact, similarity=similarity)
-        opened.path = _written(path)
+        opened.path = _written(place)
         return opened
+
+    @property
+    def _store(self) -> CompletionStore:
+        self.check_process()
+        return self._opened
 
     def warm_up(self) -> None:
         """Load the embedder now. Raises CacheError if it cannot be loaded or did not make the cache's vectors."""
@@ -184,6 +197,7 @@ class SpeculationCache:
         `before` is in seconds since the epoch, `containing` is looked for in query and text. Returns the number of
         completions. Raises CacheError without a condition, when read-only, or when another process keeps the bytes.
         """
+        self.check_process()
         selection = Selection(tenant, before, containing, None if ids is None else tuple(ids))
         try:
             if not selection.everything:
@@ -202,7 +216,9 @@ class SpeculationCache:
         self._memories.append(weakref.WeakMethod(erase))
 
     def close(self) -> None:
-        """Close the store; more than once does no harm."""
+        """Close the store; more than once does no harm, and nothing is done to it in a forked process."""
+        if not self.is_here:
+            return
         self._index.close()
         self._store.close()
         self._forget_vectors()
@@ -224,6 +240,7 @@ class SpeculationCache:
         """The query's vector: a request is embedded when it is recalled and found here when it is written back."""
         if not query.strip():
             return None
+        self.check_process()
         with self._vectors_lock:
             known = self._vectors.get(query)
         vector = embed_one(self._embedder, query) if known is None else known
@@ -251,8 +268,8 @@ def check_index_bytes(max_index_bytes: int) -> None:
         raise CacheError(f"max_index_bytes={max_index_bytes} must be at least 1")
 
 
-def _written(path: str | Path | None) -> str | None:
+def _written(place: Place | None) -> str | None:
     """Where a cache lies, as settings may be written down."""
-    if path is None:
-        return None
-    return shown(str(path)) if url_scheme(path) is not None else str(Path(path).expanduser().resolve())
+    if isinstance(place, str | Path):
+        return str(Path(place).expanduser().resolve())
+    return None if place is None else str(place)

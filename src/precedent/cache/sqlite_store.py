@@ -25,7 +25,8 @@ from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, Bounds
 from precedent.cache.store.database import Database
 from precedent.cache.store.directory import directory_of_all
 from precedent.cache.store.eviction import evict, expire, prune
-from precedent.cache.store.files import check_header, create_file, database_path, inspecting
+from precedent.cache.store.files import create_file, database_path, sweep
+from precedent.cache.store.inspection import inspecting
 from precedent.cache.store.records import (
     CacheStats,
     Completions,
@@ -90,6 +91,9 @@ class SQLiteStore(Transfers):
                 create_file(file)
             _check_file(file, embedder)
             fixed = read_only or not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
+            if not fixed:
+                sweep(file.parent)
+                IndexFolder(file).sweep()
             return cls(Database(file, read_only=fixed), chosen, clock=clock)
         except (OSError, ValueError, sqlite3.Error) as error:  # ValueError: a path that holds a NUL character
             raise CacheError(
@@ -144,7 +148,8 @@ class SQLiteStore(Transfers):
         query = "SELECT id, vector, vector_checksum FROM completion WHERE tenant = ? AND tokenizer = ? AND id > ?"
         with self._database.read() as connection:
             found = connection.execute(f"{query} AND vector IS NOT NULL ORDER BY id", (tenant, tokenizer, after_id))
-            read = [(row[0], rows.vector_of(row[1], row[2])) for row in found]
+            dimension = rows.dimension_of(connection)
+            read = [(row[0], rows.vector_of(row[1], row[2], dimension)) for row in found]
         whole = [(row_id, vector) for row_id, vector in read if vector is not None]
         self._report_damaged([row_id for row_id, vector in read if vector is None])
         ids = np.array([row_id for row_id, _ in whole], dtype=np.int64)
@@ -167,16 +172,17 @@ class SQLiteStore(Transfers):
         stamp = self._database.stamp()
         if self._epoch is None or self._epoch[0] != stamp:
             with self._database.read() as connection:
-                value = connection.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()[0]
-            self._epoch = stamp, int(value)
+                self._epoch = stamp, rows.epoch_of(connection)
         return self._epoch[1]
 
     def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
         """The epoch now, and the ids that went after `epoch`; None for ids where too many have gone since."""
-        query = "SELECT value, gone.id FROM meta LEFT JOIN gone ON gone.epoch > ? WHERE key = 'epoch'"
+        number = rows.as_number("gone.id")
+        query = f"SELECT value, gone.id, {number} FROM meta LEFT JOIN gone ON gone.epoch > ? WHERE key = 'epoch'"
         with self._database.read() as connection:
             found = connection.execute(query, (epoch,)).fetchall()
-        now, ids = int(found[0][0]), [row_id for _, row_id in found if row_id is not None]
+        now = rows.epoch_in(found[0][0] if found else None)
+        ids = [number for _, row_id, number in found if row_id is not None]
         return now, np.array(ids, dtype=np.int64) if len(ids) == now - epoch else None
 
     def embedder(self) -> EmbedderIdentity | None:
@@ -281,7 +287,6 @@ class SQLiteStore(Transfers):
 def _check_file(file: Path, embedder: Embedder | None) -> None:
     if not file.exists():
         raise CacheError(f"there is no cache at {file}")
-    check_header(file)
     with inspecting(file) as connection:
         recorded = rows.recorded_embedder(connection)
     if recorded is not None and embedder is not None:

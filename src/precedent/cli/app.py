@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, NoReturn
 
 import typer
 
 from precedent import __version__
+from precedent.cache.store.store_url import hide_secrets
 from precedent.cli.bench import bench
 from precedent.cli.cache import app as cache_app
 from precedent.cli.demo import demo
 from precedent.cli.doctor import doctor
+from precedent.cli.progress import Progress
 from precedent.cli.replay import replay
 from precedent.cli.run import run
 from precedent.cli.train_draft import measure_draft, train_draft
@@ -36,11 +39,13 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback(epilog="Start with: precedent demo")
 def _precedent(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Lossless speculative decoding for agents, drafted from a semantic cache of earlier completions."""
+    ctx.obj = ctx.with_resource(ctx.obj or Progress())
 
 
 app.command(epilog="Example: precedent demo --json demo.json")(demo)
@@ -56,10 +61,11 @@ app.command(
 app.add_typer(cache_app, name="cache")
 
 
-def main() -> None:
+def main(progress: Progress | None = None) -> None:
     """Run the command line; the entry point of `precedent`. Bad usage and bad input are one line on stderr, exit 2."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the commands say themselves how far they are
     try:
-        status = app(prog_name="precedent", standalone_mode=False)
+        status = app(prog_name="precedent", standalone_mode=False, obj=progress)
     except (PrecedentError, typer.TyperException, OSError) as error:
         _refuse(error)
     raise SystemExit(status if isinstance(status, int) else 0)  # typer hands back the status of an Exit
@@ -67,7 +73,7 @@ def main() -> None:
 
 def _refuse(error: PrecedentError | typer.TyperException | OSError) -> NoReturn:
     text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-    text = " ".join(text.split()).rstrip(".")
+    text = hide_secrets(" ".join(text.split()).rstrip("."))
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context else ""
     if text:  # empty when the help was asked for by giving no command at all

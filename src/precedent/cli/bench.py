@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import track
 
 from precedent.cli.bench_report import machine, summary, tables
 from precedent.cli.options import (
@@ -25,6 +23,7 @@ from precedent.cli.options import (
     TargetOption,
     write_json,
 )
+from precedent.cli.progress import Progress
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ INFORMED_MODES = ("adversarial", "oracle")
 
 
 def bench(
+    ctx: typer.Context,
     traces: Annotated[
         Path | None,
         typer.Option(
@@ -86,18 +86,19 @@ def bench(
         raise ConfigError(f"--concurrency {concurrency} needs 2 or more, and at least as many --prompts ({prompts})")
     from precedent.cli.bench_lineup import Lineup
 
-    console = Console(stderr=True)
-    with console.status(f"loading {target}"):
-        how: dict[str, Any] = {"draft_device": draft_device, "pearl": pearl, "cuda_graphs": cuda_graphs}
-        lineup = Lineup(target, draft_model, device, dtype, max_tokens, **how)
-        asked = _prompts(lineup, traces, topics, prompts, warm, max_prompt_tokens, truncate)
-    _fill(lineup, asked, console)
+    progress: Progress = ctx.obj
+    progress.show(f"loading {target}")
+    how: dict[str, Any] = {"draft_device": draft_device, "pearl": pearl, "cuda_graphs": cuda_graphs}
+    lineup = Lineup(target, draft_model, device, dtype, max_tokens, **how)
+    asked = _prompts(lineup, traces, topics, prompts, warm, max_prompt_tokens, truncate)
+    _fill(lineup, asked, progress)
     results: dict[str, Any] = {"machine": machine(lineup.model, target), "prompts": asked.as_dict()}
-    results["modes"] = _measured_modes(lineup, chosen, asked, console) if chosen else []
+    results["modes"] = _measured_modes(lineup, chosen, asked, progress) if chosen else []
     if concurrency:
-        results["concurrency"] = _concurrency(lineup, concurrency, asked, console)
+        results["concurrency"] = _concurrency(lineup, concurrency, asked, progress)
     if conversation:
-        results["conversation"] = _conversation(lineup, traces, console)
+        results["conversation"] = _conversation(lineup, traces, progress)
+    progress.rest()
     for shown in tables(results):
         Console().print(shown)
     if json:
@@ -129,22 +130,25 @@ def _prompts(
     return (topic_prompts if topics else order_desk_prompts)(lineup.tokenizer, prompts, warm)
 
 
-def _fill(lineup: Lineup, asked: PromptSet, console: Console) -> None:
+def _fill(lineup: Lineup, asked: PromptSet, progress: Progress) -> None:
     """Answer the warming prompts; their completions are the pool that `ours` drafts from."""
     warm_engine = lineup.ours(lineup.cache, write_back=True)
-    for prompt in track(asked.warming, "filling the cache", console=console):
+    for prompt in progress.each(asked.warming, "filling the cache", len(asked.warming)):
         warm_engine(prompt)
     warm_engine.engine.close()
 
 
-def _measured_modes(lineup: Lineup, chosen: Sequence[str], asked: PromptSet, console: Console) -> list[dict[str, Any]]:
+def _measured_modes(
+    lineup: Lineup, chosen: Sequence[str], asked: PromptSet, progress: Progress
+) -> list[dict[str, Any]]:
     """Every mode answers every prompt; which one begins changes from prompt to prompt."""
-    with console.status("starting the engines"):
-        informed = any(mode in INFORMED_MODES for mode in chosen)
-        contestants = lineup.contestants(chosen, lineup.plain_answers(asked.measured) if informed else {})
+    progress.show("starting the engines")
+    informed = any(mode in INFORMED_MODES for mode in chosen)
+    contestants = lineup.contestants(chosen, lineup.plain_answers(asked.measured) if informed else {})
     timings: dict[str, list[Timing]] = defaultdict(list)
-    for number, prompt in enumerate(track(asked.measured, "measuring", console=console)):
+    for number, prompt in enumerate(asked.measured):
         for name in _rotated(chosen, number):
+            progress.show("measuring", number, len(asked.measured), name)
             timings[name].append(contestants[name](prompt))
     return [summary(name, timings) for name in chosen]
 
@@ -154,18 +158,20 @@ def _rotated(names: Sequence[str], number: int) -> list[str]:
     return [*names[shift:], *names[:shift]]
 
 
-def _concurrency(lineup: Lineup, number: int, asked: PromptSet, console: Console) -> dict[str, Any]:
+def _concurrency(lineup: Lineup, number: int, asked: PromptSet, progress: Progress) -> dict[str, Any]:
     from precedent.cli.bench_scenarios import concurrency
 
     sides = [lineup.ours(lineup.cache) for _ in range(2)]
-    progress = partial(track, description=f"{number} at once", console=console)
-    return concurrency(number, sides[0], sides[1], asked.measured, progress)
+    return concurrency(number, sides[0], sides[1], asked.measured, _counting(progress, f"{number} at once"))
 
 
-def _conversation(lineup: Lineup, traces: Path | None, console: Console) -> dict[str, Any]:
+def _conversation(lineup: Lineup, traces: Path | None, progress: Progress) -> dict[str, Any]:
     from precedent.cli.bench_prompts import TURNS, conversation_turns
     from precedent.cli.bench_scenarios import conversation
 
     turns, tools = conversation_turns(traces, TURNS)
-    progress = partial(track, description="conversation", console=console)
-    return conversation(lineup.ours(enabled=False), turns, tools, progress)
+    return conversation(lineup.ours(enabled=False), turns, tools, _counting(progress, "conversation"))
+
+
+def _counting(progress: Progress, what: str) -> Callable[[Sequence[Any]], Iterator[Any]]:
+    return lambda items: progress.each(items, what, len(items))

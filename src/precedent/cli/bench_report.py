@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from precedent.cli.machine import processor
 from precedent.cli.percentiles import percentiles
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def machine(model: Any, target: str) -> dict[str, Any]:
         "target": target,
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
-        "processor": platform.processor() or platform.machine(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -21,6 +21,8 @@ from precedent.cli.cache_table import printable
 from precedent.cli.options import JsonOption, write_json
 from precedent.errors import CacheError
 
+REPAIR_HELP = "Mend what is found; damaged completions are lost. A file that has to be replaced stays as FILE.damaged."
+
 DAMAGED = 1
 """Exit status of `verify` where something is damaged."""
 
@@ -51,10 +53,10 @@ def forget(
 
 def verify(
     cache: CacheArgument,
-    repair: Annotated[bool, typer.Option("--repair", help="Mend what is found; damaged completions are lost.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help=REPAIR_HELP)] = False,
     json_file: JsonOption = None,
 ) -> None:
-    """Check every record, sum and index; exit status 1 where something is damaged and was not repaired."""
+    """Check file, log, every record, sum and index; exit status 1 where something is damaged and was not repaired."""
     report = verify_store(cache, repair=repair)
     values = {**dataclasses.asdict(report), "sound": report.sound}
     if json_file is not None:

@@ -20,14 +20,15 @@ from precedent.cli.cache_store import (
     RedactOption,
     TenantOption,
     opened,
-    progress_bar,
     redaction,
     timestamp,
 )
 from precedent.cli.options import JsonOption, write_json
+from precedent.cli.progress import Progress
 
 
 def export(
+    ctx: typer.Context,
     cache: CacheArgument,
     folder: Annotated[Path, typer.Argument(file_okay=False, help="A new folder.", show_default=False)],
     tenant: TenantOption = None,
@@ -36,16 +37,18 @@ def export(
     json_file: JsonOption = None,
 ) -> None:
     """Write completions into plain files: JSON lines and safetensors. They hold the texts in the clear."""
-    with opened(cache) as store, progress_bar() as progress:
-        task = progress.add_task("exporting", total=store.stats().records)
-        selection = Selection(tenant, timestamp(before), containing)
-        manifest = export_cache(store, folder, selection, lambda number: progress.advance(task, number))
+    progress: Progress = ctx.obj
+    with opened(cache) as store:
+        count = progress.counter("exporting", store.stats().records)
+        manifest = export_cache(store, folder, Selection(tenant, timestamp(before), containing), count)
+    progress.rest()
     if json_file is not None:
         write_json(json_file, {"exported": manifest["records"], "folder": str(folder)})
     print(f"{manifest['records']} completions exported to {folder}")
 
 
 def import_export(
+    ctx: typer.Context,
     cache: CacheArgument,
     folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="An export.", show_default=False)],
     target: Annotated[
@@ -61,12 +64,13 @@ def import_export(
     """Store the completions of an export, with their times and counters; importing again changes nothing."""
     hook = redaction(never_store, redact)
     number, tokenizer = read_manifest(folder)["records"], None if target is None else _writer(target)
-    with opened(cache, create=True, bounds=UNBOUNDED) as store, progress_bar() as progress:
-        task = progress.add_task("importing", total=number)
+    progress: Progress = ctx.obj
+    with opened(cache, create=True, bounds=UNBOUNDED) as store:
         found = import_cache(
             folder, store, tokenizer=tokenizer, embedder=embedder, tenant=tenant,
-            progress=lambda number: progress.advance(task, number), redact=hook,
+            progress=progress.counter("importing", number), redact=hook,
         )  # fmt: skip
+    progress.rest()
     if json_file is not None:
         write_json(json_file, _as_dict(found))
     _print(found)

@@ -9,8 +9,6 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from precedent.cache import Bounds, CompletionStore, Redact, never_store
 from precedent.cache.opening import open_store
@@ -54,21 +52,6 @@ def opened(where: str, *, bounds: Bounds | None = None, create: bool = False) ->
         yield store
     finally:
         store.close()
-
-
-@contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A bar on a terminal's stderr that is gone when the work is done."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield progress
 
 
 def redaction(never_store_these: Sequence[str] | None, named: str | None) -> Redact | None:

@@ -18,6 +18,9 @@ TENANT_WIDTH = 12
 BEFORE_MATCH = 12
 """Characters shown before what was searched for."""
 
+QUERY = "query: what recall compares, not the prompt (recent actions and the last messages, newest first, no numbers)"
+"""What a stored query is, in words: `text.query` makes it."""
+
 NUMBERS = ("id", "tokens", "accepted", "records", "bytes", "hits", "rejected")
 
 
@@ -59,7 +62,7 @@ def print_completion(one: StoredCompletion) -> None:
     for name, value in values.items():
         if value:
             print(f"  {name:<14}{printable(value)}")
-    for name, text in (("query", one.query), ("text", one.text)):
+    for name, text in ((QUERY, one.query), ("text", one.text)):
         print(f"\n{name}\n" + "\n".join(f"  {printable(line)}" for line in text.splitlines() or ["(none)"]))
 
 

@@ -18,10 +18,10 @@ from precedent.cli.cache_store import (
     NeverStoreOption,
     RedactOption,
     opened,
-    progress_bar,
     redaction,
 )
 from precedent.cli.options import DEFAULT_TARGET, JsonOption, TargetOption, write_json
+from precedent.cli.progress import Progress
 
 SourcesArgument = Annotated[
     list[Path],
@@ -36,6 +36,7 @@ SourcesArgument = Annotated[
 
 
 def warm(
+    ctx: typer.Context,
     cache: CacheArgument,
     sources: SourcesArgument,
     target: TargetOption = DEFAULT_TARGET,
@@ -51,10 +52,12 @@ def warm(
 
     hook = redaction(never_store, redact)
     reader = AnswerReader(load_tokenizer(target), tenant=tenant)
-    with opened(cache, create=True, bounds=UNBOUNDED) as store, progress_bar() as progress:
-        task = progress.add_task("warming", total=sum(map(_num_calls, sources)))
-        calls = _each(_calls(sources, reader.skipped), lambda: progress.advance(task))
+    progress: Progress = ctx.obj
+    progress.show("reading the files")
+    with opened(cache, create=True, bounds=UNBOUNDED) as store:
+        calls = progress.each(_calls(sources, reader.skipped), "warming the cache", sum(map(_num_calls, sources)))
         filled = store_answers(store, calls, reader, Vectors(store, embedder), redact=hook)
+    progress.rest()
     results = {"read": reader.num_read, **_counts(filled), "skipped": reader.skipped.as_list()}
     if json_file is not None:
         write_json(json_file, results)
@@ -80,12 +83,6 @@ def _num_calls(source: Path) -> int:
     opener = gzip.open if source.suffix == ".gz" else open
     with opener(source, "rb") as lines:
         return sum(1 for _ in lines)
-
-
-def _each(calls: Iterable[Any], done: Any) -> Iterator[Any]:
-    for call in calls:
-        yield call
-        done()
 
 
 def _counts(filled: Filled) -> dict[str, int]:

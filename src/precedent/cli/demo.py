@@ -1,18 +1,21 @@
-"""`precedent demo`: an agent over repeated workflows, decoded five ways, with one table at the end."""
+"""`precedent demo`: an agent over repeated workflows, decoded five ways and more, with one table at the end."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from precedent.cli.options import DeviceOption, DtypeOption, JsonOption, write_json
+from precedent.cli.demo_verdict import FEWEST_FOR_SPEED
+from precedent.cli.options import DeviceOption, DtypeOption, HtmlOption, JsonOption, write_json
+from precedent.cli.progress import Progress
 from precedent.errors import PrecedentError
+from precedent.runtime.machine_load import OtherPrograms
 
 if TYPE_CHECKING:
     from precedent.cli.demo_runs import Bench, Difference
@@ -33,7 +36,22 @@ REQUEST_SECONDS = 0.55
 FEWEST_REQUESTS, WARMING_PER_MEASURED = 3, 2
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user wants to see."""
+
+    target: str
+    draft_model: str | None
+    device: str | None
+    dtype: str | None
+    temperature: float
+    full: bool
+    requests: int | None
+    fresh: bool
+
+
 def demo(
+    ctx: typer.Context,
     target: Annotated[
         str, typer.Option(help="The model trained for the order desk, a Hugging Face id, or a folder.")
     ] = ORDER_DESK,
@@ -48,29 +66,40 @@ def demo(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy; above, traversal is compared with topdown.")] = 0.0,
-    full: Annotated[bool, typer.Option("--full", help="60 warming and 40 measured requests.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="60 warming, 40 measured requests; also recall alone.")] = False,
     requests: Annotated[int | None, typer.Option(min=1, help="Measure only this many requests.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget the demo's warm cache first.")] = False,
     json: JsonOption = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", dir_okay=False, help="Write a page with every token's source here.")
-    ] = None,
+    html: HtmlOption = None,
 ) -> None:
     """Run a LangChain tool-calling agent over repeated workflows, plain and speculated, and compare."""
-    _need_order_desk()
-    from precedent.cli import demo_table
+    from precedent.config import SamplingParams
 
-    console = Console(stderr=True)
-    bench, differences = _measured(console, target, draft_model, device, dtype, temperature, full, requests, fresh)
-    results = _results(bench, differences, temperature)
+    SamplingParams(temperature=temperature)  # a wrong value is refused before anything is loaded
+    _need_order_desk()
+    asked, progress = Asked(target, draft_model, device, dtype, temperature, full, requests, fresh), ctx.obj
+    bench, state, draft_name = _loaded(asked, progress)
+    try:
+        busy = _measured(bench, state, asked, progress)
+        progress.show("comparing the answers")
+        results = _results(bench, _differences(bench) if temperature == 0 else [], temperature)
+        results["machine"] |= {"draft_model": draft_name, "others_cpu_share": busy}
+        progress.rest()
+        _hand_out(results, bench, json, html)
+    finally:
+        bench.close()
+
+
+def _hand_out(results: dict[str, Any], bench: Bench, json: Path | None, html: Path | None) -> None:
+    from precedent.cli import demo_table
+    from precedent.cli.demo_page import demo_page
+
     demo_table.show(Console(), results)
     if json:
         write_json(json, results)
     if html:
-        from precedent.replay.provenance import write_page
-
-        write_page(html, results, bench.runs, bench.engines["plain"].tokenizer)
-    bench.close()
+        tokenizer = bench.engines["plain"].tokenizer
+        html.write_text(demo_page(results, bench.runs, lambda ids: str(tokenizer.decode(list(ids)))), encoding="utf-8")
 
 
 def _need_order_desk() -> None:
@@ -83,44 +112,32 @@ def _need_order_desk() -> None:
         ) from None
 
 
-def _measured(
-    console: Console,
-    target: str,
-    draft_model: str | None,
-    device: str | None,
-    dtype: str | None,
-    temperature: float,
-    full: bool,
-    requests: int | None,
-    fresh: bool,
-) -> tuple[Bench, list[Difference]]:
-    """Load, warm, measure, compare."""
+def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
+    """Model, caches and engines, the folder of what earlier demos did, and the draft model's name."""
+    own = asked.target == ORDER_DESK
+    progress.show(f"loading {asked.target}", note="on a fresh machine it is made first, once" if own else "")
     from precedent.cache import SpeculationCache
-    from precedent.cli.demo_runs import TOPDOWN, WAYS, Bench
+    from precedent.cli.demo_runs import Bench, ways_of
     from precedent.cli.demo_state import DemoState
     from precedent.target.load.loading import load_draft, load_target
     from precedent_demo import MAX_TOKENS_PER_TURN
 
-    with console.status(f"loading {target} (converted once on a fresh machine, about half a minute)"):
-        source, draft_source = _sources(target, draft_model)
-        model, tokenizer = load_target(source, device=device, dtype=dtype)
-        draft = load_draft(draft_source, model, tokenizer)
-    state = DemoState(source, draft_model or "", model.dtype, temperature, full)
-    if fresh:
+    source, draft_source = _sources(asked.target, asked.draft_model)
+    model, tokenizer = load_target(source, device=asked.device, dtype=asked.dtype)
+    draft = load_draft(draft_source, model, tokenizer)
+    state = DemoState(source, asked.draft_model or "", model.dtype, asked.temperature, asked.full)
+    if asked.fresh:
         shutil.rmtree(state.folder, ignore_errors=True)
-    ways = (*WAYS, TOPDOWN) if temperature > 0 else WAYS
-    with console.status("starting engines and measuring this machine's cost per step"):
-        cache = SpeculationCache.open(state.cache_path)
-        cache.warm_up()  # loading the embedder would disturb the measuring
-        bench = Bench(
-            model, tokenizer, target, draft, cache, ways, temperature=temperature, max_tokens=MAX_TOKENS_PER_TURN
-        )
-    with _progress(console) as progress:
-        count = None if full else requests or state.measured_requests(lambda: _affordable(bench))
-        _warm(bench, state, progress, full, count)
-        bench.copy_warm_cache()
-        _measure(bench, progress, full, count)
-    return bench, _differences(bench) if temperature == 0 else []
+    progress.show("starting engines and measuring this machine's cost per step")
+    cache = SpeculationCache.open(state.cache_path)
+    cache.warm_up()  # loading the embedder would disturb the measuring
+    ways = ways_of(asked.temperature, asked.full)
+    bench = Bench(
+        model, tokenizer, asked.target, draft, cache, ways,
+        temperature=asked.temperature, max_tokens=MAX_TOKENS_PER_TURN,
+    )  # fmt: skip
+    own_draft = own and asked.draft_model is None
+    return bench, state, "the order desk's own, of two layers" if own_draft else draft_source
 
 
 def _sources(target: str, draft_model: str | None) -> tuple[str, str]:
@@ -132,15 +149,28 @@ def _sources(target: str, draft_model: str | None) -> tuple[str, str]:
     return str(adapted_target()), draft_model or str(draft_folder())
 
 
-def _progress(console: Console) -> Progress:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), TextColumn("{task.fields[note]}"), console=console)
-
-
-def _affordable(bench: Bench) -> int:
-    """How many requests this machine measures in about `MEASURING_SECONDS`."""
+def _measured(bench: Bench, state: DemoState, asked: Asked, progress: Progress) -> float | None:
+    """Warm the cache and measure; what other programs took of the processors meanwhile, None where nobody can tell."""
     step = bench.warm_engine.planner.cost.milliseconds(1)
-    return max(FEWEST_REQUESTS, int(MEASURING_SECONDS / (REQUEST_SECONDS * step)))
+    count = asked.requests or (None if asked.full else state.measured_requests(lambda: affordable(step)))
+    _warm(bench, state, progress, asked.full, count)
+    bench.copy_warm_cache()
+    others = OtherPrograms()
+    _measure(bench, progress, asked.full, count)
+    busy = others.share()
+    return None if busy is None else round(busy, 3)
+
+
+def affordable(step: float) -> int:
+    """How many requests to measure where a plain step takes so many milliseconds: those of about `MEASURING_SECONDS`.
+
+    Twice that time where it takes as many to say how much faster decoding was.
+    """
+    seconds = REQUEST_SECONDS * step
+    number = int(MEASURING_SECONDS / seconds)
+    if number < FEWEST_FOR_SPEED and seconds * FEWEST_FOR_SPEED <= 2 * MEASURING_SECONDS:
+        return FEWEST_FOR_SPEED
+    return max(FEWEST_REQUESTS, number)
 
 
 def _warm(bench: Bench, state: DemoState, progress: Progress, full: bool, count: int | None) -> None:
@@ -150,15 +180,14 @@ def _warm(bench: Bench, state: DemoState, progress: Progress, full: bool, count:
     wanted = make_requests("A", full=full, seed=0)[: None if count is None else WARMING_PER_MEASURED * count]
     desk = make_database(seed=0)
     done = [name for name in state.warmed() if name in {request.request_id for request in wanted}]
-    task = progress.add_task("warming the cache (set A)", total=len(wanted), completed=len(done), note="")
     for request in wanted:
         if request.request_id in done:
             continue
+        progress.show("warming the cache (set A)", len(done), len(wanted), request.workflow)
         bench.warm(request, desk)
         done.append(request.request_id)
         state.mark_warmed(done)
-        progress.update(task, advance=1, note=request.workflow)
-    progress.update(task, note="from disk" if done and progress.tasks[0].speed is None else "")
+    progress.show("warming the cache (set A)", len(wanted), len(wanted))
 
 
 def _measure(bench: Bench, progress: Progress, full: bool, limit: int | None) -> None:
@@ -168,10 +197,11 @@ def _measure(bench: Bench, progress: Progress, full: bool, limit: int | None) ->
 
     desk, wanted = make_database(seed=0), make_requests("B", full=full, seed=0)[:limit]
     names = list(bench.engines)
-    task = progress.add_task("measuring (set B)", total=len(wanted) * len(names), note="")
     for number, request in enumerate(wanted):
-        for name in bench.measure(request, desk, rotated(names, number)):
-            progress.update(task, advance=1, note=f"{request.workflow}, {name}")
+        for name in rotated(names, number):
+            progress.show("measuring (set B)", number, len(wanted), f"{request.workflow}, {name}")
+            bench.measure(request, desk, name)
+    progress.show("measuring (set B)", len(wanted), len(wanted))
 
 
 def _differences(bench: Bench) -> list[Difference]:

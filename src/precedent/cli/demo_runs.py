@@ -1,4 +1,4 @@
-"""What `precedent demo` measures: the same requests under five ways of drafting, one after the other, interleaved.
+"""What `precedent demo` measures: the same requests under several ways of drafting, one after the other, interleaved.
 
 Every way is an engine of its own over the same weights, with its own planner and its own cache, so none learns from
 another. Measured runs store nothing, except that the plain run's completions go into the cache of `repeat`.
@@ -7,13 +7,14 @@ another. Measured runs store nothing, except that the plain run's completions go
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cli.machine import processor
 from precedent.cli.percentiles import percentiles
 from precedent.config import SpeculationConfig
 from precedent.decoding.stats import GenerationStats
@@ -53,6 +54,14 @@ WAYS = (
 
 TOPDOWN = Way("both, topdown", (*MEMORY, "draft-model"), "A", "topdown")
 """Measured beside `both` when sampling, to show what lazy verification is worth."""
+
+RECALL_ONLY = Way("recall-only", ("recall",), "A")
+"""The semantic cache alone. In `cache-only` a token that memory and a template proposed is credited to the template."""
+
+
+def ways_of(temperature: float, full: bool) -> tuple[Way, ...]:
+    """What is measured, in the order of the table."""
+    return (*WAYS, *([TOPDOWN] if temperature > 0 else []), *([RECALL_ONLY] if full else []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +182,11 @@ class Bench:
         """Run one request of set A; its completions are stored."""
         self._converse(self.warm_engine, request, desk)
 
-    def measure(self, request: Request, desk: OrderDesk, order: Sequence[str]) -> Iterator[str]:
-        """Run one request of set B under every way, in this order; yields each way's name when it is done."""
-        for name in order:
-            turns, solved = self._converse(self.engines[name], request, desk)
-            self.runs[name].requests.append(turns)
-            self.runs[name].solved += solved
-            yield name
+    def measure(self, request: Request, desk: OrderDesk, name: str) -> None:
+        """Run one request of set B under the way of this name."""
+        turns, solved = self._converse(self.engines[name], request, desk)
+        self.runs[name].requests.append(turns)
+        self.runs[name].solved += solved
 
     def _converse(self, engine: Engine, request: Request, desk: OrderDesk) -> tuple[list[Turn], bool]:
         from precedent_demo import run_request
@@ -203,6 +210,7 @@ class Bench:
             "target": self._name,
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "device": str(self._model.device),
+            "processor": processor(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "step_milliseconds_by_width": {

@@ -1,92 +1,74 @@
-"""The demo's table and the sentence that says what it means."""
+"""The demo's table, and what stands below it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from precedent.cli.demo_verdict import doubts, requests, speed, verdict
+
 NEAR_TIE = 1e-4
 """A difference at a smaller logit gap is rounding, not another opinion."""
 
+HEADINGS = ("tok/\nstep", "tok/\ns", "speed", "prefill\ns", "decode\ns", "request s\np50/p95", "equal", "solved")
+
 
 def show(console: Console, results: Mapping[str, Any]) -> None:
-    """Print the table, the first differences, and one sentence."""
-    plain = results["runs"][0]
-    console.print(_table(results, plain))
-    _show_sources(console, results)
-    _show_differences(console, results)
-    console.print(_sentence(results, plain), soft_wrap=True)
+    """Print the table, who proposed what was accepted, the first differences, and the verdict."""
+    console.print(_table(results))
+    for line in (*sources(results), *_differences(results)):
+        console.print(line, highlight=False)
+    console.print(f"\n{verdict(results)}", soft_wrap=True, highlight=False)
 
 
-def _table(results: Mapping[str, Any], plain: Mapping[str, Any]) -> Table:
-    machine = results["machine"]
-    setting = f"{machine['target']}, {machine['dtype']}, {machine['device']}, temperature {results['temperature']}"
-    table = Table(
-        title=f"{plain['requests']} requests, {plain['tokens']} tokens\n{setting}",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("run", no_wrap=True)
-    for heading in ("tok/s", "speed", "tok/\nstep", "prefill\ns", "decode\ns", "request s\np50/p95", "equal", "solved"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def rows(results: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Each run's cells under `HEADINGS`, its name first; no speed where none can be said."""
+    plain, comparable = results["runs"][0], not doubts(results)
     for run in results["runs"]:
-        table.add_row(*_row(run, plain, results["identical_outputs"]))
+        same = results["identical_outputs"].get(run["name"])
+        yield [
+            run["name"],
+            f"{run['tokens_per_step']:.2f}",
+            f"{run['tokens_per_second']:.1f}",
+            f"{speed(run, plain):.2f}x" if comparable else "–",
+            f"{run['prefill_seconds']:.1f}",
+            f"{run['decode_seconds']:.1f}",
+            f"{run['request_seconds_p50']:.1f}/{run['request_seconds_p95']:.1f}",
+            f"{same[0]}/{same[1]}" if same else "–",
+            f"{run['solved']}/{run['requests']}",
+        ]
+
+
+def sources(results: Mapping[str, Any]) -> Iterator[str]:
+    """For each run that proposed anything, by whom what was accepted had been proposed."""
+    for run in results["runs"]:
+        if run["num_draft_tokens"]:
+            found = ", ".join(f"{count} by {source}" for source, count in run["accepted_by_source"].items())
+            counts = f"{run['num_accepted_tokens']} of {run['num_draft_tokens']} drafted tokens accepted"
+            yield f"{run['name']}: {counts}{f' ({found})' if found else ''}"
+
+
+def _table(results: Mapping[str, Any]) -> Table:
+    machine, plain = results["machine"], results["runs"][0]
+    setting = f"{machine['target']}, {machine['dtype']}, {machine['device']}, temperature {results['temperature']}"
+    title = f"{requests(plain['requests'])}, {plain['tokens']} tokens\n{setting}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("run", no_wrap=True)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows(results):
+        table.add_row(*row)
     return table
 
 
-def _row(run: Mapping[str, Any], plain: Mapping[str, Any], identical: Mapping[str, Any]) -> list[str]:
-    same = identical.get(run["name"])
-    return [
-        run["name"],
-        f"{run['tokens_per_second']:.1f}",
-        f"{_speed(run, plain):.2f}x",
-        f"{run['tokens_per_step']:.2f}",
-        f"{run['prefill_seconds']:.1f}",
-        f"{run['decode_seconds']:.1f}",
-        f"{run['request_seconds_p50']:.1f}/{run['request_seconds_p95']:.1f}",
-        f"{same[0]}/{same[1]}" if same else "-",
-        f"{run['solved']}/{run['requests']}",
-    ]
-
-
-def _show_sources(console: Console, results: Mapping[str, Any]) -> None:
-    for run in results["runs"]:
-        sources = ", ".join(f"{count} by {source}" for source, count in run["accepted_by_source"].items())
-        if run["num_draft_tokens"]:
-            console.print(
-                f"{run['name']}: {run['num_accepted_tokens']} of {run['num_draft_tokens']} drafted tokens accepted"
-                f"{' (' + sources + ')' if sources else ''}",
-                highlight=False,
-            )
-
-
-def _speed(run: Mapping[str, Any], plain: Mapping[str, Any]) -> float:
-    return run["tokens_per_second"] / plain["tokens_per_second"] if plain["tokens_per_second"] else 0.0
-
-
-def _show_differences(console: Console, results: Mapping[str, Any]) -> None:
+def _differences(results: Mapping[str, Any]) -> Iterator[str]:
     for difference in results["first_differences"]:
         kind = "near-tie" if difference["logit_gap"] < NEAR_TIE else "difference"
-        console.print(
+        yield (
             f"{kind}: {difference['run']}, request {difference['request']}, token {difference['position']}: "
             f"the two tokens' logits lie {difference['logit_gap']:.2g} apart"
         )
-
-
-def _sentence(results: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
-    runs = {run["name"]: run for run in results["runs"]}
-    both, repeat = runs["both"], runs["repeat"]
-    promise = (
-        "sampled from the target model's own law"
-        if results["temperature"] > 0
-        else f"{results['identical_outputs']['both'][0]} of {plain['requests']} answers identical to plain"
-    )
-    return (
-        f"A cache warmed by other requests made decoding {_speed(both, plain):.1f} times as fast "
-        f"({both['tokens_per_step']:.1f} tokens per step) and {_speed(repeat, plain):.1f} times having seen these, "
-        f"{promise}; the target model itself chose every token."
-    )

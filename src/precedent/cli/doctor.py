@@ -12,17 +12,22 @@ from rich.table import Table
 from rich.text import Text
 
 from precedent.cli.options import DEFAULT_TARGET, DeviceOption, JsonOption, write_json
+from precedent.cli.progress import Progress
 
 if TYPE_CHECKING:
     from precedent.cli.doctor_checks import Finding
 
 UNUSABLE = 1
-"""Exit status where the model cannot be used."""
+"""Exit status where the model, or the pair that was asked for, cannot be used."""
+
+DRAFT_MODEL = "draft model"
+"""The check that says nothing of the model itself."""
 
 STYLES = {"yes": "green", "no": "red", "note": "yellow"}
 
 
 def doctor(
+    ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="Hugging Face id or folder.")] = DEFAULT_TARGET,
     draft_model: Annotated[
         str | None, typer.Option(help="A draft model to go with it: does its tokenizer fit?", show_default=False)
@@ -32,19 +37,29 @@ def doctor(
 ) -> None:
     """Look at a model's files: attention, chat template, tools, draft model, memory.
 
-    Exit status 0 if the model can be used, 1 if not, 2 if there is no such model.
+    Exit status 0 if the model (and the draft model with it) can be used, 1 if not, 2 if there is no such model.
     """
-    with Console(stderr=True).status(f"looking at {model}"):
-        from precedent.cli.doctor_checks import examine_files
+    progress: Progress = ctx.obj
+    progress.show(f"looking at {model}")
+    from precedent.cli.doctor_checks import examine_files
 
-        findings = examine_files(model, draft_model, device)
-    usable = all(one.state != "no" for one in findings if one.needed)
+    findings = examine_files(model, draft_model, device)
+    progress.rest()
+    failed = {one.check for one in findings if one.needed and one.state == "no"}
     _print(findings)
-    typer.echo(f"{model} {'can' if usable else 'cannot'} be used")
+    typer.echo(_conclusion(model, draft_model, failed))
     if json:
-        write_json(json, {"model": model, "usable": usable, "findings": [dataclasses.asdict(one) for one in findings]})
-    if not usable:
+        found = {"model": model, "usable": not failed, "model_usable": failed <= {DRAFT_MODEL}}
+        write_json(json, found | {"findings": [dataclasses.asdict(one) for one in findings]})
+    if failed:
         raise typer.Exit(UNUSABLE)
+
+
+def _conclusion(model: str, draft_model: str | None, failed: set[str]) -> str:
+    """What can be used and what cannot: a draft model that does not fit says nothing against its target."""
+    if failed == {DRAFT_MODEL}:
+        return f"{model} can be used, but not with the draft model {draft_model}"
+    return f"{model} cannot be used: {', '.join(sorted(failed))}" if failed else f"{model} can be used"
 
 
 def _print(findings: list[Finding]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,8 +16,10 @@ from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
 from precedent.grammar import is_installed
 from precedent.runtime.device_memory import free_bytes
 from precedent.target.kv.layer_kinds import check_supported, context_length
-from precedent.target.load.first_layers import FIRST_LAYERS
+from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
 from precedent.target.load.loading import check_same_vocabulary, load_config, load_tokenizer
+from precedent.target.load.source import gguf_file
+from precedent.target.load.trained_draft import holds_draft, read_settings
 from precedent.text.answers import answer_syntax
 from precedent.text.prompt import render_prompt
 from precedent.text.tool_formats.reasoning import reasoning_tags
@@ -48,13 +51,18 @@ class Finding:
 def examine_files(model: str, draft_model: str | None, device: str | None) -> list[Finding]:
     """All findings on a model. Raises ModelLoadError when its config cannot be loaded."""
     config = load_config(model)
-    findings = [_attention(config), *_context(config), *_memory(config, device)]
+    findings = [*_file(model), _attention(config), *_context(config), *_memory(config, device)]
     try:
         tokenizer = load_tokenizer(model)
     except ModelLoadError as error:
         return [*findings, Finding("tokenizer", "no", str(error), needed=True)]
     findings += [_template(tokenizer), _tools(tokenizer), _grammar(tokenizer), _reasoning(tokenizer)]
     return [*findings, _draft(draft_model, tokenizer, config)]
+
+
+def _file(model: str) -> Iterator[Finding]:
+    if gguf_file(model) is not None:
+        yield Finding("file", "note", "GGUF: converted to bfloat16 in your cache folder when it is first loaded")
 
 
 def _attention(config: Any) -> Finding:
@@ -119,12 +127,13 @@ def _kv_bytes_per_token(config: Any) -> int | None:
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> Finding:
-    own = "the model's own" if tokenizer.chat_template else "the shipped ChatML"
     try:
         render_prompt(tokenizer, [USER])
     except PrecedentError as error:
         return Finding("chat template", "no", str(error), needed=True)
-    return Finding("chat template", "yes", own, needed=True)
+    if not tokenizer.chat_template:
+        return Finding("chat template", "note", "none: a base model, not trained to chat; asked in ChatML", needed=True)
+    return Finding("chat template", "yes", "the model's own", needed=True)
 
 
 def _tools(tokenizer: PreTrainedTokenizerBase) -> Finding:
@@ -159,9 +168,15 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
         return Finding(
             "draft model", "note", f"none given; any smaller model with the same tokenizer, or {FIRST_LAYERS}N"
         )
-    if draft_model.startswith(FIRST_LAYERS):
-        return Finding("draft model", "yes", f"the target's own first layers, of {number}")
     try:
+        if draft_model.startswith(FIRST_LAYERS):
+            chosen = checked_count(draft_model, number)
+            return Finding("draft model", "yes", f"the target's own first layers, {chosen} of {number}")
+        if holds_draft(draft_model):
+            trained_for = read_settings(Path(draft_model).expanduser()).target
+            return Finding(
+                "draft model", "note", f"trained for {trained_for}; loading it tells whether that is this model"
+            )
         check_supported(load_config(draft_model))
         check_same_vocabulary(draft_model, load_tokenizer(draft_model), tokenizer)
     except PrecedentError as error:

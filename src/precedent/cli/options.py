@@ -52,6 +52,11 @@ JsonOption = Annotated[
     typer.Option("--json", dir_okay=False, writable=True, callback=_in_a_folder, help="Write the results here."),
 ]
 
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", dir_okay=False, callback=_in_a_folder, help="Write a page with every token's source here."),
+]
+
 
 def write_json(path: Path, results: Mapping[str, Any]) -> None:
     """Write results as one JSON document with a final newline."""

@@ -1,4 +1,4 @@
-"""What `precedent replay` prints: all contenders, by kind of turn, what each idea brings, and the calibration."""
+"""What `precedent replay` prints: a verdict below a short table; with `--details` everything that was measured."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from precedent.replay.verdict import says_speed, verdict
+
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]
 
@@ -16,17 +18,20 @@ Row = Mapping[str, Any]
 RANKED = 10
 """Rows of the ranking."""
 
+BEST = "* tokens per step, by those of the best baseline with no more nodes per step"
 
-def show(console: Console, found: Results) -> None:
-    """All tables but the calibration."""
+
+def show(console: Console, found: Results, *, details: bool) -> None:
+    """The short table or all but the calibration, what was left out if anything was, and the verdict."""
     rows = [row for row in found["drafters"] if not row["without"]]
-    console.print(_overview(found, rows))
-    console.print(_by_kind(rows))
-    console.print(_ranking(found, rows))
+    for table in (_overview(found, rows), _by_kind(rows), _ranking(found, rows)) if details else (_short(found, rows),):
+        console.print(table)
     ablated = [row for row in found["drafters"] if row["without"]]
     if ablated:
         console.print(_ablations(ablated))
+    console.print(f"{BEST}{'' if details else '; --details shows more'}\n", highlight=False, soft_wrap=True)
     console.print(_answers(found), highlight=False)
+    console.print(f"\n{verdict(found)}", highlight=False, soft_wrap=True)
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -41,23 +46,39 @@ def _table(title: str, *headings: str) -> Table:
     return table
 
 
+def _title(found: Results) -> str:
+    return f"{found['turns']} turns, {found['tokens']} tokens, pool {found['settings']['pool']}"
+
+
+def _short(found: Results, rows: Sequence[Row]) -> Table:
+    """Tokens per step of everybody, and how much faster where that can be said."""
+    timed = says_speed(found)
+    table = _table(_title(found), "tokens/\nstep", "vs\nbest*", *(["times as\nfast here"] if timed else []))
+    for row in rows:
+        speed = [_number(row["speed_on_this_machine"])] if timed else []
+        table.add_row(row["name"], _number(row["tokens_per_step"]), _against_best(row), *speed)
+    return table
+
+
+def _against_best(row: Row, kind: str = "") -> str:
+    return "" if row["baseline"] else _number(row[f"ratio{kind}"])
+
+
 def _overview(found: Results, rows: Sequence[Row]) -> Table:
     """Tokens per step, and for every named curve tokens in the time of a plain step."""
     curves = list(found["settings"]["curves"])
     costs = (f"tok/cost\n{curve}" for curve in curves)
-    title = f"{found['turns']} turns, {found['tokens']} tokens, pool {found['settings']['pool']}"
-    table = _table(title, "tok/\nstep", "vs\nbest*", "nodes/\nstep", *costs, "µs/\nstep", "p99")
+    table = _table(_title(found), "tok/\nstep", "vs\nbest*", "nodes/\nstep", *costs, "µs/\nstep", "p99")
     for row in rows:
         table.add_row(
             row["name"],
             _number(row["tokens_per_step"]),
-            "" if row["baseline"] else _number(row["ratio"]),
+            _against_best(row),
             _number(row["draft_tokens_per_step"], 1),
             *(_number(row["tokens_per_plain_step_time_by_curve"][curve]) for curve in curves),
             _number(row["microseconds_per_step"], 0),
             _number(row["microseconds_per_step_p99"], 0),
         )
-    table.caption = "* tokens per step, by those of the best baseline with no more nodes per step"
     return table
 
 
@@ -70,7 +91,7 @@ def _by_kind(rows: Sequence[Row]) -> Table:
         for kind in ("tool_calls", "text"):
             counts = row["kinds"][kind]
             cells.append(_number(counts["tokens_per_step"] or None))
-            cells.append("" if row["baseline"] else _number(row[f"ratio_{kind}"]))
+            cells.append(_against_best(row, f"_{kind}"))
             cells.append(_number(counts["draft_tokens_per_step"], 1))
         table.add_row(row["name"], *cells, _number(row["kinds"]["exact_repeats"]["tokens_per_step"] or None))
     return table
@@ -111,7 +132,7 @@ def _answers(found: Results) -> str:
     calls, text = (found["kinds"][kind]["repetition"] for kind in ("tool_calls", "text"))
     repeats, own = found["exact_repeats"], found["repetition"]
     return (
-        f"The answers: {repeats} ({repeats / max(1, found['turns']):.0%}) stand word for word in the pool; "
+        f"Answers that stand word for word in the pool: {repeats} ({repeats / max(1, found['turns']):.0%}); "
         f"{own:.1%} of their tokens\n"
         f"repeat four tokens of the same answer (tool calls {calls:.1%}, text {text:.1%})."
     )

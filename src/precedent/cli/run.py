@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,20 +25,19 @@ from precedent.cli.options import (
     TargetOption,
     write_json,
 )
+from precedent.cli.progress import Progress
+from precedent.pages.colours import Palette
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from precedent.cache import SpeculationCache
     from precedent.config import SamplingParams
-    from precedent.engine.engine import Engine, Generation, GenerationResult
-
-STYLES = {"target": "default", "recall": "green", "prompt": "cyan", "draft-model": "magenta"}
-OTHER_STYLES = ("yellow", "blue", "red")
-"""For drafters of plugins, in the order in which they first appear."""
+    from precedent.engine.engine import Emission, Engine, Generation, GenerationResult
 
 
 def run(
+    ctx: typer.Context,
     prompt: Annotated[str, typer.Argument(help="What to ask the model.", show_default=False)],
     target: TargetOption = DEFAULT_TARGET,
     draft_model: DraftModelOption = None,
@@ -60,7 +58,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Fixes the random coins.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 512,
     cache: Annotated[
-        Path | None, typer.Option(help="Speculation cache on disk: recall from it, and store the answer.")
+        str | None, typer.Option(help="Speculation cache (folder, file or URL): recall from it, and store the answer.")
     ] = None,
     tenant: Annotated[
         str, typer.Option(help="Whose completions to recall; tenants never see each other's.")
@@ -76,31 +74,34 @@ def run(
     )  # a wrong value is refused before the model is loaded
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
+    progress: Progress = ctx.obj
     with ExitStack() as stack:
         opened = stack.enter_context(_open_cache(cache)) if cache else None
         settings = {"device": device, "dtype": dtype, "bitwise": bitwise, "cache": opened}
         settings |= {"draft_device": draft_device, "pearl": pearl, "cuda_graphs": cuda_graphs}
+        progress.show(f"loading {target}")
         engine = stack.enter_context(closing(_load(target, draft_model, settings)))
+        progress.show("reading the prompt")
         generation = _ask(engine, messages, sampling, tenant)
+        emissions = _from_the_first(generation, progress)
         if show_sources:
-            _stream_with_sources(generation, engine.tokenizer)
+            _stream_with_sources(emissions, engine.tokenizer)
         else:
-            _stream(generation)
+            _stream(emissions)
         if json:
             write_json(json, _results(target, generation.result()))
 
 
-def _open_cache(path: Path) -> SpeculationCache:
+def _open_cache(where: str) -> SpeculationCache:
     from precedent.cache import SpeculationCache
 
-    return SpeculationCache.open(path)
+    return SpeculationCache.open(where)
 
 
 def _load(target: str, draft_model: str | None, settings: dict[str, Any]) -> Engine:
-    with Console(stderr=True).status(f"loading {target}"):
-        from precedent.engine.engine import Engine
+    from precedent.engine.engine import Engine
 
-        return Engine.load(target, draft_model=draft_model, **settings)
+    return Engine.load(target, draft_model=draft_model, **settings)
 
 
 def _ask(engine: Engine, messages: list[dict[str, Any]], sampling: SamplingParams, tenant: str) -> Generation:
@@ -111,38 +112,40 @@ def _ask(engine: Engine, messages: list[dict[str, Any]], sampling: SamplingParam
     return engine.submit(prompt_ids, sampling, tenant=tenant, query=recall_query(messages))
 
 
-def _stream(generation: Generation) -> None:
+def _from_the_first(generation: Generation, progress: Progress) -> Iterator[Emission]:
+    """The emissions; once the first is there, the answer itself shows how far it is."""
     for emission in generation:
+        progress.rest()
+        yield emission
+
+
+def _stream(emissions: Iterable[Emission]) -> None:
+    for emission in emissions:
         typer.echo(emission.text, nl=False)
     typer.echo()
 
 
-def _stream_with_sources(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> None:
+def _stream_with_sources(emissions: Iterable[Emission], tokenizer: PreTrainedTokenizerBase) -> None:
     """Print the answer in colours, then the legend on stderr; the colours were asked for, so a pipe gets them too."""
-    console, counts = Console(force_terminal=True), Counter[str]()
-    for source, text, num_tokens in _pieces(generation, tokenizer):
+    console, counts, palette = Console(force_terminal=True), Counter[str](), Palette()
+    for source, text, num_tokens in _pieces(emissions, tokenizer):
         counts[source] += num_tokens
-        console.print(Text(text, _style(source, counts)), end="", soft_wrap=True)
+        console.print(Text(text, palette.of(source).terminal), end="", soft_wrap=True)
     console.print()
-    legend = [Text(f"■ {source} {count}", _style(source, counts)) for source, count in counts.items() if count]
+    legend = [Text(f"■ {source} {counts[source]}", colour.terminal) for source, colour in palette.legend(+counts)]
     Console(stderr=True, force_terminal=True).print(Text("   ").join([Text("tokens by source:"), *legend]))
 
 
-def _pieces(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str, int]]:
+def _pieces(emissions: Iterable[Emission], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str, int]]:
     """The answer as (source, text, number of tokens), consecutive tokens of a step and a source in one piece."""
     from precedent.text.detokenizer import IncrementalDetokenizer
 
     detokenizer, source = IncrementalDetokenizer(tokenizer), "target"
-    for emission in generation:
+    for emission in emissions:
         for source, pairs in groupby(zip(emission.sources, emission.token_ids, strict=True), itemgetter(0)):
             token_ids = [token_id for _, token_id in pairs]
             yield source, detokenizer.push(token_ids), len(token_ids)
     yield source, detokenizer.flush(), 0
-
-
-def _style(source: str, seen: Counter[str]) -> str:
-    others = [name for name in seen if name not in STYLES]
-    return STYLES[source] if source in STYLES else OTHER_STYLES[others.index(source) % len(OTHER_STYLES)]
 
 
 def _results(target: str, result: GenerationResult) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from precedent.cli.options import DeviceOption, DtypeOption, JsonOption, write_json
+from precedent.cli.progress import Progress
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ SeedOption = Annotated[int, typer.Option(help="Fixes prompts held out, answers a
 
 
 def train_draft(
+    ctx: typer.Context,
     target: TargetOption,
     prompts: PromptsOption,
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder to write the draft model into.")],
@@ -78,22 +79,23 @@ def train_draft(
     recipe = Recipe(
         layers, start, head_tokens, temperature, answer_tokens, rounds=rounds, seed=seed
     )  # a wrong value is refused before the model is loaded
-    console = Console(stderr=True)
-    model, tokenizer = _load(console, target, device, dtype)
-    learned, held_out = _split(console, prompts, tokenizer, max_prompt_tokens, seed)
+    progress: Progress = ctx.obj
+    model, tokenizer = _load(progress, target, device, dtype)
+    learned, held_out = _split(progress, prompts, tokenizer, max_prompt_tokens, seed)
     completions = _completions(from_cache, tokenizer, tenant, answer_tokens)
-    with _bars(console) as bars:
-        distillation = Distillation(model, tokenizer, learned, recipe, out, completions=completions, progress=bars.show)
-        trained = distillation.run(minutes)
-        report = _measured(model, tokenizer, {str(out): trained.draft}, held_out, recipe, bars)
+    show = partial(_show_phase, progress)
+    trained = Distillation(model, tokenizer, learned, recipe, out, completions=completions, progress=show).run(minutes)
+    report = _measured(model, tokenizer, {str(out): trained.draft}, held_out, recipe, progress)
     report |= {"recipe": asdict(recipe), "plan": asdict(trained.plan), "tokens": trained.num_tokens}
     write_json(out / REPORT_FILE, report)
+    progress.rest()
     _show(report)
     if json:
         write_json(json, report)
 
 
 def measure_draft(
+    ctx: typer.Context,
     target: TargetOption,
     draft_model: Annotated[
         list[str],
@@ -116,12 +118,13 @@ def measure_draft(
     from precedent.training.plan import Recipe
 
     recipe = Recipe(temperature=temperature, answer_tokens=answer_tokens, seed=seed)
-    console = Console(stderr=True)
-    model, tokenizer = _load(console, target, device, dtype)
-    _, held_out = _split(console, prompts, tokenizer, max_prompt_tokens, seed)
-    drafts = {spec: load_draft(spec, model, tokenizer) for spec in draft_model}
-    with _bars(console) as bars:
-        report = _measured(model, tokenizer, drafts, held_out, recipe, bars)
+    progress: Progress = ctx.obj
+    model, tokenizer = _load(progress, target, device, dtype)
+    _, held_out = _split(progress, prompts, tokenizer, max_prompt_tokens, seed)
+    specs = progress.each(draft_model, "loading draft models", len(draft_model))
+    drafts = {spec: load_draft(spec, model, tokenizer) for spec in specs}
+    report = _measured(model, tokenizer, drafts, held_out, recipe, progress)
+    progress.rest()
     _show(report)
     if json:
         write_json(json, report)
@@ -141,23 +144,24 @@ def _check_folder(out: Path, resume: bool) -> None:
 
 
 def _load(
-    console: Console, target: str, device: str | None, dtype: str | None
+    progress: Progress, target: str, device: str | None, dtype: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     from precedent.target.load.loading import load_target
 
-    with console.status(f"loading {target}"):
-        return load_target(target, device=device, dtype=dtype)
+    progress.show(f"loading {target}")
+    return load_target(target, device=device, dtype=dtype)
 
 
 def _split(
-    console: Console, path: Path, tokenizer: PreTrainedTokenizerBase, longest: int, seed: int
+    progress: Progress, path: Path, tokenizer: PreTrainedTokenizerBase, longest: int, seed: int
 ) -> tuple[list[Prompt], list[Prompt]]:
     from precedent.training.prompts import read_prompts, split
 
+    progress.show("reading the prompts")
     prompts, left_out = read_prompts(path, tokenizer, longest)
     learned, held_out = split(prompts, seed)
     note = f", {left_out} left out as longer than {longest} tokens" if left_out else ""
-    console.print(f"{len(learned)} prompts to learn from, {len(held_out)} held out{note}", highlight=False)
+    progress.say(f"{len(learned)} prompts to learn from, {len(held_out)} held out{note}")
     return learned, held_out
 
 
@@ -173,7 +177,7 @@ def _measured(
     drafts: dict[str, PreTrainedModel],
     held_out: Sequence[Prompt],
     recipe: Any,
-    bars: _Bars,
+    progress: Progress,
 ) -> dict[str, Any]:
     """The report on all drafts, on the same answers of the target."""
     from precedent.target.load.trained_draft import name_of
@@ -181,12 +185,12 @@ def _measured(
     from precedent.training.teacher import Author
 
     first_seed = recipe.seed + HELD_OUT_SEED
-    bars.show("answering held-out prompts", 0, len(held_out))
+    progress.show("answering held-out prompts", 0, len(held_out))
     with closing(Author(model, tokenizer, recipe.temperature)) as author:
         texts = author.texts(held_out, range(first_seed, first_seed + len(held_out)), recipe.answer_tokens)
     measurement = Measurement(model, texts, recipe.temperature)
     reports = [
-        measurement.report(name, draft, partial(bars.show, f"measuring {name}")) for name, draft in drafts.items()
+        measurement.report(name, draft, partial(progress.show, f"measuring {name}")) for name, draft in drafts.items()
     ]
     return {"target": name_of(model), "drafts": [report.as_dict() for report in reports]}
 
@@ -205,22 +209,6 @@ def _show(report: dict[str, Any]) -> None:
     Console().print(table)
 
 
-class _Bars:
-    """One progress bar per phase."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._tasks = progress, dict[str, Any]()
-
-    def show(self, phase: str, done: int, total: int, loss: float | None = None) -> None:
-        """Move the bar of a phase."""
-        if phase not in self._tasks:
-            self._tasks[phase] = self._progress.add_task(phase, total=total, note="")
-        note = "" if loss is None else f"loss {loss:.3f}"
-        self._progress.update(self._tasks[phase], completed=done, total=total, note=note)
-
-
-@contextmanager
-def _bars(console: Console) -> Iterator[_Bars]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=console) as progress:
-        yield _Bars(progress)
+def _show_phase(progress: Progress, phase: str, done: int, total: int, loss: float | None = None) -> None:
+    """Say how far a phase of the training is."""
+    progress.show(phase, done, total, "" if loss is None else f"loss {loss:.3f}")

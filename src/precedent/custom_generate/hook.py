@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,9 @@ from precedent.decoding.loop import step
 from precedent.decoding.sequence import DecodingSequence
 from precedent.decoding.stats import GenerationStats
 from precedent.drafters import Drafter, Request
-from precedent.engine.checks import unless_switched_off
+from precedent.engine.checks import check_token_ids, unless_switched_off
 from precedent.errors import ConfigError
+from precedent.runtime.process import computing
 from precedent.sampling.rng import entropy_rng
 from precedent.target import Slot
 
@@ -97,6 +98,7 @@ class _Speculation:
         return self.queries[prompt_ids]
 
 
+@computing()
 def generate(
     model: PreTrainedModel,
     input_ids: Tensor,
@@ -109,19 +111,28 @@ def generate(
     drafters: Speculators | None = None,
     tenant: str = "default",
     write_back: bool = True,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
     **model_inputs: Any,
 ) -> GenerateOutput | Tensor:
     """Decode speculatively behind `model.generate(..., custom_generate=precedent.generate)`; the law is `generate`'s.
 
     Logits processors, stopping criteria and the streamer stay in force. Prompts are drafted from themselves; with a
     `speculation_cache` (and its `speculation_tokenizer`) also from `tenant`'s earlier answers, and finished answers
-    are stored. `drafters` names others, or none. A stop string goes in as a StopStringCriteria. The model's modules
-    stay as they are; what is set up on the first call is kept while the model lives.
+    are stored. `drafters` names others, or none. A stop string goes in as a StopStringCriteria. `frequency_penalty`,
+    `presence_penalty` and `logit_bias` are those of `SamplingParams`, which transformers does not have. The model's
+    modules stay as they are; what is set up on the first call is kept while the model lives.
     Raises UnsupportedError, by name, for what cannot be kept, ConfigError or PromptError for what is wrong.
     """
     dropped = dropped_by_generate(model)
     call = (logits_processor, stopping_criteria, generation_config, model_inputs, dropped)
     check_call(model, input_ids, *call)
+    penalties = SamplingParams(
+        frequency_penalty=frequency_penalty, presence_penalty=presence_penalty, logit_bias=logit_bias or {}
+    )
+    check_token_ids(penalties, int(model.get_output_embeddings().weight.shape[0]))
+    processors = with_penalties(logits_processor, penalties, input_ids.shape[1])
     prepared = prepared_for(model)
     speculation = _speculation(prepared, drafters, speculation_cache, speculation_tokenizer, tenant, write_back)
     keep = bool(generation_config.return_dict_in_generate) and bool(
@@ -130,10 +141,8 @@ def generate(
     rows: list[_Row] = []
     try:
         for prompt_ids in _unpadded(input_ids, model_inputs.get("attention_mask")):
-            processors = RowProcessors(logits_processor, input_ids, len(rows), keep=keep)
-            rows.append(
-                _started(prompt_ids, processors, rows, prepared, speculation, stopping_criteria, generation_config)
-            )
+            of_row = RowProcessors(processors, input_ids, len(rows), keep=keep)
+            rows.append(_started(prompt_ids, of_row, rows, prepared, speculation, stopping_criteria, generation_config))
         if dropped.streamer is not None:
             rows[0].put = dropped.streamer.put
         _decode(rows, prepared)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -20,6 +20,8 @@ from precedent.engine.warm_up import compile_inner_loops
 from precedent.errors import ConfigError
 from precedent.planning.costs import START_UP_WIDTHS, CostCurve
 from precedent.planning.planner import Planner
+from precedent.runtime.background import Background
+from precedent.runtime.process import Lock, check_fork, computing, this_process
 from precedent.target import TargetModel
 from precedent.tree import chain
 
@@ -33,13 +35,17 @@ Speculators = Sequence[str | Drafter]
 
 @dataclass(slots=True)
 class Prepared:
-    """A model ready for our loop. `lock` is held for a step: planner and drafters are shared by all running calls."""
+    """A model ready for our loop. `lock` is held for a step: planner and drafters are shared by all running calls.
+
+    `made_in` is the process whose threads run it.
+    """
 
     target: TargetModel
     planner: Planner
     state: tuple[Any, ...]
     lock: threading.RLock = field(default_factory=threading.RLock)
-    executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "precedent-generate"))
+    executor: Executor = field(default_factory=lambda: Background(1, "precedent-generate"))
+    made_in: int = field(default_factory=this_process)
     _cache: SpeculationCache | None = None
     _named: dict[tuple[str, str], Drafter] = field(default_factory=dict)
     _fingerprint: str = ""
@@ -74,19 +80,20 @@ def _missing(name: str) -> str:
     return "a draft model goes in as a drafter object, DraftModelDrafter(TargetModel(draft_model))"
 
 
-_PREPARING = threading.Lock()
+_PREPARING = Lock()
 _PREPARED: weakref.WeakKeyDictionary[PreTrainedModel, Prepared] = weakref.WeakKeyDictionary()
 _TOKENIZERS: weakref.WeakKeyDictionary[Any, tuple[int, str]] = weakref.WeakKeyDictionary()
 
 
 def prepared_for(model: PreTrainedModel) -> Prepared:
-    """The model's set-up, made on the first call and anew when the model was changed meanwhile.
+    """The model's set-up, made on the first call, and anew when the model was changed or the process forked meanwhile.
 
     Raises UnsupportedError for a model whose layers cannot be rewound.
     """
-    with _PREPARING:
+    check_fork()
+    with _PREPARING, computing():
         known, state = _PREPARED.get(model), state_of(model)
-        if known is not None and known.state == state:
+        if known is not None and known.state == state and known.made_in == this_process():
             return known
         compile_inner_loops()
         target = TargetModel(twin_of(model))

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.generation import logits_process, stopping_criteria
-from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
+from precedent.config import SamplingParams
 from precedent.custom_generate.twin import plain_attributes
 from precedent.errors import UnsupportedError
+from precedent.sampling.constraints import RowShaper, constraints_for
 
 ROWS_ALIKE = (
     "MinLengthLogitsProcessor",
@@ -100,6 +102,28 @@ class RowProcessors:
                 answers = processor(ids.repeat(self.batch, 1), scores.repeat(self.batch, 1))
                 scores = answers[self._row : self._row + 1]
         return scores
+
+
+class Penalties(LogitsProcessor):
+    """Biases and penalties of ours as a logits processor; `width` is where the answer begins in `input_ids`."""
+
+    def __init__(self, shape: RowShaper, width: int) -> None:
+        self._shape, self._width = shape, width
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Each row behind its own answer, `[batch, vocab_size]`."""
+        answers = input_ids[:, self._width :].tolist()
+        return torch.stack([self._shape(answer, row) for answer, row in zip(answers, scores, strict=True)])
+
+
+def with_penalties(processors: LogitsProcessorList, params: SamplingParams, width: int) -> LogitsProcessorList:
+    """The processors with biases and penalties where `generate` has a user's own: before temperature and truncation."""
+    shape = constraints_for(params, ())
+    if shape is None:
+        return processors
+    warpers = (place for place, one in enumerate(processors) if type(one).__name__.endswith("Warper"))
+    place = next(warpers, len(processors))
+    return LogitsProcessorList([*processors[:place], Penalties(shape, width), *processors[place:]])
 
 
 class RowStop:

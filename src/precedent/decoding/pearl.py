@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -32,6 +32,8 @@ from precedent.drafters.model.lookahead import DrawsAhead
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.planning.pearl import PearlPlanner
 from precedent.planning.planner import Planner
+from precedent.runtime.background import Background
+from precedent.runtime.failures import as_ours
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
 from precedent.tree import CandidateTree
@@ -70,7 +72,7 @@ class Pearl(Beside):
     """
 
     def __init__(self, executor: Executor | None = None) -> None:
-        self._executor = executor or ThreadPoolExecutor(1, "precedent-draft")
+        self._executor = executor or Background(1, "precedent-draft")
 
     def close(self) -> None:
         """End the thread."""
@@ -92,11 +94,7 @@ class Pearl(Beside):
             yield
             return
         enough = threading.Event()
-        try:
-            work = self._executor.submit(_draw_in_turns, drawings, enough)
-        except RuntimeError:  # the interpreter is ending, and its threads have gone before
-            yield
-            return
+        work = self._executor.submit(_draw_in_turns, drawings, enough)
         try:
             yield
         finally:

@@ -25,6 +25,7 @@ class GenerationStats:
 
     Seconds are those that the request was there: a step that several requests share counts in full for each of them.
     `queue_seconds` run from submission to admission, `first_token_seconds` and `total_seconds` from submission too.
+    `plain_seconds` is what plain steps of the same requests would have taken for as many tokens, by the cost curve.
     """
 
     mode: str = "greedy"
@@ -41,6 +42,7 @@ class GenerationStats:
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    plain_seconds: float = 0.0
     draft_seconds: float = 0.0
     draft_model_seconds: float = 0.0
     forward_seconds: float = 0.0
@@ -72,8 +74,14 @@ class GenerationStats:
         """Decode only, without prefill."""
         return self.num_output_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
+    @property
+    def estimated_speedup(self) -> float | None:
+        """How many times as fast as plain steps it was, by their measured cost; None where none was measured."""
+        return self.plain_seconds / self.decode_seconds if self.plain_seconds and self.decode_seconds else None
+
     def as_dict(self) -> dict[str, Any]:
-        """The counts and latencies for `response_metadata`: no floats, which two merged chunks could not add."""
+        """The counts, latencies and the estimate for `response_metadata`; seconds are whole microseconds."""
+        speedup = self.estimated_speedup
         return {
             "mode": self.mode,
             "lossless": not is_lossy(self.mode),
@@ -83,6 +91,7 @@ class GenerationStats:
             "num_accepted_tokens": self.num_accepted_tokens,
             "drafted_by_source": dict(self.drafted_by_source),
             "accepted_by_source": dict(self.accepted_by_source),
+            "estimated_speedup": None if speedup is None else round(speedup, 2),
             **({"num_lookaheads": self.num_lookaheads} if self.num_lookaheads else {}),
             **({"num_lookaheads_used": self.num_lookaheads_used} if self.num_lookaheads else {}),
             "latency_microseconds": self.latency_microseconds(),

@@ -5,7 +5,7 @@ May read the cache and a request; may not know how candidates are planned, verif
 
 from precedent.drafters.base import Candidates, Drafter, DraftSession, DrawSession
 from precedent.drafters.codec import TextCodec
-from precedent.drafters.registry import DrafterParts, known_drafters, load_drafters
+from precedent.drafters.registry import DrafterParts, check_known, known_drafters, load_drafters
 from precedent.drafters.request import Request
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "DrawSession",
     "Request",
     "TextCodec",
+    "check_known",
     "known_drafters",
     "load_drafters",
 ]

@@ -6,8 +6,7 @@ draft model): the drafter does not take part then.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -21,6 +20,7 @@ from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.drafters.templates import TemplateDrafter
 from precedent.errors import ConfigError
+from precedent.runtime.plain_values import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -94,6 +94,14 @@ def load_drafters(names: Sequence[str], parts: DrafterParts) -> list[Drafter]:
     return [drafter for drafter in made if drafter is not None]
 
 
+def check_known(names: Iterable[str], added: Iterable[str] = ()) -> None:
+    """Raise ConfigError for a name that nothing installed provides and that is not `added` to an engine."""
+    known = {*known_drafters(), *added}
+    for name in names:
+        if name not in known:
+            raise ConfigError(_unknown(name))
+
+
 def _factory(name: str) -> Factory:
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -106,6 +114,6 @@ def _factory(name: str) -> Factory:
 
 def _unknown(name: str) -> str:
     known = known_drafters()
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, known)
+    hint = f"; did you mean {near!r}?" if near else ""
     return f"no drafter is called {name!r}{hint} (installed: {', '.join(known)})"

@@ -42,6 +42,16 @@ def check_prompt(prompt: Sequence[int], context_length: int, vocab_size: int) ->
         )
 
 
+def check_token_ids(sampling: SamplingParams, num_tokens: int) -> None:
+    """Raise ConfigError for a bias or a stop of a token that the tokenizer, which has `num_tokens`, does not know."""
+    for name, token_ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+        if token_ids and max(token_ids) >= num_tokens:
+            raise ConfigError(
+                f"{name} names token id {max(token_ids)}, the tokenizer knows 0 to {num_tokens - 1}: "
+                "use the ids of the model's own tokenizer"
+            )
+
+
 def mode_of(speculation: SpeculationConfig, sampling: SamplingParams, most_rows: int | None = None) -> str:
     """The verification mode of a request. Raises ConfigError when the mode asked for would ignore a setting.
 

@@ -6,19 +6,18 @@ import secrets
 import threading
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precedent.cache import NewCompletion
-from precedent.cache.store.fingerprint import model_fingerprint, prompt_fingerprint, tokenizer_fingerprint
+from precedent.cache.store.fingerprint import model_fingerprint, tokenizer_fingerprint
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.decoding.beside import NOTHING
 from precedent.decoding.pearl import pearl_for
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
 from precedent.engine.admission import Admission
-from precedent.engine.checks import check_prompt, end_token_ids, mode_of, unless_switched_off
+from precedent.engine.checks import check_prompt, check_token_ids, end_token_ids, mode_of, unless_switched_off
 from precedent.engine.delivery import finish_on
 from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.engine.in_flight import InFlight
@@ -32,7 +31,9 @@ from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, Guidanc
 from precedent.planning.costs import CostCurve
 from precedent.planning.pearl import PearlPlanner
 from precedent.planning.planner import Planner
+from precedent.runtime.background import Background
 from precedent.runtime.openmp import release_workers
+from precedent.runtime.process import OfOneProcess, check_fork, computing
 from precedent.sampling.constraints import constraints_for
 from precedent.target import TargetModel
 from precedent.target.load.draft_for import draft_for
@@ -53,7 +54,7 @@ DRAWING = "draft-model"
 __all__ = ["Emission", "Engine", "Generation", "GenerationResult", "ResultObserver"]
 
 
-class Engine:
+class Engine(OfOneProcess):
     """One target model, at most one draft model, at most one speculation cache, and the thread that runs them.
 
     `speculation` holds the defaults of every request; `limits` what is done and held at once; `cost` is a cost curve
@@ -62,9 +63,16 @@ class Engine:
     default, shut down with it either way). With `bitwise` greedy and seeded texts do not hang on rounding: the same
     whatever is drafted, reused or answered beside them, or UnsupportedError; with `cuda_graphs` steps are replayed as
     CUDA graphs (docs/gpu.md), or UnsupportedError. With `pearl` the draft model draws while the target scores (None:
-    where it sits on another device). Any thread and event loop may use it.
+    where it sits on another device). Any thread and event loop may use it; a process that was forked after it was made
+    may not, and gets UnsupportedError.
     """
 
+    instead = (
+        "load the model in the process that uses it (after the fork; gunicorn without --preload), or let one process "
+        "answer for the others"
+    )
+
+    @computing()
     def __init__(
         self,
         model: PreTrainedModel | TargetModel,
@@ -82,6 +90,9 @@ class Engine:
         pearl: bool | None = None,
         cuda_graphs: bool = False,
     ) -> None:
+        check_fork()
+        if cache is not None:
+            cache.check_process()
         self._on_result = on_result
         self.tokenizer, self.model_name, self.cache = tokenizer, name, cache
         self.speculation = speculation or SpeculationConfig()
@@ -109,7 +120,7 @@ class Engine:
         if cache is not None:
             self._executor.submit(cache.warm_up)  # after measuring: loading the embedder would disturb it
         self._end_ids = end_token_ids(weights, tokenizer)
-        self.grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
+        self._grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
         self._worker = self._started_worker(limits or EngineLimits())
         weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
 
@@ -127,6 +138,7 @@ class Engine:
         return Worker(scheduler, partial(release, self.target, self._drafters, self._executor, self._pearl))
 
     @classmethod
+    @computing()
     def load(
         cls,
         target: str | Path | PreTrainedModel,
@@ -152,6 +164,7 @@ class Engine:
         started hold the target together; only the first one returns, the others follow it until the engine is closed,
         and end. Raises ModelLoadError, UnsupportedError or ConfigError, each saying what to do.
         """
+        check_fork()
         parts: dict[str, Any] = {"cache": cache, "speculation": speculation, "limits": limits}
         parts |= {"bitwise": bitwise, "pearl": pearl, "cuda_graphs": cuda_graphs}
         where: dict[str, Any] = {"device": device, "dtype": dtype, "model_kwargs": model_kwargs}
@@ -184,7 +197,24 @@ class Engine:
 
     def add_drafter(self, drafter: Drafter) -> None:
         """Let requests name a drafter that is not installed, as in `SpeculationConfig(drafters=(drafter.name,))`."""
+        self.check_process()
         self._drafters[drafter.name] = drafter
+
+    @property
+    def grammars(self) -> GrammarEngine:
+        """Compiles grammars for this engine's tokenizer."""
+        self.check_process()
+        return self._grammars
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of the drafters that were built or added so far."""
+        return tuple(self._drafters)
+
+    @property
+    def closed(self) -> bool:
+        """True once it takes no more requests."""
+        return self._worker.closed
 
     @property
     def context_length(self) -> int:
@@ -215,8 +245,10 @@ class Engine:
         which special tokens stay in its text; `write_back` takes the completion where the cache would. Raises
         ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
         """
+        self.check_process()
         prompt = tuple(int(token) for token in prompt_ids)
         check_prompt(prompt, self.context_length, self.target.vocab_size)
+        check_token_ids(sampling, min(len(self.tokenizer), self.target.vocab_size))
         speculation = unless_switched_off(speculation or self.speculation)
         names = speculation.drafters if speculation.enabled else ()
         drafters = self._drafters_named(names)
@@ -232,7 +264,7 @@ class Engine:
             mode=mode_of(speculation, sampling, self.target.most_rows),
             shape=constraints_for(sampling, prompt, matching),
             num_tokens=min(len(self.tokenizer), self.target.vocab_size),
-            end_token_ids=self._end_ids,
+            end_token_ids=self._end_ids | set(sampling.stop_token_ids),
             prediction=self._codec.answer_ids(prediction),
             templates=tuple(Templates(templates)),
         )
@@ -245,7 +277,12 @@ class Engine:
                 prompt,
                 self._on_result,
                 (write_back or self.cache.insert) if self.cache is not None and speculation.write_back else None,
-                self._record(asked),
+                tokenizer=self.tokenizer_fingerprint,
+                model=self.model_fingerprint,
+                tenant=tenant,
+                query=query,
+                tools=tools,
+                workflow_step=workflow_step,
             ),
             kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
         )
@@ -254,15 +291,17 @@ class Engine:
 
     def metrics(self) -> EngineMetrics:
         """What runs and waits now, counts since the start, and latencies of the recent requests."""
+        self.check_process()
         return self._worker.metrics()
 
     def close(self) -> None:
         """Cancel all requests and wait for the end; harmless when closed already. The cache stays open for its owner.
 
-        On a thread of the engine's own (`on_result`, a drafter) it returns at once, and the end follows.
+        On a thread of the engine's own (`on_result`, a drafter) it returns at once, and the end follows; in a forked
+        process it does nothing.
         """
         self._worker.stop()
-        if threading.current_thread() not in self._own_threads:
+        if self.is_here and threading.current_thread() not in self._own_threads:
             self._worker.close()
             self._executor.shutdown(wait=True)
 
@@ -288,19 +327,6 @@ class Engine:
                     self._drafters.update({drafter.name: drafter for drafter in load_drafters([name], self._parts)})
         return {name: self._drafters[name] for name in names if name in self._drafters}
 
-    def _record(self, asked: Request) -> NewCompletion:
-        """What is stored of a request, before its answer is there."""
-        return NewCompletion(
-            token_ids=(),
-            tokenizer=self.tokenizer_fingerprint,
-            model=self.model_fingerprint,
-            tenant=asked.tenant,
-            query=asked.query,
-            prompt_fingerprint=prompt_fingerprint(asked.prompt_ids),
-            tools=asked.tools,
-            workflow_step=asked.workflow_step,
-        )
-
 
 def _two_threads(own_threads: set[threading.Thread]) -> Executor:
-    return ThreadPoolExecutor(2, "precedent-cache", initializer=lambda: own_threads.add(threading.current_thread()))
+    return Background(2, "precedent-cache", lambda: own_threads.add(threading.current_thread()))

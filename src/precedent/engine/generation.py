@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from precedent.decoding.stats import GenerationStats
 from precedent.errors import RequestCancelled
+from precedent.runtime.process import OfOneProcess
 from precedent.sampling.logprobs import TokenLogprob
 
 
@@ -46,8 +47,10 @@ class GenerationResult:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Generation:
+class Generation(OfOneProcess):
     """A handle on one request. Iterate it (or `async for`) once, or ask for the `result`; leaving early cancels."""
+
+    instead = "ask again in the process that wants the answer, on an engine of its own"
 
     def __init__(self) -> None:
         self._emissions: deque[Emission] = deque()
@@ -100,6 +103,7 @@ class Generation:
 
     def _take(self) -> Emission | None:
         """The next emission, or None; raises the request's error once everything before it was taken."""
+        self.check_process()
         with self._changed:
             if self._emissions:
                 return self._emissions.popleft()
@@ -111,6 +115,7 @@ class Generation:
         """Yield emissions as they come. Raises the request's error; closing the iterator cancels the request."""
         try:
             while True:
+                self.check_process()
                 with self._changed:
                     self._changed.wait_for(lambda: self._emissions or self.done)
                 emission = self._take()
@@ -122,6 +127,7 @@ class Generation:
 
     async def __aiter__(self) -> AsyncIterator[Emission]:
         """Yield emissions without blocking the event loop; leaving it or cancelling the task cancels the request."""
+        self.check_process()
         loop, wake = asyncio.get_running_loop(), asyncio.Event()
         with self._changed:
             self._listener = lambda: _wake(loop, wake)
@@ -140,6 +146,7 @@ class Generation:
 
     def result(self) -> GenerationResult:
         """Wait for the end. Raises the request's error, RequestCancelled if it was cancelled."""
+        self.check_process()
         self._over.wait()
         if self._error is not None:
             raise self._error

@@ -150,6 +150,7 @@ class Scheduler:
     def _step(self) -> None:
         """One step for all running requests. A sequence that failed carries its error, and fails alone."""
         running, started = list(self.running), perf_counter()
+        plain = self.planner.cost.milliseconds(len(running)) / 1e3
         sequences = [_sequence(request) for request in running]
         try:
             results = step(sequences, self.target, self.planner, self.beside)
@@ -160,6 +161,7 @@ class Scheduler:
         self.recorder.stepped()
         for request, result in zip(running, results, strict=True):
             request.stats.decode_seconds += seconds
+            request.stats.plain_seconds += len(result.token_ids) * plain
             self._deliver(request, result)
 
     def _fail_running(self, error: PrecedentError) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Hashable
 from pathlib import Path
@@ -10,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from precedent.engine.engine import Engine
 from precedent.engine.sharing import key_of
+from precedent.runtime.process import Lock, in_forked_processes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from precedent.cache import SpeculationCache
 
-_LOADING = threading.Lock()
+_LOADING = Lock()
 _SHARED: weakref.WeakValueDictionary[Hashable, Engine] = weakref.WeakValueDictionary()
+in_forked_processes(_SHARED.clear)  # an engine of the parent's answers nobody here
 
 
 def shared_engine(
@@ -31,6 +32,6 @@ def shared_engine(
     key = key_of({"target": target, "cache": cache, **loading})
     with _LOADING:
         engine = _SHARED.get(key)
-        if engine is None:
+        if engine is None or engine.closed:
             engine = _SHARED[key] = Engine.load(target, cache=cache, **loading)
         return engine

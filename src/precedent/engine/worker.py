@@ -17,18 +17,23 @@ from precedent.engine.in_flight import InFlight
 from precedent.engine.metrics import EngineMetrics
 from precedent.engine.scheduler import Scheduler
 from precedent.errors import EngineClosedError, PrecedentError, RequestCancelled
+from precedent.runtime.background import interrupt_long_work
 from precedent.runtime.failures import as_ours
 from precedent.runtime.openmp import release_workers
+from precedent.runtime.process import OfOneProcess, computing
 from precedent.target import TargetModel
 
 log = logging.getLogger(__name__)
 
 
-class Worker:
+class Worker(OfOneProcess):
     """Runs a scheduler on its own thread. It knows nothing of the engine, so that dropping the engine stops it.
 
-    `ended` is called on that thread, once every request is over: it releases what the requests shared.
+    `ended` is called on that thread, once every request is over: it releases what the requests shared. In a forked
+    process, where there is no such thread, stopping and closing do nothing.
     """
+
+    instead = "load the model there"
 
     def __init__(self, scheduler: Scheduler, ended: Callable[[], None]) -> None:
         self._scheduler, self._ended = scheduler, ended
@@ -36,8 +41,13 @@ class Worker:
         self._closed = False
         self._gate = threading.RLock()  # re-entrant: the garbage collector may stop the worker on any thread
         self._thread = threading.Thread(target=self._run, name="precedent-worker", daemon=True)
-        atexit.register(self.close)  # the thread must not be inside torch when the interpreter goes
+        atexit.register(self._leave)  # the thread must not be inside torch when the interpreter goes
         self._thread.start()
+
+    @property
+    def closed(self) -> bool:
+        """True once it takes no more requests."""
+        return self._closed
 
     def submit(self, request: InFlight) -> None:
         """Queue a request; it joins before the next step if it fits. Raises EngineClosedError."""
@@ -49,6 +59,8 @@ class Worker:
 
     def stop(self) -> None:
         """Ask the thread to end after the current round, and return at once; safe anywhere, any number of times."""
+        if not self.is_here:
+            return
         with self._gate:
             self._closed = True
             self._inbox.put(None)
@@ -56,8 +68,12 @@ class Worker:
     def close(self) -> None:
         """Stop, and wait until every request is over; on the worker's own thread there is nothing to wait for."""
         self.stop()
-        if threading.current_thread() is not self._thread:
+        if self.is_here and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _leave(self) -> None:
+        interrupt_long_work()  # what is at work beside may be waited for
+        self.close()
 
     def metrics(self) -> EngineMetrics:
         """A snapshot of the scheduler's metrics; what it has not yet taken over counts as waiting."""
@@ -68,7 +84,8 @@ class Worker:
         failure: PrecedentError = RequestCancelled("the engine was closed before the request was finished")
         try:
             while self._receive():
-                self._scheduler.round()
+                with computing():
+                    self._scheduler.round()
         except BaseException as error:  # whatever it is, nobody may be left waiting
             log.exception("the worker of an engine failed; the engine is closed")
             cause = error if isinstance(error, Exception) else RuntimeError(repr(error))
@@ -77,13 +94,14 @@ class Worker:
             self.stop()
             self._fail_all(failure)
             atexit.register(self._thread.join)  # it still has a model to free, which holds the worker no longer
-            atexit.unregister(self.close)
+            atexit.unregister(self._leave)
 
     def _receive(self) -> bool:
         """Take over what arrived, waiting while there is nothing to do; False when the thread should end."""
         while self._scheduler.idle or not self._inbox.empty():
             if self._inbox.empty():
-                release_workers()
+                with computing():
+                    release_workers()
             request = self._inbox.get()
             if request is None:
                 return False

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from precedent.cache import NewCompletion
+from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.engine.generation import GenerationResult
 
 ResultObserver = Callable[[tuple[int, ...], GenerationResult], None]
@@ -17,16 +18,14 @@ CompletionKeeper = Callable[[NewCompletion], object]
 
 
 def at_normal_end(
-    prompt: tuple[int, ...],
-    on_result: ResultObserver | None,
-    store: CompletionKeeper | None,
-    record: NewCompletion,
+    prompt: tuple[int, ...], on_result: ResultObserver | None, store: CompletionKeeper | None, **told: str
 ) -> list[Callable[[GenerationResult], None]]:
-    """The actions for an answer: tell the observer, then keep it as `record` says, its tokens and text filled in."""
+    """The actions for an answer: tell the observer, then keep it with what is `told` of it before it is there."""
     actions: list[Callable[[GenerationResult], None]] = []
     if on_result is not None:
         actions.append(partial(on_result, prompt))
     if store is not None:
+        record = NewCompletion(token_ids=(), prompt_fingerprint=prompt_fingerprint(prompt), **told)
         actions.append(partial(_write_back, store, record))
     return actions
 

@@ -16,13 +16,15 @@ from langchain_core.runnables import Runnable
 
 from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.described import Described
+from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.logprobs import openai_logprobs
 from precedent.langchain.messages import to_template_messages
-from precedent.langchain.run_metadata import FollowsRunMetadata
-from precedent.langchain.settings import check_call, templates_of
+from precedent.langchain.run_metadata import FollowsConfigurable, FollowsRunMetadata
+from precedent.langchain.settings import call_settings, templates_of
 from precedent.langchain.structured import AnswerRules
 from precedent.langchain.structured_output import structured
 from precedent.langchain.telemetry import Span, current_span, describe_result
+from precedent.langchain.tenants import own_tenant
 from precedent.langchain.tools import NONE, ToolChoice, ToolLike, openai_tools, tool_choice_of
 from precedent.langchain.warming import Conversation, warm
 from precedent.text.answers import answer_syntax
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from precedent.engine.engine import Engine, Generation, GenerationResult
 
 
-class ChatPrecedent(FollowsRunMetadata, Described):
+class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
     """A chat model whose every answer is the target model's own, proposed ahead by earlier answers and a draft model.
 
     `model` is a Hugging Face id or folder; `draft_model` a smaller model of the same tokenizer; `speculation_cache` a
@@ -44,9 +46,11 @@ class ChatPrecedent(FollowsRunMetadata, Described):
     seeded answers do not hang on rounding either, or the model is refused; with `cuda_graphs=True` steps are replayed
     as CUDA graphs, or it is refused. The draft model sits on `draft_device`, by default where the target is; with
     `pearl` it draws while the target scores. With `tensor_parallel=True` the processes that torchrun started hold the
-    model together, and all but the first stay in this constructor until they end. Sampling fields are those of
-    `SamplingParams`; temperature 0 is greedy. All but the fields of the engine can be given per call. Weights are
-    loaded at the first call, once for all chat models of equal settings.
+    model together, and all but the first stay in this constructor until they end. `tenant` says whose completions are
+    drafted from; with `tenant_from="metadata"` each run does. Sampling fields are those of `SamplingParams`;
+    temperature 0 is greedy, None the default. `chat_template_kwargs` are variables of the model's chat template,
+    `reasoning` lets it think or not. All but the fields of the engine can be given per call. Weights are loaded at the
+    first call, once for all chat models of equal settings, until `unload`.
 
         llm = ChatPrecedent(model="HuggingFaceTB/SmolLM2-1.7B-Instruct", speculation_cache="orders.db")
         agent = create_agent(llm, tools=[look_up_order])
@@ -63,10 +67,18 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         """Teach the speculation cache answers that were given before, by whatever model; returns how many.
 
         `conversations` are lists of messages, or the path of a log (JSON lines in OpenAI's form, as `PrecedentRecorder`
-        writes it). `tools` are those that were bound; a log brings its own. Raises ConfigError without a cache.
+        writes it). `tools` are those that were bound; a log brings its own. Raises ConfigError without a cache, or
+        where only runs say whose they are and no `tenant` is given.
         """
-        whose = {"tenant": tenant or self.tenant, "workflow_step": workflow_step}
-        return warm(self.engine, conversations, tools=openai_tools(tools), **whose)
+        asked = call_settings({"tenant": tenant, "workflow_step": workflow_step})
+        return warm(
+            self.engine,
+            conversations,
+            tools=openai_tools(tools),
+            settings=self.template_settings({}),
+            tenant=own_tenant(self, asked["tenant"]),
+            workflow_step=asked["workflow_step"] or "",
+        )
 
     # One request
 
@@ -91,12 +103,11 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         kwargs: Mapping[str, Any],
     ) -> tuple[dict[str, Any], AnswerChunks]:
         """What `_submit` is told of a call, and what will make chunks of the answer."""
-        check_call(kwargs)
-        bound = openai_tools(kwargs.get("tools") or ())
+        bound = openai_tools(() if kwargs.get("tools") is None else kwargs["tools"])
         rules = AnswerRules.of(kwargs, tool_choice_of(kwargs.get("tool_choice"), bound), self.strict_tools)
         tools = [] if rules.choice == NONE else bound
         turns = to_template_messages(messages)
-        prompt_ids = render_prompt(engine.tokenizer, turns, tools)
+        prompt_ids = render_prompt(engine.tokenizer, turns, tools, self.template_settings(kwargs))
         syntax = answer_syntax(engine.tokenizer, turns, tools, prompt_ids)
         grammar = rules.grammar(syntax)
         asked = {
@@ -125,8 +136,10 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        engine, span = self._engine_of(kwargs), current_span()
-        generation, chunks = self._start(engine, messages, stop, run_manager, kwargs)
+        with of_both_kinds():
+            settings = call_settings(kwargs)
+            engine, span = self._engine_of(settings), current_span()
+            generation, chunks = self._start(engine, messages, stop, run_manager, settings)
         try:
             for emission in generation:
                 yield from chunks.of(emission)
@@ -141,8 +154,10 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        engine, span = await self._aengine_of(kwargs), current_span()
-        generation, chunks = await self._astart(engine, messages, stop, run_manager, kwargs)
+        with of_both_kinds():
+            settings = call_settings(kwargs)
+            engine, span = await self._aengine_of(settings), current_span()
+            generation, chunks = await self._astart(engine, messages, stop, run_manager, settings)
         try:
             async for emission in generation:
                 for chunk in chunks.of(emission):
@@ -194,8 +209,7 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         Raises PromptError for a tool that is none, ConfigError for a choice that is none.
         """
         bound = openai_tools(tools)
-        check_call(kwargs)
-        given = {name: value for name, value in kwargs.items() if value is not None}
+        given = {name: value for name, value in call_settings(kwargs).items() if value is not None}
         AnswerRules.of(given, tool_choice_of(tool_choice, bound), self.strict_tools)
         return self.bind(tools=bound, tool_choice=tool_choice, **given)
 
@@ -214,5 +228,4 @@ class ChatPrecedent(FollowsRunMetadata, Described):
         call), or "json_mode" (any JSON object; say in the prompt which). With `include_raw` an answer is a dict of
         `raw`, `parsed` and `parsing_error`. Raises ConfigError on anything else.
         """
-        check_call(kwargs)
-        return structured(self, schema, method, strict, include_raw, kwargs)
+        return structured(self, schema, method, strict, include_raw, call_settings(kwargs))

@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from precedent.engine.engine import Emission, GenerationResult
     from precedent.text.answers import AnswerSyntax
 
-FIRST_INDEX_OF_V1 = 1_000_000
-"""LangChain merges blocks of equal index, and for output_version "v1" it numbers text blocks from 0 by itself."""
+PROVIDER = "precedent"
+"""Who answered, for what LangChain reads differently by provider: nothing of ours."""
 
 
 class AnswerChunks:
     """One request's answer as chunks; merged, they are the same message however the answer came in bursts.
 
     A chunk carries text, reasoning or a piece of one tool call, and the last one none: LangChain's content blocks are
-    built from chunks of one kind. The first piece of a call has its name and id, the others have its arguments.
-    `notes` are added to the response metadata.
+    built from chunks of one kind. The first piece of a call has its name and id, the others have its arguments. For
+    `output_version` "v1" the content is blocks in the order of the answer; LangChain itself would number them in a
+    stream alone. `notes` are added to the response metadata.
     """
 
     def __init__(
@@ -44,8 +45,8 @@ class AnswerChunks:
         self._syntax, self._model_name = syntax, model_name
         self._parser = syntax.parser()
         self._seen = hashlib.sha256(json.dumps(list(syntax.prompt_ids)).encode())
-        self._next_index = FIRST_INDEX_OF_V1 if output_version == "v1" else 0
-        self._arguments = ""
+        self._blocks = _Blocks() if output_version == "v1" else None
+        self._next_index, self._arguments = 0, ""
         self._problems: list[str] = []
 
     def of(self, emission: Emission) -> Iterator[ChatGenerationChunk]:
@@ -63,12 +64,15 @@ class AnswerChunks:
             response_metadata=self._response_metadata(result),
             chunk_position="last",
         )
-        yield ChatGenerationChunk(message=message)
+        yield self._chunk(message)
 
     def _chunks(self, events: Iterable[Event]) -> Iterator[ChatGenerationChunk]:
         for event in events:
             for message in self._messages(event):
-                yield ChatGenerationChunk(message=message)
+                yield self._chunk(message)
+
+    def _chunk(self, message: AIMessageChunk) -> ChatGenerationChunk:
+        return ChatGenerationChunk(message=message if self._blocks is None else self._blocks.in_place_of_text(message))
 
     def _messages(self, event: Event) -> Iterator[AIMessageChunk]:
         if isinstance(event, Text):
@@ -112,6 +116,7 @@ class AnswerChunks:
     def _response_metadata(self, result: GenerationResult) -> dict[str, Any]:
         metadata: dict[str, Any] = {
             "model_name": self._model_name,
+            "model_provider": PROVIDER,
             "finish_reason": result.finish_reason,
             "speculation": {
                 **result.stats.as_dict(),
@@ -122,6 +127,29 @@ class AnswerChunks:
         if self._problems:
             metadata["tool_call_errors"] = list(self._problems)
         return metadata
+
+
+class _Blocks:
+    """Numbers the blocks of an answer, each kind of text and each call a block as long as nothing else comes between.
+
+    LangChain merges blocks of equal number when it merges chunks.
+    """
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._open: tuple[str, Any] | None = None
+
+    def in_place_of_text(self, message: AIMessageChunk) -> AIMessageChunk:
+        """The chunk with numbered blocks as its content."""
+        blocks: list[Any] = [{**block, "index": self._number_of(block)} for block in message.content_blocks]
+        metadata = {**message.response_metadata, "output_version": "v1"}
+        return message.model_copy(update={"content": blocks, "response_metadata": metadata})
+
+    def _number_of(self, block: Mapping[str, Any]) -> int:
+        kind = block["type"], block.get("index")  # pieces of one call have the number of the call
+        if kind != self._open:
+            self._number, self._open = self._number + 1, kind
+        return self._number
 
 
 def _usage(result: GenerationResult, thinking: Sequence[range]) -> UsageMetadata:

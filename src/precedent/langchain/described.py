@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.language_models import ModelProfile
@@ -11,7 +11,7 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import BaseMessage
 
 from precedent.langchain.fields import ChatFields
-from precedent.langchain.messages import to_template_messages
+from precedent.langchain.messages import template_messages_of
 from precedent.langchain.profile import profile_of_engine, profile_of_files
 from precedent.langchain.serializing import identifying_params, plain_fields
 from precedent.langchain.settings import ONLY_SPEED, merged_stop
@@ -43,12 +43,14 @@ class Described(ChatFields):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {**identifying_params(self), "strict_tools": self.strict_tools}
+        names = ("strict_tools", "chat_template_kwargs", "reasoning")
+        return {**identifying_params(self), **{name: getattr(self, name) for name in names}}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """The key of an answer in LangChain's caches: all that it depends on, and the weights that are meant."""
         call = {name: value for name, value in kwargs.items() if name not in ONLY_SPEED}
-        return json.dumps({**self._identifying_params, **call, "call_stop": stop}, sort_keys=True, default=str)
+        asked = {**self._identifying_params, **call, "call_stop": stop}
+        return json.dumps(_with_text_keys(asked), sort_keys=True, default=str)
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         engine = self.engines.loaded(self._engine_settings())
@@ -63,12 +65,14 @@ class Described(ChatFields):
         params["ls_provider"] = "precedent"
         return params
 
-    def get_token_ids(self, text: str) -> list[int]:
-        """Token ids of `text` by the model's own tokenizer, without special tokens."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        return list(self.engine.tokenizer.encode(text, add_special_tokens=False))
-
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None) -> int:
-        """Tokens of the prompt that these messages and tools become."""
-        return len(render_prompt(self.engine.tokenizer, to_template_messages(messages), openai_tools(tools or ())))
+        """Tokens of the prompt that these messages and tools become. Raises PromptError for what cannot be a prompt."""
+        turns, shown = template_messages_of(messages), openai_tools(tools or ())
+        return len(render_prompt(self.engine.tokenizer, turns, shown, self.template_settings({})))
+
+
+def _with_text_keys(value: Any) -> Any:
+    """A value whose dicts can be sorted; a key that is no text is told apart from the text of it."""
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else f"\0{key!r}": _with_text_keys(part) for key, part in value.items()}
+    return [_with_text_keys(part) for part in value] if isinstance(value, list | tuple) else value

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import contextvars
 import uuid
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
+from precedent.cache import SpeculationCache
+from precedent.cache.store.store_url import Place, place_of
 from precedent.engine.sharing import key_of
-from precedent.errors import ConfigError, UnsupportedError
+from precedent.errors import UnsupportedError
+from precedent.runtime.background import Background, long_work
+from precedent.runtime.process import Lock, computing, in_forked_processes
 
 if TYPE_CHECKING:
-    from precedent.cache import SpeculationCache
     from precedent.engine.engine import Engine
 
-_LOADING, _NOTING = threading.Lock(), threading.Lock()
+_LOADING, _NOTING = Lock(), Lock()
 _RUNNING: weakref.WeakSet[Engine] = weakref.WeakSet()
 """Engines that a chat model has used: those that a call may choose by name."""
 
+_HOLDERS: weakref.WeakSet[EngineHolder] = weakref.WeakSet()
+"""Who may hold an engine that is to be let go."""
+
 _OPEN_CACHES: weakref.WeakValueDictionary[Hashable, SpeculationCache] = weakref.WeakValueDictionary()
+
+in_forked_processes(_RUNNING.clear)
+in_forked_processes(_OPEN_CACHES.clear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,9 @@ class EngineSettings:
     pearl: bool | None = None
     tensor_parallel: bool | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "speculation_cache", cache_or_place(self.speculation_cache))
+
     def key(self) -> Hashable:
         """Names and paths by value, objects by identity."""
         return key_of([getattr(self, field.name) for field in fields(self)])
@@ -56,12 +69,33 @@ class EngineHolder:
     def __init__(self, *, engine: Engine | None = None, weights: tuple[Any, Any] | None = None) -> None:
         self._given, self._weights = engine, weights
         self._engines: dict[Hashable, Engine] = {}
+        self._said: set[str] = set()
         self.identity = uuid.uuid4().hex if engine is not None or weights is not None else ""
+        with _NOTING:
+            _HOLDERS.add(self)
         if engine is not None:
             _note(engine)
 
+    def __copy__(self) -> Self:
+        return self
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        """Pickled without engines: what is loaded by name is loaded where it arrives. Raises UnsupportedError."""
+        if self.identity:
+            raise UnsupportedError(
+                "a chat model made by from_model or from_engine cannot be pickled, for weights stay in their process: "
+                "pass model=NAME, and it is loaded where it arrives"
+            )
+        return type(self), ()
+
+    def once(self, say: Callable[[str], None], text: str) -> None:
+        """Say something the first time only, by whichever copy."""
+        if text not in self._said:
+            self._said.add(text)
+            say(text)
 
     def loaded(self, settings: EngineSettings) -> Engine | None:
         """The engine if it is there already."""
@@ -74,6 +108,35 @@ class EngineHolder:
             with _LOADING:
                 engine = self.loaded(settings) or self._engines.setdefault(settings.key(), self._load(settings))
         return engine
+
+    def check_drafters(self, names: Iterable[str]) -> None:
+        """Raise ConfigError, with the near one, for a drafter that is neither installed nor added to the engine."""
+        from precedent.drafters import check_known
+
+        check_known(names, () if self._given is None else self._given.drafters)
+
+    def unload(self, settings: EngineSettings) -> None:
+        """Close the engine if there is one, and let everyone forget it, so that its weights go.
+
+        Raises UnsupportedError for an engine or weights that somebody else holds.
+        """
+        if self._given is not None:
+            raise UnsupportedError("this model runs on an engine that you hold: close that one with engine.close()")
+        if self._weights is not None:
+            raise UnsupportedError("these weights are yours: they go when you let go of the model and of this object")
+        with _LOADING:
+            engine = self._engines.get(settings.key())
+            for holder in _holders():
+                holder._forget(engine)
+        if engine is not None:
+            from precedent.runtime.device_memory import give_back
+
+            engine.close()
+            del engine
+            give_back()
+
+    def _forget(self, engine: Engine | None) -> None:
+        self._engines = {key: one for key, one in self._engines.items() if one is not engine}
 
     def other(self, settings: EngineSettings, name: str) -> Engine:
         """The running engine of another model: that of else equal settings, or the only one of this name.
@@ -94,6 +157,7 @@ class EngineHolder:
             f"model={name!r} is not loaded, and a call loads nothing (loaded: {loaded}): make a ChatPrecedent for it"
         )
 
+    @computing()  # what is imported now could not be imported in a process that another thread forks meanwhile
     def _load(self, settings: EngineSettings) -> Engine:
         from precedent.engine.shared import shared_engine
 
@@ -116,9 +180,33 @@ class EngineHolder:
         return engine
 
 
+async def load_beside(load: Callable[..., Engine], *settings: Any) -> Engine:
+    """What `load` returns, from a thread that a process which ends does not wait for, as it would for asyncio's own."""
+    call = contextvars.copy_context().run
+    return await asyncio.wrap_future(_loader().submit(_load_at_length, call, load, *settings))
+
+
+def _load_at_length(call: Callable[..., Engine], *arguments: Any) -> Engine:
+    with long_work():
+        return call(*arguments)
+
+
+@cache
+def _loader() -> Background:
+    return Background(1, "precedent-loading")
+
+
+in_forked_processes(_loader.cache_clear)
+
+
 def _note(engine: Engine) -> None:
     with _NOTING:
         _RUNNING.add(engine)
+
+
+def _holders() -> list[EngineHolder]:
+    with _NOTING:
+        return list(_HOLDERS)
 
 
 def _running() -> list[Engine]:
@@ -126,14 +214,15 @@ def _running() -> list[Engine]:
         return list(_RUNNING)
 
 
-def _opened(cache: Any, embedder: Any) -> Any:
-    """The cache itself, or the one of this path, which all engines of the process share."""
-    from precedent.cache import SpeculationCache
+def cache_or_place(cache: Any) -> SpeculationCache | Place | None:
+    """An open cache as it is, else where one lies: a URL keeps its password to itself. Raises ConfigError."""
+    return cache if isinstance(cache, SpeculationCache) else place_of(cache)
 
+
+def _opened(cache: SpeculationCache | Place | None, embedder: Any) -> SpeculationCache | None:
+    """The cache itself, or the one of this place, which all engines of the process share."""
     if cache is None or isinstance(cache, SpeculationCache):
         return cache
-    if not isinstance(cache, str | Path):
-        raise ConfigError(f"speculation_cache={cache!r} is neither a path nor an open SpeculationCache nor None")
     key = key_of([cache, embedder])
     opened = _OPEN_CACHES.get(key)
     if opened is None:

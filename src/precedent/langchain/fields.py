@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from langchain_core.language_models.chat_models import BaseChatModel
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool, field_serializer, model_validator
 
 from precedent import __version__
-from precedent.errors import ConfigError
-from precedent.langchain.engines import EngineHolder, EngineSettings
+from precedent.cache import SpeculationCache
+from precedent.errors import ConfigError, PromptError, UnsupportedError
+from precedent.langchain.engines import EngineHolder, EngineSettings, cache_or_place, load_beside
+from precedent.langchain.serializing import without_secrets, written_cache
 from precedent.langchain.settings import (
+    OF_THE_ENGINE,
     check_fields,
-    check_names,
-    in_one_line,
+    fields_of,
     prediction_text,
-    run_keys,
     sampling_params,
     speculation_config,
     templates_of,
-    tenant_of,
 )
 from precedent.langchain.structured import check_strict
+from precedent.langchain.synonyms import ANSWER_CACHE, IDLE
 from precedent.langchain.telemetry import current_span, describe_request
+from precedent.langchain.tenants import DEFAULT_TENANT, Nobody, tenant_of, without_cache, workflow_step_of
+from precedent.langchain.wording import settings_in_our_words
+from precedent.runtime.plain_values import check_plain, shown
+from precedent.text.template_settings import TemplateSettings
 
 if TYPE_CHECKING:
     from precedent.engine.engine import Engine, Generation
 
-STANDARD_BUT_IDLE = ("api_key", "timeout", "max_retries")
-"""Constructor arguments that LangChain gives every chat model and that mean nothing for weights in this process."""
-
-OF_THE_ENGINE = (
-    *("draft_model", "speculation_cache", "embedder"),
-    *("device", "draft_device", "dtype", "model_kwargs"),
-    *("bitwise", "cuda_graphs", "pearl", "tensor_parallel"),
-)
+OUTPUT_VERSIONS = (None, "v0", "v1")
+"""Forms of an answer's content that LangChain knows for every model."""
 
 FROM_ENVIRONMENT = {
     "model": "PRECEDENT_MODEL",
@@ -61,21 +60,26 @@ class EngineFields(BaseModel):
     draft_device: str | None = None
     dtype: str | None = None
     model_kwargs: dict[str, Any] | None = None
-    bitwise: bool | None = None
-    cuda_graphs: bool | None = None
-    pearl: bool | None = None
-    tensor_parallel: bool | None = None
+    bitwise: StrictBool | None = None
+    cuda_graphs: StrictBool | None = None
+    pearl: StrictBool | None = None
+    tensor_parallel: StrictBool | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
     seed: int | None = None
     max_tokens: int = 512
     stop: list[str] | None = None
-    logprobs: bool = False
+    stop_token_ids: tuple[int, ...] | None = None
+    logprobs: StrictBool = False
     top_logprobs: int | None = None
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
+    tenant_from: Literal["metadata"] | None = None
     drafters: tuple[str, ...] | None = None
     templates: Any = None
     speculation: Any = True
@@ -85,35 +89,71 @@ class EngineFields(BaseModel):
     """What a call is in the words of OpenTelemetry."""
 
     def __init__(self, **kwargs: Any) -> None:
-        """Check the settings. Raises ConfigError on an unknown name or a value out of its range."""
-        known = (*type(self).model_fields, "model_name", *STANDARD_BUT_IDLE)
-        check_names(kwargs, known, type(self).__name__)
-        with in_one_line():
-            super().__init__(**_with_environment(kwargs))
+        """Check the settings. Raises ConfigError or UnsupportedError, which say what to write."""
+        given = _with_place(_with_environment(self._fields_of(kwargs)))  # before pydantic, whose errors show values
+        with settings_in_our_words(given):
+            super().__init__(**given)
         check_fields(self)
         templates_of(self, {}, ())
         if self.tensor_parallel:
             self.engine  # noqa: B018 -- loaded now: all processes but the first go no further than this line
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, cache_or_place(value) if name == "speculation_cache" else value)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, on the same engines; see pydantic's `BaseModel.model_copy`."""
+        return super().model_copy(update=_with_place(update or {}), deep=deep)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy on the same engines, whose parts it shares."""
+        shared = {id(part): part for part in (self.draft_model, self.embedder)}
+        return super().__deepcopy__((memo or {}) | shared)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        if self.draft_model is not None and not isinstance(self.draft_model, str | Path):
+            raise UnsupportedError(
+                f"draft_model is a {type(self.draft_model).__name__}, and weights stay in their process: give its name "
+                "or folder to pickle this chat model"
+            )
+        return super().__getstate__()
+
+    def __repr_args__(self) -> Any:
+        shown = super().__repr_args__()
+        return [(name, without_secrets(value) if name == "model_kwargs" else value) for name, value in shown]
+
+    @field_serializer("speculation_cache", when_used="json")
+    def _cache_as_text(self, cache: Any) -> str | None:
+        return written_cache(cache)
+
+    @classmethod
+    def _fields_of(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of the constructor under the names of its fields."""
+        if isinstance(kwargs.get("cache"), str | Path | SpeculationCache):
+            raise ConfigError(ANSWER_CACHE)
+        return fields_of(kwargs, (*cls.model_fields, *IDLE), cls.__name__)
+
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any, **kwargs: Any) -> Self:
         """A chat model on a transformers model and tokenizer that you hold already."""
-        for name in ("device", "dtype", "model_kwargs", "tensor_parallel"):
-            if kwargs.get(name) is not None:
+        kwargs = cls._fields_of(kwargs)
+        for name in ("device", "dtype", "model_kwargs", "tensor_parallel", "engines"):
+            if kwargs.pop(name, None) is not None:
                 raise ConfigError(f"{name} cannot be set for a model object: move or convert the model before")
         if not hasattr(model, "config"):
             raise ConfigError(
                 f"from_model takes a transformers model and its tokenizer, and a {type(model).__name__} is no model; "
                 f"for a name or folder write {cls.__name__}(model=…)"
             )
-        name = kwargs.pop("model_name", None) or model.config._name_or_path or type(model).__name__
+        name = kwargs.pop("model", None) or model.config._name_or_path or type(model).__name__
         return cls(model=name, engines=EngineHolder(weights=(model, tokenizer)), **kwargs)
 
     @classmethod
     def from_engine(cls, engine: Engine, **kwargs: Any) -> Self:
         """A chat model on a running engine."""
-        for name in OF_THE_ENGINE:
-            if kwargs.get(name) is not None:
+        kwargs = cls._fields_of(kwargs)
+        for name in ("model", "engines", *OF_THE_ENGINE):
+            if kwargs.pop(name, None) is not None:
                 raise ConfigError(f"{name} belongs to the engine: give it to Engine.load")
         return cls(model=engine.model_name, engines=EngineHolder(engine=engine), **kwargs)
 
@@ -127,40 +167,60 @@ class EngineFields(BaseModel):
         """The engine, loaded now if it is not running yet."""
         return self.engines.get(self._engine_settings())
 
+    def unload(self) -> None:
+        """Free the weights of this model, for all chat models of equal settings; the next call loads them again.
+
+        Requests that run are cancelled. Raises UnsupportedError for weights or an engine that were handed over.
+        """
+        self.engines.unload(self._engine_settings())
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids of `text` by the model's own tokenizer, without special tokens. Raises PromptError for no text."""
+        if not isinstance(text, str):
+            raise PromptError(f"{shown(text)} is no text, and has no tokens")
+        check_plain("the text", text, PromptError)
+        own: Callable[[str], list[int]] | None = getattr(self, "custom_get_token_ids", None)
+        return list(self.engine.tokenizer.encode(text, add_special_tokens=False)) if own is None else own(text)
+
     def _engine_settings(self) -> EngineSettings:
         return EngineSettings(self.model, **{name: getattr(self, name) for name in OF_THE_ENGINE})
 
     def _engine_of(self, kwargs: Mapping[str, Any]) -> Engine:
         """The engine of a call: its own, or that of the loaded model which the call names."""
-        name = kwargs.get("model") or self.model
+        name = self.model if kwargs.get("model") is None else kwargs["model"]
+        if not isinstance(name, str):
+            raise ConfigError(f"model={shown(name)} must be the name of a loaded model")
         return self.engine if name == self.model else self.engines.other(self._engine_settings(), name)
 
     async def _aengine_of(self, kwargs: Mapping[str, Any]) -> Engine:
         """The same; loading takes seconds and must not stop the event loop, nothing else leaves it."""
         if self.engines.loaded(self._engine_settings()) is None:
-            return await asyncio.to_thread(self._engine_of, kwargs)
+            return await load_beside(self._engine_of, kwargs)
         return self._engine_of(kwargs)
 
     def _submit(
         self,
         engine: Engine,
         prompt_ids: Sequence[int],
-        stop: list[str] | None,
+        stop: Any,
         metadata: Mapping[str, Any] | None,
         kwargs: Mapping[str, Any],
         **of_prompt: Any,
     ) -> Generation:
         """Start a request: the fields, overridden by the call and by the run's metadata; `of_prompt` as it is."""
-        keys, learning = run_keys(metadata), kwargs.get("learning")
+        whose, learning = tenant_of(self, kwargs, metadata), kwargs.get("learning")
         sampling, span = sampling_params(self, stop, kwargs), current_span()
+        speculation = speculation_config(self, kwargs, engine.speculation)
+        if isinstance(whose, Nobody):  # another one for each request: those of a batch may be different people's
+            whose, speculation = str(Nobody.alone()), without_cache(speculation or engine.speculation)
         if span is not None:
             describe_request(span, self._operation, kwargs.get("model") or self.model, sampling)
         return engine.submit(
             prompt_ids,
             sampling,
-            speculation=speculation_config(self, kwargs, engine.speculation),
-            tenant=tenant_of(self, kwargs, keys),
-            workflow_step=kwargs.get("workflow_step") or keys.get("workflow_step", ""),
+            speculation=speculation,
+            tenant=whose,
+            workflow_step=kwargs.get("workflow_step") or workflow_step_of(metadata) or "",
             prediction=prediction_text(kwargs.get("prediction")),
             write_back=None if learning is None else partial(learning.add, engine.cache),
             **of_prompt,
@@ -172,13 +232,28 @@ class ChatFields(EngineFields, BaseChatModel):
 
     _operation = "chat"
 
-    streaming: bool = False
+    streaming: StrictBool = False
     strict_tools: Any = "auto"
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning: Any = None
 
     def __init__(self, **kwargs: Any) -> None:
-        """Check the settings. Raises ConfigError on an unknown name or a value out of its range."""
+        """Check the settings. Raises ConfigError or UnsupportedError, which say what to write."""
         super().__init__(**kwargs)
         check_strict(self.strict_tools)
+        self.template_settings({})
+        if self.output_version not in OUTPUT_VERSIONS:
+            raise ConfigError(f"output_version={shown(self.output_version)} must be 'v0' or 'v1'")
+
+    def template_settings(self, kwargs: Mapping[str, Any]) -> tuple[TemplateSettings, ...]:
+        """What the chat template is told: by the fields, then by the call."""
+        names = ("chat_template_kwargs", "reasoning")
+        said = ({name: getattr(self, name) for name in names}, {name: kwargs.get(name) for name in names})
+        return tuple(
+            TemplateSettings({} if variables is None else variables, reasoning)
+            for variables, reasoning in (one.values() for one in said)
+            if variables is not None or reasoning is not None
+        )
 
     @model_validator(mode="after")
     def _set_precedent_version(self) -> Self:
@@ -187,10 +262,15 @@ class ChatFields(EngineFields, BaseChatModel):
         return self
 
 
+def _with_place(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields`, a cache's URL among them as one that shows no password."""
+    given = "speculation_cache" in fields
+    return {**fields, "speculation_cache": cache_or_place(fields["speculation_cache"])} if given else dict(fields)
+
+
 def _with_environment(kwargs: dict[str, Any]) -> dict[str, Any]:
     """`kwargs`, completed from the environment; nothing for a model that was handed over loaded."""
     if "engines" in kwargs:
         return kwargs
-    given = kwargs.keys() | ({"model"} if "model_name" in kwargs else set())
-    found = {name: os.environ.get(variable) for name, variable in FROM_ENVIRONMENT.items() if name not in given}
+    found = {name: os.environ.get(variable) for name, variable in FROM_ENVIRONMENT.items() if name not in kwargs}
     return kwargs | {name: value for name, value in found.items() if value}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
+
+from precedent.runtime.process import Lock
 
 if TYPE_CHECKING:
     from precedent.cache import NewCompletion, SpeculationCache
@@ -13,7 +14,7 @@ class PendingCompletions:
     """What the calls of one run would have stored; `learning=` of a call. Nothing is stored before `store`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._waiting: list[tuple[SpeculationCache, NewCompletion]] = []
 
     def __len__(self) -> int:

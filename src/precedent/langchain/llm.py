@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models.base import LanguageModelInput
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import RunnableConfig
 
+from precedent.errors import PromptError
+from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.fields import EngineFields
 from precedent.langchain.logprobs import openai_logprobs
+from precedent.langchain.run_metadata import FollowsConfigurable
 from precedent.langchain.serializing import identifying_params
-from precedent.langchain.settings import check_call, check_one_tenant, check_text_call, templates_of
+from precedent.langchain.settings import check_call, templates_of, text_settings
 from precedent.langchain.telemetry import current_span, describe_result
+from precedent.langchain.tenants import tenant_of_batch
+from precedent.langchain.wording import input_in_our_words
+from precedent.runtime.plain_values import check_plain
 from precedent.text.query import recall_query
 
 if TYPE_CHECKING:
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
     from precedent.engine.engine import Generation as Running
 
 
-class PrecedentLLM(EngineFields, BaseLLM):
+class PrecedentLLM(FollowsConfigurable, EngineFields, BaseLLM):
     """Continues a text. Fields and the keyword arguments of a call are those of `ChatPrecedent`, tools aside.
 
         PrecedentLLM(model="HuggingFaceTB/SmolLM2-135M").invoke("The capital of France is", max_tokens=5)
@@ -34,8 +43,7 @@ class PrecedentLLM(EngineFields, BaseLLM):
     def _begin(
         self, engine: Engine, prompt: str, stop: list[str] | None, metadata: Mapping[str, Any] | None, kwargs: Any
     ) -> Running:
-        check_call(kwargs)
-        check_text_call(kwargs)
+        check_plain("the prompt", prompt, PromptError)
         return self._submit(
             engine,
             engine.tokenizer.encode(prompt),
@@ -46,15 +54,43 @@ class PrecedentLLM(EngineFields, BaseLLM):
             templates=templates_of(self, kwargs, ()),
         )
 
+    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+        with of_both_kinds(), input_in_our_words():
+            return super()._convert_input(model_input)
+
+    def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> str:
+        """Continue a text; see LangChain's `BaseLLM.invoke`, which some of these arguments would not reach."""
+        check_call(kwargs)
+        return super().invoke(input, config, **kwargs)
+
+    async def ainvoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> str:
+        """Continue a text; see LangChain's `BaseLLM.ainvoke`, which some of these arguments would not reach."""
+        check_call(kwargs)
+        return await super().ainvoke(input, config, **kwargs)
+
+    def batch(self, inputs: list[LanguageModelInput], config: Any = None, **kwargs: Any) -> list[str]:
+        """Continue several texts; see LangChain's `BaseLLM.batch`, which some of these arguments would not reach."""
+        check_call(kwargs)
+        return super().batch(inputs, config, **kwargs)
+
+    async def abatch(self, inputs: list[LanguageModelInput], config: Any = None, **kwargs: Any) -> list[str]:
+        """Continue several texts; see LangChain's `BaseLLM.abatch`, which some of these arguments would not reach."""
+        check_call(kwargs)
+        return await super().abatch(inputs, config, **kwargs)
+
     def generate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
         """Continue several texts; see LangChain's `BaseLLM.generate`. Raises UnsupportedError for several tenants."""
-        check_one_tenant(kwargs.get("metadata"))
-        return super().generate(prompts, *args, **kwargs)
+        tenant = tenant_of_batch(self, kwargs)
+        return BaseLLM.generate(self._as_of(tenant), prompts, *args, **{**kwargs, "tenant": tenant})
 
     async def agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
         """Continue several texts; see LangChain's `BaseLLM.agenerate`. Raises UnsupportedError for several tenants."""
-        check_one_tenant(kwargs.get("metadata"))
-        return await super().agenerate(prompts, *args, **kwargs)
+        tenant = tenant_of_batch(self, kwargs)
+        return await BaseLLM.agenerate(self._as_of(tenant), prompts, *args, **{**kwargs, "tenant": tenant})
+
+    def _as_of(self, tenant: str) -> Self:
+        """A copy on the same engine: the keys of LangChain's answer caches hold what a model says, not what a call."""
+        return self.model_copy(update={"tenant": tenant, "tenant_from": None})
 
     def _stream(
         self,
@@ -63,16 +99,18 @@ class PrecedentLLM(EngineFields, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        engine, span = self._engine_of(kwargs), current_span()
-        running = self._begin(engine, prompt, stop, run_manager.metadata if run_manager else None, kwargs)
+        with of_both_kinds():
+            settings = text_settings(kwargs)
+            engine, span = self._engine_of(settings), current_span()
+            running = self._begin(engine, prompt, stop, run_manager.metadata if run_manager else None, settings)
         try:
             for emission in running:
                 if emission.text:
                     yield _told(GenerationChunk(text=emission.text), run_manager)
             result = running.result()
             if span is not None:
-                describe_result(span, kwargs.get("model") or self.model, result)
-            yield GenerationChunk(text="", generation_info=self._info(engine, result, kwargs))
+                describe_result(span, settings.get("model") or self.model, result)
+            yield GenerationChunk(text="", generation_info=self._info(engine, result, settings))
         finally:
             running.cancel()
 
@@ -83,8 +121,10 @@ class PrecedentLLM(EngineFields, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        engine, span = await self._aengine_of(kwargs), current_span()
-        running = self._begin(engine, prompt, stop, run_manager.metadata if run_manager else None, kwargs)
+        with of_both_kinds():
+            settings = text_settings(kwargs)
+            engine, span = await self._aengine_of(settings), current_span()
+            running = self._begin(engine, prompt, stop, run_manager.metadata if run_manager else None, settings)
         try:
             async for emission in running:
                 if emission.text:
@@ -94,8 +134,8 @@ class PrecedentLLM(EngineFields, BaseLLM):
                     yield chunk
             result = running.result()
             if span is not None:
-                describe_result(span, kwargs.get("model") or self.model, result)
-            yield GenerationChunk(text="", generation_info=self._info(engine, result, kwargs))
+                describe_result(span, settings.get("model") or self.model, result)
+            yield GenerationChunk(text="", generation_info=self._info(engine, result, settings))
         finally:
             running.cancel()
 
@@ -106,10 +146,12 @@ class PrecedentLLM(EngineFields, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        engine, metadata = self._engine_of(kwargs), run_manager.metadata if run_manager else None
-        running = [self._begin(engine, prompt, stop, metadata, kwargs) for prompt in prompts]
+        with of_both_kinds():
+            settings = text_settings(kwargs)
+            engine, metadata = self._engine_of(settings), run_manager.metadata if run_manager else None
+            running = [self._begin(engine, prompt, stop, metadata, settings) for prompt in prompts]
         try:
-            return self._result(engine, [one.result() for one in running], kwargs)
+            return self._result(engine, [one.result() for one in running], settings)
         finally:
             for one in running:
                 one.cancel()
@@ -121,14 +163,16 @@ class PrecedentLLM(EngineFields, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        engine, metadata = await self._aengine_of(kwargs), run_manager.metadata if run_manager else None
-        running = [self._begin(engine, prompt, stop, metadata, kwargs) for prompt in prompts]
+        with of_both_kinds():
+            settings = text_settings(kwargs)
+            engine, metadata = await self._aengine_of(settings), run_manager.metadata if run_manager else None
+            running = [self._begin(engine, prompt, stop, metadata, settings) for prompt in prompts]
         try:
             results = [await _awaited(one) for one in running]
         finally:
             for one in running:
                 one.cancel()
-        return self._result(engine, results, kwargs)
+        return self._result(engine, results, settings)
 
     def _result(self, engine: Engine, results: list[GenerationResult], kwargs: Mapping[str, Any]) -> LLMResult:
         generations = [
@@ -154,12 +198,6 @@ class PrecedentLLM(EngineFields, BaseLLM):
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
         return identifying_params(self)
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """Token ids of `text` by the model's own tokenizer, without special tokens."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        return list(self.engine.tokenizer.encode(text, add_special_tokens=False))
 
 
 def _told(chunk: GenerationChunk, run_manager: CallbackManagerForLLMRun | None) -> GenerationChunk:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, FunctionMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    ToolMessage,
+    convert_to_messages,
+)
 
 from precedent.errors import PromptError, UnsupportedError
+from precedent.langchain.wording import input_in_our_words
+from precedent.runtime.plain_values import shown
 from precedent.text.history import Message
 from precedent.text.prompt import ROLES
 
@@ -16,7 +25,17 @@ _ROLE_OF_TYPE = {"system": "system", "human": "user", "ai": "assistant", "tool":
 _TEXT_BLOCKS = frozenset({"text", "input_text", "output_text", "text-plain"})
 _REASONING_BLOCKS = frozenset({"thinking", "reasoning", "redacted_thinking"})
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call"})
-"""Blocks that repeat what stands in `tool_calls` as well."""
+"""Blocks that mostly repeat what stands in `tool_calls` as well."""
+
+_ARGUMENTS_OF = {"tool_use": "input", "tool_call": "args"}
+"""Where Anthropic's blocks and LangChain's own have a call's arguments."""
+
+
+def template_messages_of(given: Iterable[Any]) -> list[Message]:
+    """Convert messages in any form that LangChain takes, or a text. Raises PromptError for what is none of them."""
+    with input_in_our_words():
+        messages = convert_to_messages([given] if isinstance(given, str) else given)
+    return to_template_messages(messages)
 
 
 def to_template_messages(messages: Sequence[BaseMessage]) -> list[Message]:
@@ -67,8 +86,8 @@ def _assistant_turn(message: AIMessage, position: int) -> Message:
     calls = [_call(call["name"], call["args"], call["id"]) for call in message.tool_calls]
     known = {call["id"] for call in calls}
     for block in _blocks(message.content):
-        if block.get("type") == "tool_use" and block.get("id") not in known:
-            calls.append(_call(block["name"], block.get("input") or {}, block.get("id")))
+        if block.get("type") in _ARGUMENTS_OF and block.get("id") not in known:
+            calls.append(_called_in_a_block(block, position))
     broken = [{"name": call["name"], "args": call["args"] or ""} for call in message.invalid_tool_calls]
     reasoning = _reasoning_of(message)
     return {
@@ -81,6 +100,13 @@ def _assistant_turn(message: AIMessage, position: int) -> Message:
 
 def _call(name: str, arguments: Mapping[str, Any], call_id: str | None) -> dict[str, Any]:
     return {"type": "function", "id": call_id or "", "function": {"name": name, "arguments": dict(arguments)}}
+
+
+def _called_in_a_block(block: Mapping[str, Any], position: int) -> dict[str, Any]:
+    name, arguments = block.get("name"), block.get(_ARGUMENTS_OF[str(block["type"])]) or {}
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        raise PromptError(f"message {position} holds a call without a name, or whose arguments are no dict")
+    return _call(name, arguments, block.get("id"))
 
 
 def _reasoning_of(message: AIMessage) -> str:
@@ -117,6 +143,8 @@ def _text_of(content: Any, position: int) -> str:
     """All text of a message's content; blocks that are not text are left to others or refused by name."""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise PromptError(f"message {position} has content={shown(content)}, which is neither a text nor a list")
     return "".join(block if isinstance(block, str) else _block_text(block, position) for block in content)
 
 

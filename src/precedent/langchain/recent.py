@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TypeVar
+from typing import Self, TypeVar
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
 class Recent(OrderedDict[_Key, _Value]):
-    """A mapping that keeps the `most` entries that were set last."""
+    """A mapping that keeps the `most` entries that were set last. A pickle holds none: runs stay in their process."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -21,3 +21,6 @@ class Recent(OrderedDict[_Key, _Value]):
         self.move_to_end(key)
         while len(self) > self.most:
             self.popitem(last=False)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int]]:
+        return type(self), (self.most,)

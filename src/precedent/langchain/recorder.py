@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -31,6 +31,7 @@ from precedent.langchain.recording import (
     redacted,
     token_usage,
 )
+from precedent.runtime.process import Lock
 from precedent.text.traces import TORN_MARK
 
 _log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class PrecedentRecorder(BaseCallbackHandler):
         self.num_recorded = 0
         self.num_lost = 0
         self._redact, self._group_by = redact, group_by
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._calls: Recent[UUID, _Call] = Recent(REMEMBERED)
         self._roots: Recent[UUID, UUID] = Recent(REMEMBERED)
         self._conversations: Recent[UUID | bytes, str] = Recent(REMEMBERED)
@@ -81,6 +82,10 @@ class PrecedentRecorder(BaseCallbackHandler):
     def __deepcopy__(self, memo: object) -> PrecedentRecorder:
         """Itself: configurations are copied, and all copies write to one file."""
         return self
+
+    def __reduce__(self) -> tuple[Callable[..., PrecedentRecorder], tuple[Path]]:
+        """Pickled as its settings: where it arrives, it appends to the same file."""
+        return partial(type(self), redact=self._redact, group_by=self._group_by), (self.path,)
 
     def __enter__(self) -> PrecedentRecorder:
         return self

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,9 @@ from langchain_core.outputs import ChatGeneration, Generation
 from precedent.errors import PrecedentError
 from precedent.langchain.messages import to_template_messages
 from precedent.langchain.recent import Recent
+from precedent.langchain.tenants import own_tenant
 from precedent.langchain.warming import Talk, completion_at
+from precedent.runtime.process import Lock
 
 if TYPE_CHECKING:
     from precedent.langchain.chat_model import ChatPrecedent
@@ -32,13 +33,19 @@ class RecordingCache(BaseCache):
 
     For moving to Precedent with a cache that is full: `set_llm_cache(RecordingCache(old_cache, llm))`. The answers of
     other chat models count as well; those that `llm` gives itself are stored by its engine anyway. Answers go to
-    `llm`'s own tenant. What cannot be read as a chat is only cached; nothing but `inner` ever raises.
+    `llm`'s own tenant. What cannot be read as a chat is only cached; in a call nothing but `inner` ever raises. Raises
+    ConfigError for a model whose tenant only runs can name.
     """
 
     def __init__(self, inner: BaseCache, llm: ChatPrecedent) -> None:
+        self._tenant = own_tenant(llm, None)
         self.inner, self.num_recorded = inner, 0
-        self._llm, self._lock = llm, threading.Lock()
+        self._llm, self._lock = llm, Lock()
         self._known: Recent[bytes, None] = Recent(REMEMBERED)
+
+    def __reduce__(self) -> tuple[type[RecordingCache], tuple[BaseCache, ChatPrecedent]]:
+        """Pickled as what it was made of."""
+        return type(self), (self.inner, self._llm)
 
     def lookup(self, prompt: str, llm_string: str) -> RETURN_VAL_TYPE | None:
         """What `inner` finds."""
@@ -80,7 +87,8 @@ class RecordingCache(BaseCache):
         if engine.cache is None:
             return 0
         talk = Talk(to_template_messages([*_messages_in(prompt), answer]))
-        found = completion_at(engine, talk, len(talk.turns) - 1, tenant=self._llm.tenant)
+        settings = self._llm.template_settings({})
+        found = completion_at(engine, talk, len(talk.turns) - 1, tenant=self._tenant, settings=settings)
         return 0 if found is None else int(engine.cache.insert(found) > 0)
 
 

@@ -1,25 +1,91 @@
-"""The run's metadata as arguments of the call: LangChain hands it to `_generate`, but not to `_stream`."""
+"""What a run's configuration says, as arguments of the call: LangChain hands it to `_generate`, not to `_stream`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 from langchain_core.language_models.base import LanguageModelInput
-from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import LLMResult
+from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 
-from precedent.langchain.settings import run_keys
+from precedent.errors import PromptError
+from precedent.langchain.exceptions import of_both_kinds
+from precedent.langchain.fields import ChatFields
+from precedent.langchain.settings import check_call
+from precedent.langchain.tenants import run_metadata, tenant_of, with_tenant, workflow_step_of
+from precedent.langchain.wording import input_in_our_words
+from precedent.runtime.plain_values import check_plain
+
+WAYS_IN = ("invoke", "ainvoke", "stream", "astream", "batch", "abatch", "stream_events", "astream_events")
 
 
-class FollowsRunMetadata(BaseChatModel):
+class FollowsConfigurable:
+    """On every way in, a tenant that `configurable` names goes into the metadata, where the model looks for it there.
+
+    Older versions of LangChain copy it themselves.
+    """
+
+
+def _following(way: str) -> Callable[..., Any]:
+    def follow(self: Any, input: Any, config: Any = None, *others: Any, **kwargs: Any) -> Any:
+        if self.tenant_from is not None:
+            config = [with_tenant(one) for one in config] if isinstance(config, list) else with_tenant(config)
+        return getattr(super(FollowsConfigurable, self), way)(input, config, *others, **kwargs)
+
+    follow.__name__, follow.__doc__ = way, f"As LangChain's `Runnable.{way}`."
+    return follow
+
+
+for _way in WAYS_IN:
+    setattr(FollowsConfigurable, _way, _following(_way))
+
+
+class FollowsRunMetadata(ChatFields):
     """A chat model whose every way in names tenant and workflow step: a tenant must never get lost on the way."""
 
+    @of_both_kinds()
     def _with_run_keys(self, metadata: Mapping[str, Any] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {**run_keys({**(self.metadata or {}), **(metadata or {})}), **kwargs}
+        run = run_metadata(self, metadata)
+        tenant = kwargs.get("tenant") if self.tenant_from is None else tenant_of(self, kwargs, run)
+        keys = {"tenant": tenant, "workflow_step": kwargs.get("workflow_step") or workflow_step_of(run)}
+        others = {name: value for name, value in kwargs.items() if name not in keys}
+        return others | {name: value for name, value in keys.items() if value is not None}
+
+    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+        with of_both_kinds():
+            with input_in_our_words():
+                prompt = super()._convert_input(model_input)
+            for position, message in enumerate(prompt.to_messages(), start=1):  # before LangChain walks through them
+                check_plain(f"message {position}", dict(message), PromptError)
+        return prompt
+
+    def invoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        """Answer; see LangChain's `BaseChatModel.invoke`, which some of these arguments would not reach."""
+        check_call(kwargs, stop)
+        return super().invoke(input, config, stop=stop, **kwargs)
+
+    async def ainvoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        """Answer; see LangChain's `BaseChatModel.ainvoke`, which some of these arguments would not reach."""
+        check_call(kwargs, stop)
+        return await super().ainvoke(input, config, stop=stop, **kwargs)
 
     def stream(
         self,
@@ -30,6 +96,7 @@ class FollowsRunMetadata(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
         """Stream an answer; see LangChain's `BaseChatModel.stream`."""
+        check_call(kwargs, stop)
         kwargs = self._with_run_keys(ensure_config(config)["metadata"], kwargs)
         return super().stream(input, config, stop=stop, **kwargs)
 
@@ -42,6 +109,7 @@ class FollowsRunMetadata(BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
         """Stream an answer; see LangChain's `BaseChatModel.astream`."""
+        check_call(kwargs, stop)
         kwargs = self._with_run_keys(ensure_config(config)["metadata"], kwargs)
         return super().astream(input, config, stop=stop, **kwargs)
 

@@ -24,10 +24,10 @@ def plain_fields(model: EngineFields) -> dict[str, Any]:
     """The fields that may hold objects, as values that JSON can hold; None where an object has no such form."""
     plain = {
         "draft_model": _named(model.draft_model),
-        "speculation_cache": _path_of(model.speculation_cache),
+        "speculation_cache": written_cache(model.speculation_cache),
         "embedder": _named(model.embedder),
         "speculation": _settings(model.speculation),
-        "model_kwargs": _without_secrets(model.model_kwargs),
+        "model_kwargs": without_secrets(model.model_kwargs),
         "templates": None if model.templates is None else [one.text for one in templates_of(model, {}, ())],
     }
     return {name: value for name, value in plain.items() if name in UNLESS_GIVEN or not _is_default(model, name)}
@@ -39,7 +39,7 @@ def identifying_params(model: EngineFields) -> dict[str, Any]:
     of_engine = ("device", "dtype", "bitwise", "cuda_graphs", "tensor_parallel")
     names = (*of_engine, *SAMPLING, "stop", "logprobs", "top_logprobs", "tenant", "drafters")
     settings = {name: getattr(model, name) for name in (*names, "speculation")}
-    settings["model_kwargs"] = _without_secrets(model.model_kwargs)
+    settings["model_kwargs"] = without_secrets(model.model_kwargs)
     settings["templates"] = [template.text for template in templates_of(model, {}, ())]
     drafted_by = draft if draft is None or isinstance(draft, str) else type(draft).__name__
     return {"model_name": model.model, "weights": model.engines.identity, "draft_model": drafted_by, **settings}
@@ -53,15 +53,19 @@ def _named(value: Any) -> str | None:
     return str(value) if isinstance(value, str | Path) else None
 
 
-def _path_of(cache: Any) -> str | None:
-    return cache.path if isinstance(cache, SpeculationCache) else _named(cache)
+def written_cache(cache: Any) -> str | None:
+    """Where a cache lies: its path, or its URL without secrets; None for one in memory."""
+    if isinstance(cache, SpeculationCache):
+        return cache.path
+    return None if cache is None else str(cache)
 
 
 def _settings(speculation: Any) -> Any:
     return asdict(speculation) if isinstance(speculation, SpeculationConfig) else speculation
 
 
-def _without_secrets(settings: dict[str, Any] | None) -> dict[str, Any] | None:
+def without_secrets(settings: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Arguments of `from_pretrained` as they may be shown."""
     if settings is None:
         return None
     kept = {name: value for name, value in settings.items() if name not in SECRETS}

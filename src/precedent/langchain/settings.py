@@ -1,17 +1,29 @@
-"""What one call asks for: the model's fields, overridden by keyword arguments and by the run's metadata."""
+"""What one call asks for: the model's fields, overridden by keyword arguments."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from precedent.config import SamplingParams, SpeculationConfig
+from precedent.config import SamplingParams, SpeculationConfig, drafter_names, stop_texts
 from precedent.errors import ConfigError, UnsupportedError
+from precedent.langchain.exceptions import of_both_kinds
+from precedent.langchain.learning import PendingCompletions
+from precedent.langchain.synonyms import (
+    IDLE,
+    IN_A_CALL,
+    IN_CHAT,
+    IN_MODEL_KWARGS,
+    IN_THE_CONSTRUCTOR,
+    LEFT_OUT,
+    OF_LOADING,
+    WITH_TOOLS,
+    Elsewhere,
+    translated,
+)
+from precedent.langchain.tenants import check_tenants
+from precedent.runtime.plain_values import check_plain, is_whole, shown
 from precedent.text.templates import Template, Templates
 from precedent.text.tool_skeletons import tool_templates
 
@@ -19,84 +31,120 @@ if TYPE_CHECKING:
     from precedent.langchain.fields import EngineFields
     from precedent.text.tool_formats import ToolFormat
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
+SAMPLING = (
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("logit_bias", "seed", "max_tokens", "stop_token_ids"),
+)
+OF_THE_ENGINE = (
+    *("draft_model", "speculation_cache", "embedder"),
+    *("device", "draft_device", "dtype", "model_kwargs"),
+    *("bitwise", "cuda_graphs", "pearl", "tensor_parallel"),
+)
+FOR_CHAT = (
+    *("tools", "tool_choice", "parallel_tool_calls", "strict", "strict_tools", "response_format"),
+    *("chat_template_kwargs", "reasoning", "streaming"),
+)
+"""What a model that continues texts cannot be told."""
+
 OF_THE_CALL = (
     *SAMPLING,
     *("speculation", "drafters", "max_nodes", "tenant", "workflow_step", "prediction", "templates", "learning"),
-    *("logprobs", "top_logprobs", "tools", "tool_choice", "model"),
-    *("strict", "strict_tools", "parallel_tool_calls", "response_format"),
+    *("logprobs", "top_logprobs", "tools", "tool_choice", "model", "chat_template_kwargs", "reasoning"),
+    *("strict", "strict_tools", "parallel_tool_calls", "response_format", "stop"),
 )
 ONLY_SPEED = ("learning", "prediction", "templates", "max_nodes", "drafters", "workflow_step")
 """Of these, what changes how fast an answer comes and nothing else."""
 
-FROM_LANGCHAIN = ("stream", "ls_structured_output_format", "structured_output_format")
+_OF_TRACING = ("ls_structured_output_format", "structured_output_format")
+FROM_LANGCHAIN = ("stream", *_OF_TRACING)
 """Keyword arguments that LangChain passes on and that say nothing about the answer."""
 
-_HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-}
-"""Keyword arguments known from other chat models: refused by name where they ask for something."""
+_DEFAULT_IF_NONE = (*SAMPLING, "stop", "logprobs", "top_logprobs", "speculation", "strict_tools", "streaming")
+"""Fields of which None means the default, as it means the model's own in a call."""
+
+_WITH_TOOLS = Elsewhere(("tools", "tool_choice", "strict", "parallel_tool_calls"), WITH_TOOLS)
+_IN_A_CALL = Elsewhere(OF_THE_CALL, IN_A_CALL)
+_IN_CHAT = Elsewhere(FOR_CHAT, IN_CHAT)
+_NOWHERE = Elsewhere(IDLE, LEFT_OUT)
+_IN_THE_CONSTRUCTOR = Elsewhere((*OF_THE_ENGINE, *OF_LOADING, "streaming"), IN_THE_CONSTRUCTOR)
 
 
-@contextmanager
-def in_one_line() -> Iterator[None]:
-    """Turn what pydantic says of a field, a page for each, into one ConfigError."""
-    try:
-        yield
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        if first["type"] == "missing":
-            raise ConfigError(f"{name} is missing: give a Hugging Face id or a folder as {name}=…") from error
-        raise ConfigError(f"{name}={first['input']!r} cannot be used: {first['msg']}") from error
+def fields_of(given: Mapping[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:
+    """What a constructor was given, under the names of its fields, sampling settings checked; None is a default.
+
+    Raises ConfigError or UnsupportedError, which say what to write.
+    """
+    of_its_kind = _WITH_TOOLS if "strict_tools" in known else _IN_CHAT
+    fields = translated(given, known, where, (of_its_kind, _IN_A_CALL))
+    for name, value in fields.items():
+        check_plain(name, value)
+    _check_model_kwargs(fields.get("model_kwargs"))
+    chosen = {name: value for name, value in fields.items() if name in SAMPLING and value is not None}
+    params = SamplingParams(**chosen)
+    fields |= {name: getattr(params, name) for name in chosen}
+    if "stop" in fields:
+        fields["stop"] = None if fields["stop"] is None else list(stop_texts(fields["stop"]))
+    if fields.get("drafters") is not None:
+        fields["drafters"] = drafter_names(fields["drafters"])
+    return {name: value for name, value in fields.items() if value is not None or name not in _DEFAULT_IF_NONE}
+
+
+def _check_model_kwargs(model_kwargs: Any) -> None:
+    for name in model_kwargs if isinstance(model_kwargs, Mapping) else ():
+        if name in OF_THE_CALL:
+            raise ConfigError(IN_MODEL_KWARGS.format(name=name))
 
 
 def check_fields(model: EngineFields) -> None:
     """Raise ConfigError for a field that no call could use, before any weights are loaded."""
     sampling_params(model, None, {})
-    speculation_config(model, {}, SpeculationConfig())
-    _checked_key("tenant", model.tenant)
+    config = speculation_config(model, {}, SpeculationConfig())
+    if config is not None and (model.drafters is not None or not isinstance(model.speculation, bool)):
+        model.engines.check_drafters(config.drafters)
+    check_tenants(model)
 
 
-def check_call(kwargs: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError or ConfigError for keyword arguments that would otherwise be dropped silently."""
-    for name, value in kwargs.items():
-        if name in _HARMLESS_VALUES and value not in _HARMLESS_VALUES[name]:
-            raise UnsupportedError(f"{name}={value!r} is not supported: leave it out")
-    check_names(kwargs, (*OF_THE_CALL, *FROM_LANGCHAIN, *_HARMLESS_VALUES), "a call")
+def call_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call under our names; None leaves the model's own setting.
+
+    Raises ConfigError or UnsupportedError for what would otherwise be dropped silently.
+    """
+    settings = translated(kwargs, (*OF_THE_CALL, *FROM_LANGCHAIN), "a call", (_IN_THE_CONSTRUCTOR, _NOWHERE))
+    for name, value in settings.items():
+        check_plain(name, value)
+    step, learning = settings.get("workflow_step"), settings.get("learning")
+    if not isinstance(step, str | None):
+        raise ConfigError(f"workflow_step={shown(step)} must be a text")
+    if not isinstance(learning, PendingCompletions | None):
+        raise ConfigError(f"learning={shown(learning)} must be PendingCompletions, which SpeculationMiddleware makes")
+    for name in _OF_TRACING:
+        told = settings.get(name)
+        if not (told is None or (isinstance(told, Mapping) and "schema" in told)):
+            raise ConfigError(f"{name}={shown(told)} is LangChain's own: leave it out")
+    return settings
 
 
-def check_text_call(kwargs: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError for what only a chat model can do."""
-    for name in ("tools", "tool_choice", "parallel_tool_calls", "strict", "strict_tools", "response_format"):
-        if kwargs.get(name) is not None:
+@of_both_kinds()
+def check_call(kwargs: Mapping[str, Any], stop: Any = None) -> None:
+    """Raise what `call_settings` raises, as LangChain's errors too, before LangChain takes some of it for its own."""
+    merged_stop(call_settings(kwargs).get("stop"), stop)
+
+
+def text_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """`call_settings` of a text completion. Raises UnsupportedError for what only a chat model can do."""
+    settings = call_settings(kwargs)
+    for name in FOR_CHAT:
+        if settings.get(name) is not None:
             raise UnsupportedError(f"{name} cannot be given to a text completion: use ChatPrecedent")
+    return settings
 
 
-def check_one_tenant(metadata: Any) -> None:
-    """Raise UnsupportedError for prompts of several tenants: LangChain hands a batch on with the first one's run."""
-    keys = [run_keys(one) for one in metadata] if isinstance(metadata, list) else []
-    if any(one != keys[0] for one in keys):
-        raise UnsupportedError(
-            "one batch of texts cannot be of several tenants or workflow steps: give each of them a batch of its own"
-        )
-
-
-def check_names(names: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raise ConfigError on a name that is not known, with the nearest one that is."""
-    known = list(known)
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise ConfigError(f"{where} takes no {name!r}; {hint}")
-
-
-def sampling_params(model: EngineFields, stop: list[str] | None, kwargs: Mapping[str, Any]) -> SamplingParams:
+def sampling_params(model: EngineFields, stop: Any, kwargs: Mapping[str, Any]) -> SamplingParams:
     """The model's sampling settings under those of the call; stop strings of both apply."""
-    chosen = {name: getattr(model, name) for name in SAMPLING}
-    chosen |= {name: kwargs[name] for name in SAMPLING if kwargs.get(name) is not None}
-    return SamplingParams(**chosen, stop=merged_stop(model.stop, stop), logprobs=_num_logprobs(model, kwargs))
+    said = [{name: getattr(model, name) for name in SAMPLING}, {name: kwargs.get(name) for name in SAMPLING}]
+    chosen = {name: value for settings in said for name, value in settings.items() if value is not None}
+    stops = merged_stop(model.stop, stop, kwargs.get("stop"))
+    return SamplingParams(**chosen, stop=stops, logprobs=_num_logprobs(model, kwargs))
 
 
 def _num_logprobs(model: EngineFields, kwargs: Mapping[str, Any]) -> int | None:
@@ -105,17 +153,17 @@ def _num_logprobs(model: EngineFields, kwargs: Mapping[str, Any]) -> int | None:
         getattr(model, name) if kwargs.get(name) is None else kwargs[name] for name in ("logprobs", "top_logprobs")
     )
     if not isinstance(wanted, bool):
-        raise ConfigError(f"logprobs={wanted!r} must be True or False; top_logprobs= says how many")
+        raise ConfigError(f"logprobs={shown(wanted)} must be True or False; top_logprobs= says how many")
     if top is not None and not wanted:
-        raise ConfigError(f"top_logprobs={top!r} needs logprobs=True")
-    if wanted and not (top is None or isinstance(top, int)):
-        raise ConfigError(f"top_logprobs={top!r} must be a number of tokens")
+        raise ConfigError(f"top_logprobs={shown(top)} needs logprobs=True")
+    if wanted and not (top is None or (is_whole(top) and 0 <= top <= 20)):
+        raise ConfigError(f"top_logprobs={shown(top)} must be a number of tokens, at most 20")
     return (top or 0) if wanted else None
 
 
-def merged_stop(*stops: Iterable[str] | None) -> tuple[str, ...]:
-    """All stop strings, each once, in order."""
-    return tuple(dict.fromkeys(text for texts in stops for text in texts or ()))
+def merged_stop(*stops: Any) -> tuple[str, ...]:
+    """All stop strings, each once, in order; a single text is one. Raises ConfigError for what is no text."""
+    return stop_texts([text for texts in stops for text in stop_texts(texts)])
 
 
 def speculation_config(
@@ -126,8 +174,6 @@ def speculation_config(
     wanted = model.speculation if wanted is None else wanted
     drafters = kwargs.get("drafters")
     drafters = model.drafters if drafters is None else drafters  # an empty list asks for none
-    if isinstance(drafters, str):  # a text is a sequence too: of names of one letter
-        raise ConfigError(f"drafters={drafters!r} must be a list of names: [{drafters!r}]")
     if isinstance(wanted, bool):
         config = default if wanted else dataclasses.replace(default, enabled=False)
     elif isinstance(wanted, Mapping):
@@ -136,10 +182,10 @@ def speculation_config(
         config = wanted
     else:
         raise ConfigError(
-            f"speculation={wanted!r} is neither True, False, a SpeculationConfig nor a dict of its settings"
+            f"speculation={shown(wanted)} is neither True, False, a SpeculationConfig nor a dict of its settings"
         )
     if drafters is not None:
-        config = dataclasses.replace(config, drafters=tuple(drafters))
+        config = dataclasses.replace(config, drafters=drafters)
     if kwargs.get("max_nodes") is not None:
         config = dataclasses.replace(config, max_nodes=kwargs["max_nodes"])
     return None if config is default else config
@@ -157,7 +203,7 @@ def prediction_text(prediction: Any) -> str | None:
         parts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
     if not isinstance(content, str) or prediction.get("type", "content") != "content":
-        raise ConfigError(f'prediction={prediction!r} is neither a text nor {{"type": "content", "content": "…"}}')
+        raise ConfigError(f'prediction={shown(prediction)} is neither a text nor {{"type": "content", "content": "…"}}')
     return content
 
 
@@ -171,28 +217,3 @@ def templates_of(
     premade = kwargs.get("templates")
     premade = model.templates if premade is None else premade
     return (*(() if premade is None else Templates(premade)), *tool_templates(tools, form))
-
-
-def run_keys(metadata: Mapping[str, Any] | None) -> dict[str, str]:
-    """`tenant` and `workflow_step` as a run's metadata name them, absent ones left out.
-
-    LangChain's agents and graphs put `lc_agent_name` and `langgraph_node` there; together they name the step.
-    """
-    metadata = metadata or {}
-    step = metadata.get("workflow_step") or "/".join(
-        str(metadata[key]) for key in ("lc_agent_name", "langgraph_node") if metadata.get(key)
-    )
-    keys = {"tenant": metadata.get("tenant"), "workflow_step": step or None}
-    return {key: _checked_key(key, value) for key, value in keys.items() if value is not None}
-
-
-def _checked_key(key: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{key}={value!r} must be a text that is not empty")
-    return value
-
-
-def tenant_of(model: EngineFields, kwargs: Mapping[str, Any], keys: Mapping[str, str]) -> str:
-    """The call's tenant: its keyword argument, else the run's metadata, else the model's field."""
-    tenant = kwargs.get("tenant")
-    return keys.get("tenant", model.tenant) if tenant is None else _checked_key("tenant", tenant)

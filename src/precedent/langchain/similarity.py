@@ -6,7 +6,6 @@ they are is decided by the cache's own records, so that a store that filters bad
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from precedent.cache.search.similarity import SimilarityOf
 from precedent.cache.store.completion_store import CompletionStore
 from precedent.cache.store.records import Hit, Selection, StoredCompletion, Vector, digest
 from precedent.errors import CacheError, ConfigError, PrecedentError
+from precedent.runtime.process import Lock
 
 AT_ONCE = 256
 """Texts that are handed to the vector store together."""
@@ -100,7 +100,7 @@ class VectorStoreSimilarity:
     def __init__(self, store: CompletionStore, vector_store: VectorStore, tenant_filter: TenantFilter) -> None:
         self._store, self._vectors, self._filter = store, vector_store, tenant_filter
         self._followed: dict[tuple[str, str], _Followed] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def search(self, vector: Vector, tenant: str, tokenizer: str, k: int) -> list[Hit]:
         """At most `k` hits, the nearest first and of equals the newer first. Raises CacheError if the store fails."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-from langchain_core.utils.function_calling import convert_to_json_schema
-from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.grammar import (
@@ -22,7 +20,9 @@ from precedent.grammar import (
     closed,
     unenforceable,
 )
+from precedent.langchain.schemas import schema_of
 from precedent.langchain.tools import ANY, AUTO
+from precedent.runtime.plain_values import check_plain, shown
 
 if TYPE_CHECKING:
     from precedent.text.answers import AnswerSyntax
@@ -36,9 +36,10 @@ class AnswerRules:
     """What a call asks of its answer.
 
     `choice` is `AUTO`, `NONE`, `ANY` or a tool's name. `strict` says how far schemas bind: True holds every call to its
-    tool's schema and refuses a schema that the grammar cannot enforce in full; "auto" leaves calls of the model's own
-    accord alone, holds forced ones and content to their schemas, and where one cannot be enforced in full says so in
-    `relaxed`; False asks for the outer form alone, a call of a bound tool with some JSON object.
+    tool's schema and refuses a schema that the grammar cannot enforce in full; "auto" does so for tools that say
+    `strict` themselves, leaves other calls of the model's own accord alone, holds forced ones and content to their
+    schemas, and where one cannot be enforced in full says so in `relaxed`; False asks for the outer form alone, a call
+    of a bound tool with some JSON object.
     """
 
     choice: str = AUTO
@@ -54,7 +55,10 @@ class AnswerRules:
             (kwargs[name] for name in ("strict", "strict_tools") if kwargs.get(name) is not None), default_strict
         )
         check_strict(strict)
-        return cls(choice, kwargs.get("parallel_tool_calls") is not False, strict, kwargs.get("response_format"))
+        parallel = kwargs.get("parallel_tool_calls")
+        if not isinstance(parallel, bool | None):
+            raise ConfigError(f"parallel_tool_calls={shown(parallel)} must be True or False")
+        return cls(choice, parallel is not False, strict, kwargs.get("response_format"))
 
     def grammar(self, syntax: AnswerSyntax) -> Grammar | None:
         """The grammar of the answer to a prompt, None where the model may write what it likes.
@@ -65,7 +69,8 @@ class AnswerRules:
         content, reasoning = self._content(), _reasoning(syntax)
         tools = [tool["function"] for tool in syntax.tools if self.choice in (AUTO, ANY, tool["function"]["name"])]
         is_free = self.choice == AUTO and content is None
-        calls_are_free = not tools or (is_free and self.strict is not True and self.parallel)
+        strict = any(self._strictness(tool) is True for tool in tools)
+        calls_are_free = not tools or (is_free and not strict and self.parallel)
         if calls_are_free and content is None:
             return None
         check_installed()
@@ -90,7 +95,12 @@ class AnswerRules:
 
     def _tool(self, function: Mapping[str, Any]) -> Tool:
         parameters, name = function.get("parameters") or {"type": "object", "properties": {}}, function["name"]
-        return Tool(name, self._schema(parameters, f"the schema of tool {name!r}", self.strict))
+        return Tool(name, self._schema(parameters, f"the schema of tool {name!r}", self._strictness(function)))
+
+    def _strictness(self, function: Mapping[str, Any]) -> Any:
+        """What the call says, else what the tool says of itself."""
+        own = function.get("strict")
+        return own if self.strict == "auto" and isinstance(own, bool) else self.strict
 
     def _content(self) -> JsonSchema | None:
         """The schema of the whole answer, None for text."""
@@ -101,10 +111,12 @@ class AnswerRules:
         """A schema as far as it can be enforced, and a note where that is not far enough."""
         if strict is False:
             return ANY_OBJECT
+        check_plain(what, schema)
         wanted = JsonSchema.of(closed(schema))
         problem = unenforceable(wanted)
         if problem is None:
             return wanted
+        _check_patterns(schema, what)
         if strict is True:
             raise UnsupportedError(f"{what} cannot be enforced in full ({problem}): change it, or leave strict out")
         self.relaxed.append(f"{what}: {problem}")
@@ -112,51 +124,32 @@ class AnswerRules:
         return lenient if unenforceable(lenient) is None else ANY_OBJECT
 
 
+def _check_patterns(schema: Any, what: str) -> None:
+    """Raise ConfigError for a `pattern` that is none in any dialect: without it a schema would be another."""
+    for pattern in _patterns(schema):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            if unenforceable(JsonSchema.of({"type": "string", "pattern": pattern})) is not None:
+                raise ConfigError(f"{what} has pattern={pattern!r}, which is no regular expression: {error}") from error
+
+
+def _patterns(schema: Any) -> Iterator[str]:
+    """All patterns in a schema, wherever they stand."""
+    if isinstance(schema, Mapping):
+        if isinstance(schema.get("pattern"), str):
+            yield schema["pattern"]
+        named = schema.get("patternProperties")
+        yield from named if isinstance(named, Mapping) else ()
+    parts = schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ()
+    for part in parts:
+        yield from _patterns(part)
+
+
 def check_strict(strict: Any) -> None:
     """Raise ConfigError unless `strict` is one of the three."""
     if not any(strict is known or (isinstance(strict, str) and strict == known) for known in STRICT):
-        raise ConfigError(f"strict={strict!r} must be 'auto', True or False")
-
-
-def schema_of(response_format: Any) -> tuple[Mapping[str, Any] | None, bool]:
-    """The JSON Schema that a `response_format` asks for, None for text, and whether it is said to be strict.
-
-    Reads OpenAI's dicts of type `text`, `json_object` and `json_schema`, and classes (pydantic, TypedDict).
-    Raises ConfigError on anything else.
-    """
-    if isinstance(response_format, type):
-        return json_schema_of(response_format), False
-    kind = response_format.get("type") if isinstance(response_format, Mapping) else response_format
-    if kind in (None, "text"):
-        return None, False
-    if kind == "json_object":
-        return ANY_OBJECT.schema, False
-    described = response_format.get("json_schema") if kind == "json_schema" else None
-    schema = described.get("schema") if isinstance(described, Mapping) else None
-    if not isinstance(described, Mapping) or not isinstance(schema, Mapping):
-        raise ConfigError(
-            f"response_format={response_format!r} is neither a class nor a dict of type 'text', 'json_object' or "
-            '\'json_schema\' ({"type": "json_schema", "json_schema": {"name": …, "schema": {…}}})'
-        )
-    return schema, described.get("strict") is True
-
-
-def json_schema_of(schema: Any) -> dict[str, Any]:
-    """The JSON Schema of a pydantic class (v2 or v1), a TypedDict, a function, or a dict that describes one.
-
-    Raises ConfigError on anything else.
-    """
-    if isinstance(schema, type) and is_basemodel_subclass(schema):
-        describe: Any = getattr(schema, "model_json_schema", None) or schema.schema  # type: ignore[attr-defined]
-        found: dict[str, Any] = describe()
-        return found
-    try:
-        return convert_to_json_schema(schema)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            f"{schema!r} is no schema ({str(error).splitlines()[0]}): "
-            "give a pydantic class, a TypedDict, or a JSON Schema"
-        ) from error
+        raise ConfigError(f"strict={shown(strict)} must be 'auto', True or False")
 
 
 def call_form(form: ToolFormat | None) -> CallForm:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models.base import LanguageModelInput
-from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
-from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
-from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.runnables import AddableDict, Runnable, RunnableGenerator
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from precedent.errors import ConfigError
-from precedent.langchain.structured import json_schema_of
+from precedent.langchain.answer_parser import AnswerParser
+from precedent.langchain.schemas import described_schema, json_schema_of
 from precedent.langchain.tools import openai_tools
+from precedent.runtime.plain_values import shown
 
 if TYPE_CHECKING:
     from precedent.langchain.chat_model import ChatPrecedent
 
-METHODS = ("json_schema", "function_calling", "json_mode")
-
-Parser = BaseOutputParser[Any]
+METHODS = {
+    "json_schema": ("response_format",),
+    "function_calling": ("tools", "tool_choice", "parallel_tool_calls"),
+    "json_mode": ("response_format",),
+}
+"""How an answer is made one of a schema, and the arguments of a call that say so."""
 
 
 def structured(
@@ -30,53 +33,74 @@ def structured(
 
     Raises ConfigError on an unknown method, or without a schema where the method needs one.
     """
-    if method not in METHODS:
-        raise ConfigError(f"method={method!r} is not one of {', '.join(METHODS)}")
+    if not isinstance(method, str) or method not in METHODS:
+        raise ConfigError(f"method={shown(method)} is not one of {', '.join(METHODS)}")
+    if not isinstance(include_raw, bool):
+        raise ConfigError(f"include_raw={shown(include_raw)} must be True or False")
+    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    for name in METHODS[method]:
+        if name in kwargs:
+            raise ConfigError(f"{name}= is what method={method!r} says itself: leave it out")
     if schema is None and method != "json_mode":
         raise ConfigError(f"method={method!r} needs a schema: give a pydantic class, a TypedDict, or a JSON Schema")
-    told = {"ls_structured_output_format": {"kwargs": {"method": method, "strict": strict}, "schema": schema}}
+    if schema is not None:
+        schema, own_strict = described_schema(schema)
+        strict = own_strict if strict is None else strict
+        asked = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
+        kwargs = {**kwargs, "ls_structured_output_format": asked}
     bind = {"json_schema": _by_grammar, "function_calling": _by_call, "json_mode": _by_json_mode}[method]
-    bound, parser = bind(model, schema, strict, {**kwargs, **(told if schema is not None else {})})
-    return _with_raw(bound, parser) if include_raw else bound | parser
+    bound, parser = bind(model, schema, strict, kwargs)
+    return bound | (_with_raw(parser) if include_raw else parser)
 
 
-Bound = tuple[Runnable[LanguageModelInput, Any], Parser]
+Bound = tuple[Runnable[LanguageModelInput, Any], AnswerParser]
 
 
 def _by_grammar(model: ChatPrecedent, schema: Any, strict: bool | None, kwargs: dict[str, Any]) -> Bound:
-    described = {"schema": json_schema_of(schema), "name": _name_of(schema)}
+    described = json_schema_of(schema)
     if strict is not None:
         kwargs["strict"] = strict
-    bound = model.bind(response_format={"type": "json_schema", "json_schema": described}, **kwargs)
-    return bound, _text_parser(schema)
+    response_format = {"type": "json_schema", "json_schema": {"schema": described, "name": described["title"]}}
+    return model.bind(response_format=response_format, **kwargs), AnswerParser(schema_class=_class(schema))
 
 
 def _by_json_mode(model: ChatPrecedent, schema: Any, strict: bool | None, kwargs: dict[str, Any]) -> Bound:
-    return model.bind(response_format={"type": "json_object"}, **kwargs), _text_parser(schema)
+    return model.bind(response_format={"type": "json_object"}, **kwargs), AnswerParser(schema_class=_class(schema))
 
 
 def _by_call(model: ChatPrecedent, schema: Any, strict: bool | None, kwargs: dict[str, Any]) -> Bound:
-    name = _name_of(schema)
-    bound = model.bind_tools([schema], tool_choice=name, parallel_tool_calls=False, strict=strict, **kwargs)
-    if _is_pydantic(schema):
-        return bound, PydanticToolsParser(tools=[schema], first_tool_only=True)
-    return bound, JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
+    (tool,) = openai_tools([schema])
+    name = tool["function"]["name"]
+    bound = model.bind_tools([tool], tool_choice=name, parallel_tool_calls=False, strict=strict, **kwargs)
+    return bound, AnswerParser(schema_class=_class(schema), tool=name)
 
 
-def _text_parser(schema: Any) -> Parser:
-    return PydanticOutputParser(pydantic_object=schema) if _is_pydantic(schema) else JsonOutputParser()
-
-
-def _with_raw(bound: Runnable[LanguageModelInput, Any], parser: Parser) -> Runnable[LanguageModelInput, Any]:
+def _with_raw(parser: AnswerParser) -> Runnable[Any, dict[str, Any]]:
     """`{"raw": message, "parsed": …, "parsing_error": …}`; an answer that cannot be parsed raises nothing."""
-    parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
-    failed = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=bound) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+    def read(chunks: Iterator[Any]) -> Iterator[Any]:
+        whole: Any = None
+        for chunk in chunks:
+            whole = chunk if whole is None else whole + chunk
+            yield AddableDict(raw=chunk)
+        yield parsed(whole)
+
+    async def aread(chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        whole: Any = None
+        async for chunk in chunks:
+            whole = chunk if whole is None else whole + chunk
+            yield AddableDict(raw=chunk)
+        yield parsed(whole)
+
+    def parsed(message: Any) -> AddableDict:
+        try:
+            return AddableDict(parsed=parser.invoke(message), parsing_error=None)
+        except Exception as error:  # a class may refuse an answer by whatever its validators raise
+            return AddableDict(parsed=None, parsing_error=error)
+
+    return RunnableGenerator(read, aread, name="with_raw")
 
 
-def _is_pydantic(schema: Any) -> bool:
-    return isinstance(schema, type) and is_basemodel_subclass(schema)
-
-
-def _name_of(schema: Any) -> str:
-    return str(openai_tools([schema])[0]["function"]["name"])
+def _class(schema: Any) -> Any:
+    """The pydantic class of whose objects answers are, None where they are dicts."""
+    return schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 PROVIDER = "precedent"
 
+OF_TOKEN_IDS = ("logit_bias", "stop_token_ids")
+"""Settings that the conventions have no attribute for."""
+
 
 class Span(Protocol):
     """What is used of a span of OpenTelemetry."""
@@ -59,7 +62,7 @@ def describe_request(span: Span, operation: str, model_name: str, sampling: Samp
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": model_name,
-        **{f"gen_ai.request.{name}": getattr(sampling, name) for name in SAMPLING},
+        **{f"gen_ai.request.{name}": getattr(sampling, name) for name in SAMPLING if name not in OF_TOKEN_IDS},
         "gen_ai.request.stop_sequences": list(sampling.stop),
     }
     for key, value in attributes.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,9 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from precedent.errors import ConfigError, PromptError
+from precedent.langchain.schemas import described_schema, is_json_schema, kind_of
+from precedent.langchain.wording import first_line
+from precedent.runtime.plain_values import check_plain, nearest, shown
 from precedent.text.tool_schema import check_tools
 
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
@@ -24,7 +26,11 @@ _SYNONYMS: dict[Any, str] = {None: AUTO, False: AUTO, True: ANY, AUTO: AUTO, NON
 
 def openai_tools(tools: Sequence[ToolLike]) -> list[dict[str, Any]]:
     """Tools, functions, pydantic classes and dicts as checked OpenAI function dicts. Raises PromptError by tool."""
+    if not isinstance(tools, list | tuple):
+        raise PromptError(f"tools={shown(tools)} must be a list of tools")
     converted = [_openai_tool(tool, position) for position, tool in enumerate(tools, start=1)]
+    for position, tool in enumerate(converted, start=1):
+        check_plain(f"tool number {position}", tool, PromptError)
     distinct: dict[str, dict[str, Any]] = {}
     for tool in converted:  # one schema as a class and as a dict differs in titles, which say nothing
         distinct.setdefault(json.dumps(_untitled(tool), sort_keys=True, default=str), tool)
@@ -41,16 +47,34 @@ def _untitled(schema: Any) -> Any:
 
 
 def _openai_tool(tool: ToolLike, position: int) -> dict[str, Any]:
+    if isinstance(tool, dict):
+        check_plain(f"tool number {position}", tool, PromptError)
+        tool = _openai_dict(tool)
     try:
         return convert_to_openai_tool(tool)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except Exception as error:  # whatever pydantic, LangChain or a function's own annotations raise
         name = tool.get("name") or tool.get("title") if isinstance(tool, dict) else getattr(tool, "name", None)
         name = name or getattr(tool, "__name__", None)
+        titled = 'a "title" for its name, or give ' if is_json_schema(tool) else ""
         raise PromptError(
             f"tool {repr(name) if name else f'number {position}'} cannot be shown to the model "
-            f"({str(error).splitlines()[0]}): give a function, a LangChain tool, a pydantic class, "
+            f"({first_line(error)}): give {titled}a function, a LangChain tool, a pydantic class, "
             "or a dict in OpenAI's or JSON Schema form"
         ) from error
+
+
+def _openai_dict(tool: dict[str, Any]) -> dict[str, Any]:
+    """A dict of which LangChain would lose the schema, or which it passes on unread, in OpenAI's form."""
+    if kind_of(tool) == "function" and "function" not in tool:
+        return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+    wrapped = "schema" in tool or kind_of(tool) == "json_schema"
+    if not wrapped and not (is_json_schema(tool) and "title" in tool and "properties" not in tool):
+        return tool
+    schema, strict = described_schema(tool)
+    described = {key: schema[key] for key in ("description",) if key in schema}
+    parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
+    said = {} if strict is None else {"strict": strict}
+    return {"type": "function", "function": {"name": schema["title"], **described, "parameters": parameters, **said}}
 
 
 def tool_choice_of(tool_choice: Any, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -64,11 +88,13 @@ def tool_choice_of(tool_choice: Any, tools: Sequence[Mapping[str, Any]]) -> str:
         return wanted
     choice = _SYNONYMS.get(wanted) if isinstance(wanted, str | bool | None) else None
     if choice == ANY and not names:
-        raise ConfigError(f"tool_choice={tool_choice!r} forces a call, and no tool is bound: bind_tools([…])")
+        raise ConfigError(f"tool_choice={shown(tool_choice)} forces a call, and no tool is bound: bind_tools([…])")
     if choice is None:
-        near = difflib.get_close_matches(str(wanted), (*names, *filter(None, map(str, _SYNONYMS))), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"tools: {', '.join(names) or 'none'}"
-        raise ConfigError(f"tool_choice={tool_choice!r} names no bound tool, nor is it 'auto', 'any' or 'none'; {hint}")
+        near = nearest(wanted, (*names, *filter(None, map(str, _SYNONYMS))))
+        hint = f"did you mean {near!r}?" if near else f"tools: {', '.join(names) or 'none'}"
+        raise ConfigError(
+            f"tool_choice={shown(tool_choice)} names no bound tool, nor is it 'auto', 'any' or 'none'; {hint}"
+        )
     return choice
 
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages import BaseMessage, convert_to_messages
+from langchain_core.messages import BaseMessage
 
 from precedent.cache import NewCompletion
 from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.errors import ConfigError, PrecedentError
-from precedent.langchain.messages import to_template_messages
+from precedent.langchain.messages import template_messages_of
 from precedent.text.prompt import render_prompt, told_answer
 from precedent.text.query import recall_query
+from precedent.text.template_settings import TemplateSettings
 from precedent.text.tool_schema import tools_fingerprint
 from precedent.text.traces import read_trajectories
 
@@ -31,19 +32,22 @@ def warm(
     conversations: str | Path | Iterable[Conversation],
     *,
     tools: Sequence[Mapping[str, Any]] = (),
+    settings: Sequence[TemplateSettings] = (),
     tenant: str = "default",
     workflow_step: str = "",
 ) -> int:
     """Store every assistant turn of `conversations`; returns how many could be told as answers of this model.
 
-    A path is an OpenAI-format log (JSON lines, optionally .gz). Raises ConfigError for an engine without a cache.
+    A path is an OpenAI-format log (JSON lines, optionally .gz); `settings` are what the chat template is told beside.
+    Raises ConfigError for an engine without a cache.
     """
     if engine.cache is None:
         raise ConfigError("there is no speculation cache to warm: give the chat model speculation_cache=…")
     number = 0
     for talk in _talks(conversations, tools):
         places = range(len(talk.turns))[-1 if talk.only_last else 0 :]
-        found = (completion_at(engine, talk, place, tenant=tenant, workflow_step=workflow_step) for place in places)
+        how: dict[str, Any] = {"settings": settings, "tenant": tenant, "workflow_step": workflow_step}
+        found = (completion_at(engine, talk, place, **how) for place in places)
         number += sum(engine.cache.insert(completion) > 0 for completion in found if completion is not None)
     return number
 
@@ -58,11 +62,19 @@ class Talk:
 
 
 def completion_at(
-    engine: Engine, talk: Talk, place: int, *, tenant: str, workflow_step: str = ""
+    engine: Engine,
+    talk: Talk,
+    place: int,
+    *,
+    tenant: str,
+    workflow_step: str = "",
+    settings: Sequence[TemplateSettings] = (),
 ) -> NewCompletion | None:
     """The turn at `place` as this engine's model would have generated it; None where it is no answer of it."""
     before, turn = talk.turns[:place], talk.turns[place]
-    answer = answer_ids(engine, before, turn, talk.tools) if before and turn["role"] == "assistant" else None
+    if not before or turn["role"] != "assistant":
+        return None
+    answer = answer_ids(engine, before, turn, talk.tools, settings)
     if answer is None:
         return None
     prompt, token_ids = answer
@@ -80,12 +92,16 @@ def completion_at(
 
 
 def answer_ids(
-    engine: Engine, before: Sequence[Message], answer: Message, tools: Sequence[Mapping[str, Any]]
+    engine: Engine,
+    before: Sequence[Message],
+    answer: Message,
+    tools: Sequence[Mapping[str, Any]],
+    settings: Sequence[TemplateSettings] = (),
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The prompt's ids and those of `answer` behind it; None where the template tells no such turn, or an empty one."""
     try:
-        prompt = render_prompt(engine.tokenizer, before, tools)
-        told = told_answer(engine.tokenizer, prompt, before, answer, tools)
+        prompt = render_prompt(engine.tokenizer, before, tools, settings)
+        told = told_answer(engine.tokenizer, prompt, before, answer, tools, settings)
     except PrecedentError:
         return None
     return (tuple(prompt), told) if told is not None and len(told) > 1 else None
@@ -94,9 +110,13 @@ def answer_ids(
 def _talks(conversations: str | Path | Iterable[Conversation], tools: Sequence[Mapping[str, Any]]) -> Iterator[Talk]:
     if isinstance(conversations, str | Path):
         for logged in read_trajectories([Path(conversations)]):
-            yield Talk(to_template_messages(convert_to_messages(logged.messages)), logged.tools, logged.only_last)
+            yield Talk(template_messages_of(logged.messages), logged.tools, logged.only_last)
         return
-    for messages in conversations:
-        if isinstance(messages, BaseMessage | str | Mapping):
-            raise ConfigError("conversations to warm from are lists of messages, one list for each conversation")
-        yield Talk(to_template_messages(convert_to_messages(messages)), tools)
+    for messages in _checked_list(conversations):
+        yield Talk(template_messages_of(_checked_list(messages)), tools)
+
+
+def _checked_list(given: Any) -> Iterable[Any]:
+    if isinstance(given, BaseMessage | str | Mapping) or not isinstance(given, Iterable):
+        raise ConfigError("conversations to warm from are lists of messages, one list for each conversation")
+    return given

@@ -12,7 +12,7 @@ from precedent.replay.ablation import PLANNERS, DrafterShelf, check
 from precedent.replay.baselines import PromptLookup, SuffixDecoding, SuffixTree
 from precedent.replay.contenders import Contender, Drafted
 from precedent.replay.pool import Pool
-from precedent.replay.settings import FURTHER_BASELINES, Settings, cost_curve
+from precedent.replay.settings import FURTHER_BASELINES, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _ours(
     drafters = shelf.take(names or settings.drafters, without)
     if not drafters:
         return []
-    planner = PLANNERS.get(without, Planner)(cost_curve(curve))
+    planner = PLANNERS.get(without, Planner)(settings.cost_curve(curve))
     name = f"without {without}" if without else "+".join(drafter.name for drafter in drafters)
     label = _label(name, settings, budget, curve)
     return [Entry(label, _drafted(label, drafters, planner, budget, end_id), budget, curve, without, whole)]

@@ -9,7 +9,7 @@ from typing import Any
 from precedent.planning.calibration import Reliability
 from precedent.replay.lineup import Entry
 from precedent.replay.repetition import Answers
-from precedent.replay.settings import Settings, step_costs
+from precedent.replay.settings import MEASURED, Settings
 from precedent.replay.simulate import Report, Tally
 from precedent.replay.turns import Turn
 
@@ -72,16 +72,25 @@ class Replay:
         }
 
     def _rows(self) -> list[dict[str, Any]]:
-        costs = {curve: step_costs(curve) for curve in self.settings.curves}
+        costs = {curve: self.settings.step_costs(curve) for curve in self.settings.curves}
         rows = []
         for entry in self.entries:
             row = self.reports[entry.name].as_dict(entry.name, costs)
             row |= {"baseline": entry.baseline, "budget": entry.budget, "curve": entry.curve}
             row |= {"without": entry.without, "whole": entry.whole}
+            row |= {"main": entry is self.main, "speed_on_this_machine": self._speed(entry)}
             rows.append(row | self._against_baselines(entry) | self._against_whole(entry))
         for curve in costs:
             _rank(rows, curve)
         return rows
+
+    def _speed(self, entry: Entry) -> float | None:
+        """How many times as fast as plain decoding by what steps were measured to take here, drafting included."""
+        measured = self.settings.measured
+        if measured is None:
+            return None
+        report = self.reports[entry.name]
+        return round(report.speed(self.settings.step_costs(MEASURED), measured.plain), 3)
 
     def _against_baselines(self, entry: Entry) -> dict[str, Any]:
         """Tokens per step by those of the best baseline with no more nodes per step, by kind of turn."""

@@ -14,7 +14,7 @@ from precedent.cache.search.embedder import Embedder
 from precedent.replay.lineup import Entry, lineup
 from precedent.replay.pool import Answer, Pool, Vectors
 from precedent.replay.results import Replay
-from precedent.replay.settings import CURVES, Settings, step_costs
+from precedent.replay.settings import CURVES, Settings
 from precedent.replay.simulate import Report, Watch, replay_turn
 from precedent.replay.turns import Turn, TurnReader
 from precedent.text.traces import Trajectory, read_trajectories
@@ -22,7 +22,7 @@ from precedent.text.traces import Trajectory, read_trajectories
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["CURVES", "Replay", "Settings", "replay", "step_costs"]
+__all__ = ["CURVES", "Replay", "Settings", "replay"]
 
 EMBEDDED_AT_ONCE = 512
 

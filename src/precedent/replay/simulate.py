@@ -47,8 +47,12 @@ class Tally:
 
     def tokens_per_plain_step_time(self, costs: Floats) -> float:
         """Tokens in the time of a plain step; `costs[w]` is the time of a step of w + 1 tokens, plain 1."""
-        time = sum(float(costs[min(width, costs.size - 1)]) * steps for width, steps in self.widths.items())
+        time = self.plain_step_times(costs)
         return self.tokens / time if time else 0.0
+
+    def plain_step_times(self, costs: Floats) -> float:
+        """Time of all steps, that of a plain step being 1; `costs` as above."""
+        return sum(float(costs[min(width, costs.size - 1)]) * steps for width, steps in self.widths.items())
 
     def add(self, other: Tally) -> None:
         """Count the other's turns too."""
@@ -94,6 +98,12 @@ class Report:
     def kinds(self) -> dict[str, Tally]:
         """The tallies by kind of turn."""
         return {"tool_calls": self.tool_calls, "text": self.text, "exact_repeats": self.repeats}
+
+    def speed(self, costs: Floats, plain_milliseconds: float) -> float:
+        """Tokens in the time of a plain step, the time that drafting took here counted as well."""
+        drafting = sum(self.microseconds) / 1e3 / plain_milliseconds
+        time = self.all.plain_step_times(costs) + drafting
+        return self.all.tokens / time if time else 0.0
 
     def as_dict(self, name: str, costs: Mapping[str, Floats]) -> dict[str, object]:
         """The keys of the command-line contract, and more; of the named curves `costs` the first one counts."""

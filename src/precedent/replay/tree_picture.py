@@ -6,18 +6,8 @@ import html
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from precedent.pages.colours import Palette
 from precedent.tree import ROOT, CandidateTree
-
-COLOURS = {
-    "target": "#e9e9e9",
-    "recall": "#b7e4c7",
-    "prompt": "#bde0fe",
-    "suffix": "#ffd6a5",
-    "template": "#fdffb6",
-    "prediction": "#ffc6ff",
-    "grammar": "#caffbf",
-}
-OTHER_COLOUR = "#e0bbe4"
 
 LETTER, ROW, BOX, GAP, MARGIN = 7.3, 36, 22, 26, 14
 NARROWEST = 620.0
@@ -66,7 +56,7 @@ class _Box:
         return self.left + max(len(self.label), 2) * LETTER + 12
 
 
-def tree_svg(seen: SeenTree, decode: Decode) -> str:
+def tree_svg(seen: SeenTree, decode: Decode, palette: Palette) -> str:
     """The picture as one SVG document; `decode` turns token ids into text."""
     root = _Box([ROOT], _boxes(seen, ROOT), MARGIN, label="…" + _visible(decode(seen.before[-CONTEXT_TOKENS:])))
     _label(root.below, seen, decode)
@@ -74,7 +64,7 @@ def tree_svg(seen: SeenTree, decode: Decode) -> str:
     width = max(NARROWEST, *(box.right + MARGIN for box in _all(root)))
     height = MARGIN * 2 + rows * ROW + 44
     lines = sorted(_lines(root, seen), key=lambda line: STRONG in line)  # what was accepted lies on top
-    shapes = [*lines, *(_drawn(box, seen) for box in _all(root)), _legend(seen, height - 30)]
+    shapes = [*lines, *(_drawn(box, seen, palette) for box in _all(root)), _legend(seen, height - 30, palette)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
         f'height="{height:.0f}" font-family="ui-monospace, monospace" font-size="12">'
@@ -144,11 +134,11 @@ def _lines(box: _Box, seen: SeenTree) -> Iterator[str]:
         yield from _lines(child, seen)
 
 
-def _drawn(box: _Box, seen: SeenTree) -> str:
+def _drawn(box: _Box, seen: SeenTree, palette: Palette) -> str:
     """The box, its text, and below it the probability that the whole path up to its end is accepted."""
     node = box.nodes[-1]
     strong = node == ROOT or node in seen.path
-    colour = "#fff" if node == ROOT else COLOURS.get(seen.tree.sources[node][0], OTHER_COLOUR)
+    colour = "#fff" if node == ROOT else palette.of(seen.tree.sources[node][0]).page
     top = _middle(box) - BOX / 2
     chance = "" if node == ROOT else f"{_path_probability(seen, node):.2f}"
     return (
@@ -168,11 +158,10 @@ def _path_probability(seen: SeenTree, node: int) -> float:
     return chance
 
 
-def _legend(seen: SeenTree, baseline: float) -> str:
+def _legend(seen: SeenTree, baseline: float, palette: Palette) -> str:
     parts, left = [], float(MARGIN)
-    for source in sorted({names[0] for names in seen.tree.sources}):
-        colour = COLOURS.get(source, OTHER_COLOUR)
-        parts.append(f'<rect x="{left:.0f}" y="{baseline - 10:.0f}" width="12" height="12" fill="{colour}"/>')
+    for source, colour in palette.legend(names[0] for names in seen.tree.sources):
+        parts.append(f'<rect x="{left:.0f}" y="{baseline - 10:.0f}" width="12" height="12" fill="{colour.page}"/>')
         parts.append(f'<text x="{left + 17:.0f}" y="{baseline:.0f}">{html.escape(source)}</text>')
         left += 34 + len(source) * LETTER
     said = f"bold: accepted, {len(seen.path)} of {len(seen.tree)} nodes; small: probability expected of the whole path"

@@ -1,7 +1,8 @@
-"""How much memory a device has left."""
+"""How much memory a device has left, and how to leave more."""
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -22,6 +23,13 @@ def free_bytes(device: torch.device) -> int:
         return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     known = [found for found in (_available_to_system(), _left_to_container()) if found is not None]
     return min(known, default=UNKNOWN)
+
+
+def give_back() -> None:
+    """Give back to the system what nobody holds any more, and torch keeps at hand."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _available_to_system() -> int | None:

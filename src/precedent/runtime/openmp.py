@@ -8,6 +8,8 @@ times. So whoever has nothing left to compute lets its workers go; to get others
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,18 @@ def openmp_function(name: str) -> Any:
     """
     path = _library()
     return getattr(ctypes.CDLL(path), name, None) if path else None
+
+
+def _release_before_fork() -> None:
+    """Let the forking thread's workers go, of every GNU library: the forked process would wait for them for ever."""
+    if {"torch", "faiss"} & sys.modules.keys():
+        for path in _loaded_libraries():
+            if "gomp" in Path(path).name:
+                ctypes.CDLL(path).omp_pause_resource_all(_SOFT)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_release_before_fork)
 
 
 @cache

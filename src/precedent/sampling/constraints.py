@@ -7,7 +7,8 @@ an entry for every id of the tokenizer; columns of a wider output head are cut o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from os.path import commonprefix
 
 import numpy as np
@@ -49,8 +50,78 @@ class RepetitionPenalty:
         return torch.where(values < 0, values * self._penalty, values / self._penalty)
 
 
+class LogitBias:
+    """Adds a number to the logits of some tokens: OpenAI's `logit_bias`."""
+
+    def __init__(self, biases: Mapping[int, float]) -> None:
+        self._ids, self._biases = list(biases), list(biases.values())
+
+    def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
+        """Add each bias to its token's logit."""
+        return self._biased(row)
+
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor:
+        """The same to each row, whatever precedes it."""
+        return self._biased(rows)
+
+    def _biased(self, rows: Tensor) -> Tensor:
+        rows, ids = _wide(rows, copy=True), _indices(self._ids, rows)
+        return rows.index_copy_(-1, ids, rows.index_select(-1, ids) + _values(self._biases, rows))
+
+
+class OccurrencePenalty:
+    """Lowers the logits of tokens that occurred in the answer: OpenAI's `frequency_penalty` and `presence_penalty`.
+
+    A token that occurred n times loses n times `frequency`, and `presence` once. The prompt does not count.
+    """
+
+    def __init__(self, frequency: float, presence: float) -> None:
+        self._frequency, self._presence = frequency, presence
+
+    def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
+        """Subtract from the logits of the tokens in `output_ids`."""
+        row, counts = _wide(row, copy=True), Counter(output_ids)
+        ids = [token for token in counts if token < row.numel()]
+        places = _indices(ids, row)
+        return row.index_copy_(0, places, row[places] - _values(self._penalties(counts, ids), row))
+
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor:
+        """The same to each row: what all paths share is counted once, then what each has of its own."""
+        shared, rows = commonprefix(paths), _wide(rows)  # noqa: RUF071 (of token ids, not of names of files)
+        size, counts = rows.shape[-1], Counter(shared)
+        ids = [token for token in counts if token < size]
+        lost = torch.zeros_like(rows)
+        lost.index_copy_(1, _indices(ids, rows), _values(self._penalties(counts, ids), rows).expand(len(rows), -1))
+        places, values = self._behind(shared, counts, paths, size)
+        lost.view(-1).index_copy_(0, _indices(places, rows), _values(values, rows))
+        return rows - lost
+
+    def _behind(
+        self, shared: Sequence[int], counts: Counter[int], paths: Sequence[tuple[int, ...]], size: int
+    ) -> tuple[list[int], list[float]]:
+        """Where the tokens that a path has of its own stand in all rows, laid end to end, and their penalties."""
+        places, values = list[int](), list[float]()
+        for number, path in enumerate(paths):
+            own = Counter(path[len(shared) :])
+            ids = [token for token in own if token < size]
+            places += [number * size + token for token in ids]
+            values += [self._penalty(counts[token] + own[token]) for token in ids]
+        return places, values
+
+    def _penalties(self, counts: Counter[int], ids: Sequence[int]) -> list[float]:
+        return [self._penalty(counts[token]) for token in ids]
+
+    def _penalty(self, count: int) -> float:
+        return count * self._frequency + self._presence
+
+
 def _indices(ids: Sequence[int], rows: Tensor) -> Tensor:
     return placed(np.array(ids, dtype=np.int64), rows.device)
+
+
+def _values(values: Sequence[float], rows: Tensor) -> Tensor:
+    """Numbers of the rows' own dtype, beside them."""
+    return placed(np.array(values, dtype=np.float64 if rows.dtype == torch.float64 else np.float32), rows.device)
 
 
 def _wide(rows: Tensor, *, copy: bool = False) -> Tensor:
@@ -85,10 +156,17 @@ class Chain:
 def constraints_for(
     params: SamplingParams, prompt_ids: Sequence[int], grammar: RowShaper | None = None
 ) -> RowShaper | None:
-    """The constraints that `params` asks for and the request's grammar, or None when rows stay as they are."""
-    wanted: list[RowShaper] = []  # in either order the same, but masks may turn out not to be found together
+    """The constraints that `params` asks for and the request's grammar, or None when rows stay as they are.
+
+    Biases and penalties come in the order of transformers and vLLM: bias, repetition, frequency and presence.
+    """
+    wanted: list[RowShaper] = []  # masks first, which may turn out not to be found together
     if grammar is not None:
         wanted.append(grammar)
+    if params.logit_bias:
+        wanted.append(LogitBias(params.logit_bias))
     if params.repetition_penalty != 1.0:
         wanted.append(RepetitionPenalty(prompt_ids, params.repetition_penalty))
+    if params.frequency_penalty or params.presence_penalty:
+        wanted.append(OccurrencePenalty(params.frequency_penalty, params.presence_penalty))
     return Chain(wanted) if wanted else None

@@ -35,7 +35,8 @@ def precedent_engine() -> Iterator[EngineMaker]:
     """Makes engines on a tiny real model that follows a script, closed after the test.
 
     def test_my_agent(precedent_engine):
-        llm = ChatPrecedent.from_engine(precedent_engine(["Order 1042 was sent."]))
+        engine = precedent_engine([("user", "Where is order 1042?"), ("assistant", "It was sent.")])
+        llm = ChatPrecedent.from_engine(engine)
     """
     from precedent.testing.scripted_model import scripted_model_engine
 

@@ -8,7 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.decoding.stats import TARGET, GenerationStats
@@ -16,7 +19,10 @@ from precedent.engine.generation import Emission, Generation, GenerationResult, 
 from precedent.errors import ContextOverflowError, GenerationError
 from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.sampling.logprobs import TokenLogprob
-from precedent.testing.scripted_grammar import follow
+from precedent.sampling.probabilities import largest_id
+from precedent.testing.overheard import LISTENER
+from precedent.testing.scripted_conversation import Line, conversations
+from precedent.testing.scripted_text import WEIGHTS, ScriptedText, forbidden
 from precedent.text.assembly import TextAssembler
 from precedent.text.templates import Template, Templates
 
@@ -25,8 +31,8 @@ if TYPE_CHECKING:
 
     from precedent.cache import NewCompletion
 
-Script = Callable[[str], str] | Sequence[str]
-"""The answer to a prompt's text, or the answers in order."""
+Script = Callable[[str], str] | Sequence[str] | Sequence[Line]
+"""The answer to a prompt's text, answers that are given out in order, or a conversation, line by line."""
 
 
 @dataclass(slots=True)
@@ -55,7 +61,8 @@ class ScriptedEngine:
     """Answers like `precedent.engine.Engine`, from a `script`, in bursts of 1 to `max_burst` tokens drawn by `seed`.
 
     Tokens, text, stop strings, usage and cancellation go through the library's own code; each request has a thread of
-    its own, which waits `pace` seconds before every burst. Without an end token the answer goes on until `max_tokens`.
+    its own, which waits `pace` seconds before every burst. The prompt of a LangChain call is held against what the call
+    was asked. An answer that a grammar forbids fails, unless it `may_stray`: then it ends as soon as it may.
     """
 
     def __init__(
@@ -65,16 +72,17 @@ class ScriptedEngine:
         *,
         seed: int = 0,
         max_burst: int = 5,
+        may_stray: bool = False,
         pace: float = 0.0,
         context_length: int = 100_000,
         model_name: str = "scripted",
     ) -> None:
         self.tokenizer, self.model_name, self.context_length = tokenizer, model_name, context_length
-        self.cache = None
+        self.cache, self.drafters, self.closed = None, (), False
         self.speculation = SpeculationConfig()
         self.requests: list[ScriptedRequest] = []
         self.grammars: GrammarEngine = GuidanceEngine(tokenizer, [int(tokenizer.eos_token_id)])
-        self._answers = answers_of(script)
+        self._answers, self._may_stray = answers_of(script), may_stray
         self._random, self._max_burst, self._pace = random.Random(seed), max_burst, pace
 
     def submit(
@@ -93,7 +101,11 @@ class ScriptedEngine:
         write_back: Callable[[NewCompletion], object] | None = None,
         shown_tokens: Collection[int] = (),
     ) -> Generation:
-        """Start answering and return at once. Raises ContextOverflowError like an engine."""
+        """Start answering and return at once. Raises ContextOverflowError like an engine.
+
+        Raises AssertionError for a prompt that lacks something of its LangChain call.
+        """
+        LISTENER.check(self.tokenizer, prompt_ids)
         if len(prompt_ids) >= self.context_length:
             raise ContextOverflowError(f"the prompt has {len(prompt_ids)} tokens, the context {self.context_length}")
         prompt = str(self.tokenizer.decode(list(prompt_ids)))
@@ -118,7 +130,8 @@ class ScriptedEngine:
         return request.generation
 
     def close(self) -> None:
-        """Nothing to release; running requests end by themselves."""
+        """Take no more requests; running ones end by themselves."""
+        self.closed = True
 
     def _run(self, request: ScriptedRequest, rng: random.Random) -> None:
         try:
@@ -170,19 +183,36 @@ class ScriptedEngine:
 
     def _script_ids(self, request: ScriptedRequest) -> list[int]:
         """The answer with its end token, as the request's grammar lets the script be followed."""
-        end_id = int(self.tokenizer.eos_token_id)
-        script = [*self.tokenizer.encode(self._answers(request.prompt), add_special_tokens=False), end_id]
+        end_id, answer = int(self.tokenizer.eos_token_id), self._answers(request.prompt)
         if request.grammar is None:
-            return script
+            return [*self.tokenizer.encode(answer, add_special_tokens=False), end_id]
+        script = ScriptedText(self.tokenizer, 0, answer)
         shape = GrammarConstraint(self.grammars.matcher(request.grammar), [end_id])
-        return follow(script, shape, self.tokenizer, request.sampling.max_tokens)
+        given = list[int]()
+        while len(given) < request.sampling.max_tokens and end_id not in given:
+            given.append(largest_id(shape(given, self._wished(script, given))))
+            lost = None if self._may_stray else script.lost(given)
+            if lost is not None:
+                raise forbidden(lost)
+        return given
+
+    def _wished(self, script: ScriptedText, given: Sequence[int]) -> Tensor:
+        row = torch.zeros(len(self.tokenizer))
+        for token, weight in zip(script.wishes(given), WEIGHTS, strict=False):
+            row[token] = weight
+        return row
 
 
 def answers_of(script: Script) -> Callable[[str], str]:
-    """A script as a function of the prompt's text; a list of answers is given out in order."""
+    """A script as a function of the prompt's text; a list of answers is given out in order.
+
+    Raises ConfigError for a line of a conversation that is none.
+    """
     if callable(script):
         return script
-    answers, remaining = script, iter(script)
+    if not all(isinstance(answer, str) for answer in script):
+        return conversations(cast("Sequence[Line]", script))
+    answers, remaining = script, iter(cast("Sequence[str]", script))
 
     def answer(prompt: str) -> str:
         try:

@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from precedent.engine.engine import Engine
+from precedent.engine.engine import Engine, Generation
 from precedent.planning.costs import CostCurve
 from precedent.runtime.inline_executor import AtOnce
 from precedent.target import TargetModel
-from precedent.target.model import Slot
+from precedent.target.model import Commit, Slot
+from precedent.testing.overheard import LISTENER
 from precedent.testing.scripted_engine import Script, answers_of
-from precedent.testing.scripted_text import ScriptedText
+from precedent.testing.scripted_text import WEIGHTS, ScriptedText, forbidden
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-CERTAIN, SECOND = 100.0, 50.0
-"""Added to the logits of what the script says next, and of what it says once white space is left out."""
 
 CONTEXT_LENGTH = 16_384
 
@@ -38,15 +36,17 @@ MILLISECONDS = ((1, 4.0), (8, 4.2), (32, 5.0))
 
 
 class ScriptedTarget(TargetModel):
-    """A target model that follows a script: `script` maps a prompt's text to the answer, or is a list of answers.
+    """A target model that follows a script: what it answers to a prompt's text, or answers, or a conversation.
 
-    Where the answer so far has left the script (a constraint forbade a token), white space aside, it ends as soon as it
-    may; only then do the model's own logits matter.
+    A request whose answer has left the script (a constraint forbade a token), layout aside, fails with a
+    GenerationError. With `may_stray` it ends as soon as it may instead; only then do the model's own logits matter.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, script: Script) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, script: Script, *, may_stray: bool = False
+    ) -> None:
         super().__init__(model)
-        self._tokenizer, self._answer_to = tokenizer, answers_of(script)
+        self._tokenizer, self._answer_to, self._may_stray = tokenizer, answers_of(script), may_stray
         self._scripts: weakref.WeakKeyDictionary[Slot, ScriptedText] = weakref.WeakKeyDictionary()
 
     def begin_prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
@@ -62,13 +62,30 @@ class ScriptedTarget(TargetModel):
         scored = super().score(batch)
         return [self._follow(logits, *pair) for logits, pair in zip(scored, batch, strict=True)]
 
+    def commit_all(self, batch: Sequence[Commit]) -> list[Exception | None]:
+        """As `TargetModel.commit_all`; an answer that has left the script is a failure."""
+        errors = super().commit_all(batch)
+        return [error or self._strayed(commit[0]) for error, commit in zip(errors, batch, strict=True)]
+
     def _follow(self, logits: Tensor, slot: Slot, tree: CandidateTree) -> Tensor:
         script, rows, before = self._scripts[slot], logits.clone(), (*slot.token_ids, slot.pending)
         for node in range(ROOT, len(tree)):
-            first, second = script.next_after((*before, *tree.tokens_to(node)))
-            rows[node + 1, first] += CERTAIN
-            rows[node + 1, second] += SECOND
+            for token, weight in zip(script.wishes((*before, *tree.tokens_to(node))), WEIGHTS, strict=False):
+                rows[node + 1, token] += weight
         return rows
+
+    def _strayed(self, slot: Slot) -> Exception | None:
+        lost = None if self._may_stray else self._scripts[slot].lost((*slot.token_ids, slot.pending))
+        return None if lost is None else forbidden(lost)
+
+
+class ScriptedModelEngine(Engine):
+    """An engine that holds every prompt of a LangChain call against what the call was asked."""
+
+    def submit(self, prompt_ids: Sequence[int], *args: Any, **kwargs: Any) -> Generation:
+        """As `Engine.submit`. Raises AssertionError for a prompt that lacks something of its call."""
+        LISTENER.check(self.tokenizer, prompt_ids)
+        return super().submit(prompt_ids, *args, **kwargs)
 
 
 def scripted_model_engine(
@@ -76,27 +93,33 @@ def scripted_model_engine(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     draft_model: bool = False,
+    may_stray: bool = False,
     name: str = "scripted-model",
     **settings: Any,
 ) -> Engine:
     """An engine on a tiny random Llama that answers from `script`; `settings` go to `Engine` (`cache`, `limits`, ...).
 
-    With `draft_model` a model of other random weights proposes as well, nearly always wrongly. Searches and writes are
-    done before decoding goes on, so that what is drafted never hangs on which thread was faster.
+    With `draft_model` a model of other random weights proposes as well, nearly always wrongly. An answer that a grammar
+    forbids fails, unless it `may_stray`. Searches and writes are done before decoding goes on, and no step is timed, so
+    that what is drafted hangs neither on which thread was faster nor on how busy the machine is.
     """
     tokenizer = tokenizer or scripted_tokenizer()
-    target = ScriptedTarget(_tiny(tokenizer, seed=0), tokenizer, script)
+    target = ScriptedTarget(_tiny(tokenizer, seed=0), tokenizer, script, may_stray=may_stray)
     draft = _tiny(tokenizer, seed=1) if draft_model else None
-    settings = {"executor": AtOnce(), "cost": fixed_cost(), **settings}
-    return Engine(target, tokenizer, name=name, draft_model=draft, **settings)
+    settings = {"executor": AtOnce(), "cost": FixedCost(), **settings}
+    return ScriptedModelEngine(target, tokenizer, name=name, draft_model=draft, **settings)
 
 
-def fixed_cost() -> CostCurve:
-    """A cost curve that depends on no machine."""
-    curve = CostCurve()
-    for width, milliseconds in MILLISECONDS:
-        curve.observe(width, milliseconds)
-    return curve
+class FixedCost(CostCurve):
+    """A cost curve that depends on no machine: what steps really take is not learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for width, milliseconds in MILLISECONDS:
+            super().observe(width, milliseconds)
+
+    def observe(self, width: int, milliseconds: float) -> None:
+        """Leave the curve as it is."""
 
 
 @lru_cache(maxsize=1)

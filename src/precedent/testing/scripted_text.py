@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tokenizers import pre_tokenizers
 
+from precedent.errors import GenerationError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BLANK = b" \t\r\n"
+SPACES = (b" ", b"\n")
+"""The white space that is added where a constraint asks for some, once at a place."""
+
+PUNCTUATION = b"{}[],:<>"
+_GAP = re.compile(rb"(?<![ \t\r\n])[ \t\r\n]*")
+_STRING = re.compile(rb'"(?:\\.|[^"\\])*(?:"|$)', re.DOTALL)
+
+CLOSERS = (b'"', b"}", b"]")
+"""What ends JSON soonest, best first."""
+
+WEIGHTS = tuple(50.0 * 2.5**rank for rank in reversed(range(9)))
+"""Added to the logits of what a script wishes, first wish first: so far apart that no penalty changes their order."""
 
 
 class ScriptedText:
     """One request's script: the answer that begins behind `prompt_length` tokens.
 
-    The tokenizer is byte-level. White space is skipped where answer and script differ in nothing else: a constraint may
-    forbid it, or ask for it.
+    The tokenizer is byte-level. White space that is layout (outside of JSON's strings, beside its punctuation or a tag)
+    may be left out or added, as a constraint wants it; whatever else differs has left the script.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_length: int, answer: str) -> None:
@@ -29,28 +44,64 @@ class ScriptedText:
         self._tokens = {piece: token for token, piece in self._pieces.items()}
         self._longest = max(map(len, self._tokens))
         self._text = self._bytes(self._ids[:-1])
+        self._layout = layout_of(self._text)
 
-    def next_after(self, token_ids: Sequence[int]) -> tuple[int, int]:
-        """The token that follows prompt and answer `token_ids` by the script, and the one that skips white space."""
+    def wishes(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """The tokens that follow prompt and answer `token_ids` by the script, the one to the letter first.
+
+        Then those that a constraint may want instead: without layout, in smaller pieces, with white space added. Last,
+        and off the script alone, what ends the answer soonest.
+        """
         given = tuple(token_ids[self._prompt_length :])
-        rest = self._rest(self._bytes(given))
-        if rest is None:
-            return self._end, self._end
-        follows_to_the_letter = given == self._ids[: len(given)] and len(given) < len(self._ids)
-        first = self._ids[len(given)] if follows_to_the_letter else self._token_at(rest)
-        return first, self._token_at(rest.lstrip(BLANK))
+        said = self._bytes(given)
+        at = self._place(said)
+        ends = (self._end, *(self._tokens[closer] for closer in CLOSERS))
+        if at is None:
+            return ends
+        to_the_letter = given == self._ids[: len(given)] and len(given) < len(self._ids)
+        bare = self._behind_layout(at)
+        spaces = SPACES if self._layout[at] and said[-1:] not in SPACES else ()
+        return tuple(
+            dict.fromkeys(
+                (
+                    self._ids[len(given)] if to_the_letter else self._token_at(self._text[at:]),
+                    self._token_at(self._text[bare:]),
+                    self._token_at(self._text[bare : bare + 1]),
+                    *(self._tokens[space] for space in spaces),
+                    *ends,
+                )
+            )
+        )
 
-    def _rest(self, given: bytes) -> bytes | None:
-        """What is left of the script behind `given`, None when that is not in it."""
+    def lost(self, token_ids: Sequence[int]) -> str | None:
+        """What the script says where the answer behind the prompt has left it, or has ended too soon; else None."""
+        given = tuple(token_ids[self._prompt_length :])
+        ended = self._end in given
+        said = self._bytes(given[: given.index(self._end)] if ended else given)
+        at = self._place(said)
+        if at is not None and not (ended and self._behind_layout(at) < len(self._text)):
+            return None
+        while at is None:
+            said = said[:-1]
+            at = self._place(said)
+        return self._text[at:].decode(errors="replace")
+
+    def _place(self, said: bytes) -> int | None:
+        """How far in the script an answer is, None where it is not in it."""
         at = 0
-        for byte in given:
-            while at < len(self._text) and self._text[at] != byte and self._text[at] in BLANK:
+        for byte in said:
+            if byte not in self._text[at : at + 1]:
+                at = self._behind_layout(at)
+            if byte in self._text[at : at + 1]:
                 at += 1
-            if at < len(self._text) and self._text[at] == byte:
-                at += 1
-            elif byte not in BLANK:
+            elif byte not in BLANK or not self._layout[at]:
                 return None
-        return self._text[at:]
+        return at
+
+    def _behind_layout(self, at: int) -> int:
+        while at < len(self._text) and self._text[at] in BLANK and self._layout[at]:
+            at += 1
+        return at
 
     def _token_at(self, rest: bytes) -> int:
         """The longest token that `rest` begins with; the end token at the end."""
@@ -59,6 +110,18 @@ class ScriptedText:
 
     def _bytes(self, token_ids: Sequence[int]) -> bytes:
         return b"".join(self._pieces.get(token, b"") for token in token_ids)
+
+
+def layout_of(text: bytes) -> list[bool]:
+    """For every place of a text, its end included, whether white space there is layout."""
+    layout = [True] * (len(text) + 1)
+    for gap in _GAP.finditer(text):
+        around = (text[gap.start() - 1 : gap.start()], text[gap.end() : gap.end() + 1])
+        is_layout = b"" in around or any(one in PUNCTUATION for one in around)
+        layout[gap.start() : gap.end() + 1] = [is_layout] * (gap.end() + 1 - gap.start())
+    for string in _STRING.finditer(text):
+        layout[string.start() + 1 : string.end()] = [False] * (string.end() - string.start() - 1)
+    return layout
 
 
 @lru_cache(maxsize=8)
@@ -79,3 +142,11 @@ def _byte_of_symbol() -> dict[str, int]:
     symbols = {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
     assert set(symbols) == set(pre_tokenizers.ByteLevel.alphabet())
     return symbols
+
+
+def forbidden(lost: str) -> GenerationError:
+    """The failure of a request whose answer could not go on with `lost`."""
+    return GenerationError(
+        f"a grammar or another constraint forbids what the script says next, {lost[:60]!r}: change the script, or let "
+        "the answer end where it may with may_stray=True"
+    )

@@ -5,17 +5,20 @@ The ids depend on the tokenizer, the messages and the tools alone, never on earl
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 
 from precedent.errors import PromptError, UnsupportedError
+from precedent.runtime.plain_values import check_plain
 from precedent.text.control_tokens import Markers
 from precedent.text.history import CALL_TEXT, Message, fitted
+from precedent.text.template_settings import TemplateSettings, variables_of
 from precedent.text.tool_formats import ToolFormat, format_of_template, known_formats
 from precedent.text.tool_formats.reasoning import reasoning_tags
 from precedent.text.tool_formats.response_template import reads_calls
@@ -23,6 +26,8 @@ from precedent.text.tool_schema import check_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 _BEHIND = {"role": "user", "content": "."}
 """Stands behind an answer, so that the template closes it as it would in a conversation."""
@@ -34,21 +39,24 @@ def render_prompt(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] | None = None,
+    settings: Sequence[TemplateSettings] = (),
 ) -> list[int]:
     """Prompt ids of `messages` (dicts with `role` and `content`), ready for the assistant's answer.
 
-    Control tokens in messages and tools stay text. Raises PromptError on an empty list, an unknown role, a bad tool, or
-    messages that the template refuses; UnsupportedError where the model's tool format is not known.
+    Control tokens in messages, tools and `settings` stay text. Raises PromptError on an empty list, an unknown role, a
+    bad tool, a text that is no Unicode, or messages that the template refuses; UnsupportedError where the model's tool
+    format is not known; what `TemplateSettings` raise.
     """
     _check_messages(messages)
     check_tools(tools or ())
     template = template_for(tokenizer, messages, bool(tools))
+    variables = variables_of(settings, tokenizer, template)
     form = format_of_template(template)
     messages = fitted(messages, form)
     refusal: Exception | None = None
     for arranged in _ARRANGEMENTS:
         try:
-            return _encode(tokenizer, template, form, arranged(messages), list(tools or ()))
+            return _encode(tokenizer, template, form, arranged(messages), list(tools or ()), variables)
         except jinja2.TemplateError as error:
             refusal = refusal or error
     raise PromptError(f"the model's chat template refuses these messages: {refusal}") from refusal
@@ -60,15 +68,25 @@ def told_answer(
     before: Sequence[Message],
     answer: Message,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    settings: Sequence[TemplateSettings] = (),
 ) -> tuple[int, ...] | None:
     """The ids that the chat template adds to the `prompt` of `before` for an answer, its end token included.
 
     So they have the model's own tool format. None where the template tells no such turn behind its prompt. Raises what
     `render_prompt` raises.
     """
-    whole = render_prompt(tokenizer, [*before, answer, _BEHIND], tools)
-    rest, end = whole[len(prompt) :], tokenizer.eos_token_id
-    told = whole[: len(prompt)] == list(prompt) and end in rest
+    whole = render_prompt(tokenizer, [*before, answer, _BEHIND], tools, settings)
+    told = _first_turn_behind(prompt, whole, tokenizer.eos_token_id)
+    if told is None and settings:  # a prompt that forbids thinking ends with an empty thought, which told turns lack
+        plain = render_prompt(tokenizer, before, tools)
+        told = _first_turn_behind(plain, whole, tokenizer.eos_token_id)
+    return told
+
+
+def _first_turn_behind(prompt: Sequence[int], whole: Sequence[int], end: Any) -> tuple[int, ...] | None:
+    """What follows `prompt` in `whole` up to the end token, None where there is no such thing."""
+    rest = whole[len(prompt) :]
+    told = list(whole[: len(prompt)]) == list(prompt) and end in rest
     return tuple(rest[: rest.index(end) + 1]) if told else None
 
 
@@ -93,7 +111,18 @@ def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
             f"the model's chat template {lack}, and the shipped Hermes template needs a tokenizer with <|im_start|> "
             "and <|im_end|>: set tokenizer.chat_template, or use a chat model"
         )
+    if own is None:
+        _warn_of_base_model(str(tokenizer.name_or_path))
     return hermes_template()
+
+
+@cache
+def _warn_of_base_model(name: str) -> None:
+    """Once for each model: answers of one that never learned to chat look like a fault of ours."""
+    log.warning(
+        "%s has no chat template: it is a base model, asked in ChatML that it was not trained on; "
+        "take its instruct version, or set tokenizer.chat_template", name or "the model",
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1)
@@ -119,6 +148,7 @@ def _check_messages(messages: Sequence[Message]) -> None:
     for position, message in enumerate(messages, start=1):
         if message.get("role") not in ROLES:
             raise PromptError(f"message {position} has role {message.get('role')!r}: use one of {', '.join(ROLES)}")
+        check_plain(f"message {position}", message, PromptError)
 
 
 def _encode(
@@ -127,20 +157,34 @@ def _encode(
     form: ToolFormat | None,
     messages: list[Message],
     tools: list[Any],
+    variables: dict[str, Any],
 ) -> list[int]:
-    markers = Markers.for_input(tokenizer, template, [messages, tools], _tags(tokenizer, template, form))
+    markers = Markers.for_input(tokenizer, template, [messages, tools, variables], _tags(tokenizer, template, form))
     if markers is not None:
         messages = [_marked(message, markers, form) for message in messages]
         tools = markers.mark(tools)
+        variables = {name: markers.mark(value) for name, value in variables.items()}
     messages = [_with_call_text(message, form) for message in messages]
-    rendered = str(
-        tokenizer.apply_chat_template(
-            messages, tools=tools or None, chat_template=template, tokenize=False, add_generation_prompt=True
-        )
-    )
+    rendered = _rendered(tokenizer, template, messages, tools, variables)
     if markers is not None:
         return markers.encode(tokenizer, rendered)
     return list(tokenizer.encode(rendered, add_special_tokens=False))
+
+
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    messages: list[Message],
+    tools: list[Any],
+    variables: dict[str, Any],
+) -> str:
+    """Raises PromptError where the template fails on a caller's value: templates compare, join and look into them."""
+    settings: dict[str, Any] = {"chat_template": template, "tokenize": False, "add_generation_prompt": True}
+    try:
+        return str(tokenizer.apply_chat_template(messages, tools=tools or None, **settings, **variables))
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        given = f" with chat_template_kwargs={variables!r}" if variables else ""
+        raise PromptError(f"the model's chat template fails on these messages{given}: {error}") from error
 
 
 def _tags(tokenizer: PreTrainedTokenizerBase, template: str, form: ToolFormat | None) -> list[str]:

@@ -96,6 +96,8 @@ class Templates(Sequence[Template]):
     ) -> None:
         if isinstance(templates, str):
             raise ConfigError(f"templates={templates!r} is one text: give a list of them")
+        if not isinstance(templates, Iterable):
+            raise ConfigError(f"templates={templates!r} must be a list of texts")
         self._templates = tuple(_template(template, choices) for template in templates)
         self._check(choices or {})
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from precedent.errors import PromptError
+from precedent.runtime.plain_values import check_plain
 
 _TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 
@@ -20,6 +21,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
     """
     names: set[str] = set()
     for position, tool in enumerate(tools):
+        check_plain(f"tool number {position + 1}", tool, PromptError)
         name = _name_of(tool, position)
         if name in names:
             raise PromptError(f"tool {name!r} is bound twice: rename or remove one of them")
@@ -66,11 +68,11 @@ def _problem_of(function: Mapping[str, Any]) -> str | None:
         return None
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         return 'parameters must be a schema of type "object"'
-    return _schema_problem(parameters, "parameters")
+    return schema_problem(parameters, "parameters")
 
 
-def _schema_problem(schema: Any, where: str) -> str | None:
-    """What is wrong with a schema, or None; `where` is the path to it."""
+def schema_problem(schema: Any, where: str) -> str | None:
+    """What is wrong with a JSON Schema, or None; `where` is the path to it."""
     if isinstance(schema, bool):
         return None
     if not isinstance(schema, Mapping):
@@ -94,19 +96,19 @@ def _type_problem(value: Any, where: str) -> str | None:
 def _map_problem(value: Any, where: str) -> str | None:
     if not isinstance(value, Mapping):
         return f"{where} must map names to schemas, not be {_kind(value)}"
-    problems = (_schema_problem(schema, f"{where}.{name}") for name, schema in value.items())
+    problems = (schema_problem(schema, f"{where}.{name}") for name, schema in value.items())
     return next((problem for problem in problems if problem), None)
 
 
 def _list_problem(value: Any, where: str) -> str | None:
     if not isinstance(value, list) or not value:
         return f"{where} must be a list of schemas, not {_kind(value)}"
-    problems = (_schema_problem(schema, f"{where}[{index}]") for index, schema in enumerate(value))
+    problems = (schema_problem(schema, f"{where}[{index}]") for index, schema in enumerate(value))
     return next((problem for problem in problems if problem), None)
 
 
 def _items_problem(value: Any, where: str) -> str | None:
-    return _list_problem(value, where) if isinstance(value, list) else _schema_problem(value, where)
+    return _list_problem(value, where) if isinstance(value, list) else schema_problem(value, where)
 
 
 def _required_problem(value: Any, where: str) -> str | None:
@@ -140,9 +142,7 @@ _CHECKS: dict[str, Callable[[Any, str], str | None]] = {
     "type": _type_problem,
     **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), _map_problem),
     **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), _list_problem),
-    **dict.fromkeys(
-        ("additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"), _schema_problem
-    ),
+    **dict.fromkeys(("additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"), schema_problem),
     "items": _items_problem,
     "required": _required_problem,
     "enum": _enum_problem,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 import psycopg
 import psycopg.conninfo
 
-from precedent.cache.opening import shown
+from precedent.cache.backend import OfOneProcess, StoreURL
 from precedent.errors import CacheError, PrecedentError
 
 logger = logging.getLogger("precedent.cache")
@@ -34,30 +33,38 @@ PATIENT_SECONDS = 3600
 PAUSE_SECONDS = 30.0
 """So long the server is left alone after a failure, so that no request waits for it again and again."""
 
+NO_PASSWORD = "set PGPASSWORD, or a line in ~/.pgpass: a URL that was written down or pickled has lost its password"
+
 ATTEMPTS = 3
 """How often a transaction is tried that PostgreSQL ended because two of them waited for each other."""
 
 
-class Connections:
+class NoPassword(psycopg.OperationalError):
+    """The server asked for a password, and there was none."""
+
+
+class Connections(OfOneProcess):
     """Opens at most `POOL_SIZE` connections, each when it is needed; safe for several threads.
 
     `first` is called with the first connection that works, before anything else. Raises CacheError for everything that
     goes wrong between here and the server.
     """
 
-    def __init__(self, url: str, first: Callable[[Connection], None]) -> None:
-        self.name, self._url, self._first = shown(url), url, first
+    instead = "open the cache only in the process that uses it"
+    refused_as = CacheError
+
+    def __init__(self, url: StoreURL | str, first: Callable[[Connection], None]) -> None:
+        self._url, self._first = StoreURL(url) if isinstance(url, str) else url, first
+        self.name = str(self._url)
         self._prepared, self._preparing = False, threading.Lock()
-        self._silent_until, self._process, self._closed = 0.0, os.getpid(), False
+        self._silent_until, self._closed = 0.0, False
         self._slots: queue.LifoQueue[Connection | None] = queue.LifoQueue()
         for _ in range(POOL_SIZE):
             self._slots.put(None)
-        try:
-            psycopg.conninfo.conninfo_to_dict(url)
-        except psycopg.ProgrammingError:  # its text may hold the password
+        if not _readable(self._url):
             raise CacheError(
                 f"{self.name} is no PostgreSQL URL; write postgresql://USER@HOST/DATABASE, other characters as %XX"
-            ) from None
+            )
 
     def of_tenant(self, tenant: str, work: Work[Result], *, patient: bool = False) -> Result:
         """What `work` returns in a transaction that sees one tenant's records only."""
@@ -96,7 +103,7 @@ class Connections:
         connection = self._slots.get(timeout=STATEMENT_SECONDS)
         try:
             if connection is None or not _answers(connection):
-                connection = psycopg.connect(self._url, autocommit=True, connect_timeout=CONNECT_SECONDS)
+                connection = _connected(self._url)
             with self._preparing:
                 if not self._prepared:
                     self._first(connection)
@@ -112,10 +119,9 @@ class Connections:
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
+        self.check_process()
         if self._closed:
             raise CacheError(f"{self.name} is closed; open it again")
-        if self._process != os.getpid():
-            raise CacheError(f"{self.name} was opened before this process was forked; open it again here")
         if monotonic() < self._silent_until:
             raise CacheError(f"{self.name} failed a moment ago; it is asked again in less than {PAUSE_SECONDS:.0f} s")
         try:
@@ -128,16 +134,35 @@ class Connections:
             if isinstance(error, psycopg.OperationalError):  # the server, not the statement; a timeout is one as well
                 self._silent_until = monotonic() + PAUSE_SECONDS
                 logger.warning("%s cannot be used, speculation goes on without it: %s", self.name, _one_line(error))
-            raise CacheError(f"{self.name}: {_one_line(error)}; check the server and the URL") from error
+            advice = "" if isinstance(error, NoPassword) else "; check the server and the URL"
+            raise CacheError(f"{self.name}: {_one_line(error)}{advice}") from error
 
     def close(self) -> None:
         """Close all connections; more than once does no harm."""
-        if not self._closed and self._process == os.getpid():
+        if not self._closed and self.is_here:
             self._closed = True
             while not self._slots.empty():  # those that are in use are closed when they come back
                 connection = self._slots.get()
                 if connection is not None:
                     connection.close()
+
+
+def _readable(url: StoreURL) -> bool:
+    try:
+        psycopg.conninfo.conninfo_to_dict(url.reveal())
+    except psycopg.ProgrammingError:  # its text may hold the password
+        return False
+    return True
+
+
+def _connected(url: StoreURL) -> Connection:
+    """A new connection. What went wrong is told anew: the driver's error and its frames hold the password."""
+    try:
+        return psycopg.connect(url.reveal(), autocommit=True, connect_timeout=CONNECT_SECONDS)
+    except psycopg.OperationalError as error:
+        asked = error.pgconn is not None and error.pgconn.needs_password
+        told = NoPassword(f"{error}; {NO_PASSWORD}") if asked else type(error)(*error.args)
+    raise told
 
 
 def _seconds(patient: bool) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from precedent.cache.backend import EmbedderIdentity, Payload, maker_of, require_same
+from precedent.cache.backend import EmbedderIdentity, Payload, embedder_in, maker_of, require_same
 from precedent.errors import CacheError
 from precedent_postgres.schema import SCHEMA
 
@@ -19,10 +19,12 @@ Connection = psycopg.Connection[Any]
 def recorded_embedder(connection: Connection, lock: str = "") -> EmbedderIdentity | None:
     """The embedder that made the vectors, or None as long as there are none."""
     found = connection.execute(f"SELECT value FROM {SCHEMA}.meta WHERE key = 'embedder' {lock}").fetchone()
-    try:
-        return None if found is None else EmbedderIdentity(**json.loads(found[0]))
-    except (TypeError, ValueError) as error:
-        raise CacheError("the server's record of the embedder is damaged; restore a backup") from error
+    if found is None:
+        return None
+    recorded = embedder_in(found[0])
+    if recorded is None:
+        raise CacheError("the server's record of the embedder is damaged; restore a backup")
+    return recorded
 
 
 def claim(connection: Connection, payloads: Iterable[Payload], embedder: EmbedderIdentity | None, where: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 
 from precedent.cache.backend import KEPT_SHARE, Bounds, Selection, common_level
+from precedent.errors import CacheError
 from precedent_postgres.rows import ID, TABLE, selected
 from precedent_postgres.schema import SCHEMA
 
@@ -129,7 +130,8 @@ def _least_useful(connection: Connection, measure: str, tenant: str, wanted: flo
 
 
 def one(connection: Connection, query: str, values: tuple[object, ...] = ()) -> tuple[Any, ...]:
-    """The first row of what a query finds; there is one."""
+    """The first row of what a query finds. Raises CacheError where somebody has deleted it."""
     found: tuple[Any, ...] | None = connection.execute(query, values).fetchone()
-    assert found is not None
+    if found is None:
+        raise CacheError("a row that every cache has is gone from the server; restore a backup")
     return found

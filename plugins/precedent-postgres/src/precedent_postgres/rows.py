@@ -17,6 +17,7 @@ from precedent.cache.backend import (
     folded,
     vector_of,
 )
+from precedent.errors import CacheError
 from precedent_postgres.schema import SCHEMA
 
 Connection = psycopg.Connection[Any]
@@ -67,7 +68,8 @@ def add_row(connection: Connection, payload: Payload, created: float) -> int:
     update = f"UPDATE {SCHEMA}.tenant SET records = records + 1, bytes = bytes + %s WHERE tenant = %s"
     connection.execute(update, (payload.size, new.tenant))
     found = connection.execute(INSERT, values).fetchone()
-    assert found is not None
+    if found is None:  # a trigger or a rule that was not there when the store was opened
+        raise CacheError("the server has stored nothing, though it says that it has; look for triggers on its tables")
     return int(found[0])
 
 

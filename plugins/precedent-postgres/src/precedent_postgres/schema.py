@@ -9,6 +9,7 @@ without, unless it asked for every tenant's (`precedent_postgres.connections`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -61,27 +62,76 @@ CREATE POLICY one_tenant ON {SCHEMA}.completion USING (
 """
 
 
+TABLES = {
+    "meta": ("key text", "value text"),
+    "tenant": ("tenant text", "records bigint", "bytes bigint", "changes bigint"),
+    "gone": ("epoch bigint", "id bigint"),
+    "completion": (
+        *("id bigint", "tenant text", "tokenizer bytea", "identity bytea", "created double precision", "count bigint"),
+        *("hits bigint", "accepted bigint", "rejected bigint", "size bigint", "model bytea"),
+        *("prompt_fingerprint bytea", "tools bytea", "workflow_step bytea", "checksum bytea", "vector_checksum bytea"),
+        *("token_ids bytea", "query bytea", "text bytea", "vector bytea"),
+    ),
+}
+"""What `CREATE` makes: columns and their types in their order."""
+
+_COLUMNS = """
+SELECT relation.relname, relation.relkind = 'r',
+       array_agg(attname || ' ' || format_type(atttypid, atttypmod) ORDER BY attnum)
+FROM pg_class AS relation JOIN pg_attribute ON attrelid = relation.oid AND attnum > 0 AND NOT attisdropped
+WHERE relation.relnamespace = to_regnamespace(%s) AND relation.relname = ANY(%s) GROUP BY 1, 2
+"""
+
+_PLANTED = """
+SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = ANY(%(tables)s::regclass[]) AND NOT tgisinternal
+UNION ALL SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = ANY(%(tables)s::regclass[])
+UNION ALL SELECT 'policy ' || polname FROM pg_policy
+    WHERE polrelid = ANY(%(tables)s::regclass[]) AND (polname, polcmd::text) != ('one_tenant', '*')
+UNION ALL SELECT 'missing row security' FROM pg_class
+    WHERE oid = %(completion)s::regclass AND NOT (relrowsecurity AND relforcerowsecurity)
+UNION ALL SELECT 'missing policy' WHERE NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = %(completion)s::regclass)
+"""
+
+
 def prepare(connection: psycopg.Connection[Any], *, create: bool) -> bool:
     """Create the tables unless they are there, or only look; False where there are none and none were wanted.
 
-    Raises CacheMismatchError for tables of another format.
+    Raises CacheMismatchError for tables of another format or another program, and for what somebody has added to them
+    that could act on records.
     """
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (CREATION_LOCK,))
-        there = connection.execute("SELECT to_regclass(%s)", (f"{SCHEMA}.meta",)).fetchone()
-        if there is not None and there[0] is not None:
-            _check_format(connection)
-            return True
-        if create:
+        found = connection.execute(_COLUMNS, (SCHEMA, list(TABLES))).fetchall()
+        tables = {name: tuple(columns) if is_table else () for name, is_table, columns in found}
+        if tables:
+            _check_format(connection, tables)
+        elif create:
             connection.execute(CREATE)
-        return create
+        return create or bool(tables)
 
 
-def _check_format(connection: psycopg.Connection[Any]) -> None:
-    found = connection.execute(f"SELECT value FROM {SCHEMA}.meta WHERE key = 'format'").fetchone()
-    version = None if found is None else found[0]
-    if version != str(FORMAT_VERSION):
+def _check_format(connection: psycopg.Connection[Any], tables: Mapping[str, Sequence[str]]) -> None:
+    if tables.get("meta") != TABLES["meta"]:
+        raise _not_ours("its table meta is none of a cache's" if "meta" in tables else "the table meta is missing")
+    numbers = dict(connection.execute(f"SELECT key, value FROM {SCHEMA}.meta").fetchall())
+    if numbers.get("format") != str(FORMAT_VERSION):
         raise CacheMismatchError(
-            f"the cache on the server has format {version}, this version of precedent-postgres reads {FORMAT_VERSION}; "
-            "left untouched, upgrade precedent-postgres or give another database"
+            f"the cache on the server has format {numbers.get('format')}, this version of precedent-postgres reads "
+            f"{FORMAT_VERSION}; left untouched, upgrade precedent-postgres or give another database"
         )
+    for name, columns in TABLES.items():
+        if tables.get(name) != columns:
+            raise _not_ours(f"it has format {FORMAT_VERSION}, and the table {name} is not one of that format")
+    if not numbers.get("epoch", "").isdecimal():
+        raise _not_ours("the table meta has no epoch, which counts what went")
+    names = {"tables": [f"{SCHEMA}.{name}" for name in TABLES], "completion": f"{SCHEMA}.completion"}
+    planted = connection.execute(_PLANTED, names).fetchone()
+    if planted is not None:
+        raise _not_ours(f"somebody has changed what happens to its records: {planted[0]}")
+
+
+def _not_ours(reason: str) -> CacheMismatchError:
+    return CacheMismatchError(
+        f"the schema {SCHEMA} on the server cannot be used as a cache: {reason}; left untouched, restore a backup or "
+        "give another database"
+    )

@@ -13,6 +13,7 @@ from precedent.cache.backend import (
     Ids,
     NewCompletion,
     Payload,
+    StoreURL,
     Vector,
     identity_of,
     require_same,
@@ -38,7 +39,7 @@ class PostgresStore(Keeping):
 
     def __init__(
         self,
-        url: str,
+        url: StoreURL | str,
         *,
         bounds: Bounds | None = None,
         embedder: Embedder | None = None,
@@ -147,7 +148,7 @@ class PostgresStore(Keeping):
 
 
 def open_store(
-    url: str,
+    url: StoreURL | str,
     *,
     embedder: Embedder | None = None,
     bounds: Bounds | None = None,

@@ -1,189 +1,224 @@
-"""A file whose structure is damaged: what is wrong with it, and a new file from the records that can still be read."""
+"""A new file in the place of a damaged one, from every record that can still be read of it and its log.
+
+The damaged file is only read, page by page and without SQLite, so that neither its tables nor its trees are believed: a
+record is what has the shape and the checksum of one. What is listed as gone is not brought back.
+
+The new file is complete and on disk, beside the damaged one, before anything else changes. Nobody opens the cache from
+then on until it has taken the damaged one's place, which a later repair finishes if this one is killed.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 import os
+import shutil
 import sqlite3
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from precedent.cache.maintain.cells import Row, rows_on
+from precedent.cache.store import connection as connections
 from precedent.cache.store import rows
-from precedent.cache.store.connection import connect
-from precedent.cache.store.files import PAGE_BYTES, create_file, has_log
-from precedent.cache.store.schema import FORMAT_VERSION
+from precedent.cache.store.database import repairing
+from precedent.cache.store.files import (
+    bytes_in,
+    half_made,
+    journal_of,
+    log_of,
+    repaired_of,
+    wait_for_folder,
+    write_database,
+)
+from precedent.cache.store.inspection import RepairableError
+from precedent.cache.store.locks import HAS_LOCKS, lock_as_sqlite_does
+from precedent.cache.store.pages import Pages
+from precedent.cache.store.records import Payload
 from precedent.errors import CacheError
 
-IDS_AT_ONCE = 500
+PAUSE_SECONDS = 0.05
+
 _STORED = (
-    "id, tenant, tokenizer, identity, created, count, hits, accepted, rejected, size, model, prompt_fingerprint, "
-    "tools, workflow_step, checksum, vector_checksum, token_ids, query, text, vector"
+    *("id", "tenant", "tokenizer", "identity", "created", "count", "hits", "accepted", "rejected", "size", "model"),
+    *("prompt_fingerprint", "tools", "workflow_step", "checksum", "vector_checksum", "token_ids", "query", "text"),
+    "vector",
 )
+"""The columns of a completion that are stored, in the order of all formats."""
+
+_INSERT = f"INSERT OR IGNORE INTO completion ({', '.join(_STORED)}) VALUES ({', '.join('?' * len(_STORED))})"
 
 
-def structure_problem(file: Path) -> str | None:
-    """The first thing SQLite finds wrong with the whole file, None when it is sound; reads all of it."""
-    try:
-        logged = has_log(file)
-        if not logged and file.stat().st_size % PAGE_BYTES:
-            return "its last page is cut short"
-        with closing(connect(file, "mode=ro" if logged else "immutable=1")) as connection:
-            verdict = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
-        return None if verdict == "ok" else verdict.splitlines()[-1]
-    except sqlite3.DatabaseError as error:
-        return str(error)
-
-
-def salvage(file: Path) -> str:
+def salvage(file: Path, refusal: RepairableError) -> str:
     """Put a new file with all readable records in the place of a damaged one; returns a line about it.
 
-    The damaged file stays beside it with the ending `.damaged`. Raises CacheError when another process uses the file,
-    or nothing can be read of it.
+    The damaged file and its log stay beside it with the ending `.damaged`. Raises CacheError when the file is in use or
+    there is no room for the new one, and the `refusal` itself where nothing shows that it ever was a cache.
     """
-    if _reindexed(file):
-        return "its indexes did not agree with its table; they were made anew"
-    fresh = file.with_name(f".{file.name}.salvaged")
-    for old in (fresh, _log_of(fresh)):
-        old.unlink(missing_ok=True)
-    create_file(fresh)
     try:
-        with closing(_alone(file)) as source, closing(connect(fresh)) as target:
-            saved = _copy(source, target)
-        _swap(file, fresh)
-    except sqlite3.Error as error:
-        raise CacheError(
-            f"{file} is damaged ({error}) and cannot be repaired; restore a copy or move it away"
-        ) from error
-    finally:
-        fresh.unlink(missing_ok=True)
-    return f"{saved} records were saved; the damaged file is kept as {_kept(file).name}, delete it when you like"
+        with _alone(file) as opened:
+            if not repaired_of(file).exists():
+                _write_repaired(file, opened, refusal)
+            kept = _swap(file, opened)
+    except (OSError, sqlite3.Error) as error:
+        advice = connections.advice(error) if isinstance(error, sqlite3.Error) else "nothing was changed"
+        raise CacheError(f"{file} cannot be repaired now: {error}; {advice}") from error
+    return f"{_count(file)} records were saved; the damaged file is kept as {kept.name}, delete it when you like"
 
 
-def _reindexed(file: Path) -> bool:
-    """Whether making the indexes anew was all that it took."""
-    try:
-        with closing(connect(file)) as connection:
-            if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT_VERSION:
-                return False
-            connection.execute("REINDEX")
-            return bool(connection.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok")
-    except sqlite3.DatabaseError:
-        return False
+@contextlib.contextmanager
+def _alone(file: Path) -> Iterator[BinaryIO]:
+    """The file, opened, and locked against everybody who would use it through SQLite.
+
+    Closing it drops whatever locks this process has on it, so it must not be in use here either.
+    """
+    with repairing(file), file.open("rb+") as opened:
+        give_up = time.monotonic() + connections.BUSY_SECONDS
+        while not lock_as_sqlite_does(opened):
+            if time.monotonic() > give_up:
+                raise CacheError(f"{file} is in use by another process; close that process and repair it again")
+            time.sleep(PAUSE_SECONDS)
+        yield opened
 
 
-def _alone(file: Path) -> sqlite3.Connection:
-    """A connection that keeps all others out."""
-    connection = connect(file)
-    try:
-        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-        connection.execute("BEGIN EXCLUSIVE")
-        connection.execute("COMMIT")
-    except sqlite3.OperationalError as error:
-        connection.close()
-        raise CacheError(
-            f"{file} is in use by another process ({error}); close that process and repair again"
-        ) from error
-    return connection
+def _write_repaired(file: Path, opened: BinaryIO, refusal: RepairableError) -> None:
+    found = _Found()
+    with half_made(file.parent) as new:
+        with contextlib.ExitStack() as stack:
+            has_log = refusal.own_log and log_of(file).exists()
+            log = stack.enter_context(log_of(file).open("rb")) if has_log else None
+            pages = Pages(opened, log)
+            write_database(new, lambda target: _fill(target, pages, found))
+        something = bytes_in(file) + bytes_in(log_of(file)) > 0
+        if not found.saved and something and not (refusal.surely_a_cache and bytes_in(file)):
+            raise refusal
+        shutil.copymode(file, new)
+        with contextlib.suppress(PermissionError, AttributeError):  # only the superuser gives files away
+            os.chown(new, file.stat().st_uid, file.stat().st_gid)
+        new.replace(repaired_of(file))
+    wait_for_folder(file.parent)
 
 
-def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> int:
-    marks = ", ".join("?" * len(_STORED.split(", ")))
+@dataclass
+class _Found:
+    """What a damaged file holds beside completions."""
+
+    saved: int = 0
+    gone: set[int] = field(default_factory=set)
+    embedder: str | None = None
+    epoch: int = 0
+    highest_id: int = 0
+
+    def note(self, row: Row) -> None:
+        """Take what a row of two columns says, whichever table it is of."""
+        first, second = row.values
+        if first is None and type(second) is int and 0 < second < rows.MOST_RECORDS:
+            self.gone.add(second)
+            self.epoch = max(self.epoch, row.rowid if row.rowid < rows.MOST_RECORDS else 0)
+        elif first == "embedder" and rows.embedder_in(second) is not None:
+            self.embedder = second
+        elif first == "epoch" and type(second) is int and second < rows.MOST_RECORDS:
+            self.epoch = max(self.epoch, second)
+        elif first == "completion" and type(second) is int and second < rows.MOST_RECORDS:
+            self.highest_id = max(self.highest_id, second)
+
+
+def _fill(target: sqlite3.Connection, pages: Pages, found: _Found) -> None:
+    target.execute("PRAGMA secure_delete=ON")
     target.execute("BEGIN")
-    saved = 0
-    for row in _readable(source):
-        with contextlib.suppress(sqlite3.IntegrityError):  # the same record twice: one of them is a ruin
-            saved += target.execute(f"INSERT INTO completion ({_STORED}) VALUES ({marks})", row).rowcount
-    _copy_meta(source, target)
+    for row in _rows(pages):
+        if len(row.values) == 2:
+            found.note(row)
+        elif len(row.values) == len(_STORED):
+            values = _stored(row)
+            if values is not None:
+                target.execute(_INSERT, values)
+    target.executemany("DELETE FROM completion WHERE id = ?", [(row_id,) for row_id in found.gone])
+    _fill_meta(target, found)
+    rows.count_again(target)
+    found.saved = target.execute("SELECT count(*) FROM completion").fetchone()[0]
     target.execute("COMMIT")
-    target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    return saved
 
 
-def _copy_meta(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
-    """The embedder, without which vectors are worthless, and an id that no lost record can have had."""
-    embedder = _first(source, "SELECT value FROM meta WHERE key = 'embedder'")
-    if _is_embedder(embedder):
-        target.execute("INSERT INTO meta VALUES ('embedder', ?)", (embedder,))
-    else:
-        target.execute(f"{rows.DROP_VECTOR} WHERE vector_checksum IS NOT NULL")
-        rows.count_again(target)
-    epoch = _first(source, "SELECT value FROM meta WHERE key = 'epoch'")
-    target.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (1 + epoch if isinstance(epoch, int) else 1,))
-    target.execute("UPDATE sqlite_sequence SET seq = max(seq, ?)", (_highest_id(source),))
+def _rows(pages: Pages) -> Iterator[Row]:
+    """All rows that can be read: first those that SQLite would read, then what stands behind damage in the log."""
+    for number in range(1, pages.count + 1):
+        yield from rows_on(number, pages)
+    for number in pages.behind_damage():
+        yield from rows_on(number, pages)
 
 
-def _is_embedder(value: Any) -> bool:
-    try:
-        return set(json.loads(value)) == {"name", "fingerprint", "dimension"}
-    except (TypeError, ValueError):
-        return False
-
-
-def _readable(source: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:
-    """All rows that are as they were written, as far as they can be read at all."""
-    highest = _highest_id(source)
-    for begin in range(0, highest, IDS_AT_ONCE):
-        ids = range(begin + 1, min(highest, begin + IDS_AT_ONCE) + 1)
-        try:
-            found = _rows(source, ids)
-        except sqlite3.DatabaseError:
-            found = [row for one in ids for row in _rows_or_none(source, one)]
-        yield from (row for row in found if _whole(row))
-
-
-def _rows(source: sqlite3.Connection, ids: range) -> list[tuple[Any, ...]]:
-    query = f"SELECT {_STORED} FROM completion NOT INDEXED WHERE id BETWEEN ? AND ? ORDER BY id"
-    return source.execute(query, (ids.start, ids.stop - 1)).fetchall()
-
-
-def _rows_or_none(source: sqlite3.Connection, row_id: int) -> list[tuple[Any, ...]]:
-    try:
-        return _rows(source, range(row_id, row_id + 1))
-    except sqlite3.DatabaseError:
-        return []
-
-
-def _whole(row: tuple[Any, ...]) -> bool:
-    values = dict(zip(_STORED.split(", "), row, strict=True))
-    return rows.completion_of(tuple(values[name] for name in rows.COLUMNS.split(", "))) is not None
-
-
-def _highest_id(source: sqlite3.Connection) -> int:
-    queries = (
-        "SELECT seq FROM sqlite_sequence WHERE name = 'completion'",
-        "SELECT id FROM completion NOT INDEXED ORDER BY id DESC LIMIT 1",
-        "SELECT max(id) FROM gone",
-    )
-    return max(value if isinstance(value, int) else 0 for value in (_first(source, query) for query in queries))
-
-
-def _first(source: sqlite3.Connection, query: str) -> Any:
-    try:
-        found = source.execute(query).fetchone()
-    except sqlite3.DatabaseError:
+def _stored(row: Row) -> tuple[Any, ...] | None:
+    """The columns of a completion as they were written, None for one that is damaged; a damaged vector is left out."""
+    if row.values[0] is not None or not 0 < row.rowid < rows.MOST_RECORDS:  # the id is the row's own number
         return None
-    return None if found is None else found[0]
+    values = dict(zip(_STORED, (row.rowid, *row.values[1:]), strict=True))
+    completion = rows.completion_of(tuple(values[name] for name in rows.COLUMNS.split(", ")))
+    if completion is None:
+        return None
+    payload = Payload(completion, rows.vector_of(values["vector"], values["vector_checksum"]))
+    values |= {"identity": payload.identity, "size": payload.size}
+    values |= {"vector": payload.vector_blob, "vector_checksum": payload.vector_checksum}
+    return tuple(values.values())
 
 
-def _swap(file: Path, fresh: Path) -> None:
-    """The old log goes first: SQLite would replay it into the new file."""
-    if _log_of(file).exists():
-        _log_of(file).replace(_log_of(_kept(file)))
-    _kept(file).unlink(missing_ok=True)
-    try:
-        os.link(file, _kept(file))
-    except OSError:  # a file system without hard links
-        file.rename(_kept(file))
-    fresh.chmod(_kept(file).stat().st_mode & 0o777)
-    fresh.replace(file)
+def _fill_meta(target: sqlite3.Connection, found: _Found) -> None:
+    """The embedder, without which vectors are worthless, and numbers that nothing lost can have had."""
+    recorded = None if found.embedder is None else rows.embedder_in(found.embedder)
+    wrong = "vector IS NOT NULL" if recorded is None else f"length(vector) != {4 * recorded.dimension}"
+    target.execute(f"{rows.DROP_VECTOR} WHERE {wrong}")
+    if recorded is not None:
+        target.execute("INSERT INTO meta VALUES ('embedder', ?)", (found.embedder,))
+    target.execute("DELETE FROM gone")
+    target.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (found.epoch + 1,))
+    in_table = target.execute("SELECT coalesce(max(id), 0) FROM completion").fetchone()[0]
+    target.execute("DELETE FROM sqlite_sequence")
+    highest = max([found.highest_id, in_table, *found.gone])
+    target.execute("INSERT INTO sqlite_sequence VALUES ('completion', ?)", (highest,))
+
+
+def _swap(file: Path, opened: BinaryIO) -> Path:
+    """Put the new file in the damaged one's place; returns the name under which that is kept.
+
+    The log goes before the new file comes, since SQLite would replay it into that.
+    """
+    kept = _kept(file)
+    _keep(file, kept, opened)
+    for beside in (log_of, journal_of):
+        if beside(file).exists():
+            beside(file).replace(beside(kept))
+    wait_for_folder(file.parent)
+    if not HAS_LOCKS:  # Windows replaces no file that is open
+        opened.close()
+    repaired_of(file).replace(file)
+    wait_for_folder(file.parent)
+    return kept
 
 
 def _kept(file: Path) -> Path:
-    return file.with_name(file.name + ".damaged")
+    """A name that is free: what an earlier repair kept may be the only copy of something."""
+    for number in itertools.count(1):
+        kept = file.with_name(f"{file.name}.damaged" + (f"-{number}" if number > 1 else ""))
+        if not kept.exists() or kept.samefile(file):  # the same: a repair was interrupted that had come so far
+            return kept
+    raise AssertionError("there is always one more number")
 
 
-def _log_of(file: Path) -> Path:
-    return file.with_name(file.name + "-wal")
+def _keep(file: Path, kept: Path, opened: BinaryIO) -> None:
+    if kept.exists():
+        return
+    try:
+        os.link(file, kept)
+    except OSError:  # a file system without hard links
+        opened.seek(0)
+        with kept.open("xb") as copy:
+            shutil.copyfileobj(opened, copy)
+            os.fsync(copy.fileno())
+        shutil.copymode(file, kept)
+
+
+def _count(file: Path) -> int:
+    with contextlib.closing(connections.connect(file, "immutable=1")) as connection:
+        return int(connection.execute("SELECT count(*) FROM completion").fetchone()[0])

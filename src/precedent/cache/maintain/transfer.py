@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -24,17 +23,14 @@ from precedent.cache.store.records import (
 )
 from precedent.errors import CacheError
 
-MOST = 2**63 - 1
-"""The largest counter that a store can hold."""
-
 Result = TypeVar("Result")
 
 
 def payload_of(record: Record) -> Payload:
     """The record as bytes. Raises CacheError for one that cannot be stored."""
     one = record.completion
-    counters = (one.hits, one.accepted, one.rejected)
-    if not math.isfinite(one.created) or one.count < 1 or min(counters) < 0 or max(one.count, *counters) > MOST:
+    if not has_plausible_record(one):
+        counters = (one.hits, one.accepted, one.rejected)
         raise CacheError(
             f"a record's time and counters ({one.created}, {one.count}, {counters}) are none that a cache can hold"
         )
@@ -95,4 +91,4 @@ class Transfers(ABC):
 
 def _record_of(row: tuple[object, ...]) -> Record | None:
     completion = rows.completion_of(row[:-2])
-    return None if completion is None else Record(completion, rows.vector_of(*row[-2:]))
+    return None if completion is None else Record(completion, rows.vector_of(row[-2], row[-1]))

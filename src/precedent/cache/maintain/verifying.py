@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from precedent.cache.maintain.salvage import salvage, structure_problem
+from precedent.cache.maintain.salvage import salvage
 from precedent.cache.snapshot.sealing import LOCK_SECONDS, IndexFolder, without_gone
 from precedent.cache.snapshot.segment import Segment
 from precedent.cache.snapshot.segment_files import ArrayFiles, Sealed, SegmentFiles
@@ -21,7 +21,8 @@ from precedent.cache.snapshot.vector_files import VectorFiles
 from precedent.cache.store import rows
 from precedent.cache.store.database import Database
 from precedent.cache.store.directory import directory_of_all, read_by_ids
-from precedent.cache.store.files import check_header, database_path
+from precedent.cache.store.files import database_path
+from precedent.cache.store.inspection import RepairableError, inspecting
 from precedent.cache.store.report import Finding, VerifyReport
 from precedent.errors import CacheError
 
@@ -37,14 +38,14 @@ def verify_cache(path: str | Path, *, repair: bool = False) -> VerifyReport:
     file = database_path(path)
     if not file.exists():
         raise CacheError(f"there is no cache at {file}")
-    check_header(file)
     found: list[Finding] = []
-    problem = structure_problem(file)
-    if problem is not None:
-        detail = salvage(file) if repair else problem
-        found.append(Finding("structure", detail, repaired=repair))
-        if not repair:
-            return VerifyReport(str(file), 0, tuple(found))
+    refusal = _refusal_of(file)
+    if refusal is not None and not repair:
+        if not refusal.surely_a_cache:
+            raise refusal
+        return VerifyReport(str(file), 0, (Finding("structure", refusal.reason),))
+    if refusal is not None:
+        found.append(Finding("structure", f"{refusal.reason}: {salvage(file, refusal)}", repaired=True))
     try:
         with closing(Database(file, read_only=not repair)) as database:
             checked = _Check(database, repair)
@@ -52,6 +53,15 @@ def verify_cache(path: str | Path, *, repair: bool = False) -> VerifyReport:
             return VerifyReport(str(file), checked.records, tuple(found))
     except (OSError, sqlite3.Error) as error:
         raise CacheError(f"cannot verify {file}: {error}") from error
+
+
+def _refusal_of(file: Path) -> RepairableError | None:
+    """Why the file cannot be used as it is; None where its structure is sound."""
+    try:
+        with inspecting(file, whole=True):
+            return None
+    except RepairableError as error:
+        return error
 
 
 class _Check:

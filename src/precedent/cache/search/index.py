@@ -7,8 +7,8 @@ exact while there are few vectors; many are grouped in the background (`preceden
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +21,8 @@ from precedent.cache.search.partition_vectors import PartitionVectors
 from precedent.cache.store.arrays import Ids
 from precedent.cache.store.records import Hit, Selection, Vector
 from precedent.errors import CacheError
+from precedent.runtime.background import Background, ending, long_work
+from precedent.runtime.process import Lock, computing
 
 logger = logging.getLogger("precedent.cache")
 
@@ -85,13 +87,14 @@ class SimilarityIndex:
     def __init__(self, source: VectorSource, shelves: Shelves | None = None) -> None:
         self._source, self._shelves = source, shelves
         self._partitions: dict[tuple[str, str], _Partition] = {}
-        self._lock = threading.Lock()  # FAISS allows no change during a search, and releases the GIL in both
-        self._grouping: threading.Thread | None = None
+        self._lock = Lock()  # FAISS allows no change during a search, and releases the GIL in both
+        self._beside = Background(1, "precedent-grouping")
+        self._grouping: Future[None] | None = None
         self._closed, self._cleared = False, 0
 
     def search(self, vector: Vector, tenant: str, tokenizer: str, k: int) -> list[Hit]:
         """At most `k` hits, the nearest first and of equals the newer first. `vector` is `[dimension]`, of length 1."""
-        with self._lock:
+        with self._lock, computing():
             partition = self._caught_up(tenant, tokenizer, vector.size)
             left = len(partition.ids) - partition.num_gone
             if partition.index is None or min(k, left) < 1:
@@ -115,12 +118,12 @@ class SimilarityIndex:
         """Drop everything, and wait for what runs in the background, which gives up early."""
         self._closed = True
         self.clear()
-        self.wait()
+        self._beside.shutdown()
 
     def wait(self) -> None:
         """Until nothing runs in the background."""
         if self._grouping is not None:
-            self._grouping.join()
+            self._grouping.exception()
 
     def _caught_up(self, tenant: str, tokenizer: str, dimension: int) -> _Partition:
         key = (tenant, tokenizer)
@@ -165,16 +168,15 @@ class SimilarityIndex:
         """Ask in the background for grouping each time a partition has grown by an eighth."""
         count = len(partition.ids)
         due = count >= grouped_index.GROUPED_FROM and count > partition.looked_at + partition.looked_at // 8
-        running = self._grouping is not None and self._grouping.is_alive()
-        if not due or running or self._shelves is None or not can_group():
+        running = self._grouping is not None and not self._grouping.done()
+        if not due or running or self._closed or self._shelves is None or not can_group():
             return
         partition.looked_at = count
-        # no daemon: FAISS must not be at work while the interpreter is taken down
-        self._grouping = threading.Thread(
-            target=self._group, args=(self._shelves(*key), key, dimension), name="precedent-grouping"
-        )
-        self._grouping.start()
+        self._grouping = self._beside.submit(self._group, self._shelves(*key), key, dimension)
+        self._grouping.add_done_callback(_report)
 
+    @long_work()
+    @computing()
     def _group(self, shelf: PartitionVectors, key: tuple[str, str], dimension: int) -> None:
         cleared = self._cleared
         try:
@@ -191,4 +193,10 @@ class SimilarityIndex:
                 self._partitions[key] = fresh
 
     def _stopped(self) -> bool:
-        return self._closed or not threading.main_thread().is_alive()
+        return self._closed or ending()
+
+
+def _report(grouping: Future[None]) -> None:
+    error = grouping.exception()
+    if error is not None and not ending():
+        logger.warning("vectors are searched one by one, grouping them failed: %r", error)

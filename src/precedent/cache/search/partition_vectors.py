@@ -48,7 +48,9 @@ class PartitionVectors:
     def _page(self, ids: Ids) -> tuple[Ids, Vector]:
         keys = (self._tenant, self._tokenizer)
         found = read_by_ids(self._database, "id, vector, vector_checksum", ids, "tenant = ? AND tokenizer = ?", keys)
-        read = ((row_id, rows.vector_of(vector, checksum)) for row_id, vector, checksum in found)
+        with self._database.read() as connection:
+            dimension = rows.dimension_of(connection)
+        read = ((row_id, rows.vector_of(vector, checksum, dimension)) for row_id, vector, checksum in found)
         whole = [(row_id, vector) for row_id, vector in read if vector is not None]
         numbers = np.array([row_id for row_id, _ in whole], dtype=np.int64)
         return numbers, np.array([vector for _, vector in whole], dtype=np.float32)

@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from precedent.cache.snapshot.segment_files import ArrayFiles, Sealed, SegmentFiles
 from precedent.cache.snapshot.vector_files import VectorFiles
 from precedent.cache.store.directory import Directory
+from precedent.cache.store.files import bytes_in
 from precedent.errors import CacheError
 
 logger = logging.getLogger("precedent.cache")
@@ -25,6 +26,7 @@ LOCK_SECONDS = 20.0
 """How long `forget` waits for a process that seals."""
 
 _LOCK = "lock"
+_WRITING = "writing"
 _VECTORS = "-vectors"
 
 
@@ -56,7 +58,10 @@ class IndexFolder:
 
     @contextlib.contextmanager
     def alone(self, seconds: float = 0.0) -> Iterator[bool]:
-        """True for the only one, of all threads and processes, that may write now; False when that is another one."""
+        """True for the only one, of all threads and processes, that may write now; False when that is another one.
+
+        What one before left half-made is erased first: a mark is there from its beginning to its good end.
+        """
         self.path.mkdir(mode=self._mode() | 0o100 | (self._mode() & 0o044) >> 2, exist_ok=True)
         lock = FileLock(self.path / _LOCK, mode=self._mode())
         try:
@@ -65,9 +70,23 @@ class IndexFolder:
             yield False
             return
         try:
+            self._erase_half_made()
+            with contextlib.suppress(OSError):  # no room for it: what is left is erased by the partition's next seal
+                self._mark.touch(mode=self._mode())
             yield True
+            self._mark.unlink(missing_ok=True)
         finally:
             lock.release()
+
+    @property
+    def _mark(self) -> Path:
+        return self.path / _WRITING
+
+    def _erase_half_made(self) -> None:
+        if self._mark.exists():
+            for files in [*self.all_files(), *self.all_vector_files()]:
+                if files.has_sound_manifest():
+                    files.erase_unlisted()
 
     def erase_gone(self, look: Callable[[], Directory]) -> None:
         """Erase from all segments what is no longer in the table, by a `look` at it once nobody else can seal.
@@ -86,9 +105,19 @@ class IndexFolder:
         except OSError as error:
             raise CacheError(self._not_erased(str(error))) from error
 
+    def sweep(self) -> None:
+        """Erase what a process left here that was killed while it sealed; nothing where another one is writing."""
+        if not self._mark.exists():
+            return
+        try:
+            with self.alone():
+                pass
+        except OSError as error:  # a full disk, a folder of somebody else: whoever writes next tries again
+            logger.info("what was left half-made in %s stays there: %s", self.path, error)
+
     def size(self) -> int:
         """Bytes of all files in it."""
-        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+        return sum(bytes_in(file) for file in self.path.rglob("*") if file.is_file())
 
     def _not_erased(self, reason: str) -> str:
         return (

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from precedent.cache.snapshot.segment import COMPLETION, TOKEN, Segment, is_sound, kept
 from precedent.cache.store.arrays import Mask
 from precedent.cache.store.directory import Directory
+from precedent.cache.store.files import wait_for_folder
 
 logger = logging.getLogger("precedent.cache")
 
@@ -124,7 +125,7 @@ class ArrayFiles(ABC):
         self.folder.mkdir(parents=True, exist_ok=True, mode=_folder_mode(self._mode))
         with self._new_file(self.folder / MANIFEST) as file:
             file.write(json.dumps({"format": FORMAT, "segments": entries}, indent=1).encode())
-        _wait_for_folder(self.folder)
+        wait_for_folder(self.folder)
 
     def erase_unlisted(self) -> None:
         """Overwrite and delete every file that the manifest does not list; without segments the folder goes as well.
@@ -229,13 +230,3 @@ def _erase(file: Path) -> None:
         opened.flush()
         os.fsync(opened.fileno())
     file.unlink(missing_ok=True)
-
-
-def _wait_for_folder(folder: Path) -> None:
-    """Wait until names of files are on disk, where the system can wait for that."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

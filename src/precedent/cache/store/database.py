@@ -4,57 +4,76 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from precedent.cache.store.connection import BUSY_SECONDS, connect
+from precedent.cache.store.connection import advice, connect, error_name
+from precedent.cache.store.files import bytes_in, log_of
+from precedent.cache.store.pages import HEADER_BYTES
 from precedent.cache.store.schema import FORMAT_VERSION, SCHEMA, migrate
 from precedent.errors import CacheError, CacheMismatchError
+from precedent.runtime.process import Lock, OfOneProcess
 
 logger = logging.getLogger("precedent.cache")
 
 LAST_WRITE_ERRORS = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR")
 
 
-class Database:
+class Database(OfOneProcess):
     """An open cache file, or a database in memory: one connection that writes and one that reads, each behind a lock.
 
-    A commit waits for the disk; readers do not wait for it. In memory both are the same connection.
+    A commit waits for the disk; readers do not wait for it. In memory both are the same connection. SQLite forbids to
+    carry them over a fork.
     """
+
+    instead = "open the cache only in the process that uses it"
+    refused_as = CacheError
 
     def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
         self.path, self.read_only = path, read_only
-        self._process, self._changes, self._closed, self._warned = os.getpid(), 0, False, False
-        self._writer = self._open_writer()
-        self._write_lock = threading.RLock()
+        self._changes, self._closed, self._warned = 0, False, False
+        if path is not None:
+            _OPEN_HERE.note(self, path)
         shared = path is None or read_only
-        self._reader = self._writer if shared else connect(path, "mode=ro")
+        self._write_lock = threading.RLock()
         self._read_lock = self._write_lock if shared else threading.RLock()
+        try:
+            self._writer = self._open_writer()
+            self._reader = self._writer if shared else connect(path, "mode=ro")
+        except BaseException:
+            self._closed = True  # nothing is open: a repair need not wait until this object is collected
+            raise
 
     def _open_writer(self) -> sqlite3.Connection:
-        if self.path is None:
-            connection = connect(None)
-            connection.executescript(SCHEMA)
-        elif self.read_only:
+        if self.path is not None and self.read_only:
             return self._open_read_only(self.path)
-        else:
-            connection = connect(self.path)
-            connection.execute("PRAGMA synchronous=FULL")  # a commit that was reported survives a power cut
-            _bring_up_to_date(connection)
-        connection.execute("PRAGMA secure_delete=ON")
-        return connection
+        connection = connect(None) if self.path is None else _connect_to_stay(self.path)
+        try:
+            connection.execute("PRAGMA secure_delete=ON")
+            if self.path is None:
+                connection.executescript(SCHEMA)
+            else:
+                connection.execute("PRAGMA journal_mode=WAL")  # as it is, unless another program has changed that
+                connection.execute("PRAGMA synchronous=FULL")  # a commit that was reported survives a power cut
+                _bring_up_to_date(connection)
+            return connection
+        except BaseException:
+            connection.close()
+            raise
 
     @staticmethod
     def _open_read_only(path: Path) -> sqlite3.Connection:
         connection = connect(path, "mode=ro")
         try:
             connection.execute("SELECT count(*) FROM sqlite_master")
-        except sqlite3.OperationalError:  # no log yet and no right to create one: nobody can be writing here either
+        except sqlite3.OperationalError:
             connection.close()
-            connection = connect(path, "immutable=1")
+            if bytes_in(log_of(path)):
+                raise
+            connection = connect(path, "immutable=1")  # no log and no right to create one: nobody is writing here
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version != FORMAT_VERSION:
             connection.close()
@@ -70,12 +89,14 @@ class Database:
     @contextlib.contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
         """The reading connection, alone. Raises CacheError when the file cannot be read."""
+        self.check_process()
         with self._read_lock, self._reported():
             yield self._reader
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
         """One transaction: committed and on disk when the block ends, rolled back when it raises."""
+        self.check_process()
         with self._write_lock, self._reported():
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -88,11 +109,13 @@ class Database:
 
     def stamp(self) -> tuple[int, int]:
         """Changes with every commit, by this or another process."""
+        self.check_process()
         with self._read_lock, self._reported():
             return self._reader.execute("PRAGMA data_version").fetchone()[0], self._changes
 
     def erase_freed(self) -> None:
         """Rewrite the file and empty its log, so that deleted content is in neither. Raises CacheError if in use."""
+        self.check_process()
         with self._write_lock, self._reported():
             try:
                 self._writer.execute("VACUUM")
@@ -118,13 +141,14 @@ class Database:
             with self.read() as connection:
                 sizes = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
                 return int(connection.execute(sizes).fetchone()[0])
-        files = (self.path, self.path.with_name(self.path.name + "-wal"))
-        return sum(file.stat().st_size for file in files if file.exists())
+        return bytes_in(self.path) + bytes_in(log_of(self.path))
 
     def close(self) -> None:
         """Close the file; the last process to do so folds the log into it."""
+        if not self.is_here:
+            return
         with self._write_lock, self._read_lock:
-            if not self._closed and self._process == os.getpid():
+            if not self._closed:
                 self._closed = True
                 self._reader.close()
                 self._writer.close()
@@ -133,14 +157,81 @@ class Database:
     def _reported(self) -> Iterator[None]:
         if self._closed:
             raise CacheError(f"{self} is closed; open it again")
-        if self._process != os.getpid():  # SQLite forbids carrying a connection over a fork
-            raise CacheError(f"{self} was opened before this process was forked; open it again here")
         try:
             yield
         except sqlite3.Error as error:
-            if _name(error).startswith(LAST_WRITE_ERRORS):
+            if error_name(error).startswith(LAST_WRITE_ERRORS):
                 self.read_only = True
-            raise CacheError(f"{self}: {error}; {_advice(error)}") from error
+            raise CacheError(f"{self}: {error}; {advice(error)}") from error
+
+    def is_open_at(self, path: Path) -> bool:
+        """Whether this is open, in this process, on the file at `path`."""
+        if self.path is None or self._closed or not self.is_here:
+            return False
+        return self.path.exists() and self.path.samefile(path)
+
+
+class _OpenHere:
+    """What this process has open or repairs: locks on files tell processes apart, not what one process does twice."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._opened: weakref.WeakSet[Database] = weakref.WeakSet()
+        self._repaired: set[Path] = set()
+
+    def note(self, database: Database, path: Path) -> None:
+        """A file is being opened. Raises CacheError while it is repaired."""
+        with self._lock:
+            if path.resolve() in self._repaired:
+                raise CacheError(f"{path} is being repaired; open it when that is done")
+            self._opened.add(database)
+
+    def header_of(self, path: Path) -> bytes | None:
+        """The first bytes of a file; None where it is open here, since closing it would drop the locks on it."""
+        with self._lock:
+            if self._is_open(path):
+                return None
+            with path.open("rb") as opened:
+                return opened.read(HEADER_BYTES)
+
+    def _is_open(self, path: Path) -> bool:
+        return any(database.is_open_at(path) for database in self._opened)
+
+    @contextlib.contextmanager
+    def repairing(self, path: Path) -> Iterator[None]:
+        """Nobody in this process has the file open, or opens it now. Raises CacheError where somebody has."""
+        with self._lock:
+            if path.resolve() in self._repaired or self._is_open(path):
+                raise CacheError(f"{path} is in use in this process; close the cache and repair it again")
+            self._repaired.add(path.resolve())
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._repaired.discard(path.resolve())
+
+
+_OPEN_HERE = _OpenHere()
+repairing, header_of = _OPEN_HERE.repairing, _OPEN_HERE.header_of
+
+
+def _connect_to_stay(path: Path) -> sqlite3.Connection:
+    """A connection to the file that is at `path` and stays there.
+
+    A repair replaces the file as long as nobody has read from it; whoever opened the old one just before would write
+    what belongs to it into the new one's log.
+    """
+    while True:
+        before = path.stat()
+        connection = connect(path)
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master")
+            if path.stat().st_ino == before.st_ino:
+                return connection
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
 
 
 def _bring_up_to_date(connection: sqlite3.Connection) -> None:
@@ -154,15 +245,3 @@ def _bring_up_to_date(connection: sqlite3.Connection) -> None:
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-
-
-def _name(error: sqlite3.Error) -> str:
-    return getattr(error, "sqlite_errorname", None) or ""  # absent where Python itself raised
-
-
-def _advice(error: sqlite3.Error) -> str:
-    if _name(error).startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return f"another process has held it for {BUSY_SECONDS:.0f} seconds; try again, or close that process"
-    if _name(error).startswith(LAST_WRITE_ERRORS):
-        return "free some disk space or make it writable; until it is opened again nothing new is stored"
-    return "restore a copy of the file or move it away"

@@ -18,12 +18,13 @@ ROWS_AT_ONCE = 2000
 """Rows read under one lock, so that a request that wants to read waits a few milliseconds at most."""
 
 # not as text: every text would be decoded by a function of Python's
-_GLANCE = """
-SELECT id, checksum, count, CAST(prompt_fingerprint AS BLOB) FROM completion
+_GLANCE = f"""
+SELECT id, checksum, max(1, {rows.as_number("count")}), coalesce(CAST(prompt_fingerprint AS BLOB), x'') FROM completion
 WHERE tenant = ? AND tokenizer = ? AND id > ? ORDER BY id LIMIT ?
 """
-_LENGTHS = """
-SELECT id, num_tokens FROM completion WHERE tenant = ? AND tokenizer = ? AND id > ? ORDER BY id LIMIT ?
+_LENGTHS = f"""
+SELECT id, {rows.as_number("num_tokens")} FROM completion
+WHERE tenant = ? AND tokenizer = ? AND id > ? ORDER BY id LIMIT ?
 """
 _ALL = "SELECT id, checksum, vector_checksum FROM completion WHERE id > ? ORDER BY id LIMIT ?"
 _VECTORS = """
@@ -102,7 +103,9 @@ def lengths_of(database: Database, tenant: str, tokenizer: str) -> tuple[Ids, Id
 def payload_bytes(database: Database, tenant: str) -> int:
     """Bytes of all that a tenant has stored, tokens (4 bytes each) included; costs microseconds."""
     with database.read() as connection:
-        found = connection.execute("SELECT bytes FROM usage WHERE tenant = ?", (tenant,)).fetchone()
+        found = connection.execute(
+            f"SELECT {rows.as_number('bytes')} FROM usage WHERE tenant = ?", (tenant,)
+        ).fetchone()
     return int(found[0]) if found else 0
 
 

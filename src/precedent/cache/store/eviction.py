@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from precedent.cache.store.bounds import Bounds
+from precedent.cache.store.rows import as_number, epoch_of
 
 KEPT_SHARE = 0.9
 """Eviction goes down to this share of a bound, so that it happens rarely."""
@@ -25,7 +26,7 @@ ROW_BYTES = 400
 """What a row takes besides its payload, about."""
 
 LEAST_USEFUL = f"""
-SELECT id, size FROM completion WHERE tenant = ? AND id != ?
+SELECT id, {as_number("size")} FROM completion WHERE tenant = ? AND id != ?
 ORDER BY (accepted + 0.5) / ((SELECT max(id) FROM completion) - id + 20.0) / (size + {ROW_BYTES}), id
 """
 
@@ -51,20 +52,21 @@ def expire(connection: sqlite3.Connection, bounds: Bounds, now: float, *, keep_i
 
 def prune(connection: sqlite3.Connection) -> None:
     """Drop deletions from the list of what went that lie far back."""
-    epoch = connection.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()[0]
-    connection.execute("DELETE FROM gone WHERE epoch <= ?", (epoch - REMEMBERED_EPOCHS,))
+    connection.execute("DELETE FROM gone WHERE epoch <= ?", (epoch_of(connection) - REMEMBERED_EPOCHS,))
 
 
 def _keep_quota(connection: sqlite3.Connection, max_bytes: int, keep_id: int) -> None:
     """Bring down the tenant of `keep_id`: only who has just stored something can exceed its quota."""
-    share = "SELECT tenant, bytes FROM usage WHERE tenant = (SELECT tenant FROM completion WHERE id = ?)"
+    share = (
+        f"SELECT tenant, {as_number('bytes')} FROM usage WHERE tenant = (SELECT tenant FROM completion WHERE id = ?)"
+    )
     for tenant, held in connection.execute(share, (keep_id,)).fetchall():
         if held > max_bytes:
             _delete_least_useful(connection, "bytes", tenant, keep_id, held - KEPT_SHARE * max_bytes)
 
 
 def _keep_bound(connection: sqlite3.Connection, measure: str, bound: int, keep_id: int) -> None:
-    held = connection.execute(f"SELECT coalesce(sum({measure}), 0) FROM usage").fetchone()[0]
+    held = connection.execute(f"SELECT CAST(total({measure}) AS INTEGER) FROM usage").fetchone()[0]
     if held <= bound:
         return
     tenants = _evictable(connection, measure, keep_id)

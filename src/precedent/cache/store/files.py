@@ -1,65 +1,96 @@
-"""Where a cache file lies, how it is created whole or not at all, and how it is checked before anything trusts it.
-
-A file that is refused is left as it was, byte for byte: it is only ever looked at through a connection that cannot
-write.
-"""
+"""Where a cache file lies, what belongs to it, and how it is created: whole or not at all, also under kill -9."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from precedent.cache.store.connection import connect
-from precedent.cache.store.schema import APPLICATION_ID, FORMAT_VERSION, READABLE_FROM, SCHEMA
-from precedent.errors import CacheError, CacheMismatchError
+from precedent.cache.store.locks import locked
+from precedent.cache.store.schema import APPLICATION_ID, FORMAT_VERSION, SCHEMA
+from precedent.cache.store.store_url import StoreURL, place_of
+from precedent.errors import CacheError
+
+logger = logging.getLogger("precedent.cache")
 
 FILE_NAME = "precedent.sqlite"
 FILE_SUFFIXES = (".sqlite", ".sqlite3", ".db")
 PAGE_BYTES = 4096
 
-CHECKED_WHOLE = 16 * 2**20
-"""A file up to this size is checked page by page whenever it is opened (some 20 ms); `verify` does so with any."""
+_HALF_MADE = (".precedent-", ".new")
+"""How the name of a folder begins and ends in which a file is made."""
 
 
 def database_path(path: str | Path) -> Path:
     """The file meant by `path`: itself if it is a file or ends in .sqlite, .sqlite3 or .db, else one in that folder."""
     if not str(path):
         raise CacheError("the cache's path is empty; give a folder or a file that ends in .sqlite")
+    if isinstance(place := place_of(path), StoreURL):
+        raise CacheError(f"{place} is no folder or file; SpeculationCache.open opens URLs as well")
     given = Path(path).expanduser()
     if given.is_dir() or (given.suffix not in FILE_SUFFIXES and not given.is_file()):
         return given / FILE_NAME
     return given
 
 
+def log_of(path: Path) -> Path:
+    """SQLite's log: what was written since it was last folded into the file."""
+    return path.with_name(path.name + "-wal")
+
+
+def journal_of(path: Path) -> Path:
+    """What SQLite rolls back into a file when it opens it; a cache has none, unless another program switched it."""
+    return path.with_name(path.name + "-journal")
+
+
+def repaired_of(path: Path) -> Path:
+    """Where the file lies that a repair has finished, until it takes the damaged one's place."""
+    return path.with_name(path.name + ".repaired")
+
+
+def bytes_in(path: Path) -> int:
+    """The size of a file, 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def create_file(path: Path) -> None:
     """Create a database at `path` unless there is one: whole or not at all, also under kill -9."""
     if path.exists():
         return
-    log = path.with_name(path.name + "-wal")
+    log = log_of(path)
     # SQLite would replay the log of the lost file into the new one; asked again, since both may just have been created
     if log.exists() and not path.exists():
         raise CacheError(f"{log} is the log of a cache file that is gone; restore {path.name} or move the log away")
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".precedent-", suffix=".new", dir=path.parent)  # readable by its owner only
-    os.close(handle)
-    try:
-        _write_schema(name)
-        _publish(Path(name), path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    with half_made(path.parent) as new:
+        write_database(new)
+        _publish(new, path)
 
 
-def _write_schema(name: str) -> None:
-    with contextlib.closing(sqlite3.connect(name, isolation_level=None)) as connection:
-        connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
+def write_database(path: Path, fill: Callable[[sqlite3.Connection], None] | None = None) -> None:
+    """Make an empty file a cache, with what `fill` puts into it; on disk when this returns.
+
+    The file is nobody's yet: nothing is written twice so that it could be undone.
+    """
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for setting in ("journal_mode=MEMORY", "synchronous=OFF", "temp_store=MEMORY", f"page_size={PAGE_BYTES}"):
+            connection.execute(f"PRAGMA {setting}")
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={FORMAT_VERSION}")
-        connection.executescript(SCHEMA)
+        connection.executescript(f"BEGIN; {SCHEMA} COMMIT")
+        if fill is not None:
+            fill(connection)
         connection.execute("PRAGMA journal_mode=WAL")
+    with path.open("rb+") as written:
+        os.fsync(written.fileno())
 
 
 def _publish(new: Path, path: Path) -> None:
@@ -70,76 +101,61 @@ def _publish(new: Path, path: Path) -> None:
     except OSError:  # a file system without hard links
         if not path.exists():
             new.rename(path)
+    wait_for_folder(path.parent)
 
 
-def check_header(path: Path) -> None:
-    """Raise CacheError unless the file is a cache in a format that this version reads.
-
-    SQLite reads the header, not `open()`: closing another descriptor of the file would drop this process's locks on it.
-    """
-    try:
-        with contextlib.closing(connect(path, "immutable=1")) as connection:
-            marks = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-    except sqlite3.DatabaseError as error:
-        raise CacheError(f"{path} is not a cache ({error}); left untouched, give another path") from error
-    if marks[0] != APPLICATION_ID:
-        raise CacheMismatchError(f"{path} is not a cache but some other file; left untouched, give another path")
-    check_version(path, marks[1])
-
-
-def check_version(path: Path, version: int) -> None:
-    """Raise CacheMismatchError unless this version of the library reads that format."""
-    if not READABLE_FROM <= version <= FORMAT_VERSION:
-        raise CacheMismatchError(
-            f"{path} has cache format {version}, this version of precedent reads {READABLE_FROM} to {FORMAT_VERSION}; "
-            "left untouched, upgrade precedent or give another path"
-        )
+def wait_for_folder(folder: Path) -> None:
+    """Wait until names of files are on disk, where the system can wait for that."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 @contextlib.contextmanager
-def inspecting(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that looks at the file as it is and cannot change it; the structure has been checked."""
+def half_made(folder: Path) -> Iterator[Path]:
+    """An empty file to be filled and moved away, readable by its owner only.
+
+    It lies in a folder of its own, which is locked as long as this process lives: `sweep` knows the dead by that. The
+    lock is not on the file, since closing it would drop those that SQLite has on it once it is in its place.
+    """
+    made, handle = _own_folder(folder)
     try:
-        connection = _checked_snapshot(path)
-    except sqlite3.DatabaseError as error:
-        raise CacheError(f"{path} is damaged ({error}); left untouched, restore a copy or move it away") from error
-    try:
-        yield connection
+        new = made / FILE_NAME
+        new.touch(mode=0o600)
+        yield new
     finally:
-        connection.close()
+        shutil.rmtree(made, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
 
 
-def _checked_snapshot(path: Path) -> sqlite3.Connection:
-    try:
-        if has_log(path):
-            return _structure_checked(connect(path, "mode=ro"), path)
-        if path.stat().st_size % PAGE_BYTES:
-            raise sqlite3.DatabaseError("its last page is cut short")
-        return _structure_checked(connect(path, "immutable=1"), path)
-    except sqlite3.DatabaseError:
-        if not has_log(path):
-            raise
-        return _structure_checked(connect(path, "mode=ro"), path)  # another process began to write in the meantime
+def _own_folder(folder: Path) -> tuple[Path, int | None]:
+    """A new folder and the open handle that keeps it locked; None where folders cannot be locked."""
+    prefix, suffix = _HALF_MADE
+    while True:
+        made = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=folder))
+        handle = locked(made, wait=True)
+        if made.exists():
+            return made, handle
+        if handle is not None:  # another process swept it up before it was locked
+            os.close(handle)
 
 
-def has_log(path: Path) -> bool:
-    """Whether part of the cache stands in its log."""
-    log = path.with_name(path.name + "-wal")
-    return log.exists() and log.stat().st_size > 0
-
-
-def _structure_checked(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    try:
-        verdict = "ok"
-        size, pages = path.stat().st_size, connection.execute("PRAGMA page_count").fetchone()[0]
-        if size < pages * PAGE_BYTES and not has_log(path):
-            verdict = f"{pages * PAGE_BYTES - size} bytes are missing at its end"
-        elif size <= CHECKED_WHOLE:
-            verdict = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
-        if verdict != "ok":
-            raise sqlite3.DatabaseError(verdict.replace("\n", " "))
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+def sweep(folder: Path) -> None:
+    """Remove what processes left in a folder that were killed while they made a file; never a living one's."""
+    prefix, suffix = _HALF_MADE
+    for left in folder.glob(f"{prefix}*{suffix}*"):
+        handle = locked(left, wait=False)
+        if handle is None:
+            continue
+        try:
+            logger.info("%s was left half-made by a process that is dead; it is removed", left)
+            shutil.rmtree(left, ignore_errors=True)
+            left.unlink(missing_ok=True)  # a file: what earlier versions left
+        except OSError as error:
+            logger.info("%s cannot be removed: %s", left, error)
+        finally:
+            os.close(handle)

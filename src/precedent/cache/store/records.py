@@ -15,6 +15,12 @@ from precedent.errors import CacheError
 MAX_TENANT_LENGTH = 200
 MAX_TOKEN_ID = 2**31 - 1
 
+MAX_COUNT = 2**63 - 1
+"""The largest counter that a store can hold."""
+
+EARLIEST, LATEST = -60e9, 250e9
+"""Seconds since the epoch that a record's time may have: about the years 70 to 9890, which a calendar can show."""
+
 Vector = NDArray[np.float32]
 """A unit vector, `[dimension]`, or several, `[n, dimension]`."""
 
@@ -218,6 +224,15 @@ def storable(completion: NewCompletion) -> NewCompletion:
     completion = replace(completion, **texts)
     check_completion(completion)
     return completion
+
+
+def has_plausible_record(completion: StoredCompletion) -> bool:
+    """Whether time and counters are some that a cache can hold; no checksum covers them, since they change."""
+    counters = (completion.hits, completion.accepted, completion.rejected)
+    whole = all(type(number) is int for number in (completion.id, completion.count, *counters))
+    if not whole or completion.count < 1 or min(counters) < 0 or max(completion.count, *counters) > MAX_COUNT:
+        return False
+    return isinstance(completion.created, int | float) and EARLIEST <= completion.created <= LATEST
 
 
 def check_completion(completion: NewCompletion) -> None:

@@ -17,6 +17,7 @@ from precedent.cache.store.records import (
     StoredCompletion,
     TenantStats,
     Vector,
+    has_plausible_record,
     record_checksum,
     vector_checksum,
 )
@@ -36,9 +37,15 @@ COLUMNS = (
 
 ID = COLUMNS.split(", ").index("id")
 
+MOST_RECORDS = 2**62
+"""No cache has had so many records, or lost so many; with larger numbers SQLite could count no further."""
+
+TEXTS = 8
+"""So many of `COLUMNS` after the first hold texts."""
+
 DROP_VECTOR = "UPDATE completion SET size = size - coalesce(length(vector), 0), vector = NULL, vector_checksum = NULL"
 
-COUNTED = "SELECT tenant, sum(size), count(*) FROM completion GROUP BY tenant"
+COUNTED = "SELECT tenant, CAST(total(size) AS INTEGER), count(*) FROM completion GROUP BY tenant"
 
 _SIZE = "length(token_ids) + coalesce(length(vector), 0) + length(CAST(query AS BLOB)) + length(CAST(text AS BLOB))"
 WRONG_SIZE = f"size != {_SIZE}"
@@ -53,7 +60,7 @@ def count_again(connection: sqlite3.Connection) -> None:
 
 def insert_row(connection: sqlite3.Connection, payload: Payload, now: float) -> int:
     """Add a completion, or count it once more if the same answer to the same query is there; returns its id."""
-    known = id_of_same(connection, payload)
+    known = _whole_row_of_same(connection, payload)
     if known is None:
         return _add_row(connection, payload, now)
     connection.execute("UPDATE completion SET count = count + 1 WHERE id = ?", (known,))
@@ -62,12 +69,30 @@ def insert_row(connection: sqlite3.Connection, payload: Payload, now: float) -> 
 
 def restore_row(connection: sqlite3.Connection, payload: Payload, recorded: StoredCompletion) -> int:
     """Add a record with its time and counters; one that is there keeps the larger of each. Returns its id."""
-    row_id = id_of_same(connection, payload) or _add_row(connection, payload, recorded.created)
+    row_id = _whole_row_of_same(connection, payload) or _add_row(connection, payload, recorded.created)
     names = ("count", "hits", "accepted", "rejected")
     larger = ", ".join(f"{name} = max({name}, ?)" for name in names)
     values = (recorded.created, *(getattr(recorded, name) for name in names), row_id)
     connection.execute(f"UPDATE completion SET created = min(created, ?), {larger} WHERE id = ?", values)
     return row_id
+
+
+def _whole_row_of_same(connection: sqlite3.Connection, payload: Payload) -> int | None:
+    """The id of the same answer to the same query; a damaged one goes, since nobody would be served it.
+
+    Raises CacheError where only an index knows of it.
+    """
+    known = id_of_same(connection, payload)
+    if known is None:
+        return None
+    row = connection.execute(f"SELECT {COLUMNS} FROM completion WHERE id = ?", (known,)).fetchone()
+    found = None if row is None else completion_of(row)
+    if found is not None and Payload(found, None).identity == payload.identity:
+        return known
+    if found is not None or row is None:
+        raise CacheError(f"an index of the cache names record {known} wrongly; repair it with `precedent cache verify`")
+    connection.execute("DELETE FROM completion WHERE id = ?", (known,))
+    return None
 
 
 def id_of_same(connection: sqlite3.Connection, payload: Payload) -> int | None:
@@ -101,15 +126,29 @@ def completion_of(row: tuple[Any, ...]) -> StoredCompletion | None:
     blob, *fields, checksum = row
     try:
         completion = StoredCompletion(tuple(np.frombuffer(blob, "<i4").tolist()), *fields)
-        return completion if record_checksum(completion, blob) == checksum else None
+        texts = all(isinstance(one, str) for one in fields[:TEXTS])  # bytes have the checksum of their text
+        whole = texts and has_plausible_record(completion) and record_checksum(completion, blob) == checksum
+        return completion if whole else None
     except (TypeError, ValueError, AttributeError):  # a damaged row may hold a value of another type or length
         return None
 
 
-def vector_of(blob: Any, checksum: Any) -> Vector | None:
-    """The vector in a row, or None if its bytes are not those that were written."""
-    whole = isinstance(blob, bytes) and vector_checksum(blob) == checksum
-    return np.frombuffer(blob, "<f4") if whole else None
+def vector_of(blob: Any, checksum: Any, dimension: int | None = None) -> Vector | None:
+    """The vector in a row, or None if its bytes are not those that were written, or not `dimension` numbers."""
+    whole = isinstance(blob, bytes) and len(blob) % 4 == 0 and vector_checksum(blob) == checksum
+    vector = np.frombuffer(blob, "<f4") if whole else None
+    return vector if vector is not None and dimension in (None, vector.size) else None
+
+
+def dimension_of(connection: sqlite3.Connection) -> int | None:
+    """The dimension of the cache's vectors, None as long as there are none."""
+    recorded = recorded_embedder(connection)
+    return None if recorded is None else recorded.dimension
+
+
+def as_number(column: str) -> str:
+    """A column in SQL as the whole number it should be, 0 where a damaged row holds something else."""
+    return f"coalesce(CAST({column} AS INTEGER), 0)"
 
 
 def conditions(selection: Selection) -> tuple[str, list[object]]:
@@ -129,10 +168,48 @@ def conditions(selection: Selection) -> tuple[str, list[object]]:
 def recorded_embedder(connection: sqlite3.Connection) -> EmbedderIdentity | None:
     """The embedder that made the vectors, or None as long as there are none."""
     row = connection.execute("SELECT value FROM meta WHERE key = 'embedder'").fetchone()
+    if row is None:
+        return None
+    recorded = embedder_in(row[0])
+    if recorded is None:
+        raise CacheError(
+            "the cache's record of its embedder is damaged; restore a copy, or go on without vectors: "
+            "`precedent cache verify --repair`"
+        )
+    return recorded
+
+
+def embedder_in(value: Any) -> EmbedderIdentity | None:
+    """The embedder that a value in `meta` names, None where that is damaged."""
     try:
-        return None if row is None else EmbedderIdentity(**json.loads(row[0]))
-    except (TypeError, ValueError) as error:
-        raise CacheError("the cache's record of its embedder is damaged; restore a copy or move it away") from error
+        found = EmbedderIdentity(**json.loads(value))
+    except (TypeError, ValueError, RecursionError):
+        return None
+    named = isinstance(found.name, str) and isinstance(found.fingerprint, str)
+    return found if named and type(found.dimension) is int and found.dimension > 0 else None
+
+
+def check_numbers(connection: sqlite3.Connection) -> None:
+    """Raise CacheError unless records that go can be counted, and the next id is one that none has had."""
+    epoch_of(connection)
+    found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'completion'").fetchone()
+    highest = connection.execute("SELECT max(id) FROM completion").fetchone()[0]
+    last = 0 if found is None else found[0]
+    if type(last) is not int or not (highest or 0) <= last < MOST_RECORDS:
+        raise CacheError(f"the number of the last record is {last!r}, and the highest is {highest!r}")
+
+
+def epoch_of(connection: sqlite3.Connection) -> int:
+    """The number that grows whenever records go. Raises CacheError where it is missing."""
+    row = connection.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
+    return epoch_in(None if row is None else row[0])
+
+
+def epoch_in(value: Any) -> int:
+    """The epoch as it stands in `meta`. Raises CacheError where it is missing."""
+    if type(value) is not int or not 0 <= value < MOST_RECORDS:
+        raise CacheError("the table meta has no epoch, which counts what went")
+    return value
 
 
 def record_embedder(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:
@@ -157,6 +234,7 @@ def _drop_unused_embedder(connection: sqlite3.Connection) -> None:
 
 def stats_by_tenant(connection: sqlite3.Connection) -> list[TenantStats]:
     """Each tenant's share, the largest first."""
-    sums = "count(*), sum(num_tokens), sum(size), sum(hits), sum(accepted), sum(rejected)"
-    query = f"SELECT tenant, {sums} FROM completion GROUP BY tenant ORDER BY sum(size) DESC, tenant"
+    names = ("num_tokens", "size", "hits", "accepted", "rejected")
+    sums = ", ".join(f"CAST(total({name}) AS INTEGER)" for name in names)  # a sum of damaged numbers overflows
+    query = f"SELECT CAST(tenant AS TEXT), count(*), {sums} FROM completion GROUP BY 1 ORDER BY 4 DESC, 1"
     return [TenantStats(*row) for row in connection.execute(query)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
+from contextlib import closing
+from functools import cache
 
 APPLICATION_ID = int.from_bytes(b"PRCD", "big")
 FORMAT_VERSION = 2
@@ -59,6 +62,20 @@ CREATE TRIGGER completion_went AFTER DELETE ON completion BEGIN
 END;
 """
 
+# an earlier version of the library made this index, its first one a shorter one
+_ONLY_1 = """
+CREATE TABLE usage (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX completion_partition ON completion (tenant, tokenizer, id, checksum, count, prompt_fingerprint);
+CREATE TRIGGER completion_came AFTER INSERT ON completion BEGIN
+    INSERT INTO usage VALUES (new.tenant, new.size) ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER completion_went AFTER DELETE ON completion BEGIN
+    UPDATE usage SET bytes = bytes - old.size WHERE tenant = old.tenant;
+    DELETE FROM usage WHERE tenant = old.tenant AND bytes <= 0;
+    UPDATE meta SET value = value + 1 WHERE key = 'epoch';
+END;
+"""
+
 _DROPPED_BY_2 = """
 DROP TRIGGER completion_came;
 DROP TRIGGER completion_went;
@@ -68,6 +85,57 @@ DROP INDEX completion_partition;
 
 SCHEMA = _TABLES + _SINCE_2
 """Triggers keep sums and epoch right whoever writes; the large columns stand last, so that scans need not read them."""
+
+
+FORMATS = (
+    (FORMAT_VERSION, SCHEMA),
+    (1, _TABLES + _ONLY_1),
+    (1, _TABLES + _ONLY_1.replace("id, checksum, count, prompt_fingerprint", "id")),
+)
+"""The numbers of formats that can be read, each with a script that makes its tables."""
+
+Objects = tuple[tuple[str, str, str], ...]
+"""Tables, indexes and triggers: of each its kind, its name, and the statement that makes it; sorted."""
+
+
+def objects_in(connection: sqlite3.Connection) -> Objects:
+    """Everything that the schema of a file holds; its statements are read, none is run."""
+    found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")
+    return tuple(sorted((str(kind), str(name), f"{table}: {_in_one_form(sql)}") for kind, name, table, sql in found))
+
+
+def format_of(found: Objects) -> int | None:
+    """The format whose tables these are, to the last trigger; None where they are those of none."""
+    return next((number for number, script in FORMATS if _made_by(script) == found), None)
+
+
+def first_difference(found: Objects, number: int) -> str:
+    """What a schema holds that this format's does not, or the other way round, in words."""
+    wanted = next(_made_by(script) for each, script in FORMATS if each == number)
+    names = [{(kind, name) for kind, name, _ in objects} for objects in (found, wanted)]
+    for kind, name in sorted(names[0] - names[1]):
+        return f"{_named(kind, name)} is none of a cache's"
+    for kind, name in sorted(names[1] - names[0]):
+        return f"{_named(kind, name)} is missing"
+    kind, name, _ = next(one for one in found if one not in wanted or found.count(one) > 1)
+    return f"{_named(kind, name)} is not a cache's own"
+
+
+def _named(kind: str, name: str) -> str:
+    """Kind and name of an object in a line for people; somebody else may have chosen them."""
+    return f"{' '.join(kind.split())[:20]} {name[:80]!r}"
+
+
+@cache
+def _made_by(script: str) -> Objects:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(script)
+        return objects_in(connection)
+
+
+def _in_one_form(sql: object) -> str:
+    """A statement without what does not matter in it; earlier versions broke their lines elsewhere."""
+    return re.sub(r"\s*([(),;])\s*", r"\1", " ".join(str(sql or "").split()))
 
 
 def migrate(connection: sqlite3.Connection) -> None:

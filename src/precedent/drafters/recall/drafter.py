@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from precedent.drafters.recall.nearness import Nearness
 from precedent.drafters.recall.tenant_memories import TenantMemories
 from precedent.drafters.recall.tenant_memory import CompletionSource, TenantMemory
 from precedent.drafters.request import Request
+from precedent.runtime.background import Background
 from precedent.runtime.compiled import Int32s, Int64s, compiled
 from precedent.tree import ROOT
 
@@ -106,7 +107,7 @@ class RecallDrafter:
     def _read_and_recall(self, memory: TenantMemory, request: Request) -> list[Hit]:
         """The nearest completions, and the memory brought up to date; the first time the two go side by side."""
         if memory.unread and request.query:
-            with ThreadPoolExecutor(1, thread_name_prefix="precedent-read") as beside:
+            with Background(1, "precedent-read") as beside:
                 reading = beside.submit(self._memories.read, memory, request.tenant)
                 hits = self._recalled(request)
                 reading.result()

@@ -7,7 +7,6 @@ the host about as long as a step of a small model takes the GPU; a graph is laun
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +15,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from precedent.runtime.process import Lock
 from precedent.target.cuda.static_shape import StaticShape
 
 log = logging.getLogger(__name__)
 
-_ONE_AT_A_TIME = threading.Lock()
+_ONE_AT_A_TIME = Lock()
 
 Run = Callable[[StaticShape], Tensor]
 """Runs the forward of a size over what stands in the buffers; returns its logits `[rows, vocab_size]`."""

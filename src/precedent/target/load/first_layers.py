@@ -71,7 +71,12 @@ def base_of(model: PreTrainedModel) -> Any:
 
 def layer_count(spec: str, target: PreTrainedModel) -> int:
     """N of `first-layers:N`. Raises ConfigError unless 1 <= N < the target's number of layers."""
-    text, most = spec.removeprefix(FIRST_LAYERS), len(layers_of(target)) - 1
+    return checked_count(spec, len(layers_of(target)))
+
+
+def checked_count(spec: str, layers: int) -> int:
+    """N of `first-layers:N`. Raises ConfigError unless 1 <= N < `layers`."""
+    text, most = spec.removeprefix(FIRST_LAYERS), layers - 1
     if not (text.isdecimal() and 1 <= int(text) <= most):
         raise ConfigError(f"draft model {spec!r}: give a number of layers from 1 to {most}, as in {FIRST_LAYERS}1")
     return int(text)

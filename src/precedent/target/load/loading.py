@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.utils import logging as hub_logging
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import (
@@ -22,13 +18,15 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as transformers_logging
 
-from precedent.errors import ConfigError, ModelLoadError, PrecedentError
+from precedent.errors import ConfigError, ModelLoadError
 from precedent.target.kv.layer_kinds import check_supported
 from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
-from precedent.target.load.packaged import DEMO_TARGET, demo_folder
-from precedent.target.load.trained_draft import holds_draft, load_trained, read_settings
+from precedent.target.load.gguf import read_config, read_tokenizer
+from precedent.target.load.packaged import DEMO_TARGET
+from precedent.target.load.quiet import first_line
+from precedent.target.load.source import explained, find_source, gguf_file
+from precedent.target.load.trained_draft import holds_draft, load_trained
 from precedent.target.sharding import SETTING, check_divisible, divided_by
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
@@ -56,7 +54,7 @@ def load_target(
     model_kwargs: Mapping[str, Any] | None = None,
     num_processes: int = 1,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal language model and its tokenizer from a Hugging Face id, a folder or `DEMO_TARGET`.
+    """Load a causal language model and its tokenizer from a Hugging Face id, a folder, a GGUF file or `DEMO_TARGET`.
 
     `device` None is cuda where there is one, else cpu, "auto" spreads the layers over all devices; `dtype` None or
     "auto" keeps the weights as they are stored; `model_kwargs` go to transformers' `from_pretrained` as they are
@@ -65,23 +63,30 @@ def load_target(
     nothing can be loaded, UnsupportedError for a model whose layers cannot be rewound, or divided.
     """
     settings = _settings(model_kwargs) | (divided_by(num_processes) if num_processes > 1 else {})
-    where = {name: settings[name] for name in WHERE_FROM if name in settings}
     if device == "auto":
         settings.setdefault("device_map", "auto")
     place, precision = _device(None if device == "auto" else device), _precision(dtype)
-    source = _source(name_or_path)
+    source = find_source(name_or_path, settings)
+    where = {name: settings[name] for name in WHERE_FROM if name in settings}
     return _load_model(source, place, precision, settings), _load_tokenizer(source, where)
 
 
 def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a Hugging Face id, a folder or `DEMO_TARGET`, without its model. Raises ModelLoadError."""
-    return _load_tokenizer(_source(name_or_path))
+    """Load the tokenizer of what `load_target` takes, without its model. Raises ModelLoadError."""
+    file = gguf_file(name_or_path)
+    if file is not None:
+        with explained(file, "the tokenizer of"):
+            return read_tokenizer(file)
+    return _load_tokenizer(find_source(name_or_path))
 
 
 def load_config(name_or_path: str | Path) -> PreTrainedConfig:
-    """Load the config of a Hugging Face id, a folder or `DEMO_TARGET`, without its weights. Raises ModelLoadError."""
-    source = _source(name_or_path)
-    with _explained(source, "the config of"):
+    """Load the config of what `load_target` takes, without its weights. Raises ModelLoadError."""
+    file = gguf_file(name_or_path)
+    if file is not None:
+        return read_config(file)
+    source = find_source(name_or_path)
+    with explained(source, "the config of"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
     return config
 
@@ -109,9 +114,9 @@ def load_draft(
     if str(spec).startswith(FIRST_LAYERS):
         return _copied_to(first_layers(target, layer_count(str(spec), target)), place)
     if holds_draft(spec):
-        with _explained(spec, "the draft model"):
+        with explained(spec, "the draft model"):
             return _copied_to(load_trained(Path(spec).expanduser(), target), place)
-    source = _source(spec)
+    source = find_source(spec)
     draft_tokenizer = _load_tokenizer(source)
     check_same_vocabulary(str(spec), draft_tokenizer, tokenizer)
     return _with_width(_load_model(source, place, target.dtype), _width(target))
@@ -126,30 +131,8 @@ def _copied_to(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     return moved
 
 
-def _source(name_or_path: str | Path) -> str | Path:
-    """What transformers is asked for: a Hugging Face id or a folder; for the demo target's name, its own folder.
-
-    What can only be meant as a folder, and is none, is refused before the hub is asked for it.
-    """
-    if str(name_or_path) == DEMO_TARGET:
-        with _quiet():
-            return demo_folder()
-    path = Path(name_or_path).expanduser()
-    if path.is_file():
-        raise ModelLoadError(f"{path} is a file; give the folder that holds config.json and the weights")
-    looks_local = isinstance(name_or_path, Path) or name_or_path.startswith(("/", "./", "../", "~", ".\\", "..\\"))
-    if not str(name_or_path) or (looks_local and not path.is_dir()):
-        raise ModelLoadError(f"there is no folder {str(name_or_path)!r}; give a model folder or a Hugging Face id")
-    if holds_draft(path):
-        raise ModelLoadError(
-            f"{path} holds a draft model without embeddings, trained for {read_settings(path).target}; "
-            "give it as the draft model beside that target"
-        )
-    return path if path.is_dir() else name_or_path
-
-
 def _load_tokenizer(source: str | Path, where: Mapping[str, Any] | None = None) -> PreTrainedTokenizerBase:
-    with _explained(source, "the tokenizer of"):
+    with explained(source, "the tokenizer of"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, trust_remote_code=False, **(where or {})
         )
@@ -161,7 +144,7 @@ def _load_model(
 ) -> PreTrainedModel:
     placed = dict(settings or {})
     where = {name: placed[name] for name in WHERE_FROM if name in placed}
-    with _explained(source, "the model"):
+    with explained(source, "the model"):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
         check_supported(config)
         if SETTING in placed:
@@ -190,54 +173,6 @@ def _settings(model_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     return settings
 
 
-@contextmanager
-def _explained(source: str | Path, what: str) -> Iterator[None]:
-    """Turn whatever transformers raises into one line that says what to do, and keep its chatter off the screen."""
-    try:
-        with _quiet():
-            yield
-    except PrecedentError:
-        raise
-    except Exception as error:  # a wrong id or folder ends in OSError, ValueError, KeyError, SafetensorError, ...
-        raise ModelLoadError(_explanation(source, what, error)) from error
-
-
-def _explanation(source: str | Path, what: str, error: Exception) -> str:
-    reason = _first_line(error)
-    if Path(source).is_dir():
-        return f"cannot load {what} {source}: {reason}"
-    return (
-        f"cannot load {what} {str(source)!r}: there is no such folder here and the Hugging Face hub did not give it "
-        f"({reason}); check the name, or fetch it where there is a network with `hf download {source}` (formerly "
-        "`huggingface-cli download`) and give that folder"
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(" .:") if lines else type(error).__name__
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide transformers' progress bars and advice, not its errors; a download keeps the hub's own progress bar."""
-    verbosity, hub_verbosity = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    downloads_shown = not are_progress_bars_disabled()
-    transformers_logging.set_verbosity_error()
-    hub_logging.set_verbosity(logging.ERROR)  # it would report each of its five tries to reach the hub
-    transformers_logging.disable_progress_bar()
-    if downloads_shown:
-        enable_progress_bars()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        hub_logging.set_verbosity(hub_verbosity)
-        if bars and downloads_shown:  # enabling also turns the hub's bars on
-            transformers_logging.enable_progress_bar()
-
-
 def _device(device: str | None, name: str = "device") -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -246,7 +181,7 @@ def _device(device: str | None, name: str = "device") -> torch.device:
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA fails an assertion
         others = "or auto" if name == "device" else "or cuda:1"
         raise ConfigError(
-            f"{name}={device!r} cannot be used here ({_first_line(error)}); give cpu, cuda {others}"
+            f"{name}={device!r} cannot be used here ({first_line(error)}); give cpu, cuda {others}"
         ) from error
 
 

@@ -1,0 +1,106 @@
+"""Schemas as callers write them: classes, JSON Schemas, and OpenAI's wrappings of those."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.pydantic import is_basemodel_subclass
+
+from precedent.errors import ConfigError
+from precedent.grammar import ANY_OBJECT
+from precedent.langchain.wording import first_line
+from precedent.runtime.plain_values import check_plain, shown
+from precedent.text.tool_schema import schema_problem
+
+UNNAMED = "answer"
+"""The title of a JSON Schema that has none."""
+
+_OF_SCHEMAS = frozenset({"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "items", "title"})
+_OF_TOOLS = frozenset({"name", "function", "toolSpec"})
+
+
+def is_json_schema(schema: Any) -> bool:
+    """True for a dict that is a JSON Schema itself, not a tool that has one, nor a wrapping."""
+    return isinstance(schema, Mapping) and bool(schema.keys() & _OF_SCHEMAS) and not schema.keys() & _OF_TOOLS
+
+
+def kind_of(described: Mapping[str, Any]) -> str:
+    """What stands under `type`, where that is a text."""
+    kind = described.get("type")
+    return kind if isinstance(kind, str) else ""
+
+
+def described_schema(schema: Any) -> tuple[Any, bool | None]:
+    """A schema out of OpenAI's wrappings, and whether they say that it is strict; a JSON Schema gets a title.
+
+    Reads `{"name", "strict", "schema"}`, also below `{"type": "json_schema"}`; anything else is returned as it is.
+    Raises ConfigError for a wrapping without a schema, lone surrogates, and nesting that is too deep.
+    """
+    check_plain("the schema", schema)
+    wrapping = _wrapping(schema) if isinstance(schema, Mapping) else None
+    if wrapping is None:
+        return ({"title": UNNAMED, **schema} if is_json_schema(schema) else schema), None
+    found, name, strict = wrapping.get("schema"), wrapping.get("name", UNNAMED), wrapping.get("strict")
+    if not isinstance(found, Mapping) or not isinstance(name, str) or not isinstance(strict, bool | None):
+        raise ConfigError(f'{shown(schema)} is no schema: give {{"name": "…", "schema": {{…}}, "strict": True}}')
+    told = {key: wrapping[key] for key in ("description",) if isinstance(wrapping.get(key), str)}
+    return {"title": name, **told, **{key: value for key, value in found.items() if key != "title"}}, strict
+
+
+def _wrapping(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What holds name and schema, None for a schema that is not wrapped."""
+    if kind_of(schema) == "json_schema":
+        inner = schema.get("json_schema", schema)
+        return inner if isinstance(inner, Mapping) else {}
+    return schema if "schema" in schema and "name" in schema else None
+
+
+def schema_of(response_format: Any) -> tuple[Mapping[str, Any] | None, bool]:
+    """The JSON Schema that a `response_format` asks for, None for text, and whether it is said to be strict.
+
+    Reads OpenAI's dicts of type `text`, `json_object` and `json_schema`, and classes (pydantic, TypedDict).
+    Raises ConfigError on anything else.
+    """
+    if response_format is None:
+        return None, False
+    if isinstance(response_format, type):
+        return json_schema_of(response_format), False
+    if isinstance(response_format, Mapping):
+        if kind_of(response_format) == "text":
+            return None, False
+        if kind_of(response_format) == "json_object":
+            return ANY_OBJECT.schema, False
+        if _wrapping(response_format) is not None:
+            schema, strict = described_schema(response_format)
+            return json_schema_of(schema), strict is True
+    raise ConfigError(
+        f"response_format={shown(response_format)} is neither a class nor a dict of type 'text', 'json_object' or "
+        '\'json_schema\' ({"type": "json_schema", "json_schema": {"name": …, "schema": {…}}})'
+    )
+
+
+def json_schema_of(schema: Any) -> dict[str, Any]:
+    """The JSON Schema of a pydantic class (v2 or v1), a TypedDict, a function, or a dict that describes one.
+
+    Raises ConfigError on anything else.
+    """
+    found = dict(schema) if is_json_schema(schema) else _converted(schema)
+    problem = schema_problem(found, "it")
+    if problem:
+        raise ConfigError(f"{shown(schema)} is no JSON Schema: {problem}")
+    return found
+
+
+def _converted(schema: Any) -> dict[str, Any]:
+    try:
+        if isinstance(schema, type) and is_basemodel_subclass(schema):
+            describe: Any = getattr(schema, "model_json_schema", None) or schema.schema  # type: ignore[attr-defined]
+            found: dict[str, Any] = describe()
+            return found
+        return convert_to_json_schema(schema)
+    except Exception as error:  # whatever pydantic, LangChain or a class's own annotations raise
+        raise ConfigError(
+            f"{shown(schema)} is no schema ({first_line(error)}): give a pydantic class, a TypedDict, or a JSON Schema"
+        ) from error

@@ -1,0 +1,145 @@
+"""Whose a call is: the tenant whose completions it drafts from, and among which its own is stored.
+
+The application says so, on the model or at the call. What a run's metadata says counts only where the model has
+`tenant_from="metadata"`; a run that then names nobody shares nothing with others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ensure_config
+
+from precedent.cache.store.records import check_tenant
+from precedent.config import SpeculationConfig
+from precedent.errors import CacheError, ConfigError, UnsupportedError
+from precedent.langchain.exceptions import of_both_kinds
+from precedent.runtime.plain_values import check_plain, shown
+
+if TYPE_CHECKING:
+    from precedent.langchain.fields import EngineFields
+
+DEFAULT_TENANT = "default"
+"""The tenant of a model that names none."""
+
+RECALL = "recall"
+"""The drafter that reads the cache."""
+
+log = logging.getLogger(__name__)
+
+
+class Nobody(str):
+    """The tenant of one request alone, for a run that names none: nobody else can meet it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def alone(cls) -> Self:
+        """Another one each time."""
+        return cls(f"nobody-{uuid.uuid4().hex}")
+
+
+def check_tenants(model: EngineFields) -> None:
+    """Raise ConfigError for fields of which no tenant can be told."""
+    _checked("tenant", model.tenant)
+    if model.tenant_from is not None and model.tenant != DEFAULT_TENANT:
+        raise ConfigError(
+            f"tenant={model.tenant!r} and tenant_from={model.tenant_from!r} both say whose runs are: leave one out"
+        )
+
+
+def tenant_of(model: EngineFields, kwargs: Mapping[str, Any], metadata: Mapping[str, Any] | None) -> str:
+    """The call's own tenant, else the model's; where runs name theirs, the run's or `Nobody`."""
+    given = kwargs.get("tenant")
+    if given is not None:
+        return given if isinstance(given, Nobody) else _checked("tenant", given)
+    if model.tenant_from is None:
+        return model.tenant
+    named = _usable((metadata or {}).get("tenant"))
+    if named is None:
+        model.engines.once(log.warning, "a run's metadata names no tenant: it neither reads nor writes the cache")
+    return Nobody.alone() if named is None else named
+
+
+def own_tenant(model: EngineFields, given: str | None) -> str:
+    """Whose is what no run brings. Raises ConfigError where only runs could say."""
+    if given is None and model.tenant_from is not None:
+        raise ConfigError(f"with tenant_from={model.tenant_from!r} the model has no tenant of its own: give tenant=…")
+    return model.tenant if given is None else _checked("tenant", given)
+
+
+@of_both_kinds()
+def tenant_of_batch(model: EngineFields, kwargs: Mapping[str, Any]) -> str:
+    """The tenant of a batch of texts, which LangChain hands on with the first one's run.
+
+    Raises UnsupportedError for several tenants or workflow steps.
+    """
+    metadata = kwargs.get("metadata")
+    runs = [run_metadata(model, one) for one in (metadata if isinstance(metadata, list) else [metadata])]
+    named = model.tenant_from is not None and kwargs.get("tenant") is None
+    told = {(workflow_step_of(run), _usable(run.get("tenant")) if named else None) for run in runs}
+    if len(told) > 1:
+        raise UnsupportedError(
+            "one batch of texts cannot be of several tenants or workflow steps: give each of them a batch of its own"
+        )
+    return tenant_of(model, kwargs, runs[0] if runs else None)
+
+
+def run_metadata(model: Any, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A run's metadata under the model's own, as LangChain puts them together."""
+    return {**(metadata or {}), **(model.metadata or {})}
+
+
+def with_tenant(config: RunnableConfig | None) -> RunnableConfig:
+    """A run's configuration, the tenant that `configurable` names in its metadata unless that names one itself."""
+    config = ensure_config(config)
+    named = config["configurable"].get("tenant")
+    if named is not None and "tenant" not in config["metadata"]:
+        config["metadata"] = {**config["metadata"], "tenant": named}
+    return config
+
+
+def workflow_step_of(metadata: Mapping[str, Any] | None) -> str | None:
+    """The step that a run's metadata name.
+
+    LangChain's agents and graphs put `lc_agent_name` and `langgraph_node` there; together they name the step.
+    """
+    metadata = metadata or {}
+    step = metadata.get("workflow_step") or "/".join(
+        str(metadata[key]) for key in ("lc_agent_name", "langgraph_node") if metadata.get(key)
+    )
+    return _text("workflow_step", step) if step else None
+
+
+def without_cache(speculation: SpeculationConfig) -> SpeculationConfig:
+    """The same without reading or writing the cache."""
+    drafters = tuple(name for name in speculation.drafters if name != RECALL)
+    return dataclasses.replace(speculation, drafters=drafters, write_back=False)
+
+
+def _usable(named: Any) -> str | None:
+    try:
+        return _checked("tenant", named)
+    except ConfigError:
+        return None
+
+
+def _checked(key: str, value: Any) -> str:
+    text = _text(key, value)
+    try:
+        check_tenant(text)
+    except CacheError as error:
+        raise ConfigError(f"{key}={value!r} cannot be used: {error}") from None
+    return text
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{key}={shown(value)} must be a text that is not empty")
+    check_plain(key, value)
+    return value

@@ -1,0 +1,40 @@
+"""Measures what a step of a model takes on this machine, so that a replay can say how much faster it would be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from precedent.engine.warm_up import milliseconds_of_width
+from precedent.planning.costs import WIDTHS
+from precedent.replay.settings import MeasuredSteps
+from precedent.runtime.machine_load import OtherPrograms
+from precedent.target import TargetModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ROUNDS = 4
+"""Each width is timed in every round, and its best time counts: the first forwards of a process take longer."""
+
+
+def measured_steps(
+    model: PreTrainedModel, name: str, most_nodes: int, progress: Callable[[int, int], None] = lambda *_: None
+) -> MeasuredSteps:
+    """Time forwards of 1 token up to the widest tree of `most_nodes`; `progress(done, total)` counts rounds."""
+    target, others, best = TargetModel(model), OtherPrograms(), dict[int, float]()
+    for number in range(ROUNDS):
+        progress(number, ROUNDS)
+        for width in widths_up_to(most_nodes + 1):
+            best[width] = min(best.get(width, float("inf")), milliseconds_of_width(target, width))
+    dtype = str(model.dtype).removeprefix("torch.")
+    threads = f", {torch.get_num_threads()} threads" if model.device.type == "cpu" else ""
+    return MeasuredSteps(f"{name} ({dtype}, {model.device}{threads})", best, others.share())
+
+
+def widths_up_to(widest: int) -> list[int]:
+    """Widths of which a curve is drawn: the buckets of a cost curve up to the one that holds `widest`."""
+    narrower = [width for width in WIDTHS if width < widest]
+    return [*narrower, *WIDTHS[len(narrower) : len(narrower) + 1]]

@@ -1,0 +1,95 @@
+"""How much of the processors other programs take: what a measured time is worth depends on it.
+
+From `/proc/stat`, as Linux counts it, else from psutil where it is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+STAT = Path("/proc/stat")
+
+BUSY_SHARE = 0.1
+"""Other programs' share of the processors above which a measured time is doubted."""
+
+IDLE_COLUMNS = (3, 4)
+"""Of a processor's line in `/proc/stat`: idle, and idle while a disk is waited for."""
+
+GUEST_COLUMNS = (8, 9)
+"""Time of virtual machines, which the columns before count already."""
+
+
+class CpuTimes(NamedTuple):
+    """Seconds since some moment: by the clock, of work on the processors, and of this process's part of it."""
+
+    clock: float
+    busy: float
+    own: float
+    processors: int
+
+
+class OtherPrograms:
+    """Watches what other programs take of the processors that this process may run on.
+
+    `read` gives the times; None from it means that this machine does not tell.
+    """
+
+    def __init__(self, read: Callable[[], CpuTimes | None] | None = None) -> None:
+        self._read = read or cpu_times
+        self._before = self._read()
+
+    def share(self) -> float | None:
+        """Their share of the processors' time since this was made or last asked, 0 to 1; None where nobody can tell.
+
+        The kernel counts in hundredths of a second, so that a window of less than one second says little.
+        """
+        before, self._before = self._before, self._read()
+        return share_of_others(before, self._before)
+
+
+def share_of_others(before: CpuTimes | None, after: CpuTimes | None) -> float | None:
+    """What other programs took of the processors' time between two readings, 0 to 1; None where nobody can tell."""
+    if before is None or after is None or after.clock <= before.clock:
+        return None
+    busy, own = after.busy - before.busy, after.own - before.own
+    if busy < own / 2:  # the counters stand still, as in some sandboxes
+        return None
+    return min(1.0, max(0.0, busy - own) / (after.processors * (after.clock - before.clock)))
+
+
+def cpu_times(stat: Path = STAT) -> CpuTimes | None:
+    """The times now; None where the system does not tell them."""
+    busy = _from_proc(stat) or _from_psutil()
+    if busy is None:
+        return None
+    own = os.times()
+    used = own.user + own.system + own.children_user + own.children_system
+    return CpuTimes(time.monotonic(), busy[0], used, busy[1])
+
+
+def _from_proc(stat: Path) -> tuple[float, int] | None:
+    """Seconds of work on the processors that this process may use, and their number. Stolen time is others' work."""
+    try:
+        lines = stat.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    columns = [line.split() for line in lines if line.split(" ", 1)[0] in ours]
+    left_out = {*IDLE_COLUMNS, *GUEST_COLUMNS}
+    ticks = sum(int(value) for name, *values in columns for at, value in enumerate(values) if at not in left_out)
+    return (ticks / os.sysconf("SC_CLK_TCK"), len(columns)) if columns else None
+
+
+def _from_psutil() -> tuple[float, int] | None:
+    try:
+        psutil: Any = importlib.import_module("psutil")
+    except ImportError:
+        return None
+    times = psutil.cpu_times()._asdict()
+    idle = {"idle", "iowait", "guest", "guest_nice"}
+    return sum(seconds for name, seconds in times.items() if name not in idle), psutil.cpu_count()

@@ -1,0 +1,74 @@
+"""What is asked of callers' values: numbers that are numbers, texts that are Unicode, nesting that can be walked."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from precedent.errors import ConfigError, PrecedentError
+
+MOST_DEEP = 100
+"""Nesting of lists and dicts that is taken: everything that walks a schema or an argument is recursive."""
+
+MOST_SHOWN = 300
+"""Characters of a value that an error shows."""
+
+REALLY_NEAR = 0.8
+"""Likeness (`difflib`) from which another name is thought to be meant: a letter or two of ten."""
+
+
+def is_whole(value: object) -> bool:
+    """True for an integer of Python or NumPy; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """True for a finite real number of Python or NumPy; True and False are none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def check_plain(what: str, value: Any, error: type[PrecedentError] = ConfigError) -> None:
+    """Raise `error` if a text in `value` holds a lone surrogate, or if its lists and dicts are nested too deep.
+
+    Walks keys and values of mappings and items of lists and tuples; anything else passes.
+    """
+    pending = [(value, 0)]
+    while pending:
+        found, depth = pending.pop()
+        if isinstance(found, str):
+            _check_text(what, found, error)
+        elif isinstance(found, Mapping | list | tuple):
+            if depth == MOST_DEEP:
+                raise error(f"{what} is nested more than {MOST_DEEP} levels deep: make it flatter")
+            parts = (*found.keys(), *found.values()) if isinstance(found, Mapping) else found
+            pending.extend((part, depth + 1) for part in parts)
+
+
+def _check_text(what: str, text: str, error: type[PrecedentError]) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        raise error(
+            f"{what} holds {text[problem.start]!r}, half of a surrogate pair, which is no character: "
+            "decode the text with errors='replace'"
+        ) from None
+
+
+def shown(value: object) -> str:
+    """A value as an error names it: in one line that is not endless."""
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+def nearest(name: object, known: Iterable[object]) -> str | None:
+    """The known name that differs from `name` by a slip of the pen, None where there is none."""
+    found = difflib.get_close_matches(str(name), [str(one) for one in known], n=1, cutoff=REALLY_NEAR)
+    return found[0] if found else None

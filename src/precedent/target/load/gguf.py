@@ -1,0 +1,199 @@
+"""Reads GGUF files: converted once into bfloat16 safetensors in the user's cache folder, keyed by their content."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from filelock import FileLock
+from platformdirs import user_cache_path
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from precedent.errors import ModelLoadError, PrecedentError
+from precedent.target.load.quiet import first_line, quiet
+from precedent.target.support import check_supported
+
+MAGIC = b"GGUF"
+
+READERS = ("gguf", "accelerate")
+"""What transformers needs to read a GGUF file."""
+
+CONVERSION = 1
+"""Raised whenever a converted model would differ, so that an older one in the user's cache folder is not used."""
+
+SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"})
+"""Pre-tokenizers, in llama.cpp's words, that split numbers into digits before GPT-2's; transformers leaves that out."""
+
+OF_GPT2 = frozenset({"", "default", "gpt-2"})
+"""Pre-tokenizers that are GPT-2's own, which transformers takes where it knows no other."""
+
+log = logging.getLogger(__name__)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as GGUF files do, whatever it is called."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def gguf_folder(file: Path) -> Path:
+    """Folder of the model in a GGUF file as bfloat16 safetensors; converts it there once, and says so.
+
+    Raises ModelLoadError for a file that is cut short, is one of several parts or holds no language model that
+    transformers reads, where a package is missing or the folder cannot be written; UnsupportedError for layers that
+    cannot be rewound.
+    """
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()[:16]
+    folder = user_cache_path("precedent") / "gguf" / f"{file.stem[:60]}-{digest}-{CONVERSION}"
+    return converted(file, folder, file.name)
+
+
+def converted(file: Path, folder: Path, name: str) -> Path:
+    """The folder, after the model of a GGUF file was written there if it was not there yet. Raises ModelLoadError."""
+    if not folder.is_dir():
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{folder}.lock"):  # a second process waits here for the first one's conversion
+                if not folder.is_dir():
+                    log.warning("converting %s to bfloat16 in %s, once: half a minute or more ...", name, folder)
+                    _write(*_checked(file), folder)
+        except OSError as error:
+            raise ModelLoadError(
+                f"cannot keep the converted {name} in {folder.parent} ({error.strerror or error}); free two bytes for "
+                "each of its weights there, or set XDG_CACHE_HOME to a folder that you may write"
+            ) from error
+    return folder
+
+
+def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # what a killed conversion left behind; the lock is ours
+    try:
+        with quiet():
+            model.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # a full disk is given back what it was not enough for
+        raise
+    partial.replace(folder)  # whole or not there at all
+
+
+def _checked(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model and its tokenizer; the file's faults are found before the long work, and told in one line."""
+    check_reader(file.name)
+    if _header(file).parts > 1:
+        raise ModelLoadError(
+            f"{file} is one part of a model in several files; join them with `llama-gguf-split --merge` of llama.cpp"
+        )
+    check_supported(read_config(file))
+    try:
+        return _read(file)
+    except PrecedentError:
+        raise
+    except Exception as error:  # transformers raises whatever it stumbles over
+        raise ModelLoadError(f"cannot convert {file}: {first_line(error)}") from error
+
+
+def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model, its weights dequantised to bfloat16, and its tokenizer."""
+    from transformers import GgufConfig  # newer than the oldest transformers that suits everything else
+
+    dense = GgufConfig(dequantize=True)
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(**_in(file), quantization_config=dense, dtype=torch.bfloat16)
+    tokenizer = read_tokenizer(file)
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    return model, tokenizer
+
+
+def read_config(file: Path) -> PreTrainedConfig:
+    """The config of the model as it will be converted, without its weights. Raises ModelLoadError."""
+    check_reader(file.name)
+    try:
+        with quiet():
+            config: PreTrainedConfig = AutoConfig.from_pretrained(**_in(file))
+    except Exception as error:  # of an architecture it does not know, or of a header that ends too soon
+        raise ModelLoadError(f"transformers cannot read the model in {file}: {first_line(error)}") from error
+    config.dtype = torch.bfloat16
+    return config
+
+
+def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer, with its way of splitting numbers where transformers leaves that out. Raises ModelLoadError."""
+    check_reader(file.name)
+    with quiet():
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_in(file))
+    kind = _header(file).pre_tokenizer
+    if kind in SINGLE_DIGITS:
+        _split_digits(tokenizer)
+    elif kind not in OF_GPT2 and _splits_as_gpt2(tokenizer):
+        log.warning(
+            "%s: transformers does not know how a %r tokenizer splits text, and splits it as GPT-2 does; the model was "
+            "trained on other tokens: give its own folder or id if answers are poor",
+            file.name, kind,
+        )  # fmt: skip
+    return tokenizer
+
+
+def check_reader(name: str) -> None:
+    """Refuse before the work starts; transformers would notice a missing package only after half a minute."""
+    missing = [package for package in READERS if importlib.util.find_spec(package) is None]
+    outdated = [] if hasattr(transformers, "GgufConfig") else ["transformers"]
+    if missing or outdated:
+        raise ModelLoadError(f"{name} needs more to be read; run: pip install -U {' '.join(missing + outdated)}")
+
+
+def _split_digits(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Split numbers into digits before anything else."""
+    from tokenizers.pre_tokenizers import Digits, Sequence
+
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
+
+
+class _Header(NamedTuple):
+    """What is asked of a file before transformers reads it."""
+
+    pre_tokenizer: str
+    parts: int
+
+
+def _header(file: Path) -> _Header:
+    """Walks the whole file, tensors included. Raises ModelLoadError for one that ends too soon."""
+    from gguf import GGUFReader
+
+    try:
+        fields = GGUFReader(file).fields
+    except Exception as error:  # whatever numpy says of bytes that are not there
+        raise ModelLoadError(
+            f"{file} is cut short or damaged ({first_line(error)}): copy or download it again"
+        ) from error
+
+    def value(name: str, default: Any) -> Any:
+        return fields[name].contents() if name in fields else default
+
+    return _Header(str(value("tokenizer.ggml.pre", "")), int(value("split.count", 1)))
+
+
+def _in(file: Path) -> dict[str, Any]:
+    """How transformers is told of a GGUF file."""
+    return {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+
+
+def _splits_as_gpt2(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether text is split by GPT-2's rule alone, which is transformers' answer to a rule that it does not know."""
+    return type(tokenizer.backend_tokenizer.pre_tokenizer).__name__ == "ByteLevel"

@@ -1,0 +1,107 @@
+"""What a model's name means: a folder, a GGUF file, the packaged model or an id of the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+from precedent.errors import ModelLoadError, PrecedentError
+from precedent.runtime.hub import silence_of_hub
+from precedent.target.load.gguf import gguf_folder, is_gguf
+from precedent.target.load.names import check_name
+from precedent.target.load.packaged import DEMO_TARGET, demo_folder
+from precedent.target.load.quiet import first_line, quiet
+from precedent.target.load.trained_draft import holds_draft, read_settings
+
+FETCH = "fetch it where there is a network with `hf download {0}` and give that folder"
+
+
+def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = None) -> str | Path:
+    """What transformers is asked for: a folder, or an id that the hub can be asked for.
+
+    What can only be a mistake is refused before the hub is asked, and it is asked once: where it does not answer, the
+    folder of what was fetched before is taken. A GGUF file and the packaged model are converted first. `settings` are
+    arguments of `from_pretrained`. Raises ModelLoadError.
+    """
+    if str(name_or_path) == DEMO_TARGET:
+        return demo_folder()
+    file = gguf_file(name_or_path)
+    if file is not None:
+        return gguf_folder(file)
+    path = Path(name_or_path).expanduser()
+    if not str(name_or_path) or not path.is_dir():
+        return _of_the_hub(name_or_path, settings or {})
+    if holds_draft(path):
+        raise ModelLoadError(
+            f"{path} holds a draft model without embeddings, trained for {read_settings(path).target}; "
+            "give it as the draft model beside that target"
+        )
+    inside = sorted(path.glob("*.gguf"))
+    if inside and not (path / "config.json").exists():
+        raise ModelLoadError(f"{path} holds GGUF files and no config.json; give the file itself, {str(inside[0])!r}")
+    return path
+
+
+def gguf_file(name_or_path: str | Path) -> Path | None:
+    """The path where it is a GGUF file, None where it is no file. Raises ModelLoadError for any other file."""
+    path = Path(name_or_path).expanduser()
+    if path.suffix == ".gguf" and not path.exists():
+        raise ModelLoadError(f"there is no file {str(path)!r}; `hf download OWNER/NAME FILE` fetches one of the hub's")
+    if not path.is_file():
+        return None
+    try:
+        if is_gguf(path):
+            return path
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
+    kind = "no GGUF file, whatever it is called" if path.suffix == ".gguf" else "a file"
+    raise ModelLoadError(f"{path} is {kind}; give the folder that holds config.json and weights, or a GGUF file")
+
+
+def _of_the_hub(name_or_path: str | Path, settings: Mapping[str, Any]) -> str | Path:
+    name = str(name_or_path)
+    looks_local = isinstance(name_or_path, Path) or name.startswith(("/", "./", "../", "~", ".\\", "..\\"))
+    if not name or looks_local:
+        raise ModelLoadError(f"there is no folder {name!r}; give a model folder or a Hugging Face id")
+    check_name(name)
+    alone = "local_files_only is given" if settings.get("local_files_only") else None
+    silence = alone or silence_of_hub(name, settings.get("token"))
+    return name if silence is None else _fetched_before(name, settings, silence)
+
+
+def _fetched_before(name: str, settings: Mapping[str, Any], silence: str) -> Path:
+    """The folder in which the hub's library keeps a model; told its name, transformers would ask the hub again."""
+    where = {key: settings[key] for key in ("revision", "cache_dir") if key in settings}
+    try:
+        return Path(snapshot_download(name, local_files_only=True, **where))
+    except (LocalEntryNotFoundError, HFValidationError) as error:
+        raise ModelLoadError(
+            f"the model {name!r} is not on this machine, and the Hugging Face hub cannot be asked "
+            f"({silence.rstrip(' .')}); check the name, or {FETCH.format(name)}"
+        ) from error
+
+
+@contextmanager
+def explained(source: str | Path, what: str) -> Iterator[None]:
+    """Turn whatever transformers raises into one line that says what to do, and keep its chatter off the screen."""
+    try:
+        with quiet():
+            yield
+    except PrecedentError:
+        raise
+    except Exception as error:  # a wrong id or folder ends in OSError, ValueError, KeyError, SafetensorError, ...
+        raise ModelLoadError(_explanation(source, what, error)) from error
+
+
+def _explanation(source: str | Path, what: str, error: Exception) -> str:
+    if Path(source).exists():
+        return f"cannot load {what} {source}: {first_line(error)}"
+    return (
+        f"cannot load {what} {str(source)!r}: there is no such folder here and the Hugging Face hub did not give it "
+        f"({first_line(error)}); check the name, or {FETCH.format(source)}"
+    )

@@ -1,0 +1,147 @@
+"""What LangChain was asked, overheard before this library sees it: scripted engines hold every prompt against it.
+
+A scripted answer would come just the same if a message had been lost on the way. So the engines of this package listen
+to LangChain's callbacks, and a prompt that lacks something of its call is an AssertionError that names it. Requests
+that do not come from LangChain are not checked.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage
+from langchain_core.tracers.context import register_configure_hook
+
+from precedent.testing.scripted_prompt import BEGIN, Said, missing, turns_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ROLE_OF_TYPE = {"human": "user", "ai": "assistant", "function": "tool", "developer": "system"}
+
+Asked = list[Said] | str
+"""A chat model's messages, or a text model's prompt."""
+
+
+class Listener(BaseCallbackHandler):
+    """Notes what every running call was asked."""
+
+    run_inline = True
+    raise_error = True
+
+    def __init__(self) -> None:
+        self._running: dict[UUID, Asked] = {}
+        self._here: ContextVar[tuple[UUID, ...]] = ContextVar("runs of this context", default=())
+        self._lock = threading.Lock()
+
+    def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """Note a chat model's messages."""
+        self._note(run_id, [one for message in messages[0] for one in said_in(message)])
+
+    def on_llm_start(self, serialized: dict[str, Any], prompts: list[str], *, run_id: UUID, **kwargs: Any) -> None:
+        """Note a text model's prompt."""
+        self._note(run_id, prompts[0])
+
+    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget a call that is over."""
+        self._forget(run_id)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget a call that failed."""
+        self._forget(run_id)
+
+    def check(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> None:
+        """Raise AssertionError unless the prompt holds what a call that runs in this context was asked, and no more."""
+        with self._lock:
+            asked = {run_id: self._running[run_id] for run_id in self._here.get() if run_id in self._running}
+            lacks = {run_id: _lack(one, tokenizer, prompt_ids) for run_id, one in asked.items()}
+            met = [run_id for run_id, lack in lacks.items() if lack is None][:1]
+            for run_id in met:
+                del self._running[run_id]
+        if lacks and not met:
+            prompt = tokenizer.decode(list(prompt_ids))
+            reasons = "; or: ".join(filter(None, lacks.values()))
+            raise AssertionError(f"the prompt is not what LangChain was asked: {reasons}\n{prompt}")
+
+    def _note(self, run_id: UUID, asked: Asked) -> None:
+        with self._lock:
+            self._running[run_id] = asked
+            self._here.set((*(one for one in self._here.get() if one in self._running), run_id))
+
+    def _forget(self, run_id: UUID) -> None:
+        with self._lock:
+            self._running.pop(run_id, None)
+
+
+LISTENER = Listener()
+"""Listens to every chat and text model of the process; engines that are not scripted never ask it."""
+
+register_configure_hook(ContextVar("precedent's listener", default=LISTENER), inheritable=False)
+
+
+def _lack(asked: Asked, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> str | None:
+    """What a prompt lacks of what was asked, None where that is nothing."""
+    if isinstance(asked, str):
+        return None if list(prompt_ids) == tokenizer.encode(asked) else f"the text was {asked!r}"
+    return missing(asked, turns_of(_pieces(tokenizer, prompt_ids)))
+
+
+def _pieces(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> list[str]:
+    """The prompt cut where turns begin, by its ids: in a message these words are words."""
+    begin = tokenizer.convert_tokens_to_ids(BEGIN)
+    pieces: list[list[int]] = [[]]
+    for token in prompt_ids:
+        if token == begin:
+            pieces.append([])
+        pieces[-1].append(token)
+    return [str(tokenizer.decode(piece)) for piece in pieces]
+
+
+def said_in(message: BaseMessage) -> Iterator[Said]:
+    """What a message says: results of tools that stand in its blocks first, then its own text and calls."""
+    blocks = [block for block in message.content if isinstance(block, Mapping)] if message.content else []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            yield Said("tool", tuple(_texts(block.get("content") or "")))
+    texts = [*_texts(message.content), *(text for call in _calls(message, blocks) for text in call)]
+    if texts or not any(block.get("type") == "tool_result" for block in blocks):
+        role = message.role if isinstance(message, ChatMessage) else message.type
+        yield Said(_ROLE_OF_TYPE.get(role, role), tuple(texts))
+
+
+def _texts(content: Any) -> list[str]:
+    if isinstance(content, str):
+        return [content] if content else []
+    texts = [block if isinstance(block, str) else block.get("text") for block in content]
+    return [text for text in texts if isinstance(text, str) and text]
+
+
+def _calls(message: BaseMessage, blocks: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """Each call of an assistant's message, by its name and what its arguments hold."""
+    if not isinstance(message, AIMessage):
+        return
+    for call in message.tool_calls:
+        yield [call["name"], *_leaves(call["args"])]
+    known = {call["id"] for call in message.tool_calls}
+    for block in blocks:
+        if block.get("type") == "tool_use" and block.get("id") not in known:
+            yield [str(block["name"]), *_leaves(block.get("input") or {})]
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """The names, texts and numbers of a call's arguments; formats differ in how they write everything else."""
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from (str(name), *_leaves(one))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _leaves(one)
+    elif isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
+        yield str(value)

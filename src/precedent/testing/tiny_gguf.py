@@ -1,0 +1,108 @@
+"""A tiny Llama as a GGUF file, as llama.cpp writes it; needs the package gguf."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+CONTROL_TOKEN, NORMAL_TOKEN = 3, 1
+
+
+def write_gguf(
+    file: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    architecture: str = "llama",
+    pre: str = "smollm",
+    quantised: bool = False,
+    **fields: int,
+) -> Path:
+    """Write a Llama and its byte-level tokenizer, which must have merges. Returns the file.
+
+    `quantised` stores the matrices in eight bits; further `fields` are numbers, dots written as two underscores.
+    """
+    import gguf
+
+    writer = gguf.GGUFWriter(file, architecture)
+    _add_config(writer, model.config)
+    _add_tokenizer(writer, tokenizer, pre)
+    for name, value in fields.items():
+        writer.add_uint16(name.replace("__", "."), value)
+    for name, weights in _tensors(model):
+        array = weights.float().numpy()
+        if quantised and array.ndim == 2:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _add_config(writer: Any, config: Any) -> None:
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+
+
+def _add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, pre: str) -> None:
+    tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    control = set(tokenizer.all_special_tokens)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([CONTROL_TOKEN if token in control else NORMAL_TOKEN for token in tokens])
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    writer.add_token_merges([" ".join(merge) for merge in merges])
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_bos_token_id(tokenizer.bos_token_id)
+    writer.add_chat_template(str(tokenizer.chat_template))
+
+
+def _tensors(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
+    config = model.config
+    found = []
+    for name, weights in model.state_dict().items():
+        part = name.removeprefix("model.")
+        if part.startswith("layers."):
+            _, number, rest = part.split(".", 2)
+            heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}
+            kind = rest.removesuffix(".weight")
+            stored = _interleaved(weights, heads[kind]) if kind in heads else weights
+            found.append((f"blk.{number}.{NAMES[kind]}.weight", stored))
+        else:
+            outer = {"embed_tokens.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}
+            found.append((outer.get(part, "output.weight"), weights))
+    return found
+
+
+def _interleaved(weights: Tensor, heads: int) -> Tensor:
+    """Rotary pairs beside one another, as llama.cpp has them, not in two halves."""
+    size = weights.shape[0] // heads // 2
+    return weights.reshape(heads, 2, size, -1).transpose(1, 2).reshape(weights.shape).contiguous()

@@ -1,0 +1,183 @@
+"""What the demo makes of its figures: a table, sentences that claim no more than was measured, and a page to show."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from precedent.cli.demo import affordable
+from precedent.cli.demo_page import demo_page
+from precedent.cli.demo_runs import WAYS, Run, Turn, ways_of
+from precedent.cli.demo_table import HEADINGS, rows, show
+from precedent.cli.demo_verdict import FEWEST_FOR_SPEED, doubts, verdict
+from precedent.decoding.stats import GenerationStats
+from precedent.drafters import known_drafters
+from precedent.engine.generation import GenerationResult
+from precedent.pages.colours import OTHERS, SOURCES, Palette
+from precedent.runtime.machine_load import BUSY_SHARE
+
+NAMES = [way.name for way in WAYS]
+
+
+def run(name: str, requests: int, speed: float, tokens_per_step: float) -> dict[str, Any]:
+    found = Run(name).as_dict()
+    found |= {"requests": requests, "tokens": 500, "tokens_per_second": speed, "tokens_per_step": tokens_per_step}
+    return found | {"num_draft_tokens": 9, "num_accepted_tokens": 5, "accepted_by_source": {"recall": 5}}
+
+
+def results(requests: int = 10, busy: float | None = 0.0, temperature: float = 0.0) -> dict[str, Any]:
+    """Figures as the demo collects them: `both` is 1.6 times as fast as plain, `repeat` 5.2 times."""
+    figures = zip(NAMES, (25.0, 20.0, 30.0, 40.0, 130.0), (1.0, 4.2, 4.0, 4.3, 11.1), strict=True)
+    machine = {"target": "desk", "dtype": "bfloat16", "device": "cpu", "processor": "Some CPU", "threads": 2}
+    machine |= {"torch": "2.13", "draft_model": "first-layers:4", "others_cpu_share": busy}
+    return {
+        "temperature": temperature,
+        "machine": machine,
+        "runs": [run(name, requests, speed, tokens) for name, speed, tokens in figures],
+        "identical_outputs": {} if temperature else {name: [requests, requests] for name in NAMES[1:]},
+        "first_differences": [],
+    }
+
+
+def printed(found: dict[str, Any]) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    show(console, found)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_tokens_per_step_come_first_and_speed_after_them() -> None:
+    assert verdict(results()) == (
+        "With a cache warmed by other requests a step of the model brought 4.3 tokens, and 11.1 once it had seen "
+        "these; plain decoding brings 1. Decoding was 1.6 and 5.2 times as fast as plain decoding. 10 of 10 answers "
+        "were identical to plain decoding's; the target model itself chose every token."
+    )
+    assert HEADINGS[0].startswith("tok/\nstep")
+
+
+def test_sampled_answers_are_not_compared() -> None:
+    assert "sampled from the target model's own output distribution" in verdict(results(temperature=0.7))
+
+
+@given(st.integers(1, 40), st.none() | st.floats(0, 1))
+def test_speed_is_said_only_of_enough_requests_on_a_machine_that_rests(requests: int, busy: float | None) -> None:
+    found = results(requests, busy)
+    can_be_said = requests >= FEWEST_FOR_SPEED and (busy is None or busy <= BUSY_SHARE)
+    assert (doubts(found) == []) == can_be_said
+    text = printed(found)
+    assert ("times as fast" in text) == can_be_said
+    assert bool(re.search(r"\d\.\d+x", text)) == can_be_said
+    assert ("cannot be said" in text) == (not can_be_said)
+
+
+def test_why_nothing_is_said_of_speed_and_what_to_do() -> None:
+    assert doubts(results(1, 0.48)) == [
+        "1 request is too few (give --requests 6)",
+        "other programs took 48% of the processors meanwhile (run it again when they rest)",
+    ]
+    assert "is not known" in verdict(results(busy=None))
+
+
+@pytest.mark.parametrize(("milliseconds", "number"), [(18, 12), (40, 6), (72, 6), (200, 3), (1000, 3)])
+def test_a_slow_machine_measures_fewer_requests_but_enough_where_it_can(milliseconds: float, number: int) -> None:
+    assert affordable(milliseconds) == number
+
+
+def test_the_memory_alone_is_measured_in_full() -> None:
+    (alone,) = set(ways_of(0.0, full=True)) - set(ways_of(0.0, full=False))
+    assert (alone.name, alone.drafters, alone.cache) == ("recall-only", ("recall",), "A")
+    assert [way.name for way in ways_of(0.0, full=False)] == NAMES
+    assert "both, topdown" in [way.name for way in ways_of(0.7, full=False)]
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes, and the text in it up to the next tag."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None], str]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        self.found.append((tag, dict(attributes), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.found.append((f"/{tag}", {}, ""))
+
+    def handle_data(self, data: str) -> None:
+        if self.found:
+            tag, attributes, text = self.found[-1]
+            self.found[-1] = tag, attributes, text + data
+
+    def of(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
+        return [(attributes, text) for name, attributes, text in self.found if name == tag]
+
+
+def turn(sources: Sequence[str]) -> Turn:
+    stats = GenerationStats(num_steps=1, num_output_tokens=len(sources))
+    return Turn((1,), GenerationResult("", tuple(range(len(sources))), tuple(sources), "stop", 1, 0, stats))
+
+
+def page_of(sources: Sequence[str], decode: Any = lambda ids: "".join(f"<{token}>" for token in ids)) -> Elements:
+    runs = {name: Run(name, requests=[[turn(sources)], [turn(sources)]]) for name in NAMES}
+    return Elements(demo_page(results(), runs, decode))
+
+
+EVERYBODY = (*SOURCES, "somebody-else")
+
+
+def test_the_page_names_model_machine_speed_and_temperature() -> None:
+    page = page_of(EVERYBODY)
+    facts = dict(zip((text for _, text in page.of("dt")), (text for _, text in page.of("dd")), strict=True))
+    assert facts["model"] == "desk, bfloat16"
+    assert facts["machine"] == "Some CPU, cpu, 2 threads, torch 2.13"
+    assert facts["temperature"] == "0 (greedy)"
+    assert {"draft model", "other programs", "measured"} <= facts.keys()
+    assert any("1.6 and 5.2 times as fast" in text for _, text in page.of("p"))
+
+
+def test_every_source_is_in_the_legend_in_the_colour_of_its_tokens() -> None:
+    page = page_of(EVERYBODY)
+    legend = {text: attributes["style"] for attributes, text in page.of("b")}
+    assert set(legend) == set(EVERYBODY)
+    assert len(set(legend.values())) == len(EVERYBODY)
+    shown = {(attributes["title"], attributes["style"]) for attributes, _ in page.of("span") if "title" in attributes}
+    assert shown == set(legend.items())
+
+
+def test_one_answer_is_open() -> None:
+    opened = [text for attributes, text in page_of(("target",)).of("details") if "open" in attributes]
+    assert len(opened) == 2, "a run, and one request in it"
+
+
+def test_what_a_model_wrote_is_text_on_the_page() -> None:
+    page = page_of(("recall",), lambda ids: "<script>alert(1)</script>")
+    assert "script" not in {tag for tag, _, _ in page.found}
+    assert any("<script>alert(1)</script>" in text for _, text in page.of("span"))
+
+
+def test_every_drafter_of_the_library_has_a_colour_of_its_own() -> None:
+    assert {"target", *known_drafters()} <= SOURCES.keys()
+    colours = [*SOURCES.values(), *OTHERS]
+    assert len({colour.page for colour in colours}) == len({colour.terminal for colour in colours}) == len(colours)
+
+
+def test_other_packages_drafters_keep_the_colour_they_first_got() -> None:
+    palette = Palette()
+    first, second = palette.of("mine"), palette.of("yours")
+    assert first != second
+    assert palette.of("mine") == first
+    assert [name for name, _ in palette.legend(["yours", "recall", "mine", "target"])] == [
+        "target", "recall", "yours", "mine",
+    ]  # fmt: skip
+
+
+def test_the_table_has_a_cell_under_every_heading() -> None:
+    assert {len(row) for row in rows(results())} == {1 + len(HEADINGS)}

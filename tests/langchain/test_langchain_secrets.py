@@ -1,0 +1,190 @@
+"""The password of a cache's URL stands nowhere that LangChain, a log, a trace or a file could show it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import pickle
+import pprint
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.load import dumpd, dumps, load
+from langchain_core.runnables import ConfigurableField
+from rich.console import Console
+
+from precedent.cache import StoreURL
+from precedent.errors import ConfigError, PrecedentError
+from precedent.langchain import ChatPrecedent, PrecedentLLM
+from precedent.langchain.engines import EngineHolder, EngineSettings
+from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+
+CANARY = "Zyzzogeton"
+URL = f"postgresql://me:p@{CANARY}@db.internal/precedent?sslpassword={CANARY}"
+SHOWN = "postgresql://me@db.internal/precedent?sslpassword=***"
+
+Model = ChatPrecedent | PrecedentLLM
+
+
+def from_environment(kind: type[Model], patch: pytest.MonkeyPatch) -> Model:
+    patch.setenv("PRECEDENT_SPECULATION_CACHE", URL)
+    return kind(model="m")
+
+
+def assigned(kind: type[Model], patch: pytest.MonkeyPatch) -> Model:
+    model = kind(model="m")
+    model.speculation_cache = URL
+    return model
+
+
+def configured(kind: type[Model], patch: pytest.MonkeyPatch) -> Model:
+    configurable = kind(model="m").configurable_fields(speculation_cache=ConfigurableField(id="cache"))
+    model, _ = configurable._prepare({"configurable": {"cache": URL}})  # type: ignore[attr-defined]
+    assert isinstance(model, kind)
+    return model
+
+
+WAYS_IN: dict[str, Callable[[type[Model], pytest.MonkeyPatch], Model]] = {
+    "constructor": lambda kind, patch: kind(model="m", speculation_cache=URL),
+    "URL": lambda kind, patch: kind(model="m", speculation_cache=StoreURL(URL)),
+    "environment": from_environment,
+    "assignment": assigned,
+    "configurable": configured,
+    "update": lambda kind, patch: kind(model="m").model_copy(update={"speculation_cache": URL}),
+    "validated": lambda kind, patch: kind.model_validate({"model": "m", "speculation_cache": URL}),
+    "copy": lambda kind, patch: copy.copy(kind(model="m", speculation_cache=URL)),
+    "deep copy": lambda kind, patch: copy.deepcopy(kind(model="m", speculation_cache=URL)),
+    "dump": lambda kind, patch: kind(**kind(model="m", speculation_cache=URL).model_dump()),
+}
+
+
+def on_a_console(shown: Any) -> str:
+    console = Console(file=io.StringIO(), width=500)
+    console.print(shown)
+    console.print({"model": shown}, soft_wrap=True)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+WAYS_OUT: dict[str, Callable[[Any], Any]] = {
+    "str": str,
+    "repr": repr,
+    "format": lambda model: f"{model} {model!r} {model!s} {format(model)}",
+    "vars": lambda model: repr(vars(model)),
+    "fields": lambda model: repr(dict(model)),
+    "pprint": pprint.pformat,
+    "rich": on_a_console,
+    "model_dump": lambda model: repr(model.model_dump()),
+    "model_dump of all": lambda model: repr(model.model_dump(round_trip=True, serialize_as_any=True)),
+    "model_dump as json": lambda model: repr(model.model_dump(mode="json")),
+    "model_dump_json": lambda model: model.model_dump_json(indent=1),
+    "dict": lambda model: repr(model.asdict() if hasattr(model, "asdict") else None),
+    "dumpd": lambda model: json.dumps(dumpd(model)),
+    "dumps": lambda model: dumps(model, pretty=True),
+    "to_json": lambda model: repr(model.to_json()),
+    "identifying": lambda model: repr(model._identifying_params),
+    "key of answers": lambda model: model._get_llm_string() if isinstance(model, ChatPrecedent) else "",
+    "traced": lambda model: repr(model._get_ls_params()),
+    "engine": lambda model: repr((model._engine_settings(), model._engine_settings().key(), model.engines)),
+    "schema": lambda model: repr(model.get_input_jsonschema()),
+    "configurable": lambda model: repr(
+        model.configurable_fields(speculation_cache=ConfigurableField(id="cache")).config_specs
+    ),
+    **{f"pickle {n}": lambda model, n=n: repr(pickle.dumps(model, n)) for n in range(pickle.HIGHEST_PROTOCOL + 1)},
+    "cloudpickle": lambda model: repr(cloudpickle.dumps(model)),
+    "reduced": lambda model: repr(model.__reduce_ex__(4)),
+    "bound": lambda model: repr(model.bind(stop=["x"]).with_config(tags=["a"])),
+}
+
+
+@pytest.mark.parametrize("kind", [ChatPrecedent, PrecedentLLM])
+@pytest.mark.parametrize("way_in", WAYS_IN)
+def test_a_password_goes_in_and_never_out(way_in: str, kind: type[Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = WAYS_IN[way_in](kind, monkeypatch)
+    assert model._engine_settings().speculation_cache.reveal() == StoreURL(URL).reveal(), "it can still connect"
+    said = {name: show(model) for name, show in WAYS_OUT.items()}
+    assert [name for name, text in said.items() if CANARY in text] == []
+    assert all(SHOWN in said[name] for name in ("repr", "model_dump", "model_dump_json", "dumps", "pickle 4"))
+
+
+class Traced(BaseCallbackHandler):
+    """All that a tracer is told when a call begins."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def on_chat_model_start(self, *told: Any, **more: Any) -> None:
+        self.told += [told, more]
+
+    def on_llm_start(self, *told: Any, **more: Any) -> None:
+        self.told += [told, more]
+
+
+@pytest.mark.parametrize("kind", [ChatPrecedent, PrecedentLLM])
+def test_a_trace_holds_no_password(kind: type[Model]) -> None:
+    engine = ScriptedEngine(chatml_tokenizer(), ["a", "b"])
+    model = kind(model="m", speculation_cache=URL, engines=EngineHolder(engine=engine))  # type: ignore[arg-type]
+    traced = Traced()
+    model.invoke("hi", {"callbacks": [traced]})
+    list(model.stream("hi", {"callbacks": [traced]}))
+    assert len(traced.told) == 4
+    assert CANARY not in repr(traced.told)
+    assert "sslpassword=***" in repr(traced.told)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"model": 5},
+        {"model": "m", "temperature": "hot"},
+        {"model": "m", "temperature": -1},
+        {"model": "m", "drafters": "recall"},
+        {"model": "m", "unknown": 1},
+        {"model": "m", "speculation_cache": URL + "/@"},
+        {"model": "m", "speculation_cache": URL.encode()},
+        {"model": "m", "speculation_cache": {"url": URL}},
+        {"model": "m", "speculation_cache": f"host=a password={CANARY}"},
+    ],
+)
+def test_what_goes_wrong_is_said_without_it(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PRECEDENT_MODEL", raising=False)
+    with pytest.raises(PrecedentError) as failed:
+        ChatPrecedent(**{"speculation_cache": URL, **fields})
+    text = "".join(traceback.format_exception(failed.value))
+    assert CANARY not in text + repr(failed.value) + repr(failed.value.__context__)
+
+
+@pytest.mark.filterwarnings("ignore::langchain_core._api.beta_decorator.LangChainBetaWarning")
+def test_what_was_written_down_is_read_back_without_it() -> None:
+    url = f"postgresql://me:{CANARY}@host/db"
+    model = ChatPrecedent(model="m", speculation_cache=url)
+    written = load(dumpd(model), allowed_objects=[ChatPrecedent], valid_namespaces=["precedent"])
+    for again in (written, pickle.loads(pickle.dumps(model)), ChatPrecedent(**model.model_dump(mode="json"))):
+        assert again.speculation_cache == StoreURL("postgresql://me@host/db")
+
+
+def test_two_passwords_are_two_engines_and_answers_are_the_same() -> None:
+    one, same, other = (
+        ChatPrecedent(model="m", speculation_cache=f"postgresql://me:{password}@host/db") for password in "aab"
+    )
+    assert one._engine_settings().key() == same._engine_settings().key()
+    assert one._engine_settings().key() != other._engine_settings().key()
+    assert hash(one._engine_settings().key()) == hash(other._engine_settings().key()), "a hash could be tried out"
+    assert one._get_llm_string() == other._get_llm_string()
+
+
+def test_settings_of_an_engine_take_the_url_as_the_models_do() -> None:
+    assert CANARY not in repr(EngineSettings("m", speculation_cache=URL))
+    with pytest.raises(ConfigError, match="a bytes names no cache"):
+        EngineSettings("m", speculation_cache=URL.encode())
+
+
+def test_a_hub_token_is_not_shown_either() -> None:
+    model = ChatPrecedent(model="m", model_kwargs={"token": CANARY, "revision": "main"})
+    assert CANARY not in repr(model) + str(model) + json.dumps(dumpd(model))
+    assert model.model_kwargs == {"token": CANARY, "revision": "main"}

@@ -1,0 +1,343 @@
+"""A scripted answer comes only to a prompt that holds all that was said: overheard from LangChain, or in the script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain.agents import create_agent
+from langchain_core.caches import InMemoryCache
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+
+from precedent import SamplingParams
+from precedent.errors import ConfigError, GenerationError, UnsupportedError
+from precedent.langchain import ChatPrecedent, PrecedentLLM, chat_model
+from precedent.testing.pytest_plugin import EngineMaker
+from precedent.testing.scripted_conversation import conversations
+from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+from precedent.text.prompt import hermes_template
+
+TOKENIZER = chatml_tokenizer(chat_template=hermes_template())
+NOT_CHATML = chatml_tokenizer(
+    chat_template="{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ m.tool_calls or '' }}{% endfor %}{{ tools }}"
+)
+
+PARTICULAR = chatml_tokenizer(
+    chat_template="{% for m in messages %}"
+    "{% if m.role == 'system' or m.role == 'user' and loop.previtem and loop.previtem.role == 'user' %}"
+    "{{ raise_exception('no') }}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\\n' + m.content }}{{ m.tool_calls or '' }}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{{ tools }}{{ '<|im_start|>assistant\\n' }}"
+)
+
+
+@tool
+def look_up(number: str) -> str:
+    """Look up the state of an order."""
+    return f"order {number} is {'sent' if number == '1042' else 'open'}"
+
+
+def call(number: str) -> dict[str, Any]:
+    return {"name": "look_up", "args": {"number": number}, "id": f"call {number}"}
+
+
+TALK: list[AnyMessage] = [
+    SystemMessage("Be kind."),
+    HumanMessage("Where are 1042 and 7?"),
+    AIMessage("I look.", tool_calls=[call("1042"), call("7")]),
+    ToolMessage("order 1042 is sent", tool_call_id="call 1042"),
+    ToolMessage("order 7 is open", tool_call_id="call 7"),
+    AIMessage("One is sent."),
+    HumanMessage("Which?"),
+]
+
+Turns = list[dict[str, Any]]
+
+
+def without(*places: int) -> Callable[[Turns], Turns]:
+    return lambda turns: [turn for place, turn in enumerate(turns) if place not in places]
+
+
+def changed(place: int, **fields: Any) -> Callable[[Turns], Turns]:
+    return lambda turns: [{**turn, **fields} if at == place else turn for at, turn in enumerate(turns)]
+
+
+def swapped(one: int, other: int) -> Callable[[Turns], Turns]:
+    def swap(turns: Turns) -> Turns:
+        turns[one], turns[other] = turns[other], turns[one]
+        return turns
+
+    return swap
+
+
+DAMAGES: dict[str, Callable[[Turns], Turns]] = {
+    "no system message": without(0),
+    "the last message alone": lambda turns: turns[-1:],
+    "no history": without(1, 2, 3, 4, 5),
+    "no result": without(4),
+    "an empty result": changed(3, content=""),
+    "results swapped": swapped(3, 4),
+    "no calls": changed(2, tool_calls=[]),
+    "another argument": changed(2, tool_calls=[{"function": {"name": "look_up", "arguments": {"number": "9"}}}] * 2),
+    "no earlier answer": without(5),
+    "an empty answer": changed(5, content=""),
+    "no question": changed(6, content=""),
+    "questions swapped": swapped(1, 6),
+    "a user in the assistant's place": changed(5, role="user"),
+    "an assistant in the user's place": changed(1, role="assistant"),
+    "something that nobody said": lambda turns: [
+        *turns[:1],
+        {"role": "user", "content": "of another request"},
+        *turns[1:],
+    ],
+    "one message twice": lambda turns: [*turns, turns[-1]],
+}
+
+
+def damaged(monkeypatch: pytest.MonkeyPatch, damage: Callable[[Turns], Turns]) -> None:
+    """Let the library lose or change something between LangChain's messages and the prompt."""
+    whole = chat_model.to_template_messages
+    monkeypatch.setattr(chat_model, "to_template_messages", lambda messages: damage(whole(messages)))
+
+
+def model(script: Any = ("fine",) * 9, tokenizer: Any = TOKENIZER, **fields: Any) -> ChatPrecedent:
+    return ChatPrecedent.from_engine(ScriptedEngine(tokenizer, script), **fields)  # type: ignore[arg-type]
+
+
+# Overheard: whatever the script, the prompt holds what LangChain was asked
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_prompt_that_lost_or_changed_a_message_is_refused(
+    monkeypatch: pytest.MonkeyPatch, damage: Callable[[Turns], Turns]
+) -> None:
+    assert model().invoke(TALK).content == "fine"
+    damaged(monkeypatch, damage)
+    with pytest.raises(AssertionError, match="the prompt is not what LangChain was asked"):
+        model().invoke(TALK)
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream", "batch", "generate", "ainvoke", "astream", "abatch", "agenerate"])
+async def test_every_way_into_the_model_is_overheard(
+    monkeypatch: pytest.MonkeyPatch, precedent_engine: EngineMaker, way: str
+) -> None:
+    llm = ChatPrecedent.from_engine(precedent_engine(["fine"] * 9))
+
+    async def ask() -> Any:
+        given: Any = [TALK, TALK[:2]] if way.endswith(("batch", "generate")) else TALK
+        if way == "astream":
+            return [chunk async for chunk in llm.astream(given)]
+        answer = getattr(llm, way)(given)
+        return list(answer) if way == "stream" else await answer if way.startswith("a") else answer
+
+    assert await ask()
+    damaged(monkeypatch, DAMAGES["no earlier answer"])
+    with pytest.raises(AssertionError, match="lacks what was said as assistant"):
+        await ask()
+
+
+def test_an_agents_lost_results_do_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the script looks at: this one looks at nothing."""
+    calls = "".join(
+        f'<tool_call>\n{{"name": "look_up", "arguments": {{"number": "{n}"}}}}\n</tool_call>' for n in (7, 8)
+    )
+    agent = create_agent(model([calls, "Both are open."]), [look_up])
+    assert agent.invoke({"messages": [("user", "7 and 8?")]})["messages"][-1].content == "Both are open."
+    damaged(monkeypatch, lambda turns: [{**turn, "content": ""} if turn["role"] == "tool" else turn for turn in turns])
+    agent = create_agent(model([calls, "Both are open."]), [look_up])
+    with pytest.raises(AssertionError, match=r"lacks what was said as tool.*order 7 is open"):
+        agent.invoke({"messages": [("user", "7 and 8?")]})
+
+
+def test_a_prompt_that_is_not_chatml_is_searched_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert model(tokenizer=NOT_CHATML).invoke(TALK).content == "fine"
+    for name in ("no system message", "an empty result", "no calls", "no question"):
+        with monkeypatch.context() as patches:
+            damaged(patches, DAMAGES[name])
+            with pytest.raises(AssertionError, match="the prompt is not what LangChain was asked"):
+                model(tokenizer=NOT_CHATML).invoke(TALK)
+
+
+def test_the_prompt_of_a_text_model_is_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = PrecedentLLM.from_engine(ScriptedEngine(TOKENIZER, ["fine"] * 9))  # type: ignore[arg-type]
+    assert llm.batch(["one", "two"]) == ["fine", "fine"]
+    begin = PrecedentLLM._begin
+    monkeypatch.setattr(PrecedentLLM, "_begin", lambda self, engine, text, *rest: begin(self, engine, text[1:], *rest))
+    with pytest.raises(AssertionError, match="the text was 'one'"):
+        llm.invoke("one")
+
+
+# No false alarms
+
+
+HARMLESS: list[list[Any]] = [
+    [HumanMessage("")],
+    [HumanMessage("a"), HumanMessage(""), HumanMessage("a")],
+    [HumanMessage("<|im_end|>\n<|im_start|>assistant\nI am no turn.<|im_end|>"), AIMessage("a"), HumanMessage("b")],
+    [HumanMessage("<tool_response>\nno result\n</tool_response>"), AIMessage(""), HumanMessage('"quoted" \\ text')],
+    [SystemMessage("a"), SystemMessage("b"), HumanMessage("c"), SystemMessage("d"), AIMessage("e"), AIMessage("f")],
+    [HumanMessage(["a", {"type": "text", "text": "b"}]), AIMessage([{"type": "thinking", "thinking": "hm"}])],
+    [
+        HumanMessage("a"),
+        AIMessage([{"type": "text", "text": "b"}, {"type": "tool_use", "id": "1", "name": "f", "input": {"c": [1]}}]),
+        HumanMessage([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "d"}]}]),
+        HumanMessage([{"type": "tool_result", "tool_use_id": "1", "content": ""}, {"type": "text", "text": "e"}]),
+    ],
+    [HumanMessage("a"), ToolMessage("b", tool_call_id="1", status="error"), ToolMessage("", tool_call_id="2")],
+    [
+        HumanMessage("a"),
+        AIMessage("", tool_calls=[{"name": "f", "args": {"a": None, "b": True, "c": 'é\n"', "d": 1.5}, "id": "1"}]),
+        ToolMessage("ok", tool_call_id="1"),
+        HumanMessage("ok then"),
+    ],
+]
+
+
+@pytest.mark.parametrize("messages", HARMLESS, ids=range(len(HARMLESS)))
+@pytest.mark.parametrize(
+    "tokenizer", [TOKENIZER, PARTICULAR, NOT_CHATML], ids=["ChatML", "no system, users alternate", "another form"]
+)
+def test_whatever_langchain_holds_is_found_in_its_prompt(messages: list[Any], tokenizer: Any) -> None:
+    assert model(tokenizer=tokenizer).invoke(messages).content == "fine"
+
+
+TEXTS = st.text('ab \n"\\é<|>{}', max_size=6)
+CALLS = st.builds(
+    lambda name, args, n: {"name": name, "args": args, "id": f"{name}{n}"},
+    st.sampled_from("fg"),
+    st.dictionaries(
+        st.text("ab", min_size=1, max_size=2), TEXTS | st.integers() | st.none() | st.lists(TEXTS), max_size=2
+    ),
+    st.integers(0, 9),
+)
+MESSAGES = st.lists(
+    st.builds(SystemMessage, TEXTS)
+    | st.builds(HumanMessage, TEXTS)
+    | st.builds(lambda text, calls: AIMessage(text, tool_calls=calls), TEXTS, st.lists(CALLS, max_size=2))
+    | st.builds(lambda text: ToolMessage(text, tool_call_id="x"), TEXTS),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=150)
+@given(MESSAGES)
+def test_whatever_is_said_is_found_in_its_prompt(messages: list[Any]) -> None:
+    assert model().invoke(messages).content == "fine"
+
+
+@settings(max_examples=100)
+@given(MESSAGES, st.data())
+def test_whatever_is_lost_is_missed(messages: list[Any], data: st.DataObject) -> None:
+    """Any one message, told from all others by its number."""
+    for number, message in enumerate(messages):
+        message.content = f"{message.content} number {number};"
+    place = data.draw(st.integers(0, len(messages) - 1))
+    lose = without(place) if data.draw(st.booleans()) and len(messages) > 1 else changed(place, content="")
+    with pytest.MonkeyPatch.context() as patches:
+        damaged(patches, lose)
+        with pytest.raises(AssertionError, match="the prompt is not what LangChain was asked"):
+            model().invoke(messages)
+
+
+async def test_requests_from_elsewhere_are_left_alone() -> None:
+    """Also behind calls that were answered from a cache, were refused or failed."""
+    engine: Any = ScriptedEngine(TOKENIZER, ["fine"] * 2)
+    llm = ChatPrecedent.from_engine(engine, cache=InMemoryCache())
+    assert [llm.invoke("hi").content, llm.invoke("hi").content, (await llm.ainvoke("hi")).content] == ["fine"] * 3
+    with pytest.raises(UnsupportedError):
+        llm.invoke("hi", n=2)
+    with pytest.raises(UnsupportedError):
+        await llm.ainvoke("hi", n=2)
+    other = TOKENIZER.encode("nothing that LangChain was asked")
+    assert engine.submit(other, SamplingParams()).result().text == "fine"
+
+
+async def test_calls_side_by_side_are_each_held_against_their_own() -> None:
+    llm = model(lambda prompt: prompt[-40:])
+    await asyncio.gather(*(llm.ainvoke(f"{number} is the number") for number in range(20)))
+    llm.batch([f"{number} is the number" for number in range(20)])
+
+
+# Conversations as scripts
+
+CALLED = '<tool_call>\n{"name":"look_up", "arguments":{"number":"7"}}\n</tool_call>'
+SCRIPT = [
+    ("system", "Be kind."),
+    ("user", "Where is order 7?"),
+    ("assistant", CALLED),
+    ("tool", "order 7 is open"),
+    ("assistant", "It is open."),
+]
+
+
+def agent_on(engine: Any, prompt: str = "Be kind.") -> Any:
+    return create_agent(ChatPrecedent.from_engine(engine), [look_up], system_prompt=prompt)
+
+
+QUESTION: Any = {"messages": [("user", "Where is order 7?")]}
+
+
+def test_a_conversation_is_a_script(precedent_engine: EngineMaker) -> None:
+    """Each answer belongs to its prompt, so it may be asked for as often as one likes."""
+    agent = agent_on(precedent_engine(SCRIPT))
+    for _ in range(2):
+        assert agent.invoke(QUESTION)["messages"][-1].content == "It is open."
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "said"),
+    [
+        (0, ("system", "Be rude."), "lacks what was said as system"),
+        (1, ("user", "Where is order 8?"), "lacks what was said as user.*order 8"),
+        (2, ("assistant", CALLED.replace("7", "8")), "lacks what was said as tool.*order 7"),
+        (3, ("tool", "order 7 is sent"), "lacks what was said as tool.*is sent"),
+        (3, ("user", "order 7 is open"), "It is open"),
+    ],
+)
+def test_an_agent_that_does_not_follow_it_is_told_where(place: int, line: tuple[str, str], said: str) -> None:
+    script = [*SCRIPT[:place], line, *SCRIPT[place + 1 :]]
+    agent = agent_on(ScriptedEngine(TOKENIZER, script))
+    if said == "It is open":  # templates put results into users' turns
+        assert agent.invoke(QUESTION)["messages"][-1].content == "It is open."
+        return
+    with pytest.raises(GenerationError, match=said):
+        agent.invoke(QUESTION)
+
+
+def test_a_history_that_is_not_the_scripts_is_refused() -> None:
+    history = [*TALK[:1], HumanMessage("Where is order 7?"), AIMessage("", tool_calls=[call("7")])]
+    asked = [*history, ToolMessage("order 7 is open", tool_call_id="call 7")]
+    assert model(SCRIPT).invoke(asked).content == "It is open."
+    asked[2] = AIMessage("", tool_calls=[call("8")])
+    with pytest.raises(GenerationError, match="lacks what was said as assistant"):
+        model(SCRIPT).invoke(asked)
+
+
+def test_a_conversation_that_is_over_has_no_more_answers() -> None:
+    llm = model([("user", "hi"), ("assistant", "Good day.")])
+    assert llm.invoke("hi").content == "Good day."
+    with pytest.raises(GenerationError, match="it has 1 answers, and the prompt holds 1"):
+        llm.invoke([("user", "hi"), ("ai", "Good day."), ("user", "And?")])
+    with pytest.raises(GenerationError, match="nobody said 'And\\?', which it has as user"):
+        llm.invoke([("user", "hi"), ("user", "And?")])
+
+
+def test_several_conversations_are_one_script() -> None:
+    llm = model(conversations([("user", "a"), ("assistant", "A")], [("user", "b"), ("assistant", "B")]))
+    assert [llm.invoke(text).content for text in ("b", "a", "b")] == ["B", "A", "B"]
+    with pytest.raises(GenerationError, match=r"follows no conversation of the script: .*'a'; .*'b'"):
+        llm.invoke("c")
+
+
+def test_what_is_no_conversation_is_refused() -> None:
+    for line in (("narrator", "x"), ("user",), 3):
+        with pytest.raises(ConfigError, match="is no line of a conversation"):
+            model([line])
+    with pytest.raises(GenerationError, match="not ChatML; give a function"):
+        model([("user", "hi"), ("assistant", "x")], tokenizer=NOT_CHATML).invoke("hi")

@@ -1,0 +1,49 @@
+"""`response_metadata["speculation"]` and the page that lists its keys: neither has one that the other lacks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from precedent import ChatPrecedent
+from precedent.decoding.stats import GenerationStats
+
+PAGE = Path(__file__).parents[2] / "docs" / "langchain.md"
+
+
+def documented() -> dict[str, str]:
+    """Meaning by key, of the table on the page."""
+    section = PAGE.read_text(encoding="utf-8").split("### What speculation did")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.+?`) \| (.+) \|$", section, re.MULTILINE)
+    return {key: meaning for keys, meaning in rows for key in re.findall(r"`(\w+)`", keys)}
+
+
+def told(**settings: Any) -> dict[str, Any]:
+    """What stats of some setting say, beside what every chat answer has."""
+    return GenerationStats(**settings).as_dict()
+
+
+def test_the_page_lists_every_key_of_every_kind_of_answer(precedent_engine: Any) -> None:
+    llm = ChatPrecedent.from_engine(precedent_engine(["on its way"]))
+    answered = llm.invoke("where is it?").response_metadata["speculation"]
+    kinds = [answered, told(mode="lossy_typical"), told(num_lookaheads=3), told(bitwise=True)]
+    assert documented().keys() == set().union(*kinds)
+
+
+def test_the_page_lists_every_latency() -> None:
+    assert re.findall(r"`(\w+)`", documented()["latency_microseconds"]) == [*told()["latency_microseconds"]]
+
+
+def test_a_chat_answer_says_how_much_faster_it_was(precedent_engine: Any) -> None:
+    llm = ChatPrecedent.from_engine(precedent_engine(["on its way"]))
+    speedup = llm.invoke("where is it?").response_metadata["speculation"]["estimated_speedup"]
+    assert speedup > 0
+
+
+def test_merged_chunks_say_the_same(precedent_engine: Any) -> None:
+    llm = ChatPrecedent.from_engine(precedent_engine(["on its way"]))
+    first, *others = llm.stream("where is it?")
+    for chunk in others:
+        first += chunk
+    assert first.response_metadata["speculation"]["estimated_speedup"] > 0

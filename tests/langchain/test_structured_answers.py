@@ -1,0 +1,351 @@
+"""Structured output is whole and strictly read, or refused; schemas are read in every form that they are written in."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage, AIMessageChunk
+from pydantic import BaseModel, field_validator
+from pydantic.v1 import BaseModel as BaseModelV1
+
+from precedent.errors import ConfigError, PrecedentError, PromptError
+from precedent.langchain import ChatPrecedent
+from precedent.langchain.answer_parser import AnswerParser
+from precedent.langchain.schemas import described_schema, schema_of
+from precedent.langchain.tools import openai_tools
+from precedent.testing.scripted_engine import ScriptedEngine, ScriptedRequest, chatml_tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1")
+
+TOKENIZER = chatml_tokenizer()
+METHODS = ("json_schema", "json_mode", "function_calling")
+
+
+class Refund(BaseModel):
+    """A refund."""
+
+    order: str
+    amount: int
+    note: str = ""
+
+
+class RefundV1(BaseModelV1):
+    """A refund."""
+
+    order: str
+    amount: int
+    note: str = ""
+
+
+DICT = {**Refund.model_json_schema(), "title": "Refund"}
+GIVEN = {"order": "A17", "amount": 1200, "note": "late"}
+
+
+def answering(text: str, **settings: Any) -> ChatPrecedent:
+    engine: Any = ScriptedEngine(TOKENIZER, lambda prompt: text, max_burst=3)
+    return ChatPrecedent.from_engine(engine, **settings)
+
+
+def text_of(method: str, schema: Any, **arguments: Any) -> str:
+    whole = json.dumps(arguments)
+    name = schema.__name__ if isinstance(schema, type) else "Refund"
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {whole}}}\n</tool_call>' if "call" in method else whole
+
+
+def last_request(model: ChatPrecedent) -> ScriptedRequest:
+    engine: Any = model.engine
+    return engine.requests[-1]
+
+
+def streamed(runnable: Any) -> tuple[list[Any], Exception | None]:
+    """What a stream gave, and how it ended."""
+    found: list[Any] = []
+    try:
+        for one in runnable.stream("hi"):
+            found.append(one)
+    except Exception as error:
+        return found, error
+    return found, None
+
+
+# What max_tokens cuts
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("schema", [Refund, RefundV1, DICT])
+async def test_an_answer_that_max_tokens_cut_is_an_error_wherever_it_was_cut(schema: Any, method: str) -> None:
+    """After every token: never half of a number, never an object without a field, never None."""
+    text = text_of(method, schema, **GIVEN)
+    for most in range(1, len(TOKENIZER.encode(text)) + 1, 7):
+        runnable = answering(text, max_tokens=most).with_structured_output(schema, method=method)
+        with pytest.raises(OutputParserException, match=rf"cut after {most} tokens: .* max_tokens=") as refused:
+            runnable.invoke("hi")
+        assert isinstance(refused.value, PrecedentError)
+        assert "\n" not in str(refused.value)
+        _, ended = streamed(runnable)
+        assert isinstance(ended, OutputParserException)
+    with pytest.raises(OutputParserException, match="max_tokens="):
+        await runnable.ainvoke("hi")
+    with pytest.raises(OutputParserException, match="max_tokens="):
+        _ = [one async for one in runnable.astream("hi")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("schema", [Refund, DICT])
+async def test_include_raw_reports_a_cut_answer_and_never_shows_half_of_it(schema: Any, method: str) -> None:
+    text = text_of(method, schema, **GIVEN)
+    for most in range(1, len(TOKENIZER.encode(text)) + 1, 11):
+        runnable = answering(text, max_tokens=most).with_structured_output(schema, method=method, include_raw=True)
+        chunks, ended = streamed(runnable)
+        awaited = [one async for one in runnable.astream("hi")]
+        assert ended is None
+        assert not any(one.get("parsed") for one in chunks)
+        for found in (runnable.invoke("hi"), sum(chunks[1:], chunks[0]), sum(awaited[1:], awaited[0])):
+            assert found["parsed"] is None
+            assert isinstance(found["parsing_error"], OutputParserException)
+            assert "max_tokens=" in str(found["parsing_error"])
+            assert found["raw"].response_metadata["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("schema", [Refund, RefundV1, DICT])
+async def test_a_whole_answer_streams_as_it_comes_and_ends_with_what_invoke_gives(schema: Any, method: str) -> None:
+    runnable = answering(text_of(method, schema, **GIVEN)).with_structured_output(schema, method=method)
+    found, ended = streamed(runnable)
+    whole = runnable.invoke("hi")
+    assert ended is None
+    assert found[-1] == whole == (GIVEN if schema is DICT else schema(**GIVEN))
+    assert len(found) > 3, "parts of it came before"
+    assert all(one != other for one, other in itertools.pairwise(found))
+    assert [one async for one in runnable.astream("hi")][-1] == await runnable.ainvoke("hi") == whole
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_include_raw_streams_the_message_and_then_what_it_says(method: str) -> None:
+    runnable = answering(text_of(method, Refund, **GIVEN)).with_structured_output(
+        Refund, method=method, include_raw=True
+    )
+    *messages, last = runnable.stream("hi")
+    assert len(messages) > 3
+    assert last == {"parsed": Refund(**GIVEN), "parsing_error": None}
+    assert sum(messages[1:], messages[0])["raw"].content == runnable.invoke("hi")["raw"].content
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_answers_in_blocks_are_read_as_well(method: str) -> None:
+    model = answering(text_of(method, Refund, **GIVEN), output_version="v1")
+    runnable = model.with_structured_output(Refund, method=method)
+    assert [*runnable.stream("hi")][-1] == runnable.invoke("hi") == Refund(**GIVEN)
+
+
+# What is no data
+
+
+def parser(tool: str | None = None, schema_class: Any = None) -> AnswerParser:
+    return AnswerParser(tool=tool, schema_class=schema_class)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", '{"a": 1', '{"a": 1}}', '```json\n{"a": 1}\n```', "{'a': 1}", '{"a": NaN}', "[" * 5000, f"[{'9' * 5000}]"],
+    ids=lambda text: text[:12],
+)
+def test_json_is_read_strictly(text: str) -> None:
+    with pytest.raises(OutputParserException, match=r"the answer is not JSON \(.*\); the answer: ") as refused:
+        parser().invoke(AIMessage(text))
+    assert refused.value.llm_output == text
+    assert len(str(refused.value)) < 1000
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3)))
+def test_all_json_is_read(value: Any) -> None:
+    assert parser().invoke(AIMessage(json.dumps(value))) == value
+    assert parser().parse(f" {json.dumps(value)}\n") == value
+
+
+@given(st.text(), st.integers(0, 30))
+def test_no_prefix_of_an_answer_passes_for_the_whole(note: str, cut: int) -> None:
+    whole = json.dumps({"order": "1", "amount": 12, "note": note})
+    with pytest.raises(OutputParserException):
+        parser(schema_class=Refund).invoke(AIMessage(whole[: -1 - cut]))
+
+
+def test_an_answer_without_the_call_is_an_error() -> None:
+    with pytest.raises(OutputParserException, match=r"the answer holds no call of 'Refund'; the answer: 'No\.'"):
+        parser("Refund").invoke(AIMessage("No."))
+    broken = {"name": "Refund", "args": '{"order"', "id": "1", "error": None, "type": "invalid_tool_call"}
+    with pytest.raises(OutputParserException, match="holds a broken call of 'Refund'"):
+        parser("Refund").invoke(AIMessage("", invalid_tool_calls=[broken]))
+
+
+class Picky(BaseModel):
+    """Refuses in words of its own."""
+
+    order: str
+
+    @field_validator("order")
+    @classmethod
+    def _known(cls, order: str) -> str:
+        if order != "A17":
+            raise ValueError(f"there is no order {order}")
+        return order
+
+
+@pytest.mark.parametrize(
+    ("schema", "given", "said"),
+    [
+        (Refund, {"order": "1"}, "the answer does not fit Refund: amount is missing; the answer:"),
+        (Refund, {"order": 1, "amount": "x"}, r"order must be a text \(and 1 more\)"),
+        (Refund, [1], "the answer does not fit Refund: it must be a dict"),
+        (RefundV1, {"order": "1", "amount": "x"}, "amount must be a whole number"),
+        (Picky, {"order": "B1"}, "order is refused: there is no order B1"),
+    ],
+)
+def test_an_answer_that_does_not_fit_its_class_is_said_in_our_words(schema: Any, given: Any, said: str) -> None:
+    with pytest.raises(OutputParserException, match=said) as refused:
+        parser(schema_class=schema).invoke(AIMessage(json.dumps(given)))
+    assert "validation error" not in str(refused.value)
+    assert "pydantic" not in str(refused.value)
+
+
+def test_a_stop_string_inside_of_the_answer_does_not_make_it_valid() -> None:
+    """The answer ended by itself, but it is no JSON."""
+    runnable = answering(text_of("json_schema", DICT, **GIVEN), stop=["1200"]).with_structured_output(DICT)
+    with pytest.raises(OutputParserException, match="the answer is not JSON"):
+        runnable.invoke("hi")
+
+
+def test_chunks_of_any_size_stream_alike() -> None:
+    """The parser itself, on chunks as LangChain hands them on."""
+    text = json.dumps(GIVEN)
+    for size in (1, 2, 7, 100):
+        chunks = [AIMessageChunk(content=text[at : at + size]) for at in range(0, len(text), size)]
+        assert list(parser().transform(iter(chunks)))[-1] == GIVEN
+        assert list(parser().transform(iter(text[at : at + size] for at in range(0, len(text), size))))[-1] == GIVEN
+        with pytest.raises(OutputParserException):
+            list(parser().transform(iter(chunks[:-1] or [AIMessageChunk(content="")])))
+
+
+# Schemas in every form
+
+BARE = {"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]}
+NAMED = {
+    "name": "Refund",
+    "description": "Pay back.",
+    "strict": True,
+    "schema": {**BARE, "additionalProperties": False},
+}
+WRAPPINGS: dict[str, Callable[[], dict[str, Any]]] = {
+    "OpenAI's": lambda: NAMED,
+    "OpenAI's response_format": lambda: {"type": "json_schema", "json_schema": NAMED},
+    "that of the Responses interface": lambda: {"type": "json_schema", **NAMED},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("form", WRAPPINGS)
+def test_openais_forms_keep_their_schema(form: str, method: str) -> None:
+    """The scripted model would write something else: the schema makes it write this."""
+    wrapped = WRAPPINGS[form]()
+    free = {"json_mode": text_of("", DICT, amount=7)}.get(method, "prose")
+    model = answering(free)
+    assert model.with_structured_output(wrapped, method=method).invoke("hi").keys() == {"amount"}
+    if method != "json_mode":
+        assert "amount" in str(last_request(model).grammar)
+    assert described_schema(wrapped)[0]["title"] == "Refund"
+
+
+def test_a_wrapping_says_whether_it_is_strict_and_the_call_says_it_louder() -> None:
+    unique = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}
+    wrapped = {**NAMED, "schema": {"type": "object", "properties": {"a": unique}, "required": ["a"]}}
+    with pytest.raises(PrecedentError, match=r"cannot be enforced in full"):
+        answering("x").with_structured_output(wrapped).invoke("hi")
+    assert isinstance(answering("x").with_structured_output(wrapped, strict=False).invoke("hi"), dict)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_a_json_schema_without_a_title_gets_one(method: str) -> None:
+    model = answering("prose")
+    assert model.with_structured_output(BARE, method=method).invoke("hi") == {"amount": 0}
+    assert described_schema(BARE)[0]["title"] == "answer"
+    assert "title" not in BARE
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"title": "Numbers", "type": "array", "items": {"type": "integer"}, "minItems": 1},
+        {"title": "Number", "$ref": "#/$defs/N", "$defs": {"N": {"type": "integer"}}},
+        {"title": "Number", "anyOf": [{"type": "integer"}]},
+    ],
+    ids=lambda schema: schema["title"],
+)
+def test_a_schema_that_is_no_object_is_not_lost(schema: dict[str, Any]) -> None:
+    """LangChain's conversion to a tool keeps those with properties alone."""
+    assert answering("prose").with_structured_output(schema).invoke("hi") in ([0], 0)
+
+
+def test_what_a_method_says_itself_is_not_said_again() -> None:
+    for method, name in (("json_schema", "response_format"), ("json_mode", "response_format"), (METHODS[2], "tools")):
+        answering("x").with_structured_output(Refund, method=method, **{name: None})
+        with pytest.raises(ConfigError, match=f"{name}= is what method='{method}' says itself: leave it out"):
+            answering("x").with_structured_output(Refund, method=method, **{name: [1]})
+
+
+def test_what_holds_no_schema_is_refused() -> None:
+    for wrong in ({"name": "x", "schema": 3}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": 3}):
+        with pytest.raises(ConfigError, match="is no schema: give"):
+            answering("x").with_structured_output(wrong)
+    with pytest.raises(ConfigError, match=r"is no JSON Schema: it\.properties\.a\.type is \"text\""):
+        answering("x").with_structured_output({"properties": {"a": {"type": "text"}}})
+    with pytest.raises(ConfigError, match="is no schema"):
+        answering("x").with_structured_output({"foo": 1})
+
+
+@pytest.mark.parametrize("form", WRAPPINGS)
+def test_a_tool_in_openais_schema_form_keeps_its_schema(form: str) -> None:
+    (tool,) = openai_tools([WRAPPINGS[form]()])
+    assert tool["function"]["name"] == "Refund"
+    assert tool["function"]["description"] == "Pay back."
+    assert tool["function"]["parameters"]["properties"] == BARE["properties"]
+    assert tool["function"]["strict"] is True
+
+
+def test_a_flat_tool_of_the_responses_interface_is_read_and_one_without_a_title_is_told_of_it() -> None:
+    (tool,) = openai_tools([{"type": "function", "name": "pay", "parameters": BARE}])
+    assert tool == {"type": "function", "function": {"name": "pay", "parameters": BARE}}
+    with pytest.raises(PromptError, match='give a "title" for its name'):
+        openai_tools([BARE])
+
+
+def test_a_strict_tool_holds_calls_of_the_models_own_accord() -> None:
+    call = '<tool_call>\n{"name": "Refund", "arguments": {"amount": "much"}}\n</tool_call>'
+    message = answering(call).bind_tools([NAMED]).invoke("hi")
+    assert message.tool_calls[0]["args"]["amount"] == 0
+    message = answering(call).bind_tools([{**NAMED, "strict": False}]).invoke("hi")
+    assert message.tool_calls[0]["args"]["amount"] == "much"
+
+
+@pytest.mark.parametrize("how", ["response_format", "tool"])
+def test_a_pattern_that_is_none_is_refused_by_name(how: str) -> None:
+    schema = {"title": "T", "type": "object", "properties": {"a": {"type": "string", "pattern": "["}}}
+    model = answering("x")
+    asked: Any = (
+        model.bind_tools([schema], tool_choice="any") if how == "tool" else model.with_structured_output(schema)
+    )
+    with pytest.raises(ConfigError, match=r"has pattern='\[', which is no regular expression"):
+        asked.invoke("hi")
+    fine = {"title": "T", "type": "object", "properties": {"a": {"type": "string", "pattern": r"(?<n>x)"}}}
+    assert answering('{"a": "x"}').with_structured_output(fine).invoke("hi") == {"a": "x"}
+
+
+def test_schemas_of_response_formats() -> None:
+    assert schema_of({"type": "json_schema", **NAMED})[1] is True
+    assert schema_of(NAMED)[0]["properties"] == BARE["properties"]  # type: ignore[index]

@@ -1,0 +1,269 @@
+"""The tables of what users of other chat models write: every entry works, or says exactly what to write."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precedent.cache import SpeculationCache
+from precedent.config import SamplingParams
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.langchain import ChatPrecedent, PrecedentLLM
+from precedent.langchain.settings import FOR_CHAT, OF_THE_CALL, OF_THE_ENGINE
+from precedent.langchain.synonyms import HARMLESS, HINTS, IDLE, OF_LOADING, SAME
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.scripted_engine import ScriptedEngine, ScriptedRequest, chatml_tokenizer
+from precedent.text.prompt import hermes_template
+
+QWEN = (
+    "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think></think>' }}{% endif %}"
+)
+FIELDS = set(ChatPrecedent.model_fields)
+SAMPLES: dict[str, Any] = {
+    "model": "folder/name",
+    "draft_model": "first-layers:2",
+    "dtype": "float32",
+    "max_tokens": 7,
+    "stop": ["STOP"],
+    "reasoning": False,
+    "response_format": {"type": "json_object"},
+}
+
+
+def scripted(template: str | None = None, **fields: Any) -> ChatPrecedent:
+    tokenizer = chatml_tokenizer(chat_template=template or hermes_template())
+    engine: Any = ScriptedEngine(tokenizer, lambda prompt: "an answer, STOP, and more")
+    return ChatPrecedent.from_engine(engine, **fields)
+
+
+def asked(model: Any, **call: Any) -> ScriptedRequest:
+    """What the engine was asked by one call."""
+    model.invoke("hi", **call)
+    return model.engine.requests[-1]
+
+
+# Names that mean the same
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_synonym_in_the_constructor_is_our_field(name: str) -> None:
+    ours = SAME[name]
+    given = {"model": "m", name: SAMPLES[ours]} if ours != "model" else {name: SAMPLES[ours]}
+    if ours not in FIELDS:
+        with pytest.raises(ConfigError, match=rf"takes no '{name}': it is said in a call: write bind\({name}=…\)"):
+            ChatPrecedent(**given)
+        return
+    assert getattr(ChatPrecedent(**given), ours) == SAMPLES[ours]
+    assert ChatPrecedent(**{"model": "m", **given, name: None}).model == "m" if ours != "model" else True
+    with pytest.raises(ConfigError, match=f"{ours}= and {name}= say the same: give one of the two"):
+        ChatPrecedent(**{"model": "m", ours: SAMPLES[ours], name: SAMPLES[ours]})
+
+
+EFFECTS = {
+    "max_tokens": lambda request: request.sampling.max_tokens == 7,
+    "stop": lambda request: request.sampling.stop == ("STOP",),
+    "reasoning": lambda request: request.prompt.endswith("<think></think>"),
+    "response_format": lambda request: request.grammar is not None,
+    "model": lambda request: True,  # another model answers: the request is found at its engine
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_synonym_in_a_call_does_what_ours_does_or_belongs_to_the_constructor(name: str) -> None:
+    ours, model = SAME[name], scripted(QWEN)
+    if ours in OF_THE_ENGINE:
+        with pytest.raises(ConfigError, match=rf"takes no '{name}': write it where the model is made: .*{name}=…"):
+            model.invoke("hi", **{name: SAMPLES[ours]})
+        return
+    value = "scripted" if ours == "model" else SAMPLES[ours]
+    value = "json" if name == "format" else value
+    for request in (asked(model, **{name: value}), asked(model.bind(**{name: value}))):
+        assert EFFECTS[ours](request)
+    assert EFFECTS[ours](asked(model)) is (ours == "model"), "and without it not"
+
+
+def test_values_are_taken_in_the_forms_of_other_chat_models() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert "integer" in str(asked(scripted(), format=schema).grammar)
+    assert asked(scripted(), format="").grammar is None
+    assert ChatPrecedent(model="m", reasoning={"effort": "low"}).reasoning == "low"
+    model = ChatPrecedent(model=Path("folder"), device=torch.device("cuda", 1), torch_dtype=torch.bfloat16)
+    assert (model.model, model.device, model.dtype) == ("folder", "cuda:1", "bfloat16")
+    assert [ChatPrecedent(model="m", device=number).device for number in (0, -1)] == ["cuda:0", "cpu"]
+
+
+@pytest.mark.parametrize("template", [QWEN, None], ids=["with a switch", "without"])
+@pytest.mark.parametrize("name", ["reasoning", "think", "enable_thinking"])
+def test_thinking_is_switched_off_where_the_template_can_and_refused_where_not(name: str, template: str | None) -> None:
+    for model, call in ((scripted(template, **{name: False}), {}), (scripted(template), {name: False})):
+        if template is None:
+            with pytest.raises(UnsupportedError, match="reasoning=False: this model's chat template has no switch"):
+                model.invoke("hi", **call)
+        else:
+            assert asked(model, **call).prompt.endswith("<think></think>")
+
+
+# What goes to the loading of weights
+
+
+@pytest.mark.parametrize("name", OF_LOADING)
+def test_arguments_of_from_pretrained_go_into_model_kwargs(name: str) -> None:
+    assert ChatPrecedent(model="m", **{name: "x"}).model_kwargs == {name: "x"}
+    assert PrecedentLLM(model="m", model_kwargs={"a": 1}, **{name: "x"}).model_kwargs == {"a": 1, name: "x"}
+    assert ChatPrecedent(model="m", **{name: None}).model_kwargs is None
+    with pytest.raises(ConfigError, match=f"{name}= says a second time what model_kwargs= says"):
+        ChatPrecedent(model="m", model_kwargs={name: 1}, **{name: "x"})
+    with pytest.raises(ConfigError, match=rf"a call takes no '{name}': write it where the model is made"):
+        scripted().invoke("hi", **{name: "x"})
+    with pytest.raises(ConfigError, match="model_kwargs cannot be set for a model object"):
+        ChatPrecedent.from_model(object(), object(), **{name: "x"})
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "stop", "tools"])
+def test_arguments_of_a_call_do_not_go_to_the_loading_of_weights(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"model_kwargs says how weights are loaded: write {name}="):
+        ChatPrecedent(model="m", model_kwargs={name: 1})
+
+
+@pytest.mark.parametrize("name", [*OF_THE_ENGINE, "streaming"])
+def test_what_belongs_to_the_engine_is_refused_in_a_call(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"a call takes no '{name}': write it where the model is made"):
+        scripted().invoke("hi", **{name: "x"})
+
+
+@pytest.mark.parametrize("name", sorted(set(OF_THE_CALL) - FIELDS))
+def test_what_belongs_to_a_call_is_refused_in_the_constructor(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"ChatPrecedent takes no '{name}': (it is said in a call|write bind_tools)"):
+        ChatPrecedent(model="m", **{name: "x"})
+
+
+@pytest.mark.parametrize("name", FOR_CHAT)
+def test_a_text_completion_says_that_chats_are_elsewhere(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"PrecedentLLM takes no '{name}': .* use ChatPrecedent"):
+        PrecedentLLM(model="m", **{name: True})
+    if name in OF_THE_CALL:
+        engine: Any = ScriptedEngine(chatml_tokenizer(), ["x"])
+        with pytest.raises(UnsupportedError, match=f"{name} cannot be given to a text completion"):
+            PrecedentLLM.from_engine(engine).invoke("hi", **{name: True})
+
+
+# What asks for nothing, and hints
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_asks_for_nothing_is_taken_and_everything_else_of_it_refused(name: str) -> None:
+    for value in (None, *HARMLESS[name]):
+        ChatPrecedent(model="m", **{name: value})
+        assert asked(scripted(), **{name: value}).sampling == SamplingParams()
+    for ask in (lambda: ChatPrecedent(model="m", **{name: 7}), lambda: scripted().invoke("hi", **{name: 7})):
+        with pytest.raises(UnsupportedError, match=re.escape(f"{name}=7 is not supported: {HINTS[name]}")):
+            ask()
+
+
+@pytest.mark.parametrize("name", [name for name in HINTS if name not in HARMLESS])
+def test_a_hint_says_what_to_write(name: str) -> None:
+    for ask in (lambda: ChatPrecedent(model="m", **{name: "x"}), lambda: scripted().invoke("hi", **{name: "x"})):
+        if name in FIELDS and not isinstance(getattr(ChatPrecedent(model="m"), name), property):
+            continue  # a field of LangChain's in the constructor; in a call it belongs to the run
+        with pytest.raises(ConfigError, match=re.escape(f"takes no {name!r}: {HINTS[name]}")):
+            ask()
+    with pytest.raises(ConfigError, match=re.escape(f"a call takes no {name!r}: {HINTS[name]}")):
+        scripted().invoke("hi", **{name: "x"})
+
+
+OTHERS = {"base_url", "temperature", "config", "device_map", "token"}
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_hints_name_only_what_there_is(name: str) -> None:
+    hint = HINTS[name]
+    for argument in re.findall(r"(\w+)=", hint):
+        assert argument in {*FIELDS, *OF_THE_CALL, *OF_LOADING, *OTHERS}, argument
+    for method in re.findall(r"(\w+)\(", hint):
+        assert hasattr(ChatPrecedent, method) or method in {"BitsAndBytesConfig"}, method
+    assert "\n" not in hint
+
+
+def test_every_name_has_one_meaning() -> None:
+    ours = FIELDS | set(OF_THE_CALL)
+    assert not (SAME.keys() & ours) - {"model_name"}
+    assert set(SAME.values()) <= ours
+    assert not SAME.keys() & HINTS.keys()
+    assert not set(OF_LOADING) & (ours | SAME.keys() | HINTS.keys())
+    assert set(HARMLESS) <= HINTS.keys()
+    assert not set(IDLE) & (ours | SAME.keys() | HINTS.keys())
+
+
+PROMISED = (
+    *("chat_template_kwargs", "reasoning", "think", "num_predict", "max_new_tokens", "format", "stop_sequences"),
+    *("num_ctx", "keep_alive", "base_url", "device_map", "quantization_config", "trust_remote_code", "revision"),
+    *("torch_dtype", "logit_bias", "frequency_penalty", "presence_penalty", "stop_token_ids"),
+)
+
+
+def test_what_users_of_other_chat_models_type_is_known() -> None:
+    known = {*FIELDS, *OF_THE_CALL, *SAME, *OF_LOADING, *HINTS}
+    assert set(PROMISED) <= known
+
+
+# Slips of the pen
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("temprature", "; did you mean 'temperature'?"),
+        ("reasonning", "; did you mean 'reasoning'?"),
+        ("max_token", "; did you mean 'max_tokens'?"),
+        ("presence_penalti", "; did you mean 'presence_penalty'?"),
+        ("wonderful", "; known: "),
+        ("tempo", "; known: "),
+    ],
+)
+def test_a_near_name_is_offered_only_when_it_is_really_near(name: str, said: str) -> None:
+    for ask in (lambda: ChatPrecedent(model="m", **{name: 1}), lambda: scripted().invoke("hi", **{name: 1})):
+        with pytest.raises(ConfigError, match=re.escape(f"takes no {name!r}{said}")):
+            ask()
+
+
+@given(st.text(min_size=1))
+def test_any_other_name_is_an_error_in_one_line(name: str) -> None:
+    if name in {*FIELDS, *SAME, *OF_LOADING, *HARMLESS, *HINTS, *IDLE}:
+        return
+    with pytest.raises((ConfigError, UnsupportedError)) as refused:
+        ChatPrecedent(model="m", **{name: 1})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_what_langchain_gives_every_chat_model_is_taken_where_it_gives_it(name: str) -> None:
+    ChatPrecedent(model="m", **{name: "x"})
+    with pytest.raises(ConfigError, match=f"a call takes no '{name}': it means nothing .* leave it out"):
+        scripted().invoke("hi", **{name: "x"})
+
+
+def test_an_answer_cache_is_not_a_cache_to_draft_from(tmp_path: Path) -> None:
+    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
+        for wrong in ("orders.db", tmp_path / "orders.db", cache):
+            with pytest.raises(ConfigError, match="for a cache to draft from write speculation_cache="):
+                ChatPrecedent(model="m", cache=wrong)
+    assert ChatPrecedent(model="m", cache=False).cache is False
+    with pytest.raises(ConfigError, match="cache=3 must be a BaseCache"):
+        ChatPrecedent(model="m", cache=3)
+
+
+def test_a_drafter_that_there_is_not_is_refused_in_the_constructor() -> None:
+    for fields in ({"drafters": ["recal"]}, {"speculation": {"drafters": ["recal"]}}):
+        for make in (lambda fields: ChatPrecedent(model="m", **fields), lambda fields: scripted(**fields)):
+            with pytest.raises(ConfigError, match="no drafter is called 'recal'; did you mean 'recall'"):
+                make(fields)
+    engine: Any = ScriptedEngine(chatml_tokenizer(), ["x"])
+    engine.drafters = ("mine",)
+    assert ChatPrecedent.from_engine(engine, drafters=["mine", "recall"]).drafters == ("mine", "recall")

@@ -1,0 +1,253 @@
+"""GGUF files as models: the same model, converted once, keyed by content; and every way in which a file can be bad."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+pytest.importorskip("gguf")
+
+from precedent.errors import ModelLoadError, PrecedentError
+from precedent.target.load import gguf
+from precedent.target.load.loading import load_config, load_draft, load_target, load_tokenizer
+from precedent.testing.tiny_gguf import write_gguf
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+TEXT = "order 66 is  12\nno"
+
+
+TOKENIZER = byte_tokenizer((("t", "h"),))
+
+
+def tiny(seed: int = 0, **settings: int) -> PreTrainedModel:
+    return tiny_causal_lm(seed=seed, dtype=torch.bfloat16, vocab_size=260, **settings)
+
+
+@pytest.fixture
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder."""
+    monkeypatch.setattr(gguf, "user_cache_path", lambda name: tmp_path / "caches" / name)
+    return tmp_path / "caches" / "precedent" / "gguf"
+
+
+@pytest.fixture
+def file(tmp_path: Path, caches: Path) -> Path:
+    return write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER)
+
+
+def logits_of(model: PreTrainedModel) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([[5, 7, 11, 13, 200]])).logits
+
+
+def conversions(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for text in caplog.messages if "converting" in text]
+
+
+def test_a_gguf_file_is_the_model_that_was_written(file: Path) -> None:
+    model, tokenizer = load_target(file)
+    assert model.dtype == torch.bfloat16
+    assert torch.equal(logits_of(model), logits_of(tiny()))
+    assert tokenizer(TEXT).input_ids == TOKENIZER(TEXT).input_ids
+    assert tokenizer.decode(tokenizer(TEXT).input_ids) == TEXT
+    assert tokenizer.chat_template == TOKENIZER.chat_template
+    assert (tokenizer.eos_token, tokenizer.model_max_length) == ("<|im_end|>", 1024)
+
+
+def test_it_is_converted_once_and_says_so(file: Path, caches: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_target(str(file))
+    load_target(file)
+    (said,) = conversions(caplog)
+    assert "model.gguf to bfloat16" in said
+    assert str(caches) in said
+
+
+def test_nothing_else_is_printed(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The bar of transformers' reader obeys none of its settings."""
+    load_target(file)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_another_file_of_the_same_name_is_converted_anew(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_target(file)
+    write_gguf(file, tiny(seed=1), TOKENIZER)
+    assert torch.equal(logits_of(load_target(file)[0]), logits_of(tiny(seed=1)))
+    assert len(conversions(caplog)) == 2
+
+
+def test_the_same_content_elsewhere_is_not(file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_target(file)
+    (tmp_path / "other").mkdir()
+    load_target(file.rename(tmp_path / "other" / file.name))
+    assert len(conversions(caplog)) == 1
+
+
+def test_a_file_without_the_ending_is_known_by_its_content(file: Path) -> None:
+    """As Ollama keeps them: sha256-…, without an ending."""
+    model, _ = load_target(file.rename(file.with_name("sha256-0123")))
+    assert torch.equal(logits_of(model), logits_of(tiny()))
+
+
+def test_quantised_weights_are_dequantised(tmp_path: Path, caches: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    file = write_gguf(tmp_path / "model.gguf", tiny(**sizes), TOKENIZER, quantised=True)
+    model, _ = load_target(file)
+    assert model.dtype == torch.bfloat16
+    for (name, found), written in zip(model.state_dict().items(), tiny(**sizes).state_dict().values(), strict=True):
+        error = (found.float() - written.float()).abs().max() / written.float().abs().max()
+        assert error < 0.02, name
+        assert (error > 0) == (written.dim() == 2), "matrices had eight bits"
+
+
+def test_config_and_tokenizer_are_read_without_a_conversion(file: Path, caches: Path) -> None:
+    assert load_config(file).num_hidden_layers == 3
+    assert load_config(file).dtype == torch.bfloat16
+    assert load_tokenizer(file)(TEXT).input_ids == TOKENIZER(TEXT).input_ids
+    assert not caches.exists()
+
+
+def test_a_gguf_file_can_be_the_draft_model(file: Path) -> None:
+    draft = load_draft(str(file), tiny(seed=2), TOKENIZER)
+    assert torch.equal(logits_of(draft), logits_of(tiny()))
+
+
+def splits(pre: str, tmp_path: Path) -> list[str]:
+    """How a tokenizer of a kind splits text, before it looks for tokens."""
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER, pre=pre))
+    return [part for part, _ in tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a 123")]
+
+
+@pytest.mark.parametrize(
+    ("pre", "parts"),
+    [("smollm", ["a", "Ġ", "1", "2", "3"]), ("gpt-2", ["a", "Ġ123"]), ("qwen2", ["a", "Ġ", "1", "2", "3"])],
+)
+def test_text_is_split_as_the_model_was_trained(pre: str, parts: list[str], tmp_path: Path, caches: Path) -> None:
+    assert splits(pre, tmp_path) == parts
+
+
+def test_a_way_of_splitting_that_nobody_knows_is_said(
+    tmp_path: Path, caches: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for pre, said in (("gpt-2", False), ("qwen2", False), ("smollm", False), ("of-the-future", True)):
+        caplog.clear()
+        splits(pre, tmp_path)
+        assert any("of-the-future" in text for text in caplog.messages) == said, pre
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "notes.txt"])
+def test_a_file_that_is_no_gguf_is_refused(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_bytes(b"something else")
+    with pytest.raises(ModelLoadError, match=r"no GGUF file|is a file; give the folder"):
+        load_target(file)
+
+
+def test_a_folder_of_gguf_files_is_told_from_a_model_folder(file: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"give the file itself, '.*model\.gguf'"):
+        load_target(file.parent)
+
+
+def test_a_file_that_nobody_may_read_is_one_clear_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path, *mode: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(ModelLoadError, match=r"cannot read .*Permission denied"):
+        load_target(file)
+
+
+def test_a_file_that_is_not_there_is_not_asked_of_the_hub() -> None:
+    with pytest.raises(ModelLoadError, match=r"there is no file 'models/q4\.gguf'"):
+        load_target("models/q4.gguf")
+
+
+def refused(file: Path) -> str:
+    """One clear line, and nothing left behind but a lock."""
+    with pytest.raises(PrecedentError) as caught:
+        load_target(file)
+    left = [path for path in (file.parent / "caches").rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert left == []
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_architecture_that_transformers_cannot_read_is_named(tmp_path: Path, caches: Path) -> None:
+    said = refused(write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER, architecture="frobnicator"))
+    assert "architecture frobnicator is not supported" in said
+
+
+def test_layers_that_cannot_be_rewound_are_refused_before_the_work(tmp_path: Path, caches: Path) -> None:
+    fields = {"mamba__ssm__conv_kernel": 4, "mamba__ssm__state_size": 8, "mamba__ssm__inner_size": 16}
+    file = write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER, architecture="mamba", **fields)
+    assert "cannot be rewound" in refused(file)
+
+
+def test_a_part_of_several_is_refused_with_the_way_to_join_them(tmp_path: Path, caches: Path) -> None:
+    assert "llama-gguf-split --merge" in refused(write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER, split__count=3))
+
+
+def test_a_missing_reader_is_named_before_the_work_starts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf, "READERS", ("gguf", "no_such_reader"))
+    assert "pip install -U no_such_reader" in refused(file)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf", tiny(), TOKENIZER).read_bytes()
+
+
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_a_file_that_is_cut_short_is_refused_wherever(
+    share: float, whole: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    file = folder / "model.gguf"
+    file.write_bytes(whole[: int(share * len(whole))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "user_cache_path", lambda name: folder / "caches" / name)
+        said = refused(file)
+    assert "cut short or damaged" in said or "no GGUF file" in said
+
+
+@given(at=st.integers(4, 3000), byte=st.integers(0, 255))
+def test_a_damaged_header_is_one_line_or_a_model(
+    at: int, byte: int, whole: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Names, sizes and kinds stand there; whatever is read of them, nothing but our own errors comes out."""
+    folder = tmp_path_factory.mktemp("damaged")
+    file = folder / "model.gguf"
+    file.write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])
+    with contextlib.suppress(PrecedentError):
+        assert load_config(file).model_type
+
+
+def test_a_full_disk_is_given_back_what_was_written(file: Path, caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: PreTrainedModel, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    assert "No space left on device); free two bytes for each of its weights" in refused(file)
+
+
+def test_a_conversion_that_was_killed_is_made_again(file: Path, caches: Path) -> None:
+    load_target(file)
+    (made,) = [path for path in caches.iterdir() if path.is_dir()]
+    made.rename(partial := made.with_name(f"{made.name}.partial"))
+    (partial / "model.safetensors").write_bytes(b"half")
+    assert torch.equal(logits_of(load_target(file)[0]), logits_of(tiny()))
+    assert not partial.exists()
+
+
+def test_warnings_of_other_libraries_stay_away(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        load_target(file)
+    assert {record.name for record in caplog.records} <= {"precedent.target.load.gguf"}

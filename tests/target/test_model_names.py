@@ -1,0 +1,165 @@
+"""Names that are no model's: the advice comes at once, and the hub is asked no more than once."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precedent.cache.search.embedder import SentenceTransformerEmbedder
+from precedent.errors import CacheError, ModelLoadError
+from precedent.target.load.loading import load_config, load_target, load_tokenizer
+from precedent.target.load.names import PACKAGED, check_name
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+HTTP: Any = importlib.import_module(type(huggingface_hub.get_session()).__module__.split(".")[0])
+"""The HTTP library that the hub's library uses, whichever it is."""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("smollm2-135m-instrct", "did you mean 'smollm2-135m-instruct'"),
+        ("SmolLM2-135M-Instruct", "did you mean 'smollm2-135m-instruct'"),
+        ("smollm2-135m", "did you mean 'smollm2-135m-instruct'"),
+        ("llama3.2:3b", "`ollama show --modelfile llama3.2:3b`"),
+        ("library/qwen3:0.6b", "a tag of Ollama"),
+        ("hf.co/bartowski/Llama-3.2-1B-GGUF:Q4_K_M", "a tag of Ollama"),
+        ("ollama:llama3.2", "`ollama show --modelfile llama3.2`"),
+        ("gpt-4o", "behind its maker's API"),
+        ("GPT-4o-mini", "behind its maker's API"),
+        ("o3-mini", "behind its maker's API"),
+        ("claude-sonnet-4-5", "behind its maker's API"),
+        ("gemini-2.5-pro", "behind its maker's API"),
+        ("openai:gpt-4o", "behind its maker's API"),
+        ("anthropic:claude-opus-4", "behind its maker's API"),
+        ("huggingface:Qwen/Qwen3-8B", "write 'Qwen/Qwen3-8B'"),
+        ("https://huggingface.co/Qwen/Qwen3-8B", "is an address"),
+    ],
+)
+def test_what_was_meant_is_said_without_asking_anybody(name: str, says: str, requests: list[str]) -> None:
+    for load in (load_target, load_config, load_tokenizer):
+        with pytest.raises(ModelLoadError, match=says.replace("(", r"\(")) as caught:
+            load(name)
+        assert "\n" not in str(caught.value)
+    assert requests == []
+
+
+HUB_IDS = [
+    "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-3B-Instruct", "openai/gpt-oss-20b", "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "google/gemma-3-1b-it", "gpt2", "gpt2-medium", "distilgpt2", "openai-gpt", "bert-base-uncased", "t5-small",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HUB_IDS)
+def test_ids_of_the_hub_pass(name: str) -> None:
+    check_name(name)
+
+
+@given(st.from_regex(r"[A-Za-z0-9][\w.-]{0,20}/[A-Za-z0-9][\w.-]{0,30}", fullmatch=True))
+def test_whatever_has_an_owner_is_left_to_the_hub(name: str) -> None:
+    check_name(name)
+
+
+@pytest.mark.parametrize("name", ["gpt-4o", "smollm2-135m-instrct"])
+def test_a_folder_of_that_name_is_a_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_causal_lm(dtype=torch.float32).save_pretrained(tmp_path / name)
+    byte_tokenizer().save_pretrained(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert load_target(name)[0].dtype == torch.float32
+
+
+def test_the_packaged_names_are_those_that_load() -> None:
+    for name in PACKAGED:
+        check_name(name)
+
+
+class Hub:
+    """Stands at the other end of every request: counts them, and answers or fails."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.answer: Any = HTTP.ConnectError("[Errno -2] Name or service not known")
+
+    def __call__(self, request: Any) -> Any:
+        if not request.url.path.startswith("/api/agent"):  # the library's own question, about its own surroundings
+            self.asked.append(f"{request.method} {request.url.path}")
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return HTTP.Response(self.answer, request=request)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """No hub within reach, and nothing fetched before; what waits between two tries does so no longer."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import _http
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)
+    hub = Hub()
+    huggingface_hub.set_client_factory(lambda: HTTP.Client(transport=HTTP.MockTransport(hub)))
+    yield hub
+    huggingface_hub.set_client_factory(_http.default_client_factory)
+
+
+@pytest.fixture
+def requests(hub: Hub) -> list[str]:
+    return hub.asked
+
+
+def test_without_a_network_the_hub_is_asked_once(hub: Hub) -> None:
+    with pytest.raises(ModelLoadError, match=r"cannot be asked \(\[Errno -2\] Name or service not known\)") as caught:
+        load_target("nobody/nothing")
+    assert hub.asked == ["HEAD /nobody/nothing/resolve/main/config.json"]
+    assert "hf download nobody/nothing" in str(caught.value)
+
+
+@pytest.mark.parametrize("load", [load_config, load_tokenizer])
+def test_so_is_it_for_a_config_or_a_tokenizer(load: Any, hub: Hub) -> None:
+    with pytest.raises(ModelLoadError, match="cannot be asked"):
+        load("nobody/nothing")
+    assert len(hub.asked) == 1
+
+
+def test_so_is_it_for_an_embedder(hub: Hub) -> None:
+    pytest.importorskip("sentence_transformers")
+    with pytest.raises(CacheError, match="cannot load the embedder 'nobody/nothing'"):
+        SentenceTransformerEmbedder("nobody/nothing").embed(["text"])
+    assert len(hub.asked) == 1
+
+
+def test_a_hub_that_answers_is_asked_by_transformers_as_ever(hub: Hub) -> None:
+    """A no is an answer: whatever transformers makes of it is said."""
+    hub.answer = 404
+    with pytest.raises(ModelLoadError, match="the Hugging Face hub did not give it"):
+        load_target("nobody/nothing")
+    assert len(hub.asked) > 1
+
+
+def test_a_caller_who_wants_local_files_alone_asks_nobody(hub: Hub) -> None:
+    with pytest.raises(ModelLoadError, match="local_files_only is given"):
+        load_target("nobody/nothing", model_kwargs={"local_files_only": True})
+    assert hub.asked == []
+
+
+def test_what_was_fetched_before_is_loaded_without_a_network(hub: Hub, tmp_path: Path) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repo = tmp_path / "hub" / "models--somebody--something"
+    snapshot = repo / "snapshots" / commit
+    tiny_causal_lm(dtype=torch.float32).save_pretrained(snapshot)
+    byte_tokenizer().save_pretrained(snapshot)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(commit)
+    model, tokenizer = load_target("somebody/something")
+    assert model.dtype == torch.float32
+    assert tokenizer.decode(tokenizer("order 66").input_ids) == "order 66"
+    assert len(hub.asked) == 1

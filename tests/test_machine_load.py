@@ -1,0 +1,94 @@
+"""What other programs take of the processors: from counters written here, and from a program that does compute."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precedent.runtime.machine_load import CpuTimes, OtherPrograms, cpu_times, share_of_others
+
+TICKS = os.sysconf("SC_CLK_TCK")
+SECONDS = st.floats(0, 1e6, allow_nan=False)
+
+
+def test_the_share_is_what_others_worked_of_all_that_could_be_worked() -> None:
+    before, after = CpuTimes(10.0, 100.0, 3.0, 4), CpuTimes(20.0, 113.0, 8.0, 4)
+    assert share_of_others(before, after) == pytest.approx((13 - 5) / (4 * 10))
+
+
+@given(st.floats(0.1, 1e6), SECONDS, SECONDS, st.integers(1, 512))
+def test_a_share_is_never_less_than_nothing_nor_more_than_all(
+    seconds: float, busy: float, own: float, processors: int
+) -> None:
+    share = share_of_others(CpuTimes(0, 0, 0, processors), CpuTimes(seconds, busy, own, processors))
+    assert share is None or 0.0 <= share <= 1.0
+
+
+def test_where_nobody_can_tell_nothing_is_said() -> None:
+    times = CpuTimes(1.0, 5.0, 1.0, 2)
+    assert share_of_others(None, times) is None
+    assert share_of_others(times, None) is None
+    assert share_of_others(times, times) is None, "no time has passed"
+    assert share_of_others(times, CpuTimes(9.0, 5.0, 4.0, 2)) is None, "we worked and the counters stood still"
+
+
+def test_each_question_is_about_the_time_since_the_last() -> None:
+    readings = iter([CpuTimes(0, 0, 0, 1), CpuTimes(10, 5, 0, 1), CpuTimes(20, 5, 0, 1)])
+    others = OtherPrograms(lambda: next(readings))
+    assert [others.share(), others.share()] == [0.5, 0.0]
+
+
+def test_counted_are_the_processors_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """User, nice, system, interrupts and what a hypervisor stole are work; idle, waiting and guests are not."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 12})
+    stat = tmp_path / "stat"
+    stat.write_text(
+        "cpu  9 9 9 9 9 9 9 9 9 9\n"
+        "cpu0 100 20 30 5000 400 1 2 7 90 80\n"
+        "cpu1 9000 0 0 0 0 0 0 0 0 0\n"
+        "cpu12 40 0 0 0 0 0 0 0 0 0\n"
+        "intr 5 5 5\n"
+    )
+    times = cpu_times(stat)
+    assert times is not None
+    assert (times.busy, times.processors) == ((100 + 20 + 30 + 1 + 2 + 7 + 40) / TICKS, 2)
+
+
+def test_without_counters_psutil_is_asked_and_without_it_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("psutil")
+    found = cpu_times(tmp_path / "absent")
+    assert found is not None
+    assert found.busy > 0
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert cpu_times(tmp_path / "absent") is None
+
+
+BURNS = """
+import os, sys
+while os.times().user + os.times().system < 1.0: pass
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system has no /proc/stat")
+def test_a_program_that_computes_is_seen_and_our_own_work_is_not() -> None:
+    before = cpu_times()
+    with subprocess.Popen([sys.executable, "-c", BURNS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        after = cpu_times()
+        other.communicate()
+    assert before is not None
+    assert after is not None
+    share = share_of_others(before, after)
+    assert share is not None
+    assert share * after.processors * (after.clock - before.clock) > 0.8, "seconds of the second that it took"
