@@ -40,6 +40,7 @@ LAYERS = (
     "planning",
     "decoding",
     "engine",
+    "pages",
     "replay",
     "training",
     "custom_generate",

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.decoding.stats import GenerationStats
 from precedent.drafters import Drafter, Request
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.prompt import PromptDrafter

@@ -19,7 +19,7 @@ from precedent.cache import NewCompletion
 from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.custom_generate.prepared import Prepared, Speculators, fingerprint_of, prepared_for
-from precedent.custom_generate.processors import RowProcessors, RowStop, end_token_ids
+from precedent.custom_generate.processors import RowProcessors, RowStop, end_token_ids, with_penalties
 from precedent.custom_generate.refusals import check_call, dropped_by_generate
 from precedent.decoding.loop import step
 from precedent.decoding.sequence import DecodingSequence

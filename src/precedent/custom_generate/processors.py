@@ -19,7 +19,8 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 from precedent.config import SamplingParams
 from precedent.custom_generate.twin import plain_attributes
 from precedent.errors import UnsupportedError
-from precedent.sampling.constraints import RowShaper, constraints_for
+from precedent.sampling.constraints import constraints_for
+from precedent.sampling.row_shaper import RowShaper
 
 ROWS_ALIKE = (
     "MinLengthLogitsProcessor",

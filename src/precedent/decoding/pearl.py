@@ -33,7 +33,6 @@ from precedent.errors import ConfigError, UnsupportedError
 from precedent.planning.pearl import PearlPlanner
 from precedent.planning.planner import Planner
 from precedent.runtime.background import Background
-from precedent.runtime.failures import as_ours
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
 from precedent.tree import CandidateTree

@@ -19,6 +19,7 @@ from precedent.cache.store.records import (
     Payload,
     Record,
     Selection,
+    has_plausible_record,
     storable,
 )
 from precedent.errors import CacheError

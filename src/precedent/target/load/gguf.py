@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from precedent.errors import ModelLoadError, PrecedentError
+from precedent.target.kv.layer_kinds import check_supported
 from precedent.target.load.quiet import first_line, quiet
-from precedent.target.support import check_supported
 
 MAGIC = b"GGUF"
 
