@@ -82,7 +82,7 @@ def test_the_default_target_is_the_packaged_one() -> None:
         (["run", "x", "--target", "gpt-4o"], "behind its maker's API"),
         (["doctor", "llama3.2:3b"], "a tag of Ollama"),
         (["demo", "--html", "/no/such/folder/page.html"], "there is no folder '/no/such/folder'"),
-        (["demo", "--temperature", "-1"], "temperature=-1.0 must be 0 (greedy) or greater"),
+        (["demo", "--temperature", "-1"], "temperature=-1.0 must be 0 (greedy) or a greater number"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_status_2(

@@ -79,5 +79,5 @@ def test_nothing_is_computed_unless_asked_for(engine: Engine) -> None:
 
 @pytest.mark.parametrize("number", [-1, 21])
 def test_a_number_out_of_range_is_refused(number: int) -> None:
-    with pytest.raises(ConfigError, match=f"logprobs={number} must be None or lie between 0 and 20"):
+    with pytest.raises(ConfigError, match=f"logprobs={number} must be None or a whole number between 0 and 20"):
         SamplingParams(logprobs=number)

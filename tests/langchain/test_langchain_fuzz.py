@@ -37,7 +37,7 @@ from precedent.langchain.settings import FROM_LANGCHAIN, OF_THE_CALL
 from precedent.langchain.synonyms import HARMLESS, HINTS, IDLE, OF_LOADING, SAME
 from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import ScriptedTarget, fixed_cost, scripted_tokenizer
+from precedent.testing.scripted_model import FixedCost, ScriptedTarget, scripted_tokenizer
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.text.templates import Templates
 
@@ -53,7 +53,7 @@ def engine() -> Iterator[Engine]:
     target = ScriptedTarget(weights, tokenizer, lambda prompt: f"You said {prompt[-40:]}")
     set_llm_cache(InMemoryCache())
     with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
-        running = Engine(target, tokenizer, name="fuzzed", cache=cache, cost=fixed_cost(), executor=AtOnce())
+        running = Engine(target, tokenizer, name="fuzzed", cache=cache, cost=FixedCost(), executor=AtOnce())
         with contextlib.closing(running), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # LangChain's own about profiles
             yield running

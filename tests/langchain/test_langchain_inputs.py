@@ -41,7 +41,7 @@ def look_up(number: str) -> str:
 
 
 def scripted(kind: Any = ChatPrecedent, answer: str = "one STOP two", **fields: Any) -> Any:
-    engine: Any = ScriptedEngine(fields.pop("tokenizer", TOKENIZER), lambda prompt: answer)
+    engine: Any = ScriptedEngine(fields.pop("tokenizer", TOKENIZER), lambda prompt: answer, may_stray=True)
     return kind.from_engine(engine, **fields)
 
 
@@ -284,7 +284,7 @@ def test_errors_of_a_call_are_langchains_as_well(kind: Any) -> None:
     with pytest.raises(theirs.ContextOverflowError) as overflow:
         kind.from_engine(ScriptedEngine(TOKENIZER, ["x"], context_length=5)).invoke("a long question")
     assert isinstance(overflow.value, ContextOverflowError)
-    for call in ({"temperature": "warm"}, {"stop": [3]}, {"config": {"metadata": {"tenant": 3}}}):
+    for call in ({"temperature": "warm"}, {"stop": [3]}, {"config": {"metadata": {"workflow_step": 3}}}):
         for ask in (scripted(kind).invoke, lambda *said, **call: list(scripted(kind).stream(*said, **call))):
             with pytest.raises(theirs.ModelInvalidRequestError) as wrong:
                 ask("hi", **call)

@@ -199,7 +199,7 @@ def test_configurable_reaches_a_tenant_that_the_application_made_configurable(ki
     ("fields", "said"),
     [
         ({"tenant": "a", "tenant_from": "metadata"}, "tenant='a' and tenant_from='metadata' both say"),
-        ({"tenant_from": "configurable"}, "tenant_from='configurable' cannot be used"),
+        ({"tenant_from": "configurable"}, "tenant_from='configurable' must be 'metadata'"),
         ({"tenant": ""}, "tenant='' must be a text"),
     ],
 )

@@ -49,7 +49,7 @@ GIVEN = {"order": "A17", "amount": 1200, "note": "late"}
 
 
 def answering(text: str, **settings: Any) -> ChatPrecedent:
-    engine: Any = ScriptedEngine(TOKENIZER, lambda prompt: text, max_burst=3)
+    engine: Any = ScriptedEngine(TOKENIZER, lambda prompt: text, max_burst=3, may_stray=True)
     return ChatPrecedent.from_engine(engine, **settings)
 
 
@@ -333,13 +333,19 @@ def test_a_strict_tool_holds_calls_of_the_models_own_accord() -> None:
     assert message.tool_calls[0]["args"]["amount"] == "much"
 
 
-@pytest.mark.parametrize("how", ["response_format", "tool"])
+PATTERN = {"title": "T", "type": "object", "properties": {"a": {"type": "string", "pattern": "["}}}
+ASKED_WITH_A_PATTERN: dict[str, Callable[[Any], Any]] = {
+    "response_format": lambda model: model.with_structured_output(PATTERN),
+    "response_format, not strict": lambda model: model.with_structured_output(PATTERN, strict=False),
+    "a tool that must be called": lambda model: model.bind_tools([PATTERN], tool_choice="any"),
+    "a tool, not strict": lambda model: model.bind_tools([PATTERN], tool_choice="any", strict=False),
+    "a tool that may be called": lambda model: model.bind_tools([PATTERN]),
+}
+
+
+@pytest.mark.parametrize("how", ASKED_WITH_A_PATTERN)
 def test_a_pattern_that_is_none_is_refused_by_name(how: str) -> None:
-    schema = {"title": "T", "type": "object", "properties": {"a": {"type": "string", "pattern": "["}}}
-    model = answering("x")
-    asked: Any = (
-        model.bind_tools([schema], tool_choice="any") if how == "tool" else model.with_structured_output(schema)
-    )
+    asked = ASKED_WITH_A_PATTERN[how](answering("x"))
     with pytest.raises(ConfigError, match=r"has pattern='\[', which is no regular expression"):
         asked.invoke("hi")
     fine = {"title": "T", "type": "object", "properties": {"a": {"type": "string", "pattern": r"(?<n>x)"}}}

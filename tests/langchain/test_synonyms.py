@@ -39,7 +39,7 @@ SAMPLES: dict[str, Any] = {
 
 def scripted(template: str | None = None, **fields: Any) -> ChatPrecedent:
     tokenizer = chatml_tokenizer(chat_template=template or hermes_template())
-    engine: Any = ScriptedEngine(tokenizer, lambda prompt: "an answer, STOP, and more")
+    engine: Any = ScriptedEngine(tokenizer, lambda prompt: "an answer, STOP, and more", may_stray=True)
     return ChatPrecedent.from_engine(engine, **fields)
 
 

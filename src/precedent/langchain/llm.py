@@ -68,15 +68,19 @@ class PrecedentLLM(FollowsConfigurable, EngineFields, BaseLLM):
         check_call(kwargs)
         return await super().ainvoke(input, config, **kwargs)
 
-    def batch(self, inputs: list[LanguageModelInput], config: Any = None, **kwargs: Any) -> list[str]:
+    def batch(
+        self, inputs: list[LanguageModelInput], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
+    ) -> list[str]:
         """Continue several texts; see LangChain's `BaseLLM.batch`, which some of these arguments would not reach."""
         check_call(kwargs)
-        return super().batch(inputs, config, **kwargs)
+        return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
-    async def abatch(self, inputs: list[LanguageModelInput], config: Any = None, **kwargs: Any) -> list[str]:
+    async def abatch(
+        self, inputs: list[LanguageModelInput], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
+    ) -> list[str]:
         """Continue several texts; see LangChain's `BaseLLM.abatch`, which some of these arguments would not reach."""
         check_call(kwargs)
-        return await super().abatch(inputs, config, **kwargs)
+        return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     def generate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
         """Continue several texts; see LangChain's `BaseLLM.generate`. Raises UnsupportedError for several tenants."""

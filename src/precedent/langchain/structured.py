@@ -18,6 +18,7 @@ from precedent.grammar import (
     Tool,
     check_installed,
     closed,
+    is_installed,
     unenforceable,
 )
 from precedent.langchain.schemas import schema_of
@@ -66,6 +67,8 @@ class AnswerRules:
         Raises UnsupportedError where llguidance is missing, the model writes calls in a form that no grammar holds, or
         `strict` meets a schema that cannot be enforced.
         """
+        for tool in syntax.tools:  # whether or not a grammar follows them: the model was shown something else
+            _check_patterns(tool["function"].get("parameters"), _of_tool(tool["function"]))
         content, reasoning = self._content(), _reasoning(syntax)
         tools = [tool["function"] for tool in syntax.tools if self.choice in (AUTO, ANY, tool["function"]["name"])]
         is_free = self.choice == AUTO and content is None
@@ -95,7 +98,7 @@ class AnswerRules:
 
     def _tool(self, function: Mapping[str, Any]) -> Tool:
         parameters, name = function.get("parameters") or {"type": "object", "properties": {}}, function["name"]
-        return Tool(name, self._schema(parameters, f"the schema of tool {name!r}", self._strictness(function)))
+        return Tool(name, self._schema(parameters, _of_tool(function), self._strictness(function)))
 
     def _strictness(self, function: Mapping[str, Any]) -> Any:
         """What the call says, else what the tool says of itself."""
@@ -109,19 +112,23 @@ class AnswerRules:
 
     def _schema(self, schema: Mapping[str, Any], what: str, strict: Any) -> JsonSchema:
         """A schema as far as it can be enforced, and a note where that is not far enough."""
+        check_plain(what, schema)
+        _check_patterns(schema, what)
         if strict is False:
             return ANY_OBJECT
-        check_plain(what, schema)
         wanted = JsonSchema.of(closed(schema))
         problem = unenforceable(wanted)
         if problem is None:
             return wanted
-        _check_patterns(schema, what)
         if strict is True:
             raise UnsupportedError(f"{what} cannot be enforced in full ({problem}): change it, or leave strict out")
         self.relaxed.append(f"{what}: {problem}")
         lenient = JsonSchema.of(closed(schema), lenient=True)
         return lenient if unenforceable(lenient) is None else ANY_OBJECT
+
+
+def _of_tool(function: Mapping[str, Any]) -> str:
+    return f"the schema of tool {function['name']!r}"
 
 
 def _check_patterns(schema: Any, what: str) -> None:
@@ -130,7 +137,7 @@ def _check_patterns(schema: Any, what: str) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            if unenforceable(JsonSchema.of({"type": "string", "pattern": pattern})) is not None:
+            if is_installed() and unenforceable(JsonSchema.of({"type": "string", "pattern": pattern})) is not None:
                 raise ConfigError(f"{what} has pattern={pattern!r}, which is no regular expression: {error}") from error
 
 

@@ -132,7 +132,7 @@ def _calls(message: BaseMessage, blocks: Sequence[Mapping[str, Any]]) -> Iterato
     known = {call["id"] for call in message.tool_calls}
     for block in blocks:
         if block.get("type") == "tool_use" and block.get("id") not in known:
-            yield [str(block["name"]), *_leaves(block.get("input") or {})]
+            yield [str(block.get("name", "")), *_leaves(block.get("input") or {})]
 
 
 def _leaves(value: Any) -> Iterator[str]:
