@@ -84,7 +84,7 @@ class DraftSession(Protocol):
 class Draw:
     """One session's draw in a step: how many tokens to sample into which tree, and the outcome.
 
-    `seconds` are its share of what was done for several sessions together.
+    `seconds` is its share of work done for several sessions together.
     """
 
     session: DrawSession
