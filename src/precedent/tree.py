@@ -171,7 +171,7 @@ class CandidateTree:
             raise ValueError(f"a candidate below node {parent} names a child of another node")
         kinds = [isinstance(each.distribution, Fixed) for each in candidates]
         if kinds != sorted(kinds):
-            raise ValueError(f"below node {parent} a fixed candidate stands before a sampled one")
+            raise ValueError(f"below node {parent} a fixed candidate comes before a sampled one")
         fixed = [each.child for each in candidates if isinstance(each.distribution, Fixed)]
         sampled = [each.child for each in candidates if isinstance(each.distribution, Sampled)]
         if len(set(fixed)) != len(fixed) or set(fixed) & set(sampled):

@@ -1,4 +1,4 @@
-"""Work that runs beside the target model's forward: none, unless a draft model draws there (`decoding.pearl`)."""
+"""Work that runs during the target model's forward: none, unless a draft model draws then (`decoding.pearl`)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Beside:
-    """No work beside the forward: every sample is drawn before it."""
+    """Does nothing during the forward: every sample is drawn before it."""
 
     def at_hand(self, session: DrawSession) -> int | None:
-        """Samples that a session made beside the last forward; None for a session that draws on request."""
+        """Number of samples that a session drew during the last forward; None for a session that draws on request."""
         return None
 
     def forward(self, proposals: Sequence[Proposal], planner: Planner) -> AbstractContextManager[None]:

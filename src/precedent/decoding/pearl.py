@@ -41,7 +41,7 @@ from precedent.tree import CandidateTree
 
 @dataclass(slots=True, eq=False)
 class _Drawing:
-    """One sequence's draft model, drawing beside a forward: at most `left` more samples."""
+    """One sequence's draft model, drawing during a forward: at most `left` more samples."""
 
     sequence: DecodingSequence
     source: str
@@ -79,7 +79,7 @@ class Pearl(Beside):
         self._executor.shutdown()
 
     def at_hand(self, session: DrawSession) -> int | None:
-        """Samples that a session made beside the last forward; None for a session that draws on request."""
+        """Number of samples that a session drew during the last forward; None for a session that draws on request."""
         return session.at_hand if isinstance(session, DrawsAhead) else None
 
     @contextmanager
@@ -154,7 +154,7 @@ def _num_at_hand(sequence: DecodingSequence) -> int:
 
 
 def _drawings(proposal: Proposal, planner: PearlPlanner) -> Iterator[_Drawing]:
-    """What a sequence's drafters may draw ahead, beside the forward over its tree."""
+    """What a sequence's drafters may draw ahead, during the forward over its tree."""
     sequence = proposal.sequence
     if sequence.error is not None:
         return

@@ -126,6 +126,6 @@ def _checked(proposal: Proposal, tree: CandidateTree) -> CandidateTree:
     if not widths and max(tree.token_ids) < num_tokens:
         return tree
     sampled = f"from a distribution of {max(widths)} tokens" if widths else f"token {max(tree.token_ids)}"
-    told = f"the target chooses among {num_tokens}: cut the draft's rows there (Request.num_tokens)"
-    proposal.sequence.fail(GenerationError(f"a drafter sampled {sampled}, and {told}"), "drafting")
+    advice = f"the target chooses among {num_tokens}: cut the draft's rows there (Request.num_tokens)"
+    proposal.sequence.fail(GenerationError(f"a drafter sampled {sampled}, and {advice}"), "drafting")
     return EMPTY_TREE

@@ -19,7 +19,7 @@ TARGET = "target"
 class GenerationStats:
     """Counts (tokens, steps) and wall-clock seconds of one request; `num_drafts` counts steps with any proposal.
 
-    `num_lookaheads` counts the steps at whose end a draft model had samples ready that it drew beside forwards
+    `num_lookaheads` counts the steps after whose forward a draft model had samples ready that it drew during forwards
     (`decoding.pearl`). `num_lookaheads_used` counts those of them whose committed text agreed with these samples, so
     that some remained for the next tree.
 

@@ -18,14 +18,14 @@ CompletionKeeper = Callable[[NewCompletion], object]
 
 
 def at_normal_end(
-    prompt: tuple[int, ...], on_result: ResultObserver | None, store: CompletionKeeper | None, **told: str
+    prompt: tuple[int, ...], on_result: ResultObserver | None, store: CompletionKeeper | None, **details: str
 ) -> list[Callable[[GenerationResult], None]]:
-    """The actions for a finished answer: call the observer, then store the completion with the fields in `told`."""
+    """The actions for a finished answer: call the observer, then store the completion with the fields in `details`."""
     actions: list[Callable[[GenerationResult], None]] = []
     if on_result is not None:
         actions.append(partial(on_result, prompt))
     if store is not None:
-        record = NewCompletion(token_ids=(), prompt_fingerprint=prompt_fingerprint(prompt), **told)
+        record = NewCompletion(token_ids=(), prompt_fingerprint=prompt_fingerprint(prompt), **details)
         actions.append(partial(_write_back, store, record))
     return actions
 

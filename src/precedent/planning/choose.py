@@ -1,4 +1,4 @@
-"""The arithmetic of a plan: merge the drafters' tries into one, and keep its likeliest part that pays off.
+"""The arithmetic of a plan: merges the drafters' tries into one trie, and keeps its likeliest part that pays off.
 
 Pure functions of arrays; `planner.py` holds what has been learned and passes it in.
 """

@@ -1,4 +1,4 @@
-"""Planning for a draft model that draws beside the target's forwards (PEARL, docs/decisions/0017)."""
+"""Planning for a draft model that draws during the target's forwards (PEARL, docs/decisions/0017)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PearlPlanner(Planner):
         """Whether waiting for `number` draws beats a forward with nothing at hand.
 
         Both ways lead to the same steps with a tree: `runs` of them until the text leaves the chain. Before the first,
-        one way waits for the draws; the other makes steps over its pending token until a sample drawn beside one of
+        one way waits for the draws; the other makes steps over its pending token until a sample drawn during one of
         them is accepted.
         """
         reaches = self._reaches(name, number + 1)
@@ -55,7 +55,7 @@ class PearlPlanner(Planner):
         return most if gate.decide(most if pays else 0) else 0
 
     def observe_wait(self, name: str, behind: int, milliseconds: float) -> None:
-        """Learn how long a step waited for a source that drew beside its forward and was `behind` by so many tokens."""
+        """Learn how long a step waited for a source that drew during its forward, `behind` by so many tokens."""
         self._gates.setdefault(_waiting_for(name), DrawGate()).observe(1, behind, milliseconds)
 
 

@@ -38,7 +38,7 @@ class DrawSource:
     """A drafter that can sample in this step.
 
     It has `behind` tokens to catch up on first. `runners_up` says whether it can name a second token beside each
-    sample, `at_hand` how many samples it made beside the last forward (None: it samples on request).
+    sample, `at_hand` how many samples it drew during the last forward (None: it samples on request).
     """
 
     behind: int = 0

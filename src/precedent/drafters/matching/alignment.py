@@ -118,7 +118,7 @@ def follow(aligned: Occurrences, pointers: Pointers) -> Pointers:
 
 
 @compiled
-def _worth(gap: int, score: float) -> float:
+def _strength(gap: int, score: float) -> float:
     return score if gap == 0 else CARRIED * score
 
 
@@ -131,9 +131,9 @@ def _keep(chosen: Pointers, size: int, position: int, slot: int, gap: int, score
     if at == MAX_FOLLOWED:
         at = 0
         for i in range(size):
-            if _worth(chosen[i].gap, chosen[i].score) < _worth(chosen[at].gap, chosen[at].score):
+            if _strength(chosen[i].gap, chosen[i].score) < _strength(chosen[at].gap, chosen[at].score):
                 at = i
-    if at < size and _worth(chosen[at].gap, chosen[at].score) >= _worth(gap, score):
+    if at < size and _strength(chosen[at].gap, chosen[at].score) >= _strength(gap, score):
         return size
     pointer = chosen[at]
     pointer.position, pointer.slot, pointer.gap, pointer.score = position, slot, gap, score

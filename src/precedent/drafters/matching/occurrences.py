@@ -124,17 +124,17 @@ def _gathered(values: Int32s, places: Int32s) -> Int32s:
 @compiled
 def _best(places: Occurrences, limit: int) -> Occurrences:
     """The `limit` heaviest places in their original order; of equal ones at the border, the first."""
-    worth = np.empty(places.size)
+    weights = np.empty(places.size)
     for i in range(places.size):
-        worth[i] = LENGTH_WEIGHT * min(places[i].length, SHORT_MATCH) + places[i].weight
-    border = np.partition(worth, places.size - limit)[places.size - limit]
+        weights[i] = LENGTH_WEIGHT * min(places[i].length, SHORT_MATCH) + places[i].weight
+    border = np.partition(weights, places.size - limit)[places.size - limit]
     equal = limit
     for i in range(places.size):
-        equal -= worth[i] > border
+        equal -= weights[i] > border
     best, size = np.empty(limit, OCCURRENCE), 0
     for i in range(places.size):
-        if worth[i] > border or (worth[i] == border and equal > 0):
-            equal -= worth[i] == border
+        if weights[i] > border or (weights[i] == border and equal > 0):
+            equal -= weights[i] == border
             best[size] = places[i]
             size += 1
     return best

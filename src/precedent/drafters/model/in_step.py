@@ -78,7 +78,7 @@ def draw_in_step(
 def _round(
     model: TargetModel, asking: Sequence[RunningDrawing], at_work: Callable[[], AbstractContextManager[object]]
 ) -> None:
-    """Run one forward for all drawings and continue each with its logits.
+    """Run one forward for all drawings, and continue each with its logits.
 
     The round is timed as a whole: a GPU has only started when its forward returns, and the first read waits for all.
     """

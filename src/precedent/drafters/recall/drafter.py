@@ -50,8 +50,8 @@ class RecallDrafter:
     """Proposes how the tenant's stored completions continued from the current output.
 
     `tokenizer` is the fingerprint under which completions are stored. `executor` embeds, searches, reads new
-    completions and seals them, beside decoding. `partitions` returns a tenant's segments, or None; `max_bytes` bounds
-    the memories of all tenants together.
+    completions and seals them, in parallel to decoding. `partitions` returns a tenant's segments, or None; `max_bytes`
+    bounds the memories of all tenants together.
     """
 
     name = "recall"

@@ -141,22 +141,22 @@ class TopBeta:
         is_greedy = offer.target_probs.max() == 1.0
         scores = torch.where((offer.target_probs > 0.0) | is_greedy, scores, -torch.inf)
         top = scores.sort(descending=True, stable=True).indices[: int(self.beta)]
-        stands = torch.zeros_like(scores, dtype=torch.bool).index_fill_(0, top, True)
-        stands &= (scores >= scores.max() - self.tau) & scores.isfinite()
-        return _accepting(offer, stands, scores.softmax(0))
+        eligible = torch.zeros_like(scores, dtype=torch.bool).index_fill_(0, top, True)
+        eligible &= (scores >= scores.max() - self.tau) & scores.isfinite()
+        return _accepting(offer, eligible, scores.softmax(0))
 
 
-def _accepting(offer: Offer, stands: Tensor, weights: Tensor) -> Tensor:
-    """Accept every sample that `stands`, and others with their lossless probability; then a cached token that stands.
+def _accepting(offer: Offer, eligible: Tensor, weights: Tensor) -> Tensor:
+    """Accept every `eligible` sample, and others with their lossless probability; then an eligible cached token.
 
-    Cached tokens that stand share the remaining mass in proportion to `weights`. If there is none, the rest is sampled
+    Eligible cached tokens share the remaining mass in proportion to `weights`. If there is none, the rest is sampled
     from the target's remaining mass.
     """
-    accepted = torch.where(stands, offer.draft_probs, torch.minimum(offer.draft_probs, offer.target_probs))
-    unpaid = (offer.target_probs - accepted).clamp(min=0.0)
-    cached = torch.zeros_like(unpaid)
-    cached[list(offer.fixed)] = (weights * stands)[list(offer.fixed)]
-    rest = cached if bool(cached.sum() > 0.0) else unpaid
+    accepted = torch.where(eligible, offer.draft_probs, torch.minimum(offer.draft_probs, offer.target_probs))
+    missing = (offer.target_probs - accepted).clamp(min=0.0)
+    cached = torch.zeros_like(missing)
+    cached[list(offer.fixed)] = (weights * eligible)[list(offer.fixed)]
+    rest = cached if bool(cached.sum() > 0.0) else missing
     left = (1.0 - accepted.sum()).clamp(min=0.0)
     distribution = accepted + left * rest / rest.sum().clamp(min=torch.finfo(rest.dtype).tiny)
     return distribution / distribution.sum()
