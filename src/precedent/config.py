@@ -1,4 +1,4 @@
-"""The frozen settings objects; an unknown key is an error that names the nearest known one."""
+"""The frozen settings objects; an unknown key raises an error that suggests the nearest known one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from precedent.errors import ConfigError
 from precedent.runtime.plain_values import check_plain, is_number, is_whole, nearest, shown
 
 MODES = ("auto", "greedy", "coupled", "traversal", "topdown")
-"""Every lossless verification mode; `auto` is one of the others, by the sampling settings."""
+"""Every lossless verification mode; `auto` picks one of the others from the sampling settings."""
 
 LOSSY_MODES = ("lossy_mentored", "lossy_typical", "lossy_top_beta", "lossy_judge")
-"""Modes that change the output distribution, on purpose only; parameters follow: `lossy_mentored:kl=0.05`."""
+"""Modes that change the output distribution; parameters follow the name: `lossy_mentored:kl=0.05`."""
 
 
 def is_lossy(mode: str) -> bool:
@@ -38,9 +38,9 @@ def check_mode(mode: object) -> None:
 
 
 def check_fields(settings: object, checks: Iterable[tuple[str, bool, str]]) -> None:
-    """Raise ConfigError for the first of (name, holds, rule) that does not hold, with the value found.
+    """Raise ConfigError for the first of (name, holds, rule) that does not hold; the message shows the value.
 
-    Write what must hold, not what must not: NaN fails every comparison.
+    State what must hold, not what must not: NaN fails every comparison.
     """
     for name, holds, rule in checks:
         if not holds:
@@ -63,7 +63,7 @@ class _FromDict:
 
 
 Range = tuple[Callable[[Any], bool], str]
-"""What must hold of a value, and the rule in words."""
+"""A check that a value must pass, and the rule in words."""
 
 _PENALTY: Range = (lambda value: -2 <= value <= 2, "must be a number between -2 and 2, 0 is off")
 
@@ -84,7 +84,7 @@ _WHOLE_NUMBERS: dict[str, Range] = {
 _MAY_BE_NONE = ("seed", "logprobs")
 
 MOST_BIAS = 100
-"""What may be added to a token's logit at most, upwards and downwards, as in OpenAI's interface."""
+"""Largest absolute bias on a token's logit, as in OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,12 @@ class SamplingParams(_FromDict):
     `temperature` 0 is greedy decoding (argmax, lowest id on ties). `top_k` 0, `top_p` 1 and `min_p` 0 are off;
     `repetition_penalty` 1 is off (> 1 makes tokens that occurred before less likely, as in transformers). The other
     penalties are OpenAI's: the logit of a token that occurred n times in the answer is lowered by
-    `n * frequency_penalty` and, once, by `presence_penalty`. `logit_bias` maps token ids to what is added to their
-    logits. A `seed` fixes the text (mode `coupled`); without one every request draws fresh
-    entropy. An answer ends before a text of `stop` (a single text is one), or with a token of `stop_token_ids`.
-    `logprobs` asks for the log-probability of every token and of that many of the likeliest at its place; None asks
-    for none. Raises ConfigError when a value is of another kind or out of its range.
+    `n * frequency_penalty` and, once, by `presence_penalty`. `logit_bias` maps token ids to numbers that are added to
+    their logits. A `seed` fixes the text (mode `coupled`); without one every request draws fresh entropy.
+
+    An answer ends before any text in `stop` (a string or several), or with a token of `stop_token_ids`. `logprobs=n`
+    returns the log-probability of every token and of the n likeliest at its position; None returns none. Raises
+    ConfigError for a value of the wrong type or out of its range.
     """
 
     temperature: float = 0.0
@@ -142,7 +143,7 @@ def _checked(settings: object, name: str, is_kind: Callable[[object], bool], lim
 
 
 def stop_texts(stop: Any) -> tuple[str, ...]:
-    """Stop strings, each once and in order; a single text is one, None is none. Raises ConfigError on anything else."""
+    """Stop strings in order, without duplicates, from a string, list or None. Raises ConfigError for anything else."""
     texts = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"stop={shown(stop)} must be a text or a list of texts, at which the answer should end")
@@ -159,7 +160,7 @@ def _token_ids(ids: Any) -> tuple[int, ...]:
 
 
 def _biases(bias: Any) -> dict[int, float]:
-    """Token ids and what is added to their logits; ids may be written as text, as JSON has them."""
+    """Token ids to logit biases; ids may be strings, as in JSON."""
     if not isinstance(bias, Mapping):
         raise ConfigError(f"logit_bias={shown(bias)} must map token ids to numbers")
     found = {}
@@ -176,10 +177,11 @@ def _biases(bias: Any) -> dict[int, float]:
 class SpeculationConfig(_FromDict):
     """What may be proposed and how it is verified.
 
-    `drafters` names the drafters in order of credit (see `precedent.drafters`); `max_nodes` bounds the candidate
-    tree (nodes per step); `mode` is one of `MODES` or `LOSSY_MODES`, `auto` meaning greedy at temperature 0,
-    else coupled with a seed and traversal without.
-    `enabled=False` is plain decoding through the same loop. `write_back=False` stores nothing.
+    `drafters` names the drafters in order of credit (see `precedent.drafters`). `max_nodes` bounds the nodes of each
+    step's candidate tree, `max_draws` the tokens that a draft model samples for it. `mode` is one of `MODES` or
+    `LOSSY_MODES`; `auto` means greedy at temperature 0, otherwise coupled with a seed and traversal without.
+    `enabled=False` is plain decoding through the same loop. `write_back=False` stores nothing. Raises ConfigError for a
+    value of the wrong type or out of its range.
     """
 
     enabled: bool = True
@@ -202,8 +204,8 @@ class SpeculationConfig(_FromDict):
 
 
 def drafter_names(drafters: Any) -> tuple[str, ...]:
-    """A list of names. Raises ConfigError on anything else."""
-    if isinstance(drafters, str):  # a text is a sequence too: of names of one letter
+    """A list of drafter names as a tuple. Raises ConfigError for anything else."""
+    if isinstance(drafters, str):  # also a sequence, of names of one letter
         raise ConfigError(f"drafters={shown(drafters)} must be a list of names: [{drafters!r}]")
     if not isinstance(drafters, list | tuple) or not all(isinstance(name, str) for name in drafters):
         raise ConfigError(f"drafters={shown(drafters)} must be a list of names")
@@ -212,15 +214,17 @@ def drafter_names(drafters: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits(_FromDict):
-    """How much one engine does and holds at once; what does not fit now waits, first come, first served.
+    """How much one engine does and holds at once; requests that do not fit wait, first come, first served.
 
-    `max_running`: requests that are prefilled or decoded at once. `max_kv_bytes`: keys and values of all of them, each
-    with room for its whole answer and its largest tree, and of idle conversations, which give way first; None is half
-    of the free memory when the engine starts (on an accelerator four fifths; with `bitwise` there, the arena of
-    docs/gpu.md). `max_idle_kv_bytes`: how much of that idle conversations may take. `prefill_tokens_per_round`: prompt
-    tokens computed between two steps of the requests that are being answered: fewer keep their streams even, more bring
-    a new request's first token sooner.
-    Raises ConfigError when a value is out of its range.
+    * `max_running`: requests prefilled or decoded at once.
+    * `max_kv_bytes`: bytes of keys and values, for running requests (each with room for its whole answer and its
+      largest tree) and for idle conversations, which are evicted first. None is half of the memory that is free when
+      the engine starts (on an accelerator four fifths; with `bitwise` there, the arena of docs/gpu.md).
+    * `max_idle_kv_bytes`: how many of these bytes idle conversations may take.
+    * `prefill_tokens_per_round`: prompt tokens computed between two steps of the running requests. Fewer keep their
+      streams even; more bring a new request's first token sooner.
+
+    Raises ConfigError for a value out of its range.
     """
 
     max_running: int = 32

@@ -1,8 +1,8 @@
 """Every error Precedent raises on purpose.
 
 PrecedentError
-├── ConfigError            a setting is wrong (also a ValueError); says what to write instead
-├── UnsupportedError       a combination that is refused by name, never dropped silently
+├── ConfigError            a setting is wrong (also a ValueError); the message says what to write instead
+├── UnsupportedError       a combination of features, or a kind of model, that is not supported
 ├── ModelLoadError         a model, draft model or tokenizer cannot be loaded or does not fit
 ├── PromptError            the messages or the prompt cannot be used (also a ValueError)
 │   └── ContextOverflowError   prompt and answer do not fit into the model's context
@@ -10,15 +10,15 @@ PrecedentError
 │   └── CacheMismatchError     the file belongs to another format, tokenizer or embedder
 ├── CapacityError          a request needs more memory than the engine may ever use for it
 ├── EngineClosedError      the engine was closed before this request was submitted
-├── GenerationError        a running request failed; others are not touched
-└── RequestCancelled       the caller cancelled this request, or closed the engine while it ran
+├── GenerationError        a running request failed; the others continue
+└── RequestCancelled       the caller cancelled this request, or closed the engine before it finished
 """
 
 from __future__ import annotations
 
 
 class PrecedentError(Exception):
-    """Base of every error that Precedent raises on purpose; its text is one line that says what to do."""
+    """Base of every error that Precedent raises on purpose; its message is one line that says what to do."""
 
 
 class ConfigError(PrecedentError, ValueError):
@@ -26,7 +26,7 @@ class ConfigError(PrecedentError, ValueError):
 
 
 class UnsupportedError(PrecedentError):
-    """A combination of features or a kind of model that is refused by name."""
+    """A combination of features, or a kind of model, that is not supported."""
 
 
 class ModelLoadError(PrecedentError):
@@ -58,8 +58,8 @@ class EngineClosedError(PrecedentError):
 
 
 class GenerationError(PrecedentError):
-    """A running request failed; the engine and all other requests go on."""
+    """A running request failed; the engine and all other requests continue."""
 
 
 class RequestCancelled(PrecedentError):
-    """The caller cancelled this request, or closed the engine before it was finished."""
+    """The caller cancelled this request, or closed the engine before it finished."""

@@ -2,8 +2,8 @@
 
 Two ideas carry the whole library, and both live here (docs/decisions/0001):
 
-* **A sampled candidate carries the distribution it was sampled from.** `Sampled(row, excluded)` is a sample from a
-  draft model's distribution. `Fixed()` is a candidate from text (cache, prompt, prediction, grammar): probability 1.
+* **A sampled candidate carries the distribution it was sampled from.** `Sampled(row, excluded)` is that of a sample
+  from a draft model. `Fixed()` is that of a candidate from text (cache, prompt, prediction, grammar): probability 1.
 * **Nodes are shared, sampled candidates are never dropped.** A prefix proposed twice is one node, scored once by the
   target model. Every sample stays in its parent's list, because verification needs the distributions of all of them.
 """
@@ -40,9 +40,10 @@ class Fixed:
 class Sampled:
     """The distribution of a sample from a draft model.
 
-    `row` is the draft model's distribution `[vocab_size]` after all processors (it sums to 1); `excluded` are token ids
-    that could not be sampled (cached siblings, earlier samples without replacement); `keep_mask` `[vocab_size]` marks
-    the tokens that would have been kept: with it the distribution sums to less than 1, and the rest is the null event.
+    `row` is the draft model's distribution `[vocab_size]` after all processors; it sums to 1. `excluded` are token ids
+    that could not be sampled (cached siblings, earlier samples without replacement). `keep_mask` `[vocab_size]` marks
+    the tokens that are kept when sampled; with it the distribution sums to less than 1, and the rest is the probability
+    of proposing nothing.
     """
 
     row: Tensor
@@ -50,13 +51,13 @@ class Sampled:
     keep_mask: Tensor | None = None
 
     def probs(self) -> Tensor:
-        """The probabilities that were sampled from, `[vocab_size]`; they sum to 1, or to less with a `keep_mask`."""
+        """The probabilities that were sampled from, `[vocab_size]`; they sum to 1, or less with a `keep_mask`."""
         from precedent.runtime.placing import placed  # here: trees of fixed candidates need no torch
 
         probs = self.row
         if self.excluded:
             probs = probs.index_fill(0, placed(np.array(self.excluded, dtype=np.int64), probs.device), 0.0)
-            probs = probs / probs.sum().clamp(min=SMALLEST_MASS)  # zero, not NaN, where nothing could be sampled
+            probs = probs / probs.sum().clamp(min=SMALLEST_MASS)  # zeros, not NaN, if nothing could be sampled
         return probs if self.keep_mask is None else probs * self.keep_mask
 
 
@@ -66,7 +67,7 @@ _FIXED = Fixed()
 
 
 class Candidate(NamedTuple):
-    """A token proposed below `parent`: `child` is its node, or `NULL`; `distribution` is what it was sampled from."""
+    """A token proposed below `parent`: `child` is its node or `NULL`, `distribution` what it was sampled from."""
 
     parent: int
     child: int
@@ -80,7 +81,7 @@ class CandidateTree:
     `token_ids[i]` follows `parents[i] < i`. `candidates` lists every candidate, per parent in verification order:
     sampled ones in the order of sampling, then fixed ones. `sources[i]` names the drafters that proposed node i, the
     credited one first. The last `num_unscored` nodes are leaves that were added while the target model scored the
-    others: the target has no row for what follows them.
+    others; the target has no row for them.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -106,7 +107,7 @@ class CandidateTree:
     def ancestors(self) -> NDArray[np.bool_]:
         """`[num_nodes, num_nodes]`, true where the column is the row's ancestor or the row itself.
 
-        Takes the logarithm of the depth in rounds: after n of them `mask` knows 2^n generations, `up` leads 2^n up.
+        Takes log2(depth) rounds: after n rounds, `mask` covers 2^n generations and `up` leads 2^n levels up.
         """
         count = len(self)
         mask = np.eye(count + 1, dtype=np.bool_)  # the last row stands for the root, its own parent
@@ -120,7 +121,7 @@ class CandidateTree:
 
     @cached_property
     def candidates_at(self) -> dict[int, tuple[Candidate, ...]]:
-        """The candidates below each parent in verification order; parents without any are absent."""
+        """The candidates below each parent, in verification order; parents without candidates are absent."""
         grouped: dict[int, list[Candidate]] = {}
         for candidate in self.candidates:
             grouped.setdefault(candidate.parent, []).append(candidate)
@@ -128,7 +129,7 @@ class CandidateTree:
 
     @cached_property
     def only_fixed_below(self) -> tuple[bool, ...]:
-        """For each node whether its whole subtree holds fixed candidates only, `[num_nodes]`."""
+        """Whether the subtree below each node holds only fixed candidates, `[num_nodes]`."""
         only_fixed = [True] * len(self)
         for candidate in sorted(self.candidates, key=lambda candidate: candidate.parent, reverse=True):
             if candidate.parent != ROOT:
@@ -149,7 +150,7 @@ class CandidateTree:
         return tuple(self.token_ids[i] for i in self.path_to(node))
 
     def check(self) -> None:
-        """Raise ValueError when an invariant of the tree is broken (called in tests and in debug mode)."""
+        """Raise ValueError if an invariant of the tree is broken (called in tests and in debug mode)."""
         if not (len(self.token_ids) == len(self.parents) == len(self.sources)):
             raise ValueError("token_ids, parents and sources differ in length")
         if any(not ROOT <= parent < node for node, parent in enumerate(self.parents)):
@@ -170,7 +171,7 @@ class CandidateTree:
             raise ValueError(f"a candidate below node {parent} names a child of another node")
         kinds = [isinstance(each.distribution, Fixed) for each in candidates]
         if kinds != sorted(kinds):
-            raise ValueError(f"below node {parent} a fixed candidate stands before a sampled one")
+            raise ValueError(f"below node {parent} a fixed candidate comes before a sampled one")
         fixed = [each.child for each in candidates if isinstance(each.distribution, Fixed)]
         sampled = [each.child for each in candidates if isinstance(each.distribution, Sampled)]
         if len(set(fixed)) != len(fixed) or set(fixed) & set(sampled):
@@ -199,11 +200,10 @@ EMPTY_TREE = CandidateTree()
 
 @dataclass(slots=True)
 class TreeBuilder:
-    """Grows one candidate tree: fixed candidates first (they may be matched, merged and pruned), then sampled ones.
+    """Builds one candidate tree: fixed candidates first (they may be matched, merged and pruned), then sampled ones.
 
-    Adding a fixed candidate that is there already adds its source to the node. A sampled token that is also a cached
-    sibling is one node, listed once, as sampled. `runners_up` are the nodes that a draft model proposed beside its
-    chain.
+    Adding a fixed candidate again adds its source to the node. A sampled token that is also a cached sibling is one
+    node, listed once, as sampled. `runners_up` are the nodes that a draft model proposed beside its chain.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -216,7 +216,7 @@ class TreeBuilder:
 
     @classmethod
     def reopened(cls, tree: CandidateTree) -> TreeBuilder:
-        """A builder that holds a finished tree; nodes keep their numbers and candidates their order."""
+        """A builder that holds a finished tree; nodes keep their indices and candidates their order."""
         node_of = {edge: node for node, edge in enumerate(zip(tree.parents, tree.token_ids, strict=True))}
         sampled = [each for each in tree.candidates if isinstance(each.distribution, Sampled)]
         fixed = {each.child: each for each in tree.candidates if isinstance(each.distribution, Fixed)}
@@ -237,7 +237,7 @@ class TreeBuilder:
         return self._node_of.get((parent, token_id))
 
     def children(self, parent: int) -> tuple[int, ...]:
-        """Token ids of all nodes below `parent`, in the order in which they were added."""
+        """Token ids of all children of `parent`, in the order in which they were added."""
         return tuple(token for (above, token) in self._node_of if above == parent)
 
     def add_fixed(self, parent: int, token_id: int, source: str) -> int:
@@ -253,11 +253,11 @@ class TreeBuilder:
         """Fill an empty builder with a trie of fixed candidates in topological order, siblings distinct."""
         assert not self.token_ids
         self.token_ids, self.parents, self.sources = list(token_ids), list(parents), list(sources)
-        self._edges = None  # most trees are finished with this, and nobody looks for a node
+        self._edges = None  # most trees are complete now and never look up a node
         self._fixed = {node: Candidate(parent, node, _FIXED) for node, parent in enumerate(parents)}
 
     def add_sampled(self, parent: int, token_id: int, distribution: Sampled, source: str) -> int:
-        """Record that `token_id` was sampled below `parent`; returns its node, `NULL` if the `keep_mask` dropped it."""
+        """Record that `token_id` was sampled below `parent`; returns its node, or `NULL` if `keep_mask` dropped it."""
         if distribution.keep_mask is not None and not bool(distribution.keep_mask[token_id]):
             self._sampled.append(Candidate(parent, NULL, distribution))
             return NULL
@@ -278,7 +278,7 @@ class TreeBuilder:
         return node
 
     def build(self, num_unscored: int = 0) -> CandidateTree:
-        """The finished tree; its last `num_unscored` nodes were added after it was sent to be scored."""
+        """The finished tree; its last `num_unscored` nodes were added after it was submitted for scoring."""
         return CandidateTree(
             tuple(self.token_ids),
             tuple(self.parents),

@@ -153,7 +153,7 @@ SOUND = CandidateTree(
         (replace(SOUND, candidates=(Candidate(0, 0, Fixed()), Candidate(0, 1, Fixed()))), "child of another node"),
         (
             replace(SOUND, parents=(ROOT, ROOT), candidates=(Candidate(ROOT, 1, Fixed()), SOUND.candidates[0])),
-            "a fixed candidate stands before a sampled one",
+            "a fixed candidate comes before a sampled one",
         ),
         (replace(SOUND, candidates=(*SOUND.candidates, Candidate(0, 1, Fixed()))), "listed twice"),
         (

@@ -1,4 +1,4 @@
-"""The decode loop: plan, draw, score, verify, commit, accept, for all running sequences at once.
+"""The decode loop: plan, draw, score, verify, commit and accept, for all running sequences at once.
 
-Knows no text, no prompt and no caller: token ids in, token ids out.
+Works on token ids alone; knows no text, no prompt and no caller.
 """

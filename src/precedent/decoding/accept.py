@@ -1,4 +1,4 @@
-"""The end of a step: keep the accepted rows in the target model; tell the sequence, its drafters and the planner."""
+"""The end of a step: keep the accepted rows in the target model; update the sequence, its drafters and the planner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from precedent.tree import ROOT
 
 
 def commit(verified: Sequence[Verified], target: TargetModel) -> list[Verified]:
-    """Keep the rows of every accepted path; returns those that did not fail."""
+    """Keep the rows of every accepted path; returns the proposals whose commit succeeded."""
     with counted([each.sequence for each in verified], "verify_seconds"):
         commits = [(each.sequence.slot, each.tree, each.verdict.path, each.verdict.next_token) for each in verified]
         errors = target.commit_all(commits)
@@ -27,7 +27,7 @@ def commit(verified: Sequence[Verified], target: TargetModel) -> list[Verified]:
 
 
 def accept(verified: Verified, planner: Planner, beside: Beside) -> StepResult:
-    """Append what was committed, tell the planner and the drafters, and count."""
+    """Append the committed tokens, inform the planner and the drafters, and update the statistics."""
     try:
         return _accepted(verified, planner, beside)
     except Exception as error:

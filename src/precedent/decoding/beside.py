@@ -1,4 +1,4 @@
-"""What goes on beside the target model's forward: nothing, unless a draft model draws there (`decoding.pearl`)."""
+"""Work that runs during the target model's forward: none, unless a draft model draws then (`decoding.pearl`)."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 class Beside:
-    """Nothing goes on: every sample is drawn before the forward."""
+    """Does nothing during the forward: every sample is drawn before it."""
 
     def at_hand(self, session: DrawSession) -> int | None:
-        """Samples that a session made beside the last forward; None for one that draws when it is asked."""
+        """Number of samples that a session drew during the last forward; None for a session that draws on request."""
         return None
 
     def forward(self, proposals: Sequence[Proposal], planner: Planner) -> AbstractContextManager[None]:
-        """Entered before the target model scores these proposals, left when it has."""
+        """A context entered before the target model scores these proposals and left afterwards."""
         return nullcontext()
 
     def wait_for(self, scored: Sequence[Tensor]) -> None:
-        """Called inside `forward` when the target's call has returned; its device may still be at work."""
+        """Called inside `forward` when the target's call has returned; its device may still be busy."""
 
     def late(self, proposal: Proposal) -> CandidateTree:
-        """The tree to verify: the one that was scored, with what was drawn for it since."""
+        """The tree to verify: the scored one, extended by samples drawn since."""
         return proposal.tree
 
     def settled(self, sequence: DecodingSequence) -> None:
-        """Called when a sequence and its drafters know what a step committed."""
+        """Called after a sequence and its drafters have learned what a step committed."""
 
 
 NOTHING = Beside()

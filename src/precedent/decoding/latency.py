@@ -1,4 +1,4 @@
-"""When tokens reached the caller: the gaps between emissions, and percentiles over them."""
+"""Inter-token latency: the gaps between emissions to the caller, and percentiles over them."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ class Percentiles:
 class InterTokenLatency:
     """The gaps between one request's emissions.
 
-    A step delivers several tokens at once, so each of them counts as its emission's gap divided by its tokens: over the
-    answer that adds up to the time it took. The first emission has no gap: it is the time to first token.
+    A step delivers several tokens at once, so each token counts as its emission's gap divided by the number of tokens;
+    these add up to the answer's time. The first emission has no gap: it is the time to first token.
     """
 
     gaps: array[float] = field(default_factory=lambda: array("d"))
     num_tokens: array[int] = field(default_factory=lambda: array("L"))
 
     def observe(self, gap: float, num_tokens: int) -> None:
-        """Note an emission of `num_tokens` that came `gap` seconds after the one before."""
+        """Record an emission of `num_tokens`, `gap` seconds after the previous one."""
         self.gaps.append(gap)
         self.num_tokens.append(num_tokens)
 
     def per_token(self) -> list[float]:
-        """Seconds per token of each emission but the first."""
+        """Seconds per token of each emission except the first."""
         return [gap / count for gap, count in zip(self.gaps, self.num_tokens, strict=True) if count]
 
     def percentiles(self) -> Percentiles:
-        """Over all tokens but those of the first emission, in seconds per token."""
+        """Percentiles over all tokens except those of the first emission, in seconds per token."""
         counts = [count for count in self.num_tokens if count]
         return Percentiles.of(np.repeat(self.per_token(), counts).tolist())
 
     @property
     def longest_gap(self) -> float:
-        """The longest that the caller waited between two emissions, in seconds."""
+        """The longest time between two emissions, in seconds."""
         return max(self.gaps, default=0.0)

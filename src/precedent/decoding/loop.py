@@ -1,4 +1,4 @@
-"""THE LOOP. One step for every running sequence at once: plan, draw, score, verify, commit, accept."""
+"""THE LOOP. One step for all running sequences at once: plan, draw, score, verify, commit, accept."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from precedent.target import TargetModel
 def step(
     sequences: Sequence[DecodingSequence], target: TargetModel, planner: Planner, beside: Beside = NOTHING
 ) -> list[StepResult]:
-    """Advance every sequence by one forward of the target model; one that fails carries its error, the others go on.
+    """Advance every sequence by one forward of the target model; returns one result per sequence.
 
-    `beside` is what goes on while the target model scores.
+    A sequence that fails carries its error, and the others continue. `beside` runs while the target model scores.
     """
     try:
         proposals = plan(sequences, planner, beside)

@@ -1,14 +1,15 @@
 """PEARL (2408.11850): the draft model draws while the target model scores, so that neither waits for the other.
 
-While the target model scores a tree, the draft model goes on beyond its own part of it. What it draws serves twice:
+While the target model scores a tree, the draft model continues its own chain beyond it. Its samples are used twice:
 
-* *pre-verify*: the first of these samples hangs below a node that is being scored, and the row after that node is all
-  that its verdict needs. So it is verified in this step already, as a leaf without a row of its own;
-* *post-verify*: if the text goes that way, the next tree begins with the samples behind it, at no time of its own.
+* *pre-verify*: the first of them hangs below a node that is being scored, and its verification needs only the row after
+  that node. So this step verifies it already, as a leaf without a row of its own;
+* *post-verify*: if that sample is accepted, the next tree starts with the samples after it, which cost no extra time.
 
-A step with nothing at hand (the first one, and after a rejection) need not wait for a draft either: the target model
-scores what memory proposes, or its pending token alone, while the draft model draws; unless drawing is so cheap that
-waiting for it brings more (`planning.pearl`). Why the output distribution stays the target's: docs/decisions/0017.
+A step without samples at hand (the first one, and after a rejection) does not wait for a draft either: the target model
+scores the fixed candidates, or its pending token alone, while the draft model draws. The exception is drawing so cheap
+that waiting for it pays off (`planning.pearl`). docs/decisions/0017 shows why the output distribution stays the
+target's.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from precedent.tree import CandidateTree
 
 @dataclass(slots=True, eq=False)
 class _Drawing:
-    """One sequence's draft model at work beside a forward: at most `left` samples more."""
+    """One sequence's draft model, drawing during a forward: at most `left` more samples."""
 
     sequence: DecodingSequence
     source: str
@@ -52,7 +53,7 @@ class _Drawing:
     seconds: float = 0.0
 
     def draw_one(self) -> None:
-        """Sample one token; a failure is the sequence's, and ends the drawing."""
+        """Sample one token; a failure fails the sequence and ends its drawing."""
         started = perf_counter()
         try:
             drawn = self.session.draw_ahead(self.rng)
@@ -65,9 +66,9 @@ class _Drawing:
 
 
 class Pearl(Beside):
-    """Draws ahead on a thread of its own, or on `executor`, which runs one thing at a time and ends with it.
+    """Draws ahead on a thread of its own, or on `executor`, which must run one job at a time; `close` shuts it down.
 
-    The draft model of every sequence is at rest again when `forward` is left, whatever happened meanwhile.
+    Every sequence's draft model is idle again when `forward` exits, even after an error.
     """
 
     def __init__(self, executor: Executor | None = None) -> None:
@@ -78,14 +79,14 @@ class Pearl(Beside):
         self._executor.shutdown()
 
     def at_hand(self, session: DrawSession) -> int | None:
-        """Samples that a session made beside the last forward; None for one that draws when it is asked."""
+        """Number of samples that a session drew during the last forward; None for a session that draws on request."""
         return session.at_hand if isinstance(session, DrawsAhead) else None
 
     @contextmanager
     def forward(self, proposals: Sequence[Proposal], planner: Planner) -> Iterator[None]:
-        """Let the draft models of these sequences draw until the body, the target's forward, has come to its end.
+        """Let the draft models of these sequences draw until the body, the target's forward, ends.
 
-        How many samples that makes is a matter of time, never of a token that was sampled and not yet verified.
+        How many samples they make depends on time alone, never on a token that was sampled but not yet verified.
         """
         assert isinstance(planner, PearlPlanner)
         drawings = [drawing for each in proposals for drawing in _drawings(each, planner)]
@@ -103,14 +104,14 @@ class Pearl(Beside):
             _learn(drawings, (perf_counter() - ended) * 1e3, planner)
 
     def wait_for(self, scored: Sequence[Tensor]) -> None:
-        """Wait until these rows are computed: a GPU is still at work when its forward has returned."""
+        """Wait until these rows are computed: a GPU is still busy when its forward has returned."""
         for device in {rows.device for rows in scored if rows.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
 
     def late(self, proposal: Proposal) -> CandidateTree:
-        """The tree that was scored, and below it what was drawn meanwhile: leaves without rows of their own.
+        """The scored tree, extended by the samples drawn meanwhile as leaves without rows of their own.
 
-        A lossy mode bends the target's distribution to what is proposed, so it verifies what was scored alone.
+        A lossy mode changes the target's distribution depending on the proposals, so it verifies only the scored tree.
         """
         tree, sequence = proposal.tree, proposal.sequence
         sequence.stats.num_lookaheads += _num_at_hand(sequence) > 0
@@ -120,21 +121,22 @@ class Pearl(Beside):
         return tree
 
     def settled(self, sequence: DecodingSequence) -> None:
-        """Count a step after which samples are still at hand: the text went their way."""
+        """Count the step if samples are still at hand, that is, if the committed text agrees with them."""
         sequence.stats.num_lookaheads_used += _num_at_hand(sequence) > 0
 
 
 def pearl_for(draft: TargetModel | None, target: TargetModel, wanted: bool | None, *, early_exit: bool) -> Pearl | None:
-    """What draws ahead in an engine; by default (None) only a draft model on another device does.
+    """An engine's `Pearl`, or None; by default (`wanted` None) only a draft model on another device draws ahead.
 
-    Raises ConfigError without a draft model, UnsupportedError for one that reads the target's own keys and values.
+    If `wanted`, raises ConfigError without a draft model, and UnsupportedError for an early exit, which reads the
+    target's own keys and values.
     """
     if wanted and draft is None:
-        raise ConfigError("pearl=True lets a draft model draw while the target scores: give draft_model= as well")
+        raise ConfigError("pearl=True lets a draft model draw while the target scores: give draft_model= too")
     if wanted and early_exit:
         raise UnsupportedError(
-            "pearl=True cannot be had with an early exit (first-layers:N), which reads the keys and values that the "
-            "target is writing: give a draft model with its own, or leave pearl out"
+            "pearl=True does not work with an early exit (first-layers:N), which reads the keys and values that the "
+            "target is writing: give a separate draft model, or leave pearl out"
         )
     if draft is None or early_exit or wanted is False:
         return None
@@ -152,7 +154,7 @@ def _num_at_hand(sequence: DecodingSequence) -> int:
 
 
 def _drawings(proposal: Proposal, planner: PearlPlanner) -> Iterator[_Drawing]:
-    """What a sequence's drafters that draft ahead may draw beside the forward over its tree."""
+    """What a sequence's drafters may draw ahead, during the forward over its tree."""
     sequence = proposal.sequence
     if sequence.error is not None:
         return
@@ -165,7 +167,7 @@ def _drawings(proposal: Proposal, planner: PearlPlanner) -> Iterator[_Drawing]:
 
 
 def _learn(drawings: Sequence[_Drawing], waited: float, planner: PearlPlanner) -> None:
-    """Tell the planner what the draws took, and for how many milliseconds the step waited for the last of them."""
+    """Tell the planner what the draws cost, and for how many milliseconds the step `waited` for the last of them."""
     for drawing in drawings:
         drawing.sequence.stats.draft_model_seconds += drawing.seconds
         if drawing.made:
@@ -176,7 +178,7 @@ def _learn(drawings: Sequence[_Drawing], waited: float, planner: PearlPlanner) -
 
 
 def _draw_in_turns(drawings: Sequence[_Drawing], enough: threading.Event) -> None:
-    """A token for each in turn, those with the fewest first, until it is enough or nothing may follow."""
+    """Draw one token for each in turn, those with the fewest samples first, until `enough` is set or all are done."""
     order = sorted(drawings, key=lambda drawing: drawing.session.at_hand)
     while any(drawing.left for drawing in order):
         for drawing in order:

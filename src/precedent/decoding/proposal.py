@@ -1,4 +1,4 @@
-"""The first half of a step: match, plan and draw for each sequence, beside what the others are going to verify."""
+"""The first half of a step: match, plan and draw for each sequence, given what the others are going to verify."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from precedent.tree import EMPTY_TREE, CandidateTree, Sampled
 
 @dataclass(slots=True, eq=False)
 class Proposal:
-    """What one sequence proposes in a step: its plan, and the tree once its samples are drawn."""
+    """One sequence's proposal for a step: its plan, and its tree once the samples are drawn."""
 
     sequence: DecodingSequence
     plan: Plan = field(default_factory=Plan)
@@ -25,7 +25,7 @@ class Proposal:
 
 
 def plan(sequences: Sequence[DecodingSequence], planner: Planner, beside: Beside) -> list[Proposal]:
-    """Match and plan for each, beside the rows and expected tokens of all others as far as they are planned."""
+    """Match and plan for each sequence, given the rows and expected tokens of the others planned so far."""
     rows, tokens, proposals = len(sequences), float(len(sequences)), list[Proposal]()
     for sequence in sequences:
         limits = sequence.limits(len(sequences), rows - 1, tokens - 1.0)
@@ -56,7 +56,7 @@ def _planned(sequence: DecodingSequence, limits: Limits, planner: Planner, besid
 
 @dataclass(slots=True, eq=False)
 class _Planned:
-    """A draw, and for whom it is planned; `behind` and `at_hand` are the session's before it."""
+    """A planned draw and its proposal; `behind` and `at_hand` are the session's values before the draw."""
 
     proposal: Proposal
     source: str
@@ -66,7 +66,7 @@ class _Planned:
 
 
 def draw(proposals: Sequence[Proposal], planner: Planner, beside: Beside) -> None:
-    """Draw what was planned, together for sessions of one group, and finish the trees."""
+    """Draw as planned, together for sessions of the same group, and build the trees."""
     groups: dict[object, list[_Planned]] = {}
     for proposal in proposals:
         for source, number in proposal.plan.draws.items():
@@ -83,13 +83,13 @@ def draw(proposals: Sequence[Proposal], planner: Planner, beside: Beside) -> Non
 
 
 def _draw_together(group: Sequence[_Planned], planner: Planner) -> None:
-    """Draw for the sessions of one group; the planner learns what it took, and each fails alone."""
+    """Draw for the sessions of one group and tell the planner the cost; each session fails alone."""
     if not group:
         return
     started, draws = perf_counter(), [each.draw for each in group]
     try:
         draws[0].session.draw_together(draws)
-    except Exception as error:  # of the drafter itself: nobody knows whose it is
+    except Exception as error:  # raised by the drafter itself, so it cannot be assigned to one session
         for asked in draws:
             asked.error = error
     taken = perf_counter() - started
@@ -98,7 +98,7 @@ def _draw_together(group: Sequence[_Planned], planner: Planner) -> None:
         if each.draw.error is not None:
             each.proposal.sequence.fail(each.draw.error, "drafting")
             continue
-        if not each.at_hand:  # else the samples were made before, and are only shown now
+        if not each.at_hand:  # otherwise the samples were drawn ahead and cost nothing now
             milliseconds = each.draw.seconds * 1e3
             planner.observe_draws(each.source, each.draw.number, each.behind, milliseconds, len(group))
         _draw_runners_up(each)
@@ -117,7 +117,7 @@ def _draw_runners_up(planned: _Planned) -> None:
 
 
 def _checked(proposal: Proposal, tree: CandidateTree) -> CandidateTree:
-    """The tree; fails a sequence for which a drafter sampled what the target's rows do not have."""
+    """Return the tree, or fail the sequence if a drafter sampled a token that the target's rows do not have."""
     num_tokens = proposal.sequence.request.num_tokens
     if num_tokens is None or not tree or not proposal.plan.draws:
         return tree
@@ -126,6 +126,6 @@ def _checked(proposal: Proposal, tree: CandidateTree) -> CandidateTree:
     if not widths and max(tree.token_ids) < num_tokens:
         return tree
     sampled = f"from a distribution of {max(widths)} tokens" if widths else f"token {max(tree.token_ids)}"
-    told = f"the target chooses among {num_tokens}: cut the draft's rows there (Request.num_tokens)"
-    proposal.sequence.fail(GenerationError(f"a drafter sampled {sampled}, and {told}"), "drafting")
+    advice = f"the target chooses among {num_tokens}: cut the draft's rows there (Request.num_tokens)"
+    proposal.sequence.fail(GenerationError(f"a drafter sampled {sampled}, and {advice}"), "drafting")
     return EMPTY_TREE

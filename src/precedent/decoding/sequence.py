@@ -18,14 +18,14 @@ from precedent.sampling.rng import Rng, RngOf
 from precedent.target import Slot
 
 FEW = 8
-"""Candidates that every drafter is always asked for, in nodes."""
+"""Fewest candidate nodes requested from each drafter."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one sequence gained in one step: committed tokens and, for each, the source that proposed it.
+    """What one sequence gained in one step: the committed tokens and each one's source.
 
-    `logprobs` has one entry for each token where they were asked for.
+    `logprobs` has one entry per token if the request asked for them, otherwise none.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -35,10 +35,10 @@ class StepResult:
 
 @dataclass(slots=True, eq=False)
 class DecodingSequence:
-    """A request in the target model: its slot, its drafters at work, its output so far.
+    """A request in the decode loop: its slot in the target model, its drafting sessions, its output so far.
 
-    `rng_of(step)` gives the random numbers of a step, `sessions` maps drafter names to their work on this request. With
-    `bitwise` its text must not depend on rounding. It must not be stepped any more once it has a `finish_reason` or an
+    `rng_of(step)` gives the random numbers of a step; `sessions` maps drafter names to their sessions for this request.
+    With `bitwise` the text must not depend on rounding. Do not step a sequence that has a `finish_reason` or an
     `error`.
     """
 
@@ -59,7 +59,7 @@ class DecodingSequence:
 
     @property
     def finished(self) -> bool:
-        """True when it must not be stepped any more."""
+        """True once the sequence has ended or failed; it must not be stepped again."""
         return self.finish_reason is not None or self.error is not None
 
     def fail(self, error: Exception, doing: str) -> None:
@@ -67,7 +67,7 @@ class DecodingSequence:
         self.error = as_ours(error, doing)
 
     def limits(self, requests: int = 1, rows_beside: int = 0, tokens_beside: float = 0.0) -> Limits:
-        """What the next tree may hold, beside others; the token after an accepted path needs a place as well."""
+        """What the next tree may hold, given the other sequences; leaves room for the token after an accepted path."""
         return Limits(
             max_nodes=self.speculation.max_nodes if self.speculation.enabled else 0,
             max_draws=self.speculation.max_draws if self.speculation.enabled else 0,
@@ -81,33 +81,33 @@ class DecodingSequence:
 
     @property
     def drawing(self) -> dict[str, DrawSession]:
-        """The sessions that sample from a model, by drafter."""
+        """The sessions that sample from a model, by drafter name."""
         return {name: session for name, session in self.sessions.items() if isinstance(session, DrawSession)}
 
     @property
     def match_budget(self) -> int:
-        """Candidates worth asking of each drafter: twice what the last tree could use, all that is allowed at first."""
+        """Candidates to request from each drafter: twice what the last tree used; at first, as many as allowed."""
         allowed = self.speculation.max_nodes if self.speculation.enabled else 0
         return allowed if self.last_num_fixed is None else min(allowed, max(FEW, 2 * self.last_num_fixed))
 
     def match(self) -> list[Candidates]:
-        """What every drafter proposes for the next step; nothing of one that names a token which does not exist."""
+        """Every drafter's candidates for the next step; none from a drafter that names an unknown token."""
         budget = self.match_budget
         candidates = [session.match(budget) for session in self.sessions.values()]
         return [one if self._exist(one.token_ids) else Candidates(one.source) for one in candidates]
 
     def _exist(self, token_ids: Sequence[int]) -> bool:
-        """Whether the tokenizer has all these tokens; a damaged cache may propose any."""
+        """Whether the tokenizer has all these tokens; a damaged cache may propose others."""
         if self.request.num_tokens is None or not token_ids:
             return True
         return min(token_ids) >= 0 and max(token_ids) < self.request.num_tokens
 
     def rng(self) -> Rng:
-        """The random numbers of the step that comes next."""
+        """The random numbers of the next step."""
         return self.rng_of(self.num_steps)
 
     def append(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Append a step's tokens up to an end token or the limit; returns those that count, sets `finish_reason`."""
+        """Append a step's tokens up to an end token or the limit; returns those appended and sets `finish_reason`."""
         self.num_steps += 1
         for count, token in enumerate(token_ids, start=1):
             self.output_ids.append(token)

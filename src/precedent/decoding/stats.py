@@ -1,4 +1,4 @@
-"""What one request counted. Names follow vLLM's; `num_accepted_tokens` excludes recovered and bonus tokens."""
+"""Statistics of one request. Names follow vLLM's; `num_accepted_tokens` excludes recovered and bonus tokens."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ TARGET = "target"
 
 @dataclass(slots=True)
 class GenerationStats:
-    """Counts (tokens, steps) and wall-clock seconds of one request; `num_drafts` are steps in which any was proposed.
+    """Counts (tokens, steps) and wall-clock seconds of one request; `num_drafts` counts steps with any proposal.
 
-    `num_lookaheads` are steps after whose forward draws stood ready that a draft model had made beside forwards
-    (`decoding.pearl`), `num_lookaheads_used` those of them that left some of these to the next tree: the text went
-    their way.
+    `num_lookaheads` counts the steps after whose forward a draft model had samples ready that it drew during forwards
+    (`decoding.pearl`). `num_lookaheads_used` counts those of them whose committed text agreed with these samples, so
+    that some remained for the next tree.
 
-    Seconds are those that the request was there: a step that several requests share counts in full for each of them.
-    `queue_seconds` run from submission to admission, `first_token_seconds` and `total_seconds` from submission too.
-    `plain_seconds` is what plain steps of the same requests would have taken for as many tokens, by the cost curve.
+    A step that several requests share counts in full for each of them. `queue_seconds` runs from submission to
+    admission; `first_token_seconds` and `total_seconds` run from submission too. `plain_seconds` is what plain steps of
+    the same requests would have taken for the same number of tokens, by the cost curve.
     """
 
     mode: str = "greedy"
@@ -51,10 +51,10 @@ class GenerationStats:
     total_seconds: float = 0.0
     inter_token: InterTokenLatency = field(default_factory=InterTokenLatency)
     spent_tv: float = 0.0
-    """Total variation spent by a lossy mode, summed over steps: a bound on how far the answer's law may have moved."""
+    """Total variation spent by a lossy mode, summed over steps; bounds how far the answer's distribution moved."""
 
     def count(self, tree: CandidateTree, sources: Sequence[str], spent_tv: float) -> None:
-        """Add a step: what was proposed, and where each token came from that it gave."""
+        """Count a step: what was proposed, and the source of each committed token."""
         self.num_steps += 1
         self.num_drafts += bool(tree)
         self.num_output_tokens += len(sources)
@@ -71,12 +71,12 @@ class GenerationStats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode only, without prefill."""
+        """Output tokens per second of decoding, without prefill."""
         return self.num_output_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
     def estimated_speedup(self) -> float | None:
-        """How many times as fast as plain steps it was, by their measured cost; None where none was measured."""
+        """Speed relative to plain steps, by their measured cost; None if none was measured."""
         return self.plain_seconds / self.decode_seconds if self.plain_seconds and self.decode_seconds else None
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, counted for every sequence that was there."""
+"""Times the parts of a step, for every sequence in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from precedent.decoding.sequence import DecodingSequence
 def counted(
     sequences: Sequence[DecodingSequence], clock: Literal["forward_seconds", "verify_seconds"]
 ) -> Iterator[None]:
-    """Add the seconds of the body to each sequence's statistics."""
+    """Add the seconds that the body takes to each sequence's statistics."""
     started = perf_counter()
     try:
         yield

@@ -1,4 +1,4 @@
-"""From trees to verdicts: one forward for all of them, then, on a GPU, one read."""
+"""From trees to verdicts: one forward for all trees and, on a GPU, one read."""
 
 from __future__ import annotations
 
@@ -23,15 +23,12 @@ from precedent.verify import Verdict
 from precedent.verify.ahead import COUPLED, MODES, Ahead, Scored, computed_alike, read_together
 
 BESIDE_A_FORWARD = 2e-3
-"""Seconds for the masks of all nodes of all trees of a step, which are found while a GPU computes their rows."""
+"""Seconds allowed for computing the masks of all nodes of a step's trees, while a GPU computes their rows."""
 
 
 @dataclass(slots=True, eq=False)
 class Forward:
-    """The logits of every proposal that was scored, and the seconds that it took.
-
-    In more than one try after a failure.
-    """
+    """The logits of every scored proposal, and the seconds that scoring took; a failure means more than one try."""
 
     scored: Sequence[tuple[Proposal, Tensor]]
     seconds: float
@@ -39,7 +36,7 @@ class Forward:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the forward, pending tokens included."""
+        """Rows of the forward, including pending tokens."""
         return sum(len(proposal.tree) + 1 for proposal, _ in self.scored)
 
 
@@ -54,13 +51,13 @@ class Verified:
 
     @property
     def sequence(self) -> DecodingSequence:
-        """Whose it is."""
+        """The sequence that made the proposal."""
         return self.proposal.sequence
 
 
 @dataclass(slots=True, eq=False)
 class _Prepared:
-    """A scored tree before its verdict; `scored` is there where the verdict is computed together with others'."""
+    """A scored tree before its verdict; `scored` is set if the verdict is computed together with others'."""
 
     proposal: Proposal
     tree: CandidateTree
@@ -70,7 +67,10 @@ class _Prepared:
 
 
 def score(proposals: Sequence[Proposal], target: TargetModel, beside: Beside) -> Forward:
-    """The rows of every tree, in one forward; after a failure in one for each: new samples could bias the answer."""
+    """Compute the rows of every tree in one forward; if it fails, in one forward per tree.
+
+    The retry keeps the trees as they are: sampling new ones could bias the answer.
+    """
     tries, started = 0, perf_counter()
 
     def forward(some: Sequence[Proposal]) -> list[Tensor]:
@@ -91,11 +91,11 @@ def _fail_scoring(proposal: Proposal, error: Exception) -> None:
 
 
 def verify(forward: Forward, planner: Planner, beside: Beside) -> list[Verified]:
-    """The verdicts on all trees; the planner learns what the forward took. A sequence that fails carries its error."""
+    """Verify all trees and tell the planner what the forward took. A sequence that fails carries its error."""
     started = perf_counter()
     prepared = _read_together(_prepared_each(forward, started + BESIDE_A_FORWARD, beside))
     if any(on_accelerator(logits) for _, logits in forward.scored):
-        forward.seconds += perf_counter() - started  # a GPU had only begun when `score` returned
+        forward.seconds += perf_counter() - started  # a GPU has only started when `score` returns
     if forward.num_tries == 1 and forward.scored:
         planner.observe_forward(forward.num_rows, forward.seconds * 1e3)
     for proposal, _ in forward.scored:
@@ -105,7 +105,7 @@ def verify(forward: Forward, planner: Planner, beside: Beside) -> list[Verified]
 
 
 def on_accelerator(logits: Tensor) -> bool:
-    """Whether reading a number means waiting for a device."""
+    """Whether reading a number means waiting for a GPU."""
     return logits.is_cuda
 
 
@@ -123,7 +123,7 @@ def _prepared(proposal: Proposal, logits: Tensor, until: float, beside: Beside) 
     sequence, request, rng = proposal.sequence, proposal.sequence.request, proposal.sequence.rng()
     logits, at_once = logits[:, : request.num_tokens], on_accelerator(logits)
     if at_once and sequence.bitwise and request.mode == COUPLED:
-        logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not the same bits every time
+        logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not bitwise reproducible
     tree = beside.late(proposal)
     rows = TargetRows(logits, tree, request.sampling, sequence.output_ids, request.shape)
     constrained = rows.constrained(until) if at_once and request.mode in MODES else None
@@ -135,7 +135,7 @@ def _prepared(proposal: Proposal, logits: Tensor, until: float, beside: Beside) 
 
 
 def _read_together(prepared: list[_Prepared]) -> list[_Prepared]:
-    """Compute what can be computed ahead and read it at once; returns those that did not fail."""
+    """Compute what can be computed in advance and read it at once; returns those that did not fail."""
     of = {each.scored: each.proposal.sequence for each in prepared if each.scored is not None}
     pending = [
         ahead
@@ -147,7 +147,7 @@ def _read_together(prepared: list[_Prepared]) -> list[_Prepared]:
 
 
 def _ahead(group: Sequence[Scored]) -> list[Ahead]:
-    """What is to be read for each of them."""
+    """The shared `Ahead` of a group, once per member."""
     return [Ahead(group)] * len(group)
 
 

@@ -1,4 +1,4 @@
-"""The verifier of a mode; lossy ones are loaded only for a request that names one."""
+"""The verifier of a mode; lossy ones are imported only for a request that names one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from precedent.verify import LOSSLESS, Verifier
 
 
 def verifier_of(mode: str) -> Verifier:
-    """How a mode of `precedent.config` verifies. Raises ConfigError for parameters that a lossy mode does not have."""
+    """The verifier of a mode of `precedent.config`. Raises ConfigError for unknown parameters of a lossy mode."""
     if not is_lossy(mode):
         return LOSSLESS[mode]
-    from precedent.verify.lossy import lossy_verifier  # here: a lossless request never imports that room
+    from precedent.verify.lossy import lossy_verifier  # here: a lossless request never imports that package
 
     return lossy_verifier(mode)

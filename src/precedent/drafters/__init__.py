@@ -1,6 +1,6 @@
-"""Drafters: who proposes tokens. Ours stand in the table of `registry`, others' are entry points `precedent.drafters`.
+"""Drafters propose tokens. `registry` lists the built-in ones; others are entry points in `precedent.drafters`.
 
-May read the cache and a request; may not know how candidates are planned, verified or committed.
+They may read the cache and a request, but must not know how candidates are planned, verified or committed.
 """
 
 from precedent.drafters.base import Candidates, Drafter, DraftSession, DrawSession

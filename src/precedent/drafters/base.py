@@ -1,8 +1,8 @@
-"""The drafter protocol: `begin` once per request, then `match / draw / committed` every step, `end` at last.
+"""The drafter protocol: `begin` once per request, then `match`, `draw` and `committed` in every step, finally `end`.
 
-A drafter is engine-wide and may share indexes between requests; what it knows of one request lives in the session that
-`begin` returns. Fixed candidates (`match`) may be merged and pruned by the planner; samples (`draw`) are taken only
-after the shape of the tree is fixed, and none is ever removed.
+A drafter belongs to the whole engine and may share indexes between requests; the session that `begin` returns holds the
+state of one request. The planner may merge and prune fixed candidates (`match`). Samples (`draw`) are taken only after
+the shape of the tree is decided, and none is ever removed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from precedent.sampling.rng import Rng
 
 NODE = np.dtype([("token_id", "i4"), ("parent", "i4"), ("estimate", "f8"), ("bin", "i8")])
-"""One candidate. `parent` is the index of an earlier node or `ROOT` (-1), the last committed token. `estimate` guesses
-the probability in (0, 1] that the node is accepted once its parent is; `bin` is a small number (match length, vote
-share, …) under which the planner calibrates that guess; only its last 13 bits count."""
+"""One candidate. `parent` is the index of an earlier node or `ROOT` (-1), the last committed token. `estimate` is the
+estimated probability in (0, 1] that the node is accepted once its parent is. `bin` is a small number, computed from
+features such as match length or vote share, under which the planner calibrates the estimate; only its last 13 bits
+count."""
 
 Nodes = NDArray[np.void]
 
@@ -39,7 +40,7 @@ class Candidates:
 
     @classmethod
     def of(cls, source: str, nodes: Iterable[tuple[int, int, float, int]]) -> Candidates:
-        """Candidates from `(token id, parent, estimate, bin)` of each node."""
+        """Build candidates from `(token id, parent, estimate, bin)` tuples, one per node."""
         return cls(source, np.array(list(nodes), dtype=NODE))
 
     @property
@@ -63,27 +64,27 @@ class Candidates:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Candidates) and self.source == other.source and np.array_equal(self.nodes, other.nodes)
 
-    __hash__ = None  # type: ignore[assignment]  # arrays can be changed
+    __hash__ = None  # type: ignore[assignment]  # arrays are mutable
 
 
 class DraftSession(Protocol):
     """One drafter at work on one request."""
 
     def match(self, budget: int) -> Candidates:
-        """At most `budget` fixed candidates that may follow the committed text; well under a millisecond."""
+        """Return at most `budget` fixed candidates after the committed text; takes well under a millisecond."""
 
     def committed(self, token_ids: Sequence[int]) -> None:
-        """The target model committed these tokens (accepted ones and the one it chose itself)."""
+        """Called when the target model committed these tokens (accepted ones and the one it chose itself)."""
 
     def end(self) -> None:
-        """The request is over, normally or not; release everything."""
+        """Release everything: the request has ended, normally or not."""
 
 
 @dataclass(slots=True, eq=False)
 class Draw:
-    """What one session is asked to sample in a step: how many tokens, into which tree; and what came of it.
+    """One session's draw in a step: how many tokens to sample into which tree, and the outcome.
 
-    `seconds` are its share of what was done for several sessions together.
+    `seconds` is its share of work done for several sessions together.
     """
 
     session: DrawSession
@@ -95,34 +96,34 @@ class Draw:
 
 
 class DrawSession(ABC):
-    """A session of a drafter that samples from a model of its own; each draw costs sequential forwards of that model.
+    """A session of a drafter that samples from its own model; each draw costs sequential forwards of that model.
 
     Sessions with the same `group` draw together. With `names_runners_up` it can name a second token beside each of its
-    last draws, from rows that it has computed anyway.
+    last draws, from rows that it has already computed.
     """
 
     names_runners_up: bool = False
 
     @property
     def group(self) -> object:
-        """What sessions have in common that draw together."""
+        """Key shared by the sessions that draw together; by default each session draws alone."""
         return self
 
     @property
     @abstractmethod
     def behind(self) -> int:
-        """Committed tokens that its model would have to compute before the first draw."""
+        """Committed tokens that its model must compute before the first draw."""
 
     def match(self, budget: int) -> Candidates:
-        """Fixed candidates; a model has none to offer before the shape of the tree is decided."""
+        """Return no fixed candidates: a model proposes only after the shape of the tree is decided."""
         return Candidates("")
 
     @abstractmethod
     def draw(self, builder: TreeBuilder, number: int, rng: Rng) -> None:
-        """Add up to `number` sequential samples to a tree whose fixed candidates stand, excluding cached siblings."""
+        """Add up to `number` sequential samples to a tree with its fixed candidates, excluding cached siblings."""
 
     def draw_together(self, draws: Sequence[Draw]) -> None:
-        """Draw for several sessions of one group, this one among them; each notes its seconds and its failure."""
+        """Draw for several sessions of one group, including this one; record the seconds and error of each."""
         for draw in draws:
             started = perf_counter()
             try:
@@ -132,16 +133,16 @@ class DrawSession(ABC):
             draw.seconds = perf_counter() - started
 
     def draw_runners_up(self, builder: TreeBuilder, number: int, rng: Rng) -> None:
-        """Beside each of the first `number` tokens of the last draw add one more, noted in `builder.runners_up`."""
+        """Add one more token beside each of the first `number` of the last draw, and to `builder.runners_up`."""
         raise NotImplementedError(f"{type(self).__name__} names no runners-up")
 
     @abstractmethod
     def committed(self, token_ids: Sequence[int]) -> None:
-        """The target model committed these tokens."""
+        """Called when the target model committed these tokens."""
 
     @abstractmethod
     def end(self) -> None:
-        """The request is over, normally or not; release everything."""
+        """Release everything: the request has ended, normally or not."""
 
 
 class Drafter(Protocol):
@@ -153,4 +154,4 @@ class Drafter(Protocol):
         """Start drafting for a request."""
 
     def close(self) -> None:
-        """Release what all requests shared."""
+        """Release everything shared between requests."""

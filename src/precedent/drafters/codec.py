@@ -1,4 +1,4 @@
-"""What drafters that think in texts need of a tokenizer."""
+"""The part of a tokenizer that text-based drafters need."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class TextCodec(Protocol):
 
     @property
     def end_token_id(self) -> int | None:
-        """The token that ends an answer, if there is one."""
+        """The token that ends an answer, or None."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text from the middle of another."""
+        """Token ids of `text`, without special tokens: it may come from the middle of a longer text."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids."""
+        """The text of `token_ids`."""

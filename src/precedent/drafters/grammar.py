@@ -1,4 +1,4 @@
-"""The drafter of what must follow: tokens that the request's constraint leaves no alternative to."""
+"""The drafter of forced tokens: those that the request's constraint leaves no alternative to."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ _MAX_BIN = 15
 
 
 class GrammarDrafter:
-    """Proposes forced tokens; idle for requests whose constraint forces none. Nothing is shared between requests."""
+    """Proposes forced tokens, or nothing if the request's constraint forces none. Shares nothing between requests."""
 
     name = "grammar"
 
     def begin(self, request: Request) -> GrammarSession:
-        """Start with an empty answer."""
+        """Start drafting with an empty answer."""
         return GrammarSession(self.name, request)
 
     def close(self) -> None:
-        """Nothing is shared between requests."""
+        """Do nothing: requests share nothing."""
 
 
 class GrammarSession:
-    """One live output under one constraint."""
+    """Follows one output under one constraint."""
 
     def __init__(self, source: str, request: Request) -> None:
         self._source, self._shape, self._end_ids = source, request.shape, request.end_token_ids
         self._output: list[int] = []
 
     def match(self, budget: int) -> Candidates:
-        """The forced tokens as a chain, up to one that ends the answer."""
+        """The forced tokens as a chain, up to and including one that ends the answer."""
         if self._shape is None or budget <= 0:
             return Candidates(self._source)
         forced = _until_end(forced_tokens(self._shape, self._output)[:budget], self._end_ids)
@@ -41,16 +41,16 @@ class GrammarSession:
         return Candidates.of(self._source, nodes)
 
     def committed(self, token_ids: Sequence[int]) -> None:
-        """The output grew."""
+        """Append the committed tokens to the output."""
         self._output += token_ids
 
     def end(self) -> None:
-        """Let go of the constraint; afterwards nothing is proposed."""
+        """Release the constraint; the session proposes nothing afterwards."""
         self._shape, self._output = None, []
 
 
 def _until_end(token_ids: Sequence[int], end_ids: frozenset[int]) -> Sequence[int]:
-    """The tokens up to the first that ends the answer, included."""
+    """The tokens up to and including the first that ends the answer."""
     for count, token in enumerate(token_ids, start=1):
         if token in end_ids:
             return token_ids[:count]

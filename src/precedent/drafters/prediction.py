@@ -1,4 +1,4 @@
-"""The drafter that follows the caller's own guess of the answer: a file to be edited, a form that is mostly known."""
+"""The drafter that follows the caller's prediction of the answer: a file to be edited, a form that is mostly known."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from precedent.drafters.matching.known_texts import KnownText, KnownTextSession
 from precedent.drafters.matching.vote_tree import VotePrior
 from precedent.drafters.request import Request
 
-# Chosen by hand: callers predict what they believe in, and every answered request calibrates it further.
+# Chosen by hand: callers' predictions are usually right, and every request calibrates the estimates further.
 _PRIOR = VotePrior(offset=-1.0, odds=0.9, length=1.2, count=0.0, similarity=0.0).as_array()
 
 
 class PredictionDrafter:
-    """Proposes the request's prediction, and finds the way back into it behind every edit; idle without one."""
+    """Proposes the request's prediction and finds its way back into it after every edit; without one, nothing."""
 
     name = "prediction"
 
@@ -21,4 +21,4 @@ class PredictionDrafter:
         return KnownTextSession(self.name, request, texts, _PRIOR)
 
     def close(self) -> None:
-        """Nothing is shared between requests."""
+        """Do nothing: requests share nothing."""

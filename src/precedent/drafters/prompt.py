@@ -1,4 +1,4 @@
-"""The drafter that copies from the live prompt and from the answer itself: ids, names and dates come from there."""
+"""The drafter that copies from the prompt and the answer itself, where ids, names and dates come from."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from precedent.drafters.matching.vote_tree import VotePrior, vote_tree
 from precedent.drafters.request import Request
 
 _MAX_OCCURRENCES = 128
-# Fitted on recorded agent traces; the customers on whose traces figures are reported took no part.
+# Fitted on recorded agent traces, without those on which figures are reported.
 _PRIOR = VotePrior(offset=-1.83, odds=1.05, length=0.86, count=-0.1, similarity=0.0).as_array()
 _WEIGHTS = Weights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(1), recency=1.0)
 
 
 class PromptDrafter:
-    """N-gram lookup in the live prompt and output; nothing is shared between requests."""
+    """N-gram lookup in the prompt and the output; shares nothing between requests."""
 
     name = "prompt"
 
@@ -29,11 +29,11 @@ class PromptDrafter:
         return PromptSession(self.name, request)
 
     def close(self) -> None:
-        """Nothing is shared between requests."""
+        """Do nothing: requests share nothing."""
 
 
 class PromptSession:
-    """One live prompt and the output that grows behind it."""
+    """Indexes one prompt and the output that follows it."""
 
     def __init__(self, source: str, request: Request) -> None:
         self._source = source
@@ -43,18 +43,18 @@ class PromptSession:
         self._index.append(0, request.prompt_ids)
 
     def match(self, budget: int) -> Candidates:
-        """At most `budget` candidates that followed the same words earlier in prompt or output."""
+        """At most `budget` candidates that followed the same tokens earlier in prompt or output."""
         if self._index is None or budget <= 0:
             return Candidates(self._source)
         found = self._index.match(reversed_context(self._context), _WEIGHTS, _MAX_OCCURRENCES)
         return vote_tree(self._source, self._index.text, found, budget, _PRIOR, self._end_ids)[0]
 
     def committed(self, token_ids: Sequence[int]) -> None:
-        """The output grew."""
+        """Append the committed tokens to the index."""
         if self._index is not None:
             self._context = [*self._context, *token_ids][-MAX_MATCH:]
             self._index.append(0, token_ids)
 
     def end(self) -> None:
-        """Drop the index; afterwards nothing is proposed."""
+        """Drop the index; the session proposes nothing afterwards."""
         self._index, self._context = None, []

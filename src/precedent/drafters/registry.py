@@ -1,7 +1,7 @@
-"""Which drafters there are: a table of ours, and others' by the entry-point group `precedent.drafters`.
+"""The known drafters: a table of the built-in ones, and the entry-point group `precedent.drafters` for others.
 
-A factory `(parts: DrafterParts) -> Drafter | None` returns None where a part that it needs is absent (no cache, no
-draft model): the drafter does not take part then.
+A factory `(parts: DrafterParts) -> Drafter | None` returns None if a part that it needs is missing (no cache, no draft
+model); the drafter is then left out.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ GROUP = "precedent.drafters"
 
 @dataclass(frozen=True, slots=True)
 class DrafterParts:
-    """What an engine has to offer to a drafter; `codec` is its tokenizer.
+    """What an engine offers to a drafter's factory; `codec` is its tokenizer.
 
-    `early_exit` says that the draft model is the target's own first layers and stores nothing that the target does not,
-    `draws_ahead` that it draws while the target scores; `device` is where the target verifies.
+    `early_exit` says that the draft model is the target's own first layers and reads the target's keys and values;
+    `draws_ahead` that it draws while the target scores. `device` is where the target verifies.
     """
 
     tokenizer_fingerprint: str
@@ -56,7 +56,7 @@ def _recall(parts: DrafterParts) -> Drafter | None:
     if parts.cache is None:
         return None
     cache, tokenizer, executor = parts.cache, parts.tokenizer_fingerprint, parts.executor
-    if not hasattr(cache, "partition"):  # a replay offers what recall needs of a cache, no more
+    if not hasattr(cache, "partition"):  # a replay's cache has only what recall needs
         return RecallDrafter(cache, tokenizer, executor)
     drafter = RecallDrafter(cache, tokenizer, executor, partitions=cache.partition, max_bytes=cache.max_index_bytes)
     cache.on_forget(drafter.erase_gone)
@@ -84,18 +84,18 @@ BUILT_IN: Mapping[str, Factory] = {
 
 
 def known_drafters() -> list[str]:
-    """Names of all installed drafters."""
+    """The names of all installed drafters, sorted."""
     return sorted({*BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
 
 
 def load_drafters(names: Sequence[str], parts: DrafterParts) -> list[Drafter]:
-    """Build the named drafters, in this order. Raises ConfigError for a name that nothing installed provides."""
+    """Build the named drafters, in this order. Raises ConfigError for a name that no installed package provides."""
     made = [_factory(name)(parts) for name in names]
     return [drafter for drafter in made if drafter is not None]
 
 
 def check_known(names: Iterable[str], added: Iterable[str] = ()) -> None:
-    """Raise ConfigError for a name that nothing installed provides and that is not `added` to an engine."""
+    """Raise ConfigError for a name that no installed package provides and that is not among those `added`."""
     known = {*known_drafters(), *added}
     for name in names:
         if name not in known:

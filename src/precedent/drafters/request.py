@@ -1,4 +1,4 @@
-"""What was asked: one frozen object, from the engine's door to the drafters and the decode loop."""
+"""A request as one frozen object, from the engine's entry to the drafters and the decode loop."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and how it is to be answered.
+    """A prompt and how to answer it.
 
-    `query` is the text that recall embeds; `workflow_step` and `tools` (a fingerprint of the bound tools) tell requests
-    apart whose words are alike. `mode` is how tokens are verified. The target model cuts a row of logits after
-    `num_tokens`, the number of token ids that the tokenizer has (None: unknown), and applies `shape` to it before it
-    samples; a draft model must do the same. `prediction` is the caller's own guess of the answer, `templates` are
-    premade responses and the forms of the tool calls that it may make. `target_slot` gives the request's place in the
-    target model, for a drafter that uses the target's own keys and values: committed rows must stay, rows behind them
-    may be written.
+    `query` is the text that recall embeds; `workflow_step` and `tools` (a fingerprint of the bound tools) distinguish
+    requests with similar text. `mode` is the verification mode. The target model cuts every row of logits after
+    `num_tokens`, the number of the tokenizer's token ids (None: unknown), and applies `shape` before it samples; a
+    draft model must do the same. `prediction` is the caller's guess of the answer; `templates` are premade responses
+    and the forms of possible tool calls. `target_slot` returns the request's slot in the target model, for a drafter
+    that uses the target's own keys and values: it must not change committed rows, but may write behind them.
     """
 
     request_id: str

@@ -1,6 +1,6 @@
-"""Values that stand in a prompt, for the holes of templates: the id the user named, the address in a tool's result.
+"""Values from the prompt for the holes of templates: an id the user named, an address in a tool's result.
 
-Recognised by the key they have in JSON, and by what they look like; the latest come first.
+They are recognised by their JSON key or by their form; the latest come first.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ class _Found(NamedTuple):
 
 
 class PromptValues:
-    """The values in a text, found when the first hole asks for their kind."""
+    """The values in a text, searched on demand."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._pairs: list[tuple[str, _Found]] | None = None
 
     def of(self, hole: Hole, most: int) -> list[str]:
-        """At most `most` values that may stand in a hole, the latest first, each as it is written there."""
+        """At most `most` values that fit a hole, the latest first, each as written there."""
         found = sorted((*self._by_key(hole), *self._by_looks(hole)), reverse=True)
         fitting = (hole_text(hole, one.value) for one in found)
         return list(dict.fromkeys(value for value in fitting if value))[:most]
 
     def _by_key(self, hole: Hole) -> Iterator[_Found]:
-        """Values in JSON under the hole's name, or one that ends alike."""
+        """JSON values under the hole's name, or under a key that is a suffix of it or ends in it."""
         if self._pairs is None:
             matches = _PAIR.finditer(self._text)
             self._pairs = [(match[1].lower(), _Found(match.end(), _read(match[2]))) for match in matches]
         return (found for key, found in self._pairs if _alike(key, hole.name.lower()))
 
     def _by_looks(self, hole: Hole) -> Iterator[_Found]:
-        """What looks like what the hole's name promises."""
+        """Values in the form that the hole's kind and name suggest: a number, an email address, an identifier."""
         if hole.kind == "number":
             pattern = _NUMBER
         elif _ABOUT_EMAILS.search(hole.name):
@@ -60,7 +60,7 @@ class PromptValues:
 
 
 def hole_text(hole: Hole, value: str) -> str:
-    """A value as it is written in a hole, "" where it cannot stand there."""
+    """A value as written in a hole, "" if it does not fit."""
     write: Callable[[str], str] = _WRITTEN[hole.kind]
     return write(value)
 
@@ -70,7 +70,7 @@ def _alike(key: str, name: str) -> bool:
 
 
 def _read(literal: str) -> str:
-    """The text of a JSON string or number; as it stands where it is broken."""
+    """The text of a JSON string or number; a broken string without its quotes."""
     try:
         return str(json.loads(literal)) if literal.startswith('"') else literal
     except ValueError:

@@ -1,8 +1,8 @@
-"""The drafter of premade responses and of tool calls whose form is known: useful before anything was ever cached.
+"""The drafter of premade responses and of tool calls with a known form: useful before anything is cached.
 
-A template becomes a few texts: one for each set of values that the live prompt offers for its holes, and one with the
-holes left open. From there on they are known texts like any other: a value that the model writes differently is a gap,
-and the literal behind it is found again by its first tokens.
+A template becomes a few texts: one for each set of values that the prompt offers for its holes, and one with the holes
+left open. These are then followed like any known text: a value that the model writes differently is a gap, and the
+first tokens of the literal after it lead back into the text.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from precedent.drafters.slot_values import PromptValues
 from precedent.text.templates import Template, Templates
 
 RECENT_TOKENS = 1024
-"""How much of the prompt, from its end, is searched for values."""
+"""Tokens at the end of the prompt that are searched for values."""
 
 MAX_VALUES = 4
-"""Values proposed for a hole; of its choices twice as many."""
+"""Most values proposed for a hole; twice as many of its listed choices."""
 
 MAX_TEXTS = 128
-"""Texts of one request; where there are many templates each gets fewer values."""
+"""Most texts per request; with many templates each gets fewer values."""
 
 _MAX_KEPT = 1024
 
 _PROBES = ("a", "7", "Q")
-"""What may stand beside a literal: tokens that are not the same beside all of these merge with their neighbour."""
+"""Possible neighbours of a literal: a token that differs between these probes merges with its neighbour."""
 
 _RANK_COST, _OPEN_COST, _TRUST = 0.5, 1.0, 0.7
 
-# Chosen by hand: the form of a tool call is sure once it has begun, and every answered request calibrates it further.
+# Chosen by hand: a tool call that has begun keeps its form, and every request calibrates the estimates further.
 _PRIOR = VotePrior(offset=-1.2, odds=1.3, length=1.2, count=0.0, similarity=0.0).as_array()
 
 Chosen = tuple[str | None, ...]
-"""A text for each hole of a template, None where it stays open."""
+"""A text for each hole of a template, None if it stays open."""
 
 
 class TemplateDrafter:
-    """Proposes the requests' templates and its own, with values from the live prompt.
+    """Proposes a request's templates and its own, with values from the prompt.
 
-    `templates` are texts with `{holes}` or a `Templates`, for all requests. Raises ConfigError for one that cannot be
-    read.
+    `templates` apply to all requests: texts with `{holes}`, or a `Templates`. Raises ConfigError for one that cannot be
+    parsed.
     """
 
     name = "template"
 
     def __init__(self, codec: TextCodec, templates: Iterable[str | Template] = ()) -> None:
         self._codec, self._templates = codec, Templates(templates)
-        self._own = lru_cache(maxsize=_MAX_KEPT)(self._own_ids)  # of templates alone: values are somebody's texts
+        self._own = lru_cache(maxsize=_MAX_KEPT)(self._own_ids)  # templates only: values are private to a request
 
     def begin(self, request: Request) -> KnownTextSession:
-        """Write the templates out for this prompt: a few milliseconds for a dozen tools."""
+        """Fill in the templates for this prompt: a few milliseconds for a dozen tools."""
         templates = tuple(dict.fromkeys((*request.templates, *self._templates)))
         texts = self._texts(templates, request) if templates else []
         return KnownTextSession(self.name, request, texts, _PRIOR, _TRUST)
@@ -74,7 +74,7 @@ class TemplateDrafter:
     def _texts_of(
         self, template: Template, values: PromptValues, most: int, ending: tuple[int, ...]
     ) -> Iterator[KnownText]:
-        """A template written out; its texts weigh as much as one text together."""
+        """A template's filled-in texts, which together weigh as much as one text."""
         written = _written_out(template, values, most)
         total = math.log(sum(math.exp(-cost) for _, cost in written))
         for chosen, cost in written:
@@ -85,7 +85,7 @@ class TemplateDrafter:
                 )
 
     def _tokens(self, template: Template, chosen: Chosen) -> tuple[list[int], list[bool]]:
-        """The ids of a template with these texts in its holes, and which of them are not its own."""
+        """The token ids of a template with these texts in its holes, and marks for those that come from a hole."""
         own = self._own(template)
         first, *others = own if all(text is None for text in chosen) else self._ids(_runs(template, chosen))
         token_ids = [*first, *(token for ids in others for token in (UNKNOWN, *ids))]
@@ -95,11 +95,11 @@ class TemplateDrafter:
         return self._ids(_runs(template, None))
 
     def _ids(self, runs: Sequence[str]) -> list[tuple[int, ...]]:
-        """The ids of texts with gaps between them, without those that a gap's content could merge with."""
+        """The token ids of each text between gaps, without tokens that could merge with a gap's content."""
         return [self._kept(run, number == 0, number == len(runs) - 1) for number, run in enumerate(runs)]
 
     def _kept(self, text: str, first: bool, last: bool) -> tuple[int, ...]:
-        """The ids of a text that stay the same whatever stands before it (if not `first`) and behind it (`last`)."""
+        """The token ids that do not depend on what precedes the text (unless `first`) or follows it (unless `last`)."""
         if first and last:
             return tuple(self._codec.encode(text))
         left, right = ("",) if first else _PROBES, ("",) if last else _PROBES
@@ -108,7 +108,7 @@ class TemplateDrafter:
 
 
 def _written_out(template: Template, values: PromptValues, most: int) -> list[tuple[Chosen, float]]:
-    """Texts for the holes, each set with a cost in log weight: a rank's worth of values together, then none."""
+    """Sets of texts for the holes, each with a cost in log weight: values of equal rank together, then none at all."""
     options = [hole.choices[: 2 * MAX_VALUES] or values.of(hole, most) for hole in template.holes]
     ranks = range(max((len(option) for option in options), default=0))
     written: list[tuple[Chosen, float]] = [
@@ -121,7 +121,7 @@ def _written_out(template: Template, values: PromptValues, most: int) -> list[tu
 
 
 def _runs(template: Template, chosen: Chosen | None) -> list[str]:
-    """The text between open holes; the first and the last run may be empty."""
+    """The texts between open holes; the first and the last may be empty."""
     runs, holes = [""], iter(chosen or (None,) * len(template.holes))
     for part in template.parts:
         text = part if isinstance(part, str) else next(holes)
@@ -133,7 +133,7 @@ def _runs(template: Template, chosen: Chosen | None) -> list[str]:
 
 
 def _longest_common_run(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
-    """The longest run of tokens that both hold."""
+    """The longest contiguous run of tokens that both contain."""
     best, begin, ends = 0, 0, [0] * (len(right) + 1)
     for i, token in enumerate(left):
         ends = [0, *(ends[j] + 1 if token == other else 0 for j, other in enumerate(right))]
@@ -144,7 +144,7 @@ def _longest_common_run(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[
 
 
 def _not_among(token_ids: Sequence[int], literals: Sequence[tuple[int, ...]]) -> list[bool]:
-    """Marks for the tokens that belong to none of the literals, which stand in this order."""
+    """Marks the tokens that belong to none of the literals, which occur in this order."""
     marks, start = [True] * len(token_ids), 0
     for literal in literals:
         found = next((at for at in range(start, len(token_ids)) if _stands_at(token_ids, at, literal)), None)

@@ -1,6 +1,6 @@
 """From a request to its answer: admission, scheduling, the worker that owns the target, write-back, metrics.
 
-May not know LangChain or a server; they call it. `Engine` and its types load torch, so they are loaded on first use.
+Must not know LangChain or a server; they call it. `Engine` and its types load torch, so they are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may join: memory is set aside for a request's whole answer before it starts, so that none can starve another."""
+"""Admission: reserves memory for a request's whole answer before it starts, so that no request can starve another."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from precedent.target import Slot, TargetModel
 from precedent.target.prefix_pool import PrefixPool
 
 SHARE_OF_FREE_MEMORY = {"cpu": 0.5}
-"""What keys and values may take of the memory that is free when the engine starts; other programs use a CPU's too."""
+"""Share of the memory free at engine start that keys and values may take; on a CPU, other programs need memory too."""
 
 SHARE_ON_ACCELERATORS = 0.8
 
 
 class Admission:
-    """The account of keys and values: `reserved_bytes` for those inside, the rest for idle conversations.
+    """Accounts for the memory of keys and values: `reserved_bytes` for admitted requests, the rest for idle slots.
 
-    A reservation covers prompt, answer and the largest tree. Idle slots give way first, the oldest before the others.
-    Where keys and values must stand in an arena (`TargetModel.keeps_to_arena`) a request also waits until there is a
-    place for all of them in one piece, and takes it when it starts.
+    A reservation covers prompt, answer and the largest tree. Idle conversations are evicted first, oldest first. If
+    keys and values must be in an arena (`TargetModel.keeps_to_arena`), a request also waits until the arena has a
+    contiguous place for all of its own, and takes it when it starts.
     """
 
     def __init__(self, target: TargetModel, limits: EngineLimits) -> None:
@@ -32,7 +32,7 @@ class Admission:
         self._target, self._pool = target, PrefixPool(target, limits.max_idle_kv_bytes)
 
     def check(self, num_bytes: int, prompt_tokens: int, max_tokens: int) -> None:
-        """Raise CapacityError for a request that could not run even alone."""
+        """Raise CapacityError for a request that does not fit even alone."""
         if num_bytes > self.max_kv_bytes:
             raise CapacityError(
                 f"the request needs {_mebibytes(num_bytes)} of keys and values ({prompt_tokens} prompt tokens, "
@@ -41,20 +41,20 @@ class Admission:
             )
 
     def admits(self, request: InFlight) -> bool:
-        """Whether the request fits beside those inside; alone it always does, `check` saw to that."""
+        """Whether the request fits beside the admitted ones; alone it always does, because `check` passed."""
         if self.num_inside == 0:
             return True
         fits = self.reserved_bytes + request.kv_bytes <= self.max_kv_bytes
         return fits and self.num_inside < self.max_running and self._finds_place(request)
 
     def enter(self, request: InFlight) -> None:
-        """Set the request's memory aside."""
+        """Reserve the request's memory."""
         self.num_inside += 1
         self._num_unplaced += 1
         self.reserved_bytes += request.kv_bytes
 
     def slot_for(self, request: InFlight) -> Slot:
-        """The slot that holds most of the prompt; idle conversations give way to what it will grow to."""
+        """Take the slot that holds most of the prompt; evicts idle conversations to make room for its growth."""
         rows = self._rows_in_place(request)
         self._clear(rows)
         slot = self._pool.acquire(request.asked.tenant, request.prompt_ids, rows or None)
@@ -64,7 +64,7 @@ class Admission:
         return slot
 
     def leave(self, request: InFlight, sequence: DecodingSequence | None, *, keep: bool) -> None:
-        """Give the memory back. The slot becomes an idle conversation, or is dropped where it cannot be trusted."""
+        """Free the reservation. With `keep` the slot becomes an idle conversation, otherwise it is dropped."""
         self.num_inside -= 1
         self._num_unplaced -= not request.started
         self.reserved_bytes -= request.kv_bytes
@@ -76,27 +76,27 @@ class Admission:
         self._make_room()
 
     def _cut(self, slot: Slot, length: int) -> None:
-        """Forget what plain decoding would not have computed: what was accepted at the answer's end and behind it.
+        """Drop rows that plain decoding would not have computed: those at and beyond the answer's end.
 
-        So the next turn of the conversation computes the same tokens whatever was drafted, and rounds alike.
+        So the conversation's next turn computes the same tokens, and rounds the same way, whatever was drafted.
         """
         self._target.rewind(slot, min(length, len(slot.token_ids)))
 
     def drop_idle(self) -> None:
-        """Give up all idle conversations: memory ran out somewhere."""
+        """Evict all idle conversations, because memory ran out."""
         self._shrink_idle(0)
 
     def _finds_place(self, request: InFlight) -> bool:
-        """Whether there is a place in one piece for a request, after whoever was admitted before has taken his."""
+        """Whether the arena has a contiguous place for the request; False until earlier requests have taken theirs."""
         rows = self._rows_in_place(request)
         return not rows or (not self._num_unplaced and self._clear(rows))
 
     def _rows_in_place(self, request: InFlight) -> int:
-        """Rows that a request takes at once, its answer's and its tree's; 0 where it may grow and move."""
+        """Rows that a request reserves in the arena; 0 if its keys and values may grow and move."""
         return request.kv_bytes // self._target.kv_shape.row_bytes if self._target.keeps_to_arena else 0
 
     def _clear(self, rows: int) -> bool:
-        """Whether the arena has a place for so many rows; idle conversations give way if it has not."""
+        """Whether the arena has a place for that many rows; evicts idle conversations if needed."""
         static = self._target.static
         if not rows or static is None or static.arena.has_room(rows):
             return True
@@ -116,7 +116,7 @@ def _default_bytes(target: TargetModel) -> int:
         return target.arena_bytes
     share = SHARE_OF_FREE_MEMORY.get(target.device.type, SHARE_ON_ACCELERATORS)
     if target.device.type == "cpu":
-        share /= target.processes_here  # which take the same memory; accelerators are each process's own
+        share /= target.processes_here  # they share this memory; accelerators are not shared
     return max(1, int(share * (free_bytes(target.device) + target.arena_bytes)))
 
 

@@ -1,4 +1,4 @@
-"""What can be said about a request before any work starts: whether it may run, how it is verified, what ends it."""
+"""Checks of a request before any work starts: whether it may run, how it is verified, which tokens end it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SWITCH = "PRECEDENT_SPECULATION"
-"""Environment variable that turns speculation off in a running process: `off`, or `on` as when it is not set."""
+"""Environment variable that turns speculation off in a running process: `off`, or `on` (the default)."""
 
 
 def unless_switched_off(speculation: SpeculationConfig) -> SpeculationConfig:
-    """The settings of a request, or plain decoding that stores nothing. Raises ConfigError for another value."""
+    """The given settings, or plain decoding that stores nothing if `SWITCH` is off.
+
+    Raises ConfigError for another value of `SWITCH`.
+    """
     switch = os.environ.get(SWITCH, "on")
     if switch not in ("on", "off"):
         raise ConfigError(f"{SWITCH}={switch!r} is neither 'on' nor 'off'")
@@ -27,7 +30,7 @@ def unless_switched_off(speculation: SpeculationConfig) -> SpeculationConfig:
 
 
 def check_prompt(prompt: Sequence[int], context_length: int, vocab_size: int) -> None:
-    """Raise PromptError for an empty prompt or an unknown token, ContextOverflowError where no answer would fit."""
+    """Raise PromptError for an empty prompt or an unknown token, ContextOverflowError if no answer would fit."""
     if not prompt:
         raise PromptError("the prompt is empty: give at least one token")
     if len(prompt) >= context_length:
@@ -43,7 +46,7 @@ def check_prompt(prompt: Sequence[int], context_length: int, vocab_size: int) ->
 
 
 def check_token_ids(sampling: SamplingParams, num_tokens: int) -> None:
-    """Raise ConfigError for a bias or a stop of a token that the tokenizer, which has `num_tokens`, does not know."""
+    """Raise ConfigError if a bias or a stop token is outside the tokenizer's `num_tokens` token ids."""
     for name, token_ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
         if token_ids and max(token_ids) >= num_tokens:
             raise ConfigError(
@@ -53,9 +56,10 @@ def check_token_ids(sampling: SamplingParams, num_tokens: int) -> None:
 
 
 def mode_of(speculation: SpeculationConfig, sampling: SamplingParams, most_rows: int | None = None) -> str:
-    """The verification mode of a request. Raises ConfigError when the mode asked for would ignore a setting.
+    """The verification mode of a request. Raises ConfigError if the requested mode would ignore a setting.
 
-    `most_rows` is what a target with `bitwise` scores alike at once; what would break its word is refused as well.
+    `most_rows` is the most rows that a `bitwise` target scores identically in one forward; settings that would break
+    that promise raise ConfigError too.
     """
     mode = _mode_of(speculation, sampling)
     if most_rows is not None:
@@ -66,17 +70,19 @@ def mode_of(speculation: SpeculationConfig, sampling: SamplingParams, most_rows:
 def _mode_of(speculation: SpeculationConfig, sampling: SamplingParams) -> str:
     mode, seeded = speculation.mode, sampling.seed is not None
     if is_lossy(mode):
-        verifier_of(mode)  # a wrong parameter is refused now, not in the middle of an answer
+        verifier_of(mode)  # refuse a wrong parameter now, not in the middle of an answer
         return mode
     if mode == "auto" or sampling.greedy:
         return "greedy" if sampling.greedy else "coupled" if seeded else "traversal"
     if mode == "greedy":
         raise ConfigError(f"mode='greedy' would ignore temperature={sampling.temperature}: set temperature=0")
     if seeded and mode != "coupled":
-        # coins that depend on the seed alone would be known to a completion cached from the same seed
-        raise ConfigError(f"mode={mode!r} draws fresh coins for every request: drop the seed, or use mode='coupled'")
+        # random numbers derived from the seed would not be independent of a completion cached under the same seed
+        raise ConfigError(
+            f"mode={mode!r} draws fresh random numbers for every request: drop the seed, or use mode='coupled'"
+        )
     if mode == "coupled" and not seeded:
-        raise ConfigError("mode='coupled' needs a seed")
+        raise ConfigError("mode='coupled' needs a seed: give SamplingParams(seed=...)")
     return mode
 
 
@@ -86,12 +92,12 @@ def _check_bitwise(speculation: SpeculationConfig, mode: str, most: int) -> None
     if speculation.enabled and speculation.max_nodes + speculation.max_draws > most:
         raise ConfigError(
             f"max_nodes={speculation.max_nodes} and max_draws={speculation.max_draws} may make a tree of more than "
-            f"{most} nodes, the most that bitwise=True scores alike: choose both so that their sum is at most {most}"
+            f"{most} nodes, the most that bitwise=True allows: choose both so that their sum is at most {most}"
         )
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """End tokens by the generation config and the tokenizer."""
+    """The end tokens of the generation config and the tokenizer."""
     config = getattr(model, "generation_config", None)
     configured = getattr(config, "eos_token_id", None)
     ids = configured if isinstance(configured, list) else [configured]

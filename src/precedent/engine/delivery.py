@@ -1,4 +1,4 @@
-"""What a step gained, on its way to the caller: text, times, and at last the result."""
+"""Delivers a step's tokens to the caller: text, times and, at the end, the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def deliver(request: InFlight, sequence: DecodingSequence, result: StepResult) -> None:
-    """Hand a step's tokens to the caller. A stop string cuts the answer and ends the sequence."""
+    """Pass a step's tokens to the caller. A stop string cuts the answer and ends the sequence."""
     text, kept = request.text.push(result.token_ids)
     if kept < len(result.token_ids) or request.text.stopped:
         del sequence.output_ids[len(sequence.output_ids) - len(result.token_ids) + kept :]
@@ -39,7 +39,7 @@ def _note_time(request: InFlight, num_tokens: int) -> None:
 
 
 def result_of(request: InFlight, sequence: DecodingSequence) -> GenerationResult:
-    """The whole answer of a sequence that ended normally."""
+    """The result of a sequence that ended normally."""
     assert sequence.finish_reason is not None
     request.stats.total_seconds = perf_counter() - request.submitted
     return GenerationResult(
@@ -55,7 +55,10 @@ def result_of(request: InFlight, sequence: DecodingSequence) -> GenerationResult
 
 
 def store_and_finish(request: InFlight, result: GenerationResult) -> None:
-    """Store first: a completion that was reported is a completion that is stored. A full disk fails no answer."""
+    """Store the completion, then report it, so that a reported completion is a stored one.
+
+    A failure to store is logged; it does not fail the answer.
+    """
     for action in request.finished:
         try:
             action(result)
@@ -65,7 +68,7 @@ def store_and_finish(request: InFlight, result: GenerationResult) -> None:
 
 
 def finish_on(executor: Executor, request: InFlight, result: GenerationResult) -> None:
-    """Store and report on another thread, since storing waits for the disk; on this one when the interpreter ends."""
+    """Store and report on another thread, because storing waits for the disk; at interpreter exit, on this one."""
     try:
         executor.submit(store_and_finish, request, result)
     except RuntimeError:

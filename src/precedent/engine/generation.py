@@ -1,4 +1,4 @@
-"""A running request as its caller sees it: a queue that the engine's worker fills, read by a thread or a coroutine."""
+"""A running request as its caller sees it: a queue filled by the engine's worker, read by a thread or a coroutine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from precedent.sampling.logprobs import TokenLogprob
 class Emission:
     """What one step added: text (detokenized, scanned for stop strings), token ids, and each token's source.
 
-    `logprobs` has one entry for each token where `SamplingParams.logprobs` asked for them.
-
-    A source is a drafter's name, or "target" for a token that the target model chose itself. Text may lag behind its
-    tokens (an unfinished character, a possible stop string) and may come without any.
+    A source is a drafter's name, or "target" for a token that the target model chose itself. `logprobs` has one entry
+    per token if `SamplingParams.logprobs` asked for them. Text may lag behind its tokens (an unfinished character, a
+    possible stop string) and may come without tokens.
     """
 
     text: str
@@ -32,9 +31,9 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """The whole answer, each token with its source.
+    """The whole answer, with each token's source.
 
-    `finish_reason` is "stop" (end token or stop string) or "length".
+    `finish_reason` is "stop" (end token or stop string) or "length" (token limit).
     """
 
     text: str
@@ -48,14 +47,14 @@ class GenerationResult:
 
 
 class Generation(OfOneProcess):
-    """A handle on one request. Iterate it (or `async for`) once, or ask for the `result`; leaving early cancels."""
+    """A handle on one request: iterate over it once (`for` or `async for`), or call `result`; leaving early cancels."""
 
     instead = "ask again in the process that wants the answer, on an engine of its own"
 
     def __init__(self) -> None:
         self._emissions: deque[Emission] = deque()
         self._changed = threading.Condition()
-        self._over = threading.Event()  # whoever waits for the end alone is not woken by every step
+        self._over = threading.Event()  # lets `result` wait without waking at every step
         self._listener: Callable[[], None] | None = None
         self._result: GenerationResult | None = None
         self._error: BaseException | None = None
@@ -63,30 +62,30 @@ class Generation(OfOneProcess):
 
     @property
     def cancelled(self) -> bool:
-        """True once `cancel` was called."""
+        """True once `cancel` has been called."""
         return self._cancelled
 
     @property
     def done(self) -> bool:
-        """True once the result or an error is there."""
+        """True once there is a result or an error."""
         return self._result is not None or self._error is not None
 
     def cancel(self) -> None:
-        """Ask the engine to stop; it does so before its next step. Harmless when the request is over."""
+        """Ask the engine to stop before its next step. Harmless if the request has ended."""
         self._cancelled = True
 
     def put(self, emission: Emission) -> None:
-        """Worker side: hand on one emission."""
+        """Worker side: pass on one emission."""
         self._emissions.append(emission)
         self._notify()
 
     def finish(self, result: GenerationResult) -> None:
-        """Worker side: the request ended normally."""
+        """Worker side: end the request normally."""
         self._result = result
         self._end()
 
     def fail(self, error: BaseException) -> None:
-        """Worker side: the request ended with an error, which the caller will see raised."""
+        """Worker side: end the request with an error, to be raised to the caller."""
         self._error = error
         self._end()
 
@@ -102,7 +101,7 @@ class Generation(OfOneProcess):
             listener()
 
     def _take(self) -> Emission | None:
-        """The next emission, or None; raises the request's error once everything before it was taken."""
+        """The next emission, or None; raises the request's error once all emissions before it have been taken."""
         self.check_process()
         with self._changed:
             if self._emissions:
@@ -126,7 +125,7 @@ class Generation(OfOneProcess):
             self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Emission]:
-        """Yield emissions without blocking the event loop; leaving it or cancelling the task cancels the request."""
+        """Yield emissions without blocking the event loop; leaving early or cancelling the task cancels the request."""
         self.check_process()
         loop, wake = asyncio.get_running_loop(), asyncio.Event()
         with self._changed:
@@ -134,7 +133,7 @@ class Generation(OfOneProcess):
         try:
             while True:
                 wake.clear()
-                last = self.done  # asked first: what came before the end is in the queue by then
+                last = self.done  # read first: if set, every emission is already in the queue
                 while (emission := self._take()) is not None:
                     yield emission
                 if last:
@@ -145,7 +144,7 @@ class Generation(OfOneProcess):
             self.cancel()
 
     def result(self) -> GenerationResult:
-        """Wait for the end. Raises the request's error, RequestCancelled if it was cancelled."""
+        """Wait for the result. Raises the request's error, which is RequestCancelled if it was cancelled."""
         self.check_process()
         self._over.wait()
         if self._error is not None:
@@ -155,7 +154,7 @@ class Generation(OfOneProcess):
 
 
 def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set the event from the worker's thread; a loop that was closed meanwhile has nobody waiting."""
+    """Set the event from the worker's thread; if the loop has been closed, nothing waits for it."""
     try:
         loop.call_soon_threadsafe(event.set)
     except RuntimeError:
@@ -163,5 +162,5 @@ def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
 
 
 def cancelled_error() -> RequestCancelled:
-    """What a cancelled request raises from `result`."""
+    """The error that `result` raises for a cancelled request."""
     return RequestCancelled("the request was cancelled before it was finished")

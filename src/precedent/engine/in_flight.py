@@ -1,4 +1,4 @@
-"""A request on its way through the engine: what was asked, how far it has come, and where its answer goes."""
+"""A request on its way through the engine: its settings, its progress and its answer."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from precedent.text.assembly import TextAssembler
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """A request, how far it has come, and the handle that its caller holds.
+    """A request with its progress and its caller's handle.
 
-    `kv_bytes` is the memory set aside for it. It has `started` once its slot is its own; until then the first
-    `num_shared` tokens of its prompt may be on their way in another request, `shares_with`.
+    `kv_bytes` is the memory reserved for it. It has `started` once it owns a slot; until then another request,
+    `shares_with`, may be computing the first `num_shared` tokens of its prompt.
     """
 
     asked: Request
@@ -57,14 +57,14 @@ class InFlight:
 
     @property
     def num_missing(self) -> int:
-        """Prompt tokens that are still to be computed; the last one is computed by the first step."""
+        """Number of prompt tokens still to be computed, without the last one, which the first step computes."""
         return len(self.prompt_ids) - 1 - self.num_prefilled
 
 
 def begin(request: InFlight, target: TargetModel) -> None:
-    """Set the request's sequence up on an empty slot and begin the drafters: recall embeds while others prefill.
+    """Create the request's sequence on an empty slot and begin its drafters: recall embeds while others prefill.
 
-    Raises what a drafter raises; those begun before are in the sequence.
+    Raises whatever a drafter raises; the sequence then holds the sessions begun so far.
     """
     request.stats.bitwise = target.bitwise and request.asked.mode in ("greedy", "coupled")
     request.sequence = sequence = DecodingSequence(
@@ -81,6 +81,6 @@ def begin(request: InFlight, target: TargetModel) -> None:
 
 
 def _slot_of(request: InFlight) -> Slot:
-    """Where the request's keys and values are now; by way of the request, so that its sequence is in no cycle."""
-    assert request.sequence is not None, "a request that has left has no place in the target model"
+    """The request's current slot; goes through the request, so that its sequence is not part of a reference cycle."""
+    assert request.sequence is not None, "a request that has left the engine has no slot"
     return request.sequence.slot

@@ -1,4 +1,4 @@
-"""What an engine did so far and how long its callers waited; names follow vLLM's."""
+"""Metrics of an engine: what it has done so far, and how long its callers waited. Names follow vLLM's."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from precedent.decoding.stats import GenerationStats
 
 RECENT_REQUESTS = 1000
 RECENT_EMISSIONS = 10_000
-"""Percentiles speak of the last so many requests, and emissions."""
+"""Number of recent requests, and of recent emissions, that percentiles cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """A snapshot: what is going on, counts since the engine started, and latencies in seconds over a recent window.
+    """A snapshot: the current load, counts since the engine started, and latencies in seconds over a recent window.
 
-    `num_steps` counts target forwards, which requests share; tokens of cancelled and failed requests are counted too.
-    `inter_token_latency_seconds` is an emission's gap divided by its tokens, one value for each emission.
+    `num_steps` counts target forwards, which requests share. Tokens of cancelled and failed requests count too.
+    `inter_token_latency_seconds` has one value per emission: its gap divided by its number of tokens.
     """
 
     num_requests_running: int
@@ -63,7 +63,7 @@ def _recent(length: int) -> deque[float]:
 
 @dataclass(slots=True)
 class MetricsRecorder:
-    """Written by the engine's worker, read by anybody."""
+    """Records metrics: written by the engine's worker, read on any thread."""
 
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     queue: deque[float] = field(default_factory=lambda: _recent(RECENT_REQUESTS))
@@ -78,7 +78,7 @@ class MetricsRecorder:
             self.counts["num_steps"] += 1
 
     def ended(self, how: str, stats: GenerationStats, prompt_tokens: int, cached_prompt_tokens: int) -> None:
-        """Count a request that left; `how` is finished, cancelled or failed. Only finished ones have latencies."""
+        """Count a request that ended; `how` is finished, cancelled or failed. Only finished ones record latencies."""
         with self._lock:
             self.counts[f"num_requests_{how}"] += 1
             self.counts["prompt_tokens"] += prompt_tokens
@@ -94,7 +94,7 @@ class MetricsRecorder:
                 self.per_token.extend(stats.inter_token.per_token())
 
     def snapshot(self, *, running: int, waiting: int, reserved: int, idle: int, most: int) -> EngineMetrics:
-        """The counts, and what the engine is doing at the moment (requests; bytes of keys and values)."""
+        """The counts, plus the engine's current load (requests; bytes of keys and values)."""
         with self._lock:
             counts = dict(self.counts)
             windows = [list(window) for window in (self.queue, self.first_token, self.per_token, self.request)]

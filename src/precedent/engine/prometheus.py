@@ -1,4 +1,4 @@
-"""What engines did so far as Prometheus reads it, under the names that vLLM gives the same things."""
+"""Metrics in Prometheus's text format, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from precedent.decoding.latency import Percentiles
 from precedent.engine.metrics import EngineMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Header of an answer that holds `prometheus_text`."""
+"""Content-Type header for `prometheus_text`."""
 
 GAUGES = {
     "vllm:num_requests_running": ("num_requests_running", "Requests that are prefilled or answered now."),
@@ -36,11 +36,11 @@ SUMMARIES = {
     "vllm:inter_token_latency_seconds": ("inter_token_latency_seconds", "Between two tokens."),
     "vllm:e2e_request_latency_seconds": ("e2e_request_latency_seconds", "From submission to the end."),
 }
-"""Percentiles of the recent requests; vLLM has histograms under these names."""
+"""Percentiles over recent requests; vLLM has histograms under these names."""
 
 
 class Measured(Protocol):
-    """What is read of an engine."""
+    """The part of an engine that is read."""
 
     model_name: str
 
@@ -49,10 +49,7 @@ class Measured(Protocol):
 
 
 def prometheus_text(engines: Iterable[Measured]) -> str:
-    """All metrics of `engines` in Prometheus's text format, one series for each engine.
-
-    Serve it as `CONTENT_TYPE`.
-    """
+    """All metrics of `engines` in Prometheus's text format, one series per engine; serve it as `CONTENT_TYPE`."""
     seen = [(f'model_name="{_escaped(one.model_name)}",engine="{i}"', one.metrics()) for i, one in enumerate(engines)]
     return "\n".join([*_lines(seen), ""])
 

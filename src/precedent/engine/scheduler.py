@@ -1,7 +1,7 @@
-"""Between two steps: who leaves, who joins, whose prompt is computed. No thread of its own; the worker drives it.
+"""The scheduler: decides between steps which requests leave, join and prefill. Runs on the worker's thread.
 
-Requests are admitted first come, first served: what does not fit yet waits, and nobody overtakes it. Prompts share the
-prefill in turns of a bounded number of tokens, so that a long one stalls neither the running requests nor the others.
+Requests are admitted first come, first served: a request that does not fit yet waits, and none overtakes it. Prompts
+take turns to prefill a bounded number of tokens, so that a long one blocks neither running requests nor other prompts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from precedent.target.model import PREFILL_CHUNK
 log = logging.getLogger(__name__)
 
 SMALLEST_PIECE = 32
-"""Prompt tokens below which a rest of a round's budget is not worth a forward of its own."""
+"""Smallest remainder of a round's budget, in prompt tokens, that is worth a forward of its own."""
 
 Finish = Callable[[InFlight, GenerationResult], None]
 """Stores a completion and reports it; must not block for long."""
@@ -41,8 +41,7 @@ Finish = Callable[[InFlight, GenerationResult], None]
 class Scheduler:
     """All requests of one engine: `waiting` for memory, `prefilling` in turns, `running` together in every step.
 
-    `prefill_tokens` bounds the prompt tokens that are computed between two steps; `beside` is what goes on while the
-    target model scores.
+    `prefill_tokens` bounds the prompt tokens computed between two steps; `beside` runs while the target model scores.
     """
 
     target: TargetModel
@@ -58,7 +57,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """True when a round would do nothing."""
+        """True if a round would do nothing."""
         return not (self.waiting or self.prefilling or self.running)
 
     def add(self, request: InFlight) -> None:
@@ -66,7 +65,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def round(self) -> None:
-        """Let requests leave and join, compute a bounded piece of prompts, and advance all running ones by a step."""
+        """Let requests leave and join, prefill a bounded number of tokens, and run one step for the running ones."""
         self._drop_cancelled()
         self._admit()
         self._prefill()
@@ -74,7 +73,7 @@ class Scheduler:
             self._step()
 
     def fail_all(self, error: PrecedentError) -> None:
-        """Fail every request there is; their callers learn of it first, whatever else may go wrong."""
+        """Fail every request; inform all callers first, in case the clean-up fails."""
         requests = (*self.waiting, *self.prefilling, *self.running)
         for request in requests:
             request.generation.fail(error)
@@ -82,7 +81,7 @@ class Scheduler:
             self._leave(request, _how(error), keep_slot=False)
 
     def metrics(self, num_arriving: int) -> EngineMetrics:
-        """A snapshot; `num_arriving` requests are on their way to `add`. Safe on any thread."""
+        """A snapshot; `num_arriving` requests have not reached `add` yet. Safe on any thread."""
         return self.recorder.snapshot(
             running=len(self.running) + len(self.prefilling),
             waiting=num_arriving + len(self.waiting),
@@ -104,13 +103,13 @@ class Scheduler:
                 self._fail(request, as_ours(error, "starting the request"))
 
     def _enter(self, request: InFlight) -> None:
-        """Set memory aside and begin the drafters."""
+        """Reserve memory and begin the drafters."""
         request.stats.queue_seconds = perf_counter() - request.submitted
         self.admission.enter(request)
         begin(request, self.target)
 
     def _prefill(self) -> None:
-        """Give the prompts their turns, a round's tokens in all: few beside running requests, a whole chunk else."""
+        """Prefill prompts in turns within the round's budget: a whole chunk, or less beside running requests."""
         spent = 0
         while self.prefilling:
             request = next_prompt(self.prefilling)
@@ -120,7 +119,7 @@ class Scheduler:
             spent += self._prefill_piece(request, max(left, 1))
 
     def _prefill_piece(self, request: InFlight, most: int) -> int:
-        """Compute at most `most` tokens of a prompt, then it is another's turn; returns their number."""
+        """Compute at most `most` tokens of a prompt and end its turn; returns the number computed."""
         started, number = perf_counter(), 0
         try:
             if not request.started:
@@ -138,7 +137,7 @@ class Scheduler:
         return number
 
     def _start(self, request: InFlight) -> None:
-        """Take the slot that holds most of the prompt, and rewind it to what the two have in common."""
+        """Take the slot that holds most of the prompt, and rewind it to their common prefix."""
         sequence = _sequence(request)
         sequence.slot = self.admission.slot_for(request)
         request.started, request.shares_with = True, None
@@ -148,13 +147,13 @@ class Scheduler:
     # Running
 
     def _step(self) -> None:
-        """One step for all running requests. A sequence that failed carries its error, and fails alone."""
+        """Run one step for all running requests. A sequence that fails carries its error and fails alone."""
         running, started = list(self.running), perf_counter()
         plain = self.planner.cost.milliseconds(len(running)) / 1e3
         sequences = [_sequence(request) for request in running]
         try:
             results = step(sequences, self.target, self.planner, self.beside)
-        except Exception as error:  # of the loop itself: nobody knows whose
+        except Exception as error:  # raised by the loop itself, so it cannot be assigned to one request
             self._fail_running(as_ours(error, "stepping"))
             return
         seconds = perf_counter() - started
@@ -193,14 +192,14 @@ class Scheduler:
         self.finish(request, result)
 
     def _fail(self, request: InFlight, error: PrecedentError) -> None:
-        """Let a request go and tell its caller why; the slot of one that was cancelled is sound, others' may not be."""
+        """Remove a request and pass the error to its caller; only a cancelled request's slot is safe to keep."""
         self._leave(request, _how(error), keep_slot=isinstance(error, RequestCancelled))
         if isinstance(error, OutOfMemory):
             self.admission.drop_idle()
         request.generation.fail(error)
 
     def _leave(self, request: InFlight, how: str, *, keep_slot: bool) -> None:
-        """Take the request out, wherever it is, and give back what it held."""
+        """Remove the request from its queue and release what it held."""
         if request in self.waiting:
             self.waiting.remove(request)
         else:
@@ -212,7 +211,7 @@ class Scheduler:
 
 
 def _how(error: PrecedentError) -> str:
-    """How a request that was not finished ended."""
+    """How a request with this error ended, for the metrics."""
     return "cancelled" if isinstance(error, RequestCancelled) else "failed"
 
 
@@ -222,7 +221,7 @@ def _sequence(request: InFlight) -> DecodingSequence:
 
 
 def _end_all(sessions: Iterable[DraftSession]) -> None:
-    """End every drafting, whatever happens to the one before."""
+    """End every session, even if an earlier one fails."""
     for session in sessions:
         try:
             session.end()

@@ -1,4 +1,4 @@
-"""Whose prompt is computed next. Prompts that begin alike compute their common beginning once."""
+"""Which prompt to compute next. Prompts with a common prefix compute it only once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from precedent.engine.in_flight import InFlight
 from precedent.target import common_prefix
 
 WORTH_WAITING = 32
-"""Common tokens below which a prompt does not wait for another's."""
+"""Shortest common prefix, in tokens, for which a prompt waits for another."""
 
 
 def note_shared_prefix(request: InFlight, others: Iterable[InFlight]) -> None:
-    """Remember the prompt at work that has the longest beginning in common; of the same tenant, for time would tell."""
+    """Record the prompt being computed with the longest common prefix.
+
+    It must be of the same tenant, because timing would reveal another tenant's prompt.
+    """
     for other in others:
         if other.asked.tenant == request.asked.tenant:
             shared = common_prefix(request.prompt_ids[:-1], other.prompt_ids[:-1])
@@ -21,7 +24,7 @@ def note_shared_prefix(request: InFlight, others: Iterable[InFlight]) -> None:
 
 
 def next_prompt(prefilling: Collection[InFlight]) -> InFlight:
-    """The first that waits for nobody's beginning. There is one: a request waits only for those that came before it."""
+    """The first prompt that waits for no other. One always exists: a request waits only for earlier ones."""
     return next(request for request in prefilling if not _waits(request, prefilling))
 
 

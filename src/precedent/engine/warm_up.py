@@ -1,4 +1,4 @@
-"""What is done before the first request, so that no answer waits for it: inner loops translated, forwards timed."""
+"""Work done before the first request, so that no answer waits for it: compile inner loops, time forwards."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from precedent.target import Slot, TargetModel
 from precedent.tree import ROOT, chain
 
 UNTIMED = 3
-"""Forwards of a size on an accelerator before one is timed: the second is captured as a graph, the third replayed."""
+"""Untimed forwards per width on an accelerator: the second is captured as a graph, the third replays it."""
 
 
 @cache
 def compile_inner_loops() -> None:
-    """Run every compiled function once: about half a minute on a new machine, a second later on; once per process."""
+    """Run every compiled function, once per process: about half a minute on a new machine, a second later on."""
     session = PromptDrafter().begin(Request("warm-up", (5, 6, 7) * SORT_ABOVE, SamplingParams()))
     candidates, planner = session.match(4), Planner(CostCurve())
     plan = planner.plan([candidates], {}, Limits(4, 0, 4, frozenset({2})))
@@ -42,10 +42,10 @@ def compile_inner_loops() -> None:
 
 
 def milliseconds_of_width(target: TargetModel, width: int) -> float:
-    """Time one forward of `width` tokens behind a short prefix; on an accelerator after some that are not timed.
+    """Time one forward of `width` tokens after a short prefix; on an accelerator, after some untimed ones.
 
-    There kernels are compiled and graphs captured when a size comes for the first times, and prompts are still being
-    computed when their call has returned.
+    There, the first forwards of a width compile kernels and capture graphs, and prompts are still being computed when
+    their call has returned.
     """
     slot = target.new_slot()
     target.prefill(slot, [0] * 33)
@@ -57,7 +57,7 @@ def milliseconds_of_width(target: TargetModel, width: int) -> float:
 
 
 def _forward_of(target: TargetModel, slot: Slot, width: int) -> None:
-    """One forward, waited for."""
+    """Run one forward and wait for it."""
     target.score([(slot, chain([0] * (width - 1)))])[0][0, 0].item()
     target.discard(slot)
 

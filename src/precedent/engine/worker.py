@@ -1,4 +1,4 @@
-"""The one thread that owns the target model: it drives the scheduler, round after round, until the engine is closed."""
+"""The thread that owns the target model and runs the scheduler, round after round, until the engine is closed."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 
 class Worker(OfOneProcess):
-    """Runs a scheduler on its own thread. It knows nothing of the engine, so that dropping the engine stops it.
+    """Runs a scheduler on its own thread. It holds no reference to the engine, so dropping the engine stops it.
 
-    `ended` is called on that thread, once every request is over: it releases what the requests shared. In a forked
-    process, where there is no such thread, stopping and closing do nothing.
+    Once every request has ended, that thread calls `ended`, which releases what the requests shared. In a forked
+    process, which lacks the thread, `stop` and `close` do nothing.
     """
 
     instead = "load the model there"
@@ -41,7 +41,7 @@ class Worker(OfOneProcess):
         self._closed = False
         self._gate = threading.RLock()  # re-entrant: the garbage collector may stop the worker on any thread
         self._thread = threading.Thread(target=self._run, name="precedent-worker", daemon=True)
-        atexit.register(self._leave)  # the thread must not be inside torch when the interpreter goes
+        atexit.register(self._leave)  # the thread must not be inside torch when the interpreter exits
         self._thread.start()
 
     @property
@@ -51,14 +51,14 @@ class Worker(OfOneProcess):
 
     def submit(self, request: InFlight) -> None:
         """Queue a request; it joins before the next step if it fits. Raises EngineClosedError."""
-        release_workers()  # the caller will wait for the answer; what it computed before has left it some
+        release_workers()  # the calling thread waits for the answer now; earlier computation may have left it workers
         with self._gate:
             if self._closed:
                 raise EngineClosedError("the engine is closed and takes no more requests: load a new one")
             self._inbox.put(request)
 
     def stop(self) -> None:
-        """Ask the thread to end after the current round, and return at once; safe anywhere, any number of times."""
+        """Ask the thread to end after the current round, without waiting; safe on any thread, any number of times."""
         if not self.is_here:
             return
         with self._gate:
@@ -66,17 +66,17 @@ class Worker(OfOneProcess):
             self._inbox.put(None)
 
     def close(self) -> None:
-        """Stop, and wait until every request is over; on the worker's own thread there is nothing to wait for."""
+        """Stop, and wait until every request has ended; on the worker's own thread, do not wait."""
         self.stop()
         if self.is_here and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _leave(self) -> None:
-        interrupt_long_work()  # what is at work beside may be waited for
+        interrupt_long_work()  # `close` may wait for background work
         self.close()
 
     def metrics(self) -> EngineMetrics:
-        """A snapshot of the scheduler's metrics; what it has not yet taken over counts as waiting."""
+        """A snapshot of the scheduler's metrics; requests that it has not received yet count as waiting."""
         return self._scheduler.metrics(0 if self._closed else self._inbox.qsize())
 
     @torch.inference_mode()
@@ -86,18 +86,18 @@ class Worker(OfOneProcess):
             while self._receive():
                 with computing():
                     self._scheduler.round()
-        except BaseException as error:  # whatever it is, nobody may be left waiting
+        except BaseException as error:  # whatever it is, no caller may be left waiting
             log.exception("the worker of an engine failed; the engine is closed")
             cause = error if isinstance(error, Exception) else RuntimeError(repr(error))
             failure = as_ours(cause, "running the engine, which is closed now")
         finally:
             self.stop()
             self._fail_all(failure)
-            atexit.register(self._thread.join)  # it still has a model to free, which holds the worker no longer
+            atexit.register(self._thread.join)  # the thread still has a model to free, but needs the worker no longer
             atexit.unregister(self._leave)
 
     def _receive(self) -> bool:
-        """Take over what arrived, waiting while there is nothing to do; False when the thread should end."""
+        """Receive new requests, waiting while there is nothing to do; False if the thread should end."""
         while self._scheduler.idle or not self._inbox.empty():
             if self._inbox.empty():
                 with computing():
@@ -109,7 +109,7 @@ class Worker(OfOneProcess):
         return True
 
     def _fail_all(self, failure: PrecedentError) -> None:
-        """Fail what is running, waiting or still on its way; then release what they shared."""
+        """Fail every request that is running, waiting or still in the inbox; then release what they shared."""
         while not self._inbox.empty():
             request = self._inbox.get()
             if request is not None:
@@ -119,12 +119,12 @@ class Worker(OfOneProcess):
 
 
 def release(target: TargetModel, drafters: dict[str, Drafter], executor: Executor, pearl: Pearl | None) -> None:
-    """Let go of what the requests shared, once they are all over."""
+    """Release what the requests shared, after all of them have ended."""
     if pearl is not None:
         pearl.close()
     try:
         for drafter in list(drafters.values()):
-            drafter.close()  # before the executor: recall still writes its credit there
+            drafter.close()  # before the executor, on which recall still writes its credit
         executor.shutdown(wait=False)
     finally:
-        target.close()  # last: other processes may take their time
+        target.close()  # last, because other processes may take a while

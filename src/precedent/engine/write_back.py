@@ -1,4 +1,4 @@
-"""What happens at a normal end, before the caller learns of it: a reported completion is a stored one."""
+"""What happens when a request ends normally, before its caller is told: a reported completion is a stored one."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.engine.generation import GenerationResult
 
 ResultObserver = Callable[[tuple[int, ...], GenerationResult], None]
-"""Called with a finished request's prompt ids and its result, on a thread of the engine's."""
+"""Called with a finished request's prompt ids and its result, on one of the engine's threads."""
 
 CompletionKeeper = Callable[[NewCompletion], object]
-"""Takes a finished completion, on a thread of the engine's: `SpeculationCache.insert`, or what keeps it till later."""
+"""Takes a finished completion, on one of the engine's threads: `SpeculationCache.insert`, or a buffer for it."""
 
 
 def at_normal_end(
-    prompt: tuple[int, ...], on_result: ResultObserver | None, store: CompletionKeeper | None, **told: str
+    prompt: tuple[int, ...], on_result: ResultObserver | None, store: CompletionKeeper | None, **details: str
 ) -> list[Callable[[GenerationResult], None]]:
-    """The actions for an answer: tell the observer, then keep it with what is `told` of it before it is there."""
+    """The actions for a finished answer: call the observer, then store the completion with the fields in `details`."""
     actions: list[Callable[[GenerationResult], None]] = []
     if on_result is not None:
         actions.append(partial(on_result, prompt))
     if store is not None:
-        record = NewCompletion(token_ids=(), prompt_fingerprint=prompt_fingerprint(prompt), **told)
+        record = NewCompletion(token_ids=(), prompt_fingerprint=prompt_fingerprint(prompt), **details)
         actions.append(partial(_write_back, store, record))
     return actions
 

@@ -1,4 +1,4 @@
-"""Which candidates are worth verifying: what they are believed to bring, what a step costs, and the tree that pays.
+"""Which candidates are worth verifying: their acceptance probabilities, the cost of a step, and the tree that pays off.
 
-Numbers in, a plan out: loads no torch and calls no model.
+Numbers in, a plan out: does not load torch and calls no model.
 """

@@ -1,8 +1,8 @@
-"""How often does a candidate with these features come true? Beta-Bernoulli bins, learned online.
+"""How often a candidate with given features is accepted: Beta-Bernoulli bins, learned online.
 
 Labels are unbiased: once a node is accepted, the outcome of each of its children is known. A bin is a small number that
-a drafter makes of its features, so evidence is shared between requests (retrieval research: calibrated estimates beat
-raw vote shares).
+a drafter computes from a candidate's features, so requests share evidence (retrieval research: calibrated estimates
+beat raw vote shares).
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import numpy as np
 from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
 
 PRIOR_STRENGTH = 4.0
-"""Observations that the drafter's own estimate is worth before a bin speaks for itself."""
+"""Weight of the drafter's own estimate, in observations."""
 
 HALF_LIFE = 400.0
-"""Observations after which an outcome counts half: traffic changes."""
+"""Observations after which an outcome counts half, because traffic changes."""
 
 BINS_PER_SOURCE = 1 << 13
-"""Bins of one drafter; of a larger number only the last bits count."""
+"""Bins of one drafter; larger bin numbers wrap around."""
 
 _DECAY = 0.5 ** (1.0 / HALF_LIFE)
 
 
 class Calibration:
-    """Acceptance probability per bin; an unseen bin answers with the drafter's own estimate.
+    """Acceptance probability per bin; an unseen bin returns the drafter's own estimate.
 
     `accepted` and `seen` are decayed counts, `[num_sources * BINS_PER_SOURCE]`.
     """
@@ -35,7 +35,7 @@ class Calibration:
         self._first: dict[str, int] = {}
 
     def first_bin(self, source: str) -> int:
-        """Where the bins of a source begin; a new source gets room."""
+        """Index of a source's first bin; allocates bins for a new source."""
         first = self._first.get(source)
         if first is None:
             first = self._first[source] = self.seen.size
@@ -55,14 +55,14 @@ class Calibration:
 
 
 class Reliability:
-    """Predicted against observed acceptance: a well-calibrated planner is right in 30 % of what it calls 0.3."""
+    """Predicted against observed acceptance: of the candidates predicted at 0.3, 30 % should be accepted."""
 
     def __init__(self, num_bins: int = 10) -> None:
         self._predicted, self._observed, self._seen = np.zeros(num_bins), np.zeros(num_bins), np.zeros(num_bins)
         self._squares = 0.0
 
     def observe(self, predicted: Floats, accepted: Floats) -> None:
-        """Count predictions `[n]` in (0, 1] and what came true of them, 0 or 1, `[n]`."""
+        """Count predictions in (0, 1], `[n]`, and their outcomes, 0 or 1, `[n]`."""
         numbers = np.minimum((predicted * self._seen.size).astype(np.int64), self._seen.size - 1)
         np.add.at(self._predicted, numbers, predicted)
         np.add.at(self._observed, numbers, accepted)
@@ -86,7 +86,7 @@ class Reliability:
 
 @compiled
 def calibrated(accepted: Floats, seen: Floats, number: int, estimate: float) -> float:
-    """The estimate, drawn to what was observed in bin `number`."""
+    """The estimate, corrected by the observations in bin `number`."""
     return float((accepted[number] + PRIOR_STRENGTH * estimate) / (seen[number] + PRIOR_STRENGTH))
 
 
@@ -103,8 +103,8 @@ def learn_from_verdict(
 ) -> None:
     """Count the outcome of every candidate whose parent was accepted; modifies both arrays.
 
-    Candidate i of bin `numbers[i]` became tree node `nodes[i]` (-1: none); `parents` `[num_nodes]` are the tree's;
-    `verdict` `[num_nodes + 1]` is 1 for accepted nodes and, in its last place, for the root.
+    Candidate i, in bin `numbers[i]`, became tree node `nodes[i]` (-1: none). `parents` `[num_nodes]` are the tree's;
+    `verdict` `[num_nodes + 1]` is 1 for accepted nodes and, as its last entry, for the root.
     """
     for i in range(nodes.size):
         if nodes[i] >= 0 and verdict[parents[nodes[i]]] > 0.0:

@@ -1,6 +1,6 @@
-"""The arithmetic of a plan: several tries become one, and the likeliest part of it that pays is kept.
+"""The arithmetic of a plan: merges the drafters' tries into one trie, and keeps its likeliest part that pays off.
 
-Pure functions of arrays; `planner.py` holds what was learned and decides with it.
+Pure functions of arrays; `planner.py` holds what has been learned and passes it in.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _POOLED = np.dtype(
         ("claimed", "f8"),
     ]
 )
-"""A merged candidate. `source` has the best estimate, `sources` is the set of all as bits; `path` is the probability
-of the whole path, `claimed` the sum of its children's estimates."""
+"""A merged candidate. `source` has the best estimate; `sources` holds all sources as bits. `path` is the probability of
+the whole path, `claimed` the sum of the children's estimates."""
 
 BEST_BITS = 8
 BEST = (1 << BEST_BITS) - 1
-"""Of the numbers in `Choice.sources`, the bits that name the best source."""
+"""Mask of the bits in `Choice.sources` that hold the best source's number."""
 
 _NONE = -1
 
@@ -41,13 +41,13 @@ Pool = NDArray[np.void]
 
 
 class Choice(NamedTuple):
-    """The points of a tree and what was expected of them.
+    """The fixed candidates chosen for a tree, and their expected value.
 
-    `token_ids`, `parents`, `sources` (the best one in the bits of `BEST`, above them a bit for each) and calibrated
-    `estimates` (of being accepted once the parent is) are `[num_fixed]`; `bins` `[num_candidates]` are the candidates'
-    bins of calibration, `believed` what it says of them, however much their source is trusted, `node_of` the point that
-    a candidate became, -1 for none; `expected` tokens per step with these points and of the sequences beside, `at_root`
-    the probability that one of them follows first.
+    Per chosen node, `[num_fixed]`: `token_ids`, `parents`, `sources` (the best one in the bits of `BEST`, above them
+    one bit for each) and calibrated `estimates` of being accepted once the parent is. Per candidate,
+    `[num_candidates]`: its calibration bin (`bins`), its calibrated estimate before trust is applied (`believed`), and
+    the node that it became (`node_of`, -1 for none). `expected` is the tokens per step with these nodes, including the
+    other sequences'; `at_root` is the probability that one of the root's children comes next.
     """
 
     token_ids: Int32s
@@ -74,12 +74,12 @@ def choose_nodes(
     max_depth: int,
     end_ids: Int32s,
 ) -> Choice:
-    """The points that give the most tokens per millisecond.
+    """Choose the fixed candidates that give the most tokens per millisecond.
 
-    `candidates` `[n]` are the `NODE` records of all drafters, one behind the other; `parts` `[num_drafters, 2]` says
-    of each where its bins begin in `accepted` and `seen`, and how many records are its own; `trust` `[num_drafters]`
-    scales what is believed of each; `costs[w]` are the milliseconds of a step of w + 1 tokens beside other sequences,
-    of which `tokens_beside` tokens are expected.
+    `candidates` `[n]` are the `NODE` records of all drafters, concatenated. `parts` `[num_drafters, 2]` gives for each
+    drafter the index of its first bin in `accepted` and `seen`, and its number of records. `trust` `[num_drafters]`
+    scales each drafter's estimates. `costs[w]` is the milliseconds of a step with w + 1 tokens of this sequence beside
+    the other sequences, which are expected to yield `tokens_beside` tokens.
     """
     bins = _bins(candidates, parts)
     believed = _believed(candidates, bins, accepted, seen)
@@ -100,7 +100,7 @@ def choose_nodes(
 
 @compiled
 def _bins(candidates: NDArray[np.void], parts: Int64s) -> Int64s:
-    """The bin of every candidate in the arrays that all sources share."""
+    """Each candidate's bin in the arrays that all sources share."""
     bins, begin = np.empty(candidates.size, np.int64), 0
     for first, count in parts:
         for i in range(begin, begin + count):
@@ -111,7 +111,7 @@ def _bins(candidates: NDArray[np.void], parts: Int64s) -> Int64s:
 
 @compiled
 def _believed(candidates: NDArray[np.void], bins: Int64s, accepted: Floats, seen: Floats) -> Floats:
-    """What is known of every candidate's kind: the probability that it is accepted once its parent is."""
+    """Each candidate's calibrated probability of being accepted once its parent is."""
     believed = np.empty(candidates.size)
     for i in range(candidates.size):
         believed[i] = calibrated(accepted, seen, bins[i], candidates[i].estimate)
@@ -127,9 +127,9 @@ def _merged(
     max_depth: int,
     end_ids: Int32s,
 ) -> tuple[Pool, Int32s]:
-    """All drafters' tries as one, and where each candidate went (-1: below an end token, or too deep)."""
+    """Merge all drafters' tries; also returns each candidate's place (-1: below an end token, or too deep)."""
     pool, size = np.empty(candidates.size + 1, _POOLED), 0
-    root = pool[candidates.size]  # reached as pool[ROOT] too
+    root = pool[candidates.size]  # the last entry, so pool[ROOT] is the root too
     root.first_child, root.depth, root.token_id = _NONE, 0, _NONE
     place, begin = np.empty(candidates.size, np.int32), 0
     for source in range(counts.size):
@@ -149,7 +149,7 @@ def _merged(
 
 @compiled
 def _find_or_add(pool: Pool, size: int, above: int, token_id: int, max_depth: int, end_ids: Int32s) -> int:
-    """Index of `token_id` below `above`, -1 when it may not hang there."""
+    """Index of `token_id` below `above`, added if missing; -1 if it is not allowed there."""
     parent = pool[above]
     at = parent.first_child
     while at != _NONE:
@@ -167,7 +167,7 @@ def _find_or_add(pool: Pool, size: int, above: int, token_id: int, max_depth: in
 
 @compiled
 def _support(node: Any, source: int, estimate: float) -> None:
-    """Another source proposes the node: the best estimate counts."""
+    """Add a source to the node and keep the best estimate."""
     node.sources |= 1 << source
     if estimate > node.estimate:
         node.estimate, node.source = estimate, source
@@ -175,7 +175,7 @@ def _support(node: Any, source: int, estimate: float) -> None:
 
 @compiled
 def _set_paths(pool: Pool) -> None:
-    """P(path) = product of the best estimates, siblings scaled down where together they exceed certainty."""
+    """P(path) = product of the best estimates; siblings are scaled down if their estimates sum to more than 1."""
     at_root = 0.0
     for node in pool:
         node.claimed = 0.0
@@ -198,7 +198,7 @@ def _set_paths(pool: Pool) -> None:
 def _chosen(
     pool: Pool, kept: Int64s, bins: Int64s, believed: Floats, place: Int32s, expected: float, at_root: float
 ) -> Choice:
-    """The kept part of the pool (ascending indices, closed under parents), renumbered."""
+    """Renumber the `kept` part of the pool (ascending indices, closed under parents)."""
     number = np.full(pool.size + 1, _NONE, np.int32)
     token_ids, parents = np.empty(kept.size, np.int32), np.empty(kept.size, np.int32)
     sources, estimates = np.empty(kept.size, np.int64), np.empty(kept.size)

@@ -1,4 +1,4 @@
-"""What does a step of a given width cost? Measured at start-up, refined with every step."""
+"""The cost of a step by its width: measured at start-up, refined with every step."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 257)
 """Bucket edges, in tokens per forward (pending token included)."""
 
 START_UP_WIDTHS = (1, 8, 32)
-"""Enough to draw the curve before the first request; the rest is interpolated until it is seen."""
+"""Widths measured before the first request; others are interpolated until they occur."""
 
 START_UP_SECONDS = 1.5
-"""What measuring may take; each width is run at least once, and again while a whole round fits."""
+"""Time limit for measuring; each width runs at least once, and again as long as a whole round fits."""
 
 REMEMBERED = 9
-"""Measurements per bucket; their median shrugs off a busy machine."""
+"""Measurements kept per bucket; their median ignores disturbances from a busy machine."""
 
 MOVED = 0.02
-"""By what share of itself a median must move for the curve to be drawn anew."""
+"""Relative change of a median that triggers recomputing the curve."""
 
 
 class CostCurve:
-    """Milliseconds of one forward against its width in tokens, never falling with width."""
+    """Milliseconds of one forward by its width in tokens; never decreases with width."""
 
     def __init__(self) -> None:
         self._seen: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
         self.table = np.ones(WIDTHS[-1])
-        """Milliseconds of a forward over 1, 2, … tokens, `[WIDTHS[-1]]`."""
+        """Milliseconds of a forward over 1, 2, ... tokens, `[WIDTHS[-1]]`."""
 
     def measure(self, run: Callable[[int], float], widths: Sequence[int] = START_UP_WIDTHS) -> None:
         """Fill the curve with `run(width) -> milliseconds`, the best of a few each, within about `START_UP_SECONDS`."""
@@ -46,7 +46,7 @@ class CostCurve:
             self.observe(width, milliseconds)
 
     def observe(self, width: int, milliseconds: float) -> None:
-        """Learn the time of one forward; a wider one than the table is left to its last slope."""
+        """Learn the time of one forward; forwards wider than the table are ignored and extrapolated."""
         if width > WIDTHS[-1]:
             return
         bucket = WIDTHS[min(bisect.bisect_left(WIDTHS, width), len(WIDTHS) - 1)]
@@ -60,10 +60,10 @@ class CostCurve:
             self.table = self._interpolate(edges, self._levels(edges))
 
     def _levels(self, edges: Sequence[int]) -> NDArray[np.float64]:
-        """Milliseconds of each bucket, never falling; one that was seen a few times costs no more than a wider one.
+        """Milliseconds of each bucket, non-decreasing; a rarely seen bucket costs no more than the next wider one.
 
-        Disturbances only add time, and believing them would keep the planner from that width, and so from ever
-        measuring it again. The narrowest is measured all the time.
+        Disturbances only add time. Trusting a disturbed time would keep the planner away from that width, and so from
+        ever measuring it again. The narrowest bucket is measured all the time.
         """
         levels = [self._medians[edge] for edge in edges]
         for i in reversed(range(1, len(edges) - 1)):
@@ -73,7 +73,7 @@ class CostCurve:
 
     @staticmethod
     def _interpolate(edges: Sequence[int], levels: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Linear between what was seen, and beyond it with the last slope."""
+        """Interpolate linearly between seen buckets; extrapolate with the last slope."""
         widths = np.arange(1, WIDTHS[-1] + 1)
         table = np.interp(widths, edges, levels)
         if len(edges) > 1:
@@ -88,7 +88,7 @@ class CostCurve:
         return float(self.table[-1] + self._last_slope * (width - WIDTHS[-1]))
 
     def beside(self, rows: int) -> NDArray[np.float64]:
-        """Milliseconds of a forward over `rows` tokens of other sequences and 1, 2, … more, `[WIDTHS[-1]]`."""
+        """Milliseconds of a forward over `rows` tokens of other sequences plus 1, 2, ... more, `[WIDTHS[-1]]`."""
         if rows == 0:
             return self.table
         widths = np.arange(max(rows, WIDTHS[-1]) + 1, rows + WIDTHS[-1] + 1)
@@ -100,5 +100,5 @@ class CostCurve:
         return float(self.table[-1] - self.table[-2])
 
     def as_dict(self) -> dict[int, float]:
-        """Median milliseconds of each width bucket that was seen."""
+        """Median milliseconds of each width bucket seen so far."""
         return {width: median(times) for width, times in sorted(self._seen.items())}

@@ -1,4 +1,4 @@
-"""Planning for a draft model that draws beside the target's forwards (PEARL, docs/decisions/0017)."""
+"""Planning for a draft model that draws during the target's forwards (PEARL, docs/decisions/0017)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from precedent.planning.planner import MARGIN, Planner, Step
 
 
 class PearlPlanner(Planner):
-    """A planner that also knows what samples at hand are worth, and whether to wait for those that are not."""
+    """A planner that also weighs samples drawn ahead, and whether to wait for more."""
 
     def _num_draws(self, name: str, source: DrawSource, step: Step, requests: int) -> int:
-        """Show samples that are at hand, or make some now if that is worth the wait.
+        """Show samples at hand, or draw some now if that is worth the wait.
 
-        How many of those at hand are shown may not depend on how many there are: an end token among them tells.
+        The number shown must not depend on how many are at hand, since that reveals whether an end token was sampled.
         """
         if source.at_hand is None:
             return super()._num_draws(name, source, step, requests)
@@ -27,11 +27,11 @@ class PearlPlanner(Planner):
         return number if number and self._pays_to_wait(name, number, step.width, gate.milliseconds(number)) else 0
 
     def _pays_to_wait(self, name: str, number: int, width: int, milliseconds: float) -> bool:
-        """Whether to draw for so long before a forward that has nothing at hand.
+        """Whether waiting for `number` draws beats a forward with nothing at hand.
 
-        Both ways bring the same steps with a tree, `runs` of them until the text leaves it. Before the first of them
-        one waits for the draws, the other makes steps over its pending token until a sample made beside one is
-        accepted.
+        Both ways lead to the same steps with a tree: `runs` of them until the text leaves the chain. Before the first,
+        one way waits for the draws; the other makes steps over its pending token until a sample drawn during one of
+        them is accepted.
         """
         reaches = self._reaches(name, number + 1)
         tokens, runs = 1.0 + sum(reaches[:-1]), 1.0 / (1.0 - reaches[-1])
@@ -41,9 +41,9 @@ class PearlPlanner(Planner):
         return waiting > (steps_before + runs * tokens) / (steps_before * alone + runs * wide)
 
     def num_draws_ahead(self, name: str, behind: int, limits: Limits) -> int:
-        """How many samples a source may have at hand: one to verify at once, then a tree's.
+        """How many samples a source may have at hand: one to verify at once, and those of the next tree.
 
-        0 where the last steps waited for it longer than its samples bring; it is tried again now and then.
+        0 if recent steps waited for it longer than its samples save; it is tried again now and then.
         """
         if not limits.max_draws:
             return 0
@@ -55,10 +55,10 @@ class PearlPlanner(Planner):
         return most if gate.decide(most if pays else 0) else 0
 
     def observe_wait(self, name: str, behind: int, milliseconds: float) -> None:
-        """Learn how long a step waited for a source that drew beside its forward, `behind` by so many tokens."""
+        """Learn how long a step waited for a source that drew during its forward, `behind` by so many tokens."""
         self._gates.setdefault(_waiting_for(name), DrawGate()).observe(1, behind, milliseconds)
 
 
 def _waiting_for(name: str) -> str:
-    """Under which name the waits for a source are kept, apart from its draws."""
+    """The name under which waits for a source are recorded, apart from its draws."""
     return f"waiting for {name}"

@@ -1,4 +1,4 @@
-"""What a sequence allows in a step, and what was planned for it."""
+"""What a sequence allows in a step, and the plan for it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NONE = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one sequence allows in this step: nodes, draws, tokens until its end, and the tokens that end it.
+    """What one sequence allows in this step: nodes, draws, tokens until its limit, and the tokens that end it.
 
-    `requests` are in the step, this one included; `rows_beside` and `tokens_beside` are the rows of the others and the
-    tokens expected of them: a node pays when it raises the rate of all of them together, for all of them wait for it.
-    `trust` is what this request knows of each source.
+    `requests` counts the requests in the step, including this one. `rows_beside` and `tokens_beside` are the others'
+    rows and expected tokens: all of them wait for a node, so it pays off only if it raises their common rate. `trust`
+    is this request's experience with each source.
     """
 
     max_nodes: int
@@ -38,7 +38,7 @@ class DrawSource:
     """A drafter that can sample in this step.
 
     It has `behind` tokens to catch up on first. `runners_up` says whether it can name a second token beside each
-    sample, `at_hand` how many samples it has made beside the last forward (None: it samples when it is asked).
+    sample, `at_hand` how many samples it drew during the last forward (None: it samples on request).
     """
 
     behind: int = 0
@@ -48,11 +48,11 @@ class DrawSource:
 
 @dataclass(slots=True)
 class Plan:
-    """Fixed candidates already in the builder, draws and runners-up still to be made.
+    """A step's plan: fixed candidates already in the builder; draws and runners-up still to be made.
 
-    `choice` says how the fixed ones were chosen among the candidates of `names`, the next `counts[i]` of them by
-    drafter i; None where nobody proposed any. `expected_tokens` counts the fixed candidates and the target's own token;
-    `trust` learns what came of them.
+    `choice` records how the fixed candidates were chosen from those of the drafters `names`, of which drafter i
+    proposed the next `counts[i]`; None if none were proposed. `expected_tokens` counts the fixed candidates and the
+    target's own token; `trust` learns their outcomes.
     """
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
@@ -65,7 +65,7 @@ class Plan:
     trust: Trust = field(default_factory=Trust)
 
     def learn(self, parents: Int32s, verdict: Floats) -> None:
-        """Let the request know what came of each drafter's candidates (see `learn_from_verdict`)."""
+        """Update the request's trust with the outcomes of each drafter's candidates (see `learn_from_verdict`)."""
         if self.choice is not None:
             outcomes = outcomes_by_source(self.choice.believed, self.counts, self.choice.node_of, parents, verdict)
             self.trust.learn(self.names, outcomes)

@@ -1,8 +1,8 @@
-"""Which candidates are worth verifying: the shape of the tree, decided before anything is drawn.
+"""Which candidates are worth verifying: decides the shape of the tree before anything is drawn.
 
-Every candidate gets one calibrated probability of being accepted along its whole path; the tree takes them in that
-order for as long as the expected tokens per millisecond grow, by the cost curve measured on this machine. Zero nodes
-is a legal answer: plain decoding. A draft model costs sequential steps, so its draws compete in the same currency.
+Every candidate gets a calibrated probability that its whole path is accepted. The tree takes candidates in that order
+as long as the expected tokens per millisecond grow, by the cost curve measured on this machine. Zero nodes is a valid
+plan: plain decoding. A draft model costs sequential steps, so its draws compete by the same measure.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from precedent.runtime.compiled import Floats, Int32s
 from precedent.tree import ROOT, CandidateTree
 
 MARGIN = 1.02
-"""By how much draws must seem to pay before they are made: estimates err, and the steps they cost do not."""
+"""Factor by which draws must seem to pay off before they are made: their gain is estimated, their cost certain."""
 
 DRAFT_PRIOR = 0.6
-"""Acceptance assumed of a draft model that has never been asked."""
+"""Acceptance probability assumed for a draft model that has not been used yet."""
 
 RUNNER_UP_PRIOR = 0.15
-"""Acceptance assumed of what a draft model names second, before it was ever asked."""
+"""Acceptance probability assumed for a draft model's runners-up before any has been seen."""
 
 DEEPEST_DRAW = 6
-"""Draws deeper than this are calibrated together."""
+"""Draws from this depth on share one calibration bin."""
 
 
 class SourceNames(dict[int, tuple[str, ...]]):
-    """The names behind a number as `tree_plan.Choice.sources` holds it: of all sources, the best one first."""
+    """Maps a number from `choose.Choice.sources` to the names of its sources, the best one first."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -51,9 +51,10 @@ class SourceNames(dict[int, tuple[str, ...]]):
 
 
 class Step(NamedTuple):
-    """A step before its draws are decided: rows and expected tokens of all sequences, and at `most` so many draws.
+    """A step before its draws are decided.
 
-    `open_mass` is the probability that none of the fixed candidates below the root comes next.
+    `width` and `expected` are the rows and expected tokens of all sequences; `open_mass` is the probability that none
+    of the fixed candidates below the root comes next; `most` limits the draws.
     """
 
     width: int
@@ -63,7 +64,7 @@ class Step(NamedTuple):
 
 
 class Planner:
-    """Engine-wide: what was learned from one request serves the next."""
+    """Plans every step of an engine; what it learns from one request serves the next."""
 
     def __init__(self, cost: CostCurve) -> None:
         self.cost = cost
@@ -73,7 +74,7 @@ class Planner:
         self._end_ids: dict[frozenset[int], Int32s] = {}
 
     def plan(self, candidates: Sequence[Candidates], draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
-        """The fixed candidates of the tree, and how many draws to make of each source that samples."""
+        """Choose the fixed candidates of the tree, and how many draws to make from each source that samples."""
         proposals = [proposal for proposal in candidates if len(proposal)]
         plan = Plan(trust=limits.trust)
         if not proposals or limits.max_nodes < 1:
@@ -101,7 +102,7 @@ class Planner:
     def _with_draws(
         self, plan: Plan, draw_sources: Mapping[str, DrawSource], expected: float, at_root: float, limits: Limits
     ) -> Plan:
-        """How many draws of each source beside the fixed candidates; `expected` counts other sequences' tokens too."""
+        """Decide each source's draws, given the fixed candidates; `expected` includes other sequences' tokens."""
         most = min(limits.max_draws, limits.max_depth)
         step = Step(limits.rows_beside + len(plan.builder) + 1, expected, 1.0 - min(at_root, 1.0), most)
         for name, source in draw_sources.items():
@@ -113,14 +114,14 @@ class Planner:
         return plan
 
     def _num_draws(self, name: str, source: DrawSource, step: Step, requests: int) -> int:
-        """How many draws to make of a source before the forward."""
+        """How many draws to make from a source before the forward."""
         gate = self._gates.setdefault(name, DrawGate())
         gate.behind, gate.together = source.behind, requests
         best = self._best_number(name, step, gate.milliseconds)
         return min(gate.decide(best, step.open_mass), step.most)
 
     def _runners_up(self, name: str, number: int, step: Step, limits: Limits) -> int:
-        """Beside how many of its first draws a second token pays for its row; together no more than may be drawn."""
+        """How many of the first draws get a runner-up: as long as it pays for its row, within the limit of draws."""
         milliseconds, width = self._gates[name].milliseconds(number), step.width + number
         reaches = [step.open_mass, *(step.open_mass * reach for reach in self._reaches(name, number))]
         expected = step.expected + sum(reaches[1:])
@@ -134,7 +135,7 @@ class Planner:
         return best
 
     def _best_number(self, name: str, step: Step, milliseconds: Callable[[int], float]) -> int:
-        """Which number of draws pays best for the time that they take before the forward, and for their rows."""
+        """The number of draws with the best rate, given their time before the forward and the cost of their rows."""
         expected = step.expected
         best, best_rate = 0, MARGIN * expected / self.cost.milliseconds(step.width)
         for number, reach in enumerate(self._reaches(name, step.most), start=1):
@@ -145,9 +146,9 @@ class Planner:
         return best
 
     def _reaches(self, source: str, number: int) -> list[float]:
-        """Probability that a chain of `number` draws is accepted as far as each of them.
+        """For each of `number` draws, the probability that the chain is accepted up to it.
 
-        A depth that was seldom reached is believed to be as the one before it.
+        A depth that was seldom reached takes the probability of the depth before it.
         """
         chances, chance = [], DRAFT_PRIOR
         for depth in range(1, number + 1):
@@ -157,11 +158,11 @@ class Planner:
         return list(accumulate(chances, mul))
 
     def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
-        """Learn what a request's draws of `source` cost, made `together` with others', `behind` tokens caught up on."""
+        """Learn what one request's draws from `source` cost, with `together` requests and `behind` tokens caught up."""
         self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds, together)
 
     def observe_forward(self, width: int, milliseconds: float) -> None:
-        """Learn from one forward over `width` tokens, all sequences of the step together."""
+        """Learn from one forward over `width` tokens of all the step's sequences."""
         self.cost.observe(width, milliseconds)
         for gate in self._gates.values():
             gate.elapsed += milliseconds
@@ -178,12 +179,12 @@ class Planner:
             self._learn_from_draws(source, tree, verdict, plan.builder.runners_up)
 
     def calibrate(self, choice: Choice, parents: Int32s, verdict: Floats) -> None:
-        """Learn what candidates of these kinds are worth, in all requests."""
+        """Learn how often candidates in these bins are accepted, for all requests."""
         learned = self.calibration
         learn_from_verdict(learned.accepted, learned.seen, choice.bins, choice.node_of, parents, verdict)
 
     def _learn_from_draws(self, source: str, tree: CandidateTree, verdict: Floats, runners_up: Collection[int]) -> None:
-        """What a draft model chose counts whether it was drawn by its law or, in a greedy text, is a point."""
+        """Learn from a draft model's tokens, both sampled and (in greedy decoding) fixed candidates."""
         for node, parent in enumerate(tree.parents):
             if source in tree.sources[node] and verdict[parent]:
                 depth = min(int(tree.depths[node]), DEEPEST_DRAW)
@@ -192,7 +193,7 @@ class Planner:
 
 
 def _joined(proposals: Sequence[Candidates]) -> Nodes:
-    """All nodes behind each other. numpy's own concatenation looks up the record type anew, for longer than copying."""
+    """All nodes, concatenated. `np.concatenate` resolves the record type each time, which takes longer than copying."""
     if len(proposals) == 1:
         return proposals[0].nodes
     nodes, end = np.empty(sum(map(len, proposals)), NODE), 0

@@ -1,13 +1,12 @@
-"""How far to believe a source in the request at hand: what came true there of what was expected of it.
+"""How far to trust a source in the current request, from its expected and actual acceptances there.
 
-`Calibration` learns from all requests what a kind of candidate is worth. Where the memory is wrong for one request it
-is wrong in all kinds at once, and each would have to be seen failing by itself. So every request keeps, for every
-source, the acceptances that its candidates were believed to bring and those that came, and scales what the calibration
-says by their ratio:
+`Calibration` learns from all requests how often candidates in a bin are accepted. If the memory is wrong for one
+request, it is wrong in all bins at once, and each bin would have to fail separately. So every request counts, for every
+source, the acceptances that were expected and those that happened, and scales the calibrated estimates by their ratio:
 
     factor = min(1, (accepted + STRENGTH) / (expected + STRENGTH))
 
-A source that does better than expected is not believed more: its luck in one request is soon in the calibration too.
+A source that does better than expected is not trusted more: the calibration soon learns that anyway.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ import numpy as np
 from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
 
 STRENGTH = 2.0
-"""Expected acceptances that may fail to come before a source is believed half."""
+"""Expected acceptances that must fail before trust in a source is halved."""
 
 REMEMBERED = 0.98
-"""What counts of the outcomes before, each time that a candidate is judged: the text of an answer changes too.
+"""Factor by which earlier outcomes are discounted with each verified candidate, because an answer's text changes.
 
-So it does in a step in which none was judged, or a source that nobody asks any more would be doubted for ever.
+A step without a verified candidate discounts them too; otherwise a source that is no longer used would never recover.
 """
 
 
 class Trust:
-    """One request's experience with each source; without any, everybody is believed."""
+    """One request's experience with each source; a source without any is trusted fully."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[float, float]] = {}  # expected, accepted
 
     def factors(self, sources: Sequence[str]) -> Floats:
-        """How far to believe each of these sources, `[num_sources]` in (0, 1]."""
+        """How far to trust each of these sources, `[num_sources]` in (0, 1]."""
         return np.array([self._factor(source) for source in sources])
 
     def learn(self, sources: Sequence[str], outcomes: Floats) -> None:
-        """Take in what `outcomes_by_source` counted."""
+        """Add the counts of `outcomes_by_source`."""
         for source, (expected, accepted, remembered) in zip(sources, outcomes.tolist(), strict=True):
             before, kept = self._of.get(source, (0.0, 0.0)), min(remembered, REMEMBERED)
             self._of[source] = before[0] * kept + expected, before[1] * kept + accepted
@@ -51,11 +50,11 @@ class Trust:
 
 @compiled
 def outcomes_by_source(believed: Floats, counts: Int64s, nodes: Int32s, parents: Int32s, verdict: Floats) -> Floats:
-    """Acceptances expected and come, and what counts of those before, `[num_sources, 3]`, of a step's candidates.
+    """Expected acceptances, actual ones, and the factor for earlier ones, of a step's candidates, `[num_sources, 3]`.
 
-    Source s has the next `counts[s]` candidates; candidate i was `believed[i]` likely and became tree node `nodes[i]`
-    (-1: none); `parents` and `verdict` are those of `learn_from_verdict`. Only what hangs below an accepted node
-    counts.
+    Source s has the next `counts[s]` candidates. Candidate i had probability `believed[i]` and became tree node
+    `nodes[i]` (-1: none); `parents` and `verdict` are those of `learn_from_verdict`. Only candidates below an accepted
+    node count.
     """
     outcomes, begin = np.zeros((counts.size, 3)), 0
     for source in range(counts.size):

@@ -1,4 +1,4 @@
-"""What the machine is asked for: compiled loops, OpenMP threads, device memory, numbers on their way to a device.
+"""Access to the machine: compiled loops, threads, processes, device memory, copies to a device.
 
-Knows nothing of models, trees or requests; every other room may import it.
+Knows nothing of models, trees or requests; every other package may import it.
 """

@@ -1,7 +1,7 @@
-"""Work beside the caller's own, on threads that keep no process alive.
+"""Background work on daemon threads, which never keep a process alive.
 
-A process that ends finishes what was handed over, except for long work: that is interrupted at its next line of Python,
-or not begun. Threads of others are never interrupted, and those that count have ended by then.
+At exit, a process finishes submitted work, except for long work: that is interrupted at its next line of Python, or not
+started at all. Only threads of this module are ever interrupted.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ _LONG: set[int] = set()
 
 
 class Interrupted(SystemExit):
-    """Long work was left where it stood, since the process ends."""
+    """Raised inside long work to stop it, because the process is exiting."""
 
 
 class _Thread(threading.Thread):
-    """A thread of a `Background`, and what it has to do; None ends it."""
+    """A thread of a `Background` and its queue of jobs; the job None ends it."""
 
     def __init__(self, name: str, jobs: queue.SimpleQueue[Job | None], begin: Callable[[], object] | None) -> None:
         super().__init__(name=name, daemon=True)
         self.jobs, self._begin = jobs, begin
 
     def run(self) -> None:
-        """Do what comes, until it is None."""
+        """Run jobs until one is None."""
         if self._begin is not None:
             self._begin()
         while (job := self.jobs.get()) is not None:
             _do(*job)
-            del job  # whoever waits for the next one holds nothing of this one
+            del job  # do not keep the finished job alive while waiting for the next
 
 
 class Background(Executor, OfOneProcess):
-    """Runs work on at most `num_threads` threads, first come, first served; `begin` is called first on each.
+    """Runs work on at most `num_threads` threads, first come, first served; each thread calls `begin` first.
 
-    The threads end with `shutdown`, with this object, or with the process.
+    The threads end with `shutdown`, when this object is garbage-collected, or at process exit.
     """
 
     instead = "make one in the process that uses it"
@@ -63,12 +63,12 @@ class Background(Executor, OfOneProcess):
         weakref.finalize(self, _end, self._jobs, self._threads).atexit = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Queue a call; what it raises is in the future. Raises RuntimeError after `shutdown`."""
+        """Queue a call; its future carries the result or exception. Raises RuntimeError after `shutdown`."""
         self.check_process()
         future: Future[Any] = Future()
         with self._gate:
             if self._closed:
-                raise RuntimeError(f"{self._name} was shut down and takes no more work")
+                raise RuntimeError(f"{self._name} has been shut down and takes no more work")
             self._jobs.put((future, partial(fn, *args, **kwargs)))
             if len(self._threads) < self._num_threads:
                 self._threads.append(_Thread(f"{self._name}_{len(self._threads)}", self._jobs, self._begin))
@@ -76,7 +76,7 @@ class Background(Executor, OfOneProcess):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more work, and end when what was handed over is done; with `cancel_futures` what has begun."""
+        """Take no more work; end once submitted work is done, or with `cancel_futures` once started work is done."""
         if not self.is_here:
             return
         with self._gate:
@@ -92,7 +92,7 @@ class Background(Executor, OfOneProcess):
 
 @contextmanager
 def long_work() -> Iterator[None]:
-    """A block that a thread of a `Background` leaves when the process ends; on other threads it is like any."""
+    """A block that a `Background` thread leaves when the process exits; on other threads it has no effect."""
     if not isinstance(threading.current_thread(), _Thread):
         yield
         return
@@ -105,23 +105,23 @@ def long_work() -> Iterator[None]:
     finally:
         with _INTERRUPTING:
             _LONG.discard(thread)
-            _raise_in(thread, None)  # an interruption that came at the very end must not hit what follows
+            _raise_in(thread, None)  # an interruption at the very end must not hit what follows
 
 
 def ending() -> bool:
-    """Whether the process ends: long work gives up."""
+    """Whether the process is exiting, so that long work should stop."""
     return _ENDING.is_set()
 
 
 def interrupt_long_work() -> None:
-    """The process ends: leave what takes long."""
+    """Stop all long work, because the process is exiting."""
     _ENDING.set()
     with _INTERRUPTING:
         for thread in _LONG:
             _raise_in(thread, Interrupted)
     faiss = sys.modules.get("faiss")
     if _LONG and faiss is not None:
-        faiss.TimeoutCallback.reset(1e-6)  # a round of clustering takes seconds; it asks between its blocks
+        faiss.TimeoutCallback.reset(1e-6)  # clustering takes seconds, but checks its timeout between blocks
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

@@ -1,7 +1,7 @@
-"""Compiles the inner loops of drafting: plain Python functions on numpy arrays, which numba translates when called.
+"""Compiles the inner loops of drafting: plain Python functions on numpy arrays, which numba compiles on first call.
 
-The machine code is kept on disk beside the source (or in the user's cache folder), so only the first process waits a
-few seconds. `NUMBA_BOUNDSCHECK=1` checks every index; the tests run so.
+The machine code is cached on disk beside the source (or in the user's cache folder), so only the first process waits a
+few seconds. `NUMBA_BOUNDSCHECK=1` checks every index; the tests set it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """The function as machine code that runs without the interpreter's lock."""
+    """Compile a function to machine code that releases the GIL."""
     return cast(Function, njit(cache=True, nogil=True)(function))
 
 
 @compiled
 def contains(values: Int32s, value: int) -> bool:
-    """Whether `value` is among a few `values`."""
+    """Whether `value` is among `values`, by linear search."""
     return bool((values == value).any())

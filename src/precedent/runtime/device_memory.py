@@ -1,4 +1,4 @@
-"""How much memory a device has left, and how to leave more."""
+"""How much memory a device has left, and how to free more."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 
 UNKNOWN = 4 * 2**30
-"""Assumed where the system does not tell, in bytes."""
+"""Bytes assumed to be free if the system does not report any figure."""
 
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that could be allocated on `device` now; on a CPU also within the container's limit."""
+    """Bytes that can be allocated on `device` now; on a CPU, within the container's limit too."""
     if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch keeps it at hand
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by torch
         return int(torch.cuda.mem_get_info(device)[0]) + unused
     if device.type == "mps":
         return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
@@ -26,14 +26,14 @@ def free_bytes(device: torch.device) -> int:
 
 
 def give_back() -> None:
-    """Give back to the system what nobody holds any more, and torch keeps at hand."""
+    """Collect garbage and return the memory that torch caches to the system."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def _available_to_system() -> int | None:
-    """What Linux calls available; elsewhere half of the physical memory."""
+    """Linux's MemAvailable; elsewhere half of the physical memory."""
     for line in _read(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

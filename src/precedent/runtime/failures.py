@@ -1,4 +1,4 @@
-"""What a caller is told when something outside this package fails: one of our errors, with the cause behind it."""
+"""Turns failures of other libraries into this package's errors, with the cause attached."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import torch
 from precedent.errors import GenerationError, PrecedentError
 
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-"""How torch words it where it raises a plain RuntimeError: on a CPU, and on some accelerators."""
+"""Words in the plain RuntimeError that torch raises on a CPU and on some accelerators."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on whichever device."""
+    """Whether memory ran out, on any device."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 class OutOfMemory(GenerationError):
-    """Memory ran out while this request was worked on; the others go on."""
+    """Memory ran out while serving this request; the others continue."""
 
 
 def as_ours(error: Exception, doing: str) -> PrecedentError:
-    """The error that a request fails with; `doing` says what was going on, as in "prefilling 812 tokens"."""
+    """The error to fail a request with; `doing` says what was going on, as in "prefilling 812 tokens"."""
     if isinstance(error, PrecedentError):
         return error
     if is_out_of_memory(error):

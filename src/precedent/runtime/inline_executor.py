@@ -1,4 +1,4 @@
-"""An executor without threads, for where there is nothing to overlap: replays and scripted models."""
+"""An executor without threads, for work with nothing to overlap: replays and scripted models."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class AtOnce(Executor):
-    """Runs work where it is submitted."""
+    """Runs work at once, on the submitting thread."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run it now; what it raises is in the future."""
+        """Run the call now; its future carries the result or exception."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))

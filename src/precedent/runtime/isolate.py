@@ -1,4 +1,4 @@
-"""Together, and one by one if that fails: so that a failure is felt by the one at fault alone."""
+"""Batched work that falls back to one item at a time, so that only the item at fault fails."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def together(
     act: Callable[[Sequence[Item]], Sequence[Result]],
     fail: Callable[[Item, Exception], None],
 ) -> list[tuple[Item, Result]]:
-    """What `act` makes of all items at once; if it raises, of each alone, and `fail` hears of those that raise then.
+    """Call `act` on all items at once; if it raises, on each alone, and call `fail` for those that raise again.
 
-    `act` returns one result per item and may be called again. Returns the items that succeeded with their results.
+    `act` returns one result per item and may be called more than once. Returns the items that succeeded, with their
+    results.
     """
     if not items:
         return []

@@ -1,6 +1,6 @@
-"""How much of the processors other programs take: what a measured time is worth depends on it.
+"""How much processor time other programs take: it decides whether a measured time can be trusted.
 
-From `/proc/stat`, as Linux counts it, else from psutil where it is installed.
+Reads Linux's `/proc/stat`, or elsewhere psutil if it is installed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 STAT = Path("/proc/stat")
 
 BUSY_SHARE = 0.1
-"""Other programs' share of the processors above which a measured time is doubted."""
+"""Share of processor time taken by other programs above which a measured time is not trusted."""
 
 IDLE_COLUMNS = (3, 4)
-"""Of a processor's line in `/proc/stat`: idle, and idle while a disk is waited for."""
+"""Columns of a processor's line in `/proc/stat`: idle, and idle while waiting for a disk."""
 
 GUEST_COLUMNS = (8, 9)
-"""Time of virtual machines, which the columns before count already."""
+"""Columns with the time of virtual machines, which earlier columns already include."""
 
 
 class CpuTimes(NamedTuple):
-    """Seconds since some moment: by the clock, of work on the processors, and of this process's part of it."""
+    """Seconds by the clock, of work on all processors and of this process's work, and the number of processors."""
 
     clock: float
     busy: float
@@ -34,9 +34,9 @@ class CpuTimes(NamedTuple):
 
 
 class OtherPrograms:
-    """Watches what other programs take of the processors that this process may run on.
+    """Watches how much time other programs take on the processors that this process may use.
 
-    `read` gives the times; None from it means that this machine does not tell.
+    `read` returns the times, or None if this machine does not report them.
     """
 
     def __init__(self, read: Callable[[], CpuTimes | None] | None = None) -> None:
@@ -44,26 +44,26 @@ class OtherPrograms:
         self._before = self._read()
 
     def share(self) -> float | None:
-        """Their share of the processors' time since this was made or last asked, 0 to 1; None where nobody can tell.
+        """Other programs' share of processor time since the last call (or creation), 0 to 1; None if unknown.
 
-        The kernel counts in hundredths of a second, so that a window of less than one second says little.
+        The kernel counts in hundredths of a second, so a window of less than one second says little.
         """
         before, self._before = self._before, self._read()
         return share_of_others(before, self._before)
 
 
 def share_of_others(before: CpuTimes | None, after: CpuTimes | None) -> float | None:
-    """What other programs took of the processors' time between two readings, 0 to 1; None where nobody can tell."""
+    """Other programs' share of processor time between two readings, 0 to 1; None if unknown."""
     if before is None or after is None or after.clock <= before.clock:
         return None
     busy, own = after.busy - before.busy, after.own - before.own
-    if busy < own / 2:  # the counters stand still, as in some sandboxes
+    if busy < own / 2:  # the counters do not move, as in some sandboxes
         return None
     return min(1.0, max(0.0, busy - own) / (after.processors * (after.clock - before.clock)))
 
 
 def cpu_times(stat: Path = STAT) -> CpuTimes | None:
-    """The times now; None where the system does not tell them."""
+    """The times now; None if the system does not report them."""
     busy = _from_proc(stat) or _from_psutil()
     if busy is None:
         return None
@@ -73,7 +73,7 @@ def cpu_times(stat: Path = STAT) -> CpuTimes | None:
 
 
 def _from_proc(stat: Path) -> tuple[float, int] | None:
-    """Seconds of work on the processors that this process may use, and their number. Stolen time is others' work."""
+    """Seconds of work on the processors that this process may use, and their number; includes stolen time."""
     try:
         lines = stat.read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,8 +1,8 @@
 """The OpenMP library that torch runs on, and its threads.
 
-Every thread that computes gets workers of its own, which it keeps. GNU's library takes as many as there are processors
-to be welcome: with more of them each wait becomes a sleep in the kernel, and a forward over few rows waits some hundred
-times. So whoever has nothing left to compute lets its workers go; to get others takes less than one such forward loses.
+Every thread that computes gets workers of its own and keeps them. With more workers than processors, GNU's library
+sleeps in the kernel at each wait, and a forward over few rows waits some hundred times. So a thread with nothing left
+to compute releases its workers; getting new ones costs less than one such forward loses.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 _SOFT = 1
-"""`omp_pause_soft`: the threads go, what they were told stays."""
+"""`omp_pause_soft`: ends the threads, keeps the settings."""
 
 
 def release_workers() -> None:
-    """Let the calling thread's workers go; does nothing where torch runs on something else than GNU's OpenMP.
+    """Release the calling thread's workers, if it will not compute for a while; the next computation gets new ones.
 
-    For a thread that will not compute for a while. The next computation gets new ones.
+    Does nothing unless torch runs on GNU's OpenMP.
     """
     pause = _pause()
     if pause is not None:
@@ -29,16 +29,16 @@ def release_workers() -> None:
 
 
 def openmp_function(name: str) -> Any:
-    """A function of the OpenMP library that torch runs on; None where there is none.
+    """A function of the OpenMP library that torch runs on, or None if there is none.
 
-    A second library would keep threads of its own, which spin while torch's want the cores.
+    A second library would keep threads of its own, which spin while torch's threads need the cores.
     """
     path = _library()
     return getattr(ctypes.CDLL(path), name, None) if path else None
 
 
 def _release_before_fork() -> None:
-    """Let the forking thread's workers go, of every GNU library: the forked process would wait for them for ever."""
+    """Release the forking thread's workers in every GNU library; the forked process would wait for them forever."""
     if {"torch", "faiss"} & sys.modules.keys():
         for path in _loaded_libraries():
             if "gomp" in Path(path).name:
@@ -57,7 +57,7 @@ def _pause() -> Any:
 
 @cache
 def _library() -> str | None:
-    import torch  # who only keeps vectors does not need it
+    import torch  # here: a process that only stores vectors does not need it
 
     if "OpenMP" not in torch.__config__.parallel_info():
         return None
@@ -65,7 +65,7 @@ def _library() -> str | None:
 
 
 def _loaded_libraries() -> list[str]:
-    """Files of the shared libraries in this process, torch's own first."""
+    """Files of the shared libraries in this process, those of torch first."""
     try:
         with Path("/proc/self/maps").open() as maps:
             files = {line.split(maxsplit=5)[-1].strip() for line in maps if "/" in line}

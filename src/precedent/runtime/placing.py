@@ -1,4 +1,4 @@
-"""Numbers from the host to a device without waiting for it."""
+"""Copies numbers from the host to a device without waiting for it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def placed(numbers: NDArray[Any], device: torch.device) -> Tensor:
-    """A tensor of these numbers on `device`, on a CPU over the same memory.
+    """A tensor of these numbers on `device`; on a CPU it shares their memory.
 
-    For CUDA they pass through pinned memory, which torch reuses only when the copy is done: a copy from anywhere else
-    would make the host wait for all work before it.
+    For CUDA they pass through pinned memory, which torch reuses only after the copy. A copy from pageable memory would
+    make the host wait for all earlier work.
     """
     host = torch.from_numpy(numbers)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

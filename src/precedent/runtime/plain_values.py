@@ -1,4 +1,4 @@
-"""What is asked of callers' values: numbers that are numbers, texts that are Unicode, nesting that can be walked."""
+"""Checks of callers' values: numbers are finite, texts are valid Unicode, nesting is bounded."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from precedent.errors import ConfigError, PrecedentError
 
 MOST_DEEP = 100
-"""Nesting of lists and dicts that is taken: everything that walks a schema or an argument is recursive."""
+"""Deepest accepted nesting of lists and dicts: code that walks a schema or an argument is recursive."""
 
 MOST_SHOWN = 300
-"""Characters of a value that an error shows."""
+"""Most characters of a value that an error message shows."""
 
 REALLY_NEAR = 0.8
-"""Likeness (`difflib`) from which another name is thought to be meant: a letter or two of ten."""
+"""Similarity (`difflib`) from which a known name is suggested: one or two letters in ten differ."""
 
 
 def is_whole(value: object) -> bool:
-    """True for an integer of Python or NumPy; True and False are none."""
+    """True for a Python or NumPy integer; booleans do not count."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """True for a finite real number of Python or NumPy; True and False are none."""
+    """True for a finite real number of Python or NumPy; booleans do not count."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     try:
@@ -36,7 +36,7 @@ def is_number(value: object) -> bool:
 
 
 def check_plain(what: str, value: Any, error: type[PrecedentError] = ConfigError) -> None:
-    """Raise `error` if a text in `value` holds a lone surrogate, or if its lists and dicts are nested too deep.
+    """Raise `error` if a text in `value` holds a lone surrogate, or if its lists and dicts are nested too deeply.
 
     Walks keys and values of mappings and items of lists and tuples; anything else passes.
     """
@@ -63,12 +63,12 @@ def _check_text(what: str, text: str, error: type[PrecedentError]) -> None:
 
 
 def shown(value: object) -> str:
-    """A value as an error names it: in one line that is not endless."""
+    """A value's `repr` for an error message: one line, shortened if long."""
     text = repr(value).replace("\n", " ")
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def nearest(name: object, known: Iterable[object]) -> str | None:
-    """The known name that differs from `name` by a slip of the pen, None where there is none."""
+    """The known name of which `name` looks like a misspelling, or None."""
     found = difflib.get_close_matches(str(name), [str(one) for one in known], n=1, cutoff=REALLY_NEAR)
     return found[0] if found else None

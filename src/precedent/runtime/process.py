@@ -1,9 +1,9 @@
-"""What belongs to one process.
+"""Fork safety: objects that belong to one process, and locks that survive a fork.
 
-A forked process has its parent's memory, but of its threads only the one that forked: whoever waits for another waits
-for ever, and a lock that another one held stays held. What cannot go along says so at once; the rest begins anew. Locks
-inside of native libraries (such as that of Intel MKL's memory) cannot begin anew: a fork waits a while until no thread
-of ours computes, and where one still does, nothing is computed in the new process.
+A forked process copies its parent's memory, but only the thread that forked: waiting for another thread would hang, and
+a lock that another thread held stays locked. Objects that cannot survive a fork refuse use in the new process; the
+others start afresh. Locks inside native libraries (such as Intel MKL's memory lock) cannot be reset. So a fork waits a
+while until none of our threads computes; if one still does, the new process refuses to compute.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from typing import Any, ClassVar, NoReturn, Self
 from precedent.errors import PrecedentError, UnsupportedError
 
 PATIENCE = 3.0
-"""Seconds that a fork waits for threads that compute: an engine's step is over by then, the loading of a model not."""
+"""Seconds that a fork waits for computing threads: enough for an engine's step, not for loading a model."""
 
 
 class _Forks:
-    """How often this process was forked from another since the package was imported, and whether amid computing."""
+    """How many forks lie between the import of this package and this process, and whether one interrupted computing."""
 
     number = 0
     amid_computing = False
     one_at_a_time = threading.Lock()
     over = threading.Event()
-    """Not set while a thread forks: nobody begins to compute meanwhile."""
+    """Cleared while a thread forks; no other thread starts computing meanwhile."""
 
     over.set()
 
 
 _COMPUTING: dict[int, int] = {}
-"""How many blocks of `computing` each thread is in."""
+"""How many nested `computing` blocks each thread is in."""
 
 _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def this_process() -> int:
-    """Which process this is: another number in each that is forked from it. The system's numbers come again."""
+    """A number that changes with every fork; unlike process ids, it is not reused."""
     return _Forks.number
 
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """A block in which this thread may hold locks of native libraries; it is not begun while another thread forks."""
+    """A block in which this thread may hold locks of native libraries; it does not start while another thread forks."""
     thread = threading.get_ident()
     if thread not in _COMPUTING:
         _Forks.over.wait()
@@ -62,22 +62,22 @@ def computing() -> Iterator[None]:
 
 
 def check_fork() -> None:
-    """Raise UnsupportedError where this process was forked while another thread was computing: it could hang."""
+    """Raise UnsupportedError if this process was forked while another thread was computing: it could hang."""
     if _Forks.amid_computing:
         raise UnsupportedError(
-            "this process was forked while another thread was loading or running a model, which may have left locks of "
-            "native libraries behind: fork before, or while models rest, or start processes by spawn"
+            "this process was forked while another thread was loading or running a model, so locks of native libraries "
+            "may still be held: fork before, or while no model runs, or start processes with spawn"
         )
 
 
 def in_forked_processes(begin: Callable[[], None]) -> None:
-    """Call a function in every process that is forked from this one, before anything else runs there."""
+    """Call `begin` in every process forked from this one, before anything else runs there."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=begin)
 
 
 class Lock:
-    """A lock for `with` that is free in a forked process, whoever held it in the parent."""
+    """A lock for `with` that is free in a forked process, even if a thread held it in the parent."""
 
     def __init__(self) -> None:
         self._lock = self._held = threading.Lock()
@@ -86,7 +86,7 @@ class Lock:
     def __enter__(self) -> None:
         lock = self._lock
         lock.acquire()
-        self._held = lock  # the one to release: a fork within the block gives the other process a new one
+        self._held = lock  # the one to release: a fork within the block replaces `_lock` in the new process
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -94,32 +94,32 @@ class Lock:
         self._held.release()
 
     def renew(self) -> None:
-        """Begin with a lock that nobody holds."""
+        """Replace the lock with a free one."""
         self._lock = threading.Lock()
 
 
 class OfOneProcess:
-    """Stays in the process that made it: refused in a forked one, not pickled; its copies are itself."""
+    """An object that works only in the process that made it; it cannot be pickled, and copying returns itself."""
 
     instead: ClassVar[str]
-    """What to do instead of taking it along, for errors."""
+    """What to do instead, for error messages."""
 
     refused_as: ClassVar[type[PrecedentError]] = UnsupportedError
     _made_in: int
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
-        """Note the process; `__init__` is the subclass's own."""
+        """Record the current process, so that subclasses need not call `super().__init__`."""
         made = super().__new__(cls)
         made._made_in = _Forks.number
         return made
 
     @property
     def is_here(self) -> bool:
-        """True unless this process was forked since."""
+        """True unless this process was forked after the object was made."""
         return self._made_in == _Forks.number
 
     def check_process(self) -> None:
-        """Raise an error where this process was forked after it was made."""
+        """Raise `refused_as` if this process was forked after the object was made."""
         if not self.is_here:
             raise self.refused_as(f"this {type(self).__name__} was made before the process was forked: {self.instead}")
 

@@ -1,8 +1,8 @@
-"""What happens to a row of logits at a node: `(output_ids, row) -> row`, with that node's own path.
+"""Constraints on a node's row of logits: penalties, biases and masks, as functions `(output_ids, row) -> row`.
 
-`output_ids` are the tokens after the prompt: the committed answer and then the node's path in the candidate tree. The
-same function is applied to target and draft model alike, so that both distributions are over the same tokens. A row has
-an entry for every id of the tokenizer; columns of a wider output head are cut off before.
+`output_ids` are the tokens after the prompt: the committed answer, then the node's path in the candidate tree. The
+target and the draft model apply the same function, so that both distributions cover the same tokens. A row has one
+entry per token id of the tokenizer; the extra columns of a wider output head have been cut off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from precedent.sampling.row_shaper import RowShaper, forced_tokens, shaped_rows
 
 
 class RepetitionPenalty:
-    """Makes tokens that occurred in the prompt or the answer less likely (Keskar et al. 1909.05858, section 4.1)."""
+    """Makes tokens that occur in the prompt or the answer less likely (Keskar et al. 1909.05858, section 4.1)."""
 
     def __init__(self, prompt_ids: Sequence[int], penalty: float) -> None:
         self._prompt_ids, self._penalty = frozenset(prompt_ids), penalty
@@ -34,7 +34,7 @@ class RepetitionPenalty:
         return row
 
     def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor:
-        """The same to each row, which takes the host no time."""
+        """Penalise all rows at once, without waiting for the device."""
         shared, size = commonprefix(paths), rows.shape[-1]  # noqa: RUF071 (of token ids, not of names of files)
         places = [row * size + token for row, path in enumerate(paths) for token in path[len(shared) :] if token < size]
         seen = torch.zeros_like(rows, dtype=torch.bool)
@@ -61,7 +61,7 @@ class LogitBias:
         return self._biased(row)
 
     def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor:
-        """The same to each row, whatever precedes it."""
+        """Add the biases to all rows at once."""
         return self._biased(rows)
 
     def _biased(self, rows: Tensor) -> Tensor:
@@ -70,9 +70,9 @@ class LogitBias:
 
 
 class OccurrencePenalty:
-    """Lowers the logits of tokens that occurred in the answer: OpenAI's `frequency_penalty` and `presence_penalty`.
+    """Lowers the logits of tokens that occur in the answer: OpenAI's `frequency_penalty` and `presence_penalty`.
 
-    A token that occurred n times loses n times `frequency`, and `presence` once. The prompt does not count.
+    A token that occurs n times loses n times `frequency`, and `presence` once. The prompt does not count.
     """
 
     def __init__(self, frequency: float, presence: float) -> None:
@@ -86,7 +86,7 @@ class OccurrencePenalty:
         return row.index_copy_(0, places, row[places] - _values(self._penalties(counts, ids), row))
 
     def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor:
-        """The same to each row: what all paths share is counted once, then what each has of its own."""
+        """Penalise all rows at once: count the prefix that all paths share, then the rest of each path."""
         shared, rows = commonprefix(paths), _wide(rows)  # noqa: RUF071 (of token ids, not of names of files)
         size, counts = rows.shape[-1], Counter(shared)
         ids = [token for token in counts if token < size]
@@ -99,7 +99,7 @@ class OccurrencePenalty:
     def _behind(
         self, shared: Sequence[int], counts: Counter[int], paths: Sequence[tuple[int, ...]], size: int
     ) -> tuple[list[int], list[float]]:
-        """Where the tokens that a path has of its own stand in all rows, laid end to end, and their penalties."""
+        """Penalties of the tokens behind the shared prefix, and their places in the flattened rows."""
         places, values = list[int](), list[float]()
         for number, path in enumerate(paths):
             own = Counter(path[len(shared) :])
@@ -120,17 +120,17 @@ def _indices(ids: Sequence[int], rows: Tensor) -> Tensor:
 
 
 def _values(values: Sequence[float], rows: Tensor) -> Tensor:
-    """Numbers of the rows' own dtype, beside them."""
+    """The values as a tensor on the rows' device: float64 for float64 rows, else float32."""
     return placed(np.array(values, dtype=np.float64 if rows.dtype == torch.float64 else np.float32), rows.device)
 
 
 def _wide(rows: Tensor, *, copy: bool = False) -> Tensor:
-    """At least float32, as transformers penalises."""
+    """The rows in at least float32, the precision in which transformers applies penalties."""
     return rows.to(torch.float64 if rows.dtype == torch.float64 else torch.float32, copy=copy)
 
 
 class Chain:
-    """Applies several constraints one after the other."""
+    """Applies several constraints in order."""
 
     def __init__(self, constraints: Sequence[RowShaper]) -> None:
         self._constraints = tuple(constraints)
@@ -149,18 +149,18 @@ class Chain:
         return shaped
 
     def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
-        """What one of them forces, all must allow: the longest of their answers."""
+        """The longest answer of any constraint: tokens forced by one are forced for all."""
         return max((forced_tokens(constraint, output_ids) for constraint in self._constraints), key=len, default=())
 
 
 def constraints_for(
     params: SamplingParams, prompt_ids: Sequence[int], grammar: RowShaper | None = None
 ) -> RowShaper | None:
-    """The constraints that `params` asks for and the request's grammar, or None when rows stay as they are.
+    """The constraints from `params` and the request's grammar, or None if rows stay unchanged.
 
-    Biases and penalties come in the order of transformers and vLLM: bias, repetition, frequency and presence.
+    Biases and penalties apply in the order of transformers and vLLM: bias, repetition, frequency and presence.
     """
-    wanted: list[RowShaper] = []  # masks first, which may turn out not to be found together
+    wanted: list[RowShaper] = []  # the grammar first: its `shape_all` may give up, and nothing is computed in vain
     if grammar is not None:
         wanted.append(grammar)
     if params.logit_bias:

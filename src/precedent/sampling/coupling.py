@@ -1,8 +1,8 @@
-"""Shared noise: a token that is a function of a law and of (seed, position) alone, and has that law.
+"""Coupled sampling: a sample from a distribution that depends only on the distribution and on (seed, position).
 
-The Gumbel-max trick without its logarithms: `argmax(probs / noise)`, where the noise is standard exponential. Two
-models that choose with the same seed and position agree far more often than two that draw (Daliri et al. 2408.07978).
-The noise of a token is a hash of (seed, position, token id): any device finds it, without the noise before it.
+It is the Gumbel-max trick without logarithms: `argmax(probs / noise)` with standard exponential noise. Two models that
+choose with the same seed and position agree far more often than two that sample independently (Daliri et al.
+2408.07978). A token's noise is a hash of (seed, position, token id), so any device can compute it on its own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from precedent.runtime.placing import placed
 SMALLEST = 2.0**-54  # half the step of a uniform number in [0, 1)
 STEP = 2.0**-53
 AT_ONCE = 1024
-"""Tokens whose hashes the processor computes side by side."""
+"""Tokens hashed in one vectorised loop."""
 
 ROUNDING = 1e-15
-"""More than the rounding of `1 - x` and of a logarithm near 1."""
+"""Larger than the rounding errors of `1 - x` and of a logarithm near 1."""
 
 # SplitMix64 (Steele, Lea and Flood 2014): the increment, and the two factors of its finalizer
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -34,17 +34,17 @@ _30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
 
 def noise_key(seed: int, position: int) -> int:
-    """The 64 bits under which the tokens at a position of the output have their noise; any int is a seed."""
+    """The 64-bit key of the noise at one output position; any int is a seed."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {position}".encode(), digest_size=8).digest(), "little")
 
 
 def coupled_noise(seed: int, position: int, vocab_size: int) -> Tensor:
-    """Standard exponential noise `[vocab_size]` (float64, CPU): a function of (seed, position, token id) alone."""
+    """Standard exponential noise `[vocab_size]` (float64, CPU) that depends only on (seed, position, token id)."""
     return noise_of([noise_key(seed, position)], vocab_size, torch.device("cpu"))[0]
 
 
 def coupled_choice(probs: Tensor, seed: int, position: int) -> int:
-    """A sample from `probs` `[vocab_size]`, a function of them and of (seed, position); the lowest id on ties."""
+    """A sample from `probs` `[vocab_size]` that depends only on them and (seed, position); the lowest id on ties."""
     key = noise_key(seed, position)
     if not probs.is_cpu:
         return int(chosen(probs[None], [key]))
@@ -53,7 +53,7 @@ def coupled_choice(probs: Tensor, seed: int, position: int) -> int:
 
 
 def chosen(probs: Tensor, keys: Sequence[int]) -> Tensor:
-    """The choices of several rows `[rows, vocab_size]`, one key each: `[rows]`, on the device; nothing is read back."""
+    """The choice for each row of `probs` `[rows, vocab_size]`, one key per row: `[rows]`, left on the device."""
     distinct = list(dict.fromkeys(keys))
     noise = noise_of(distinct, probs.shape[-1], probs.device)
     which = placed(np.array([distinct.index(key) for key in keys], dtype=np.int64), probs.device)
@@ -61,7 +61,7 @@ def chosen(probs: Tensor, keys: Sequence[int]) -> Tensor:
 
 
 def noise_of(keys: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
-    """The noise under each key, `[keys, vocab_size]` in float64."""
+    """The noise of each key, `[num_keys, vocab_size]` in float64."""
     begun = placed(np.array(keys, dtype=np.uint64).view(np.int64), device)
     hashed = begun[:, None] + torch.arange(1, vocab_size + 1, device=device) * _signed(GOLDEN)
     hashed = (hashed ^ _shifted(hashed, 30)) * _signed(FIRST)
@@ -71,25 +71,25 @@ def noise_of(keys: Sequence[int], vocab_size: int, device: torch.device) -> Tens
 
 
 def exponential(uniform: Tensor) -> Tensor:
-    """Standard exponential numbers from uniform ones in [0, 1), neither 0 nor infinite: scores of 0 must stay below."""
+    """Standard exponential numbers from uniform ones in [0, 1), never 0 nor infinite: a probability of 0 never wins."""
     return -uniform.clamp(min=SMALLEST).log()
 
 
 def _signed(number: int) -> int:
-    """The same 64 bits as torch's integers have them."""
+    """The same 64 bits as a signed integer, the only kind that torch computes with."""
     return number - (1 << 64) if number >> 63 else number
 
 
 def _shifted(numbers: Tensor, by: int) -> Tensor:
-    """Shifted to the right as if they had no sign."""
+    """Logical (unsigned) right shift."""
     return (numbers >> by) & ((1 << (64 - by)) - 1)
 
 
 @compiled
 def _choice(probs: NDArray[np.floating], key: np.uint64) -> int:
-    """`argmax(probs / noise)`; logarithms are taken only where a token may win.
+    """`argmax(probs / noise)`; takes logarithms only of tokens that may win.
 
-    One that is to beat `best` needs noise below `t = p / best`, that is a uniform number above `exp(-t) >= 1 - t`.
+    To beat `best` a token needs noise below `t = p / best`, that is, a uniform number above `exp(-t) >= 1 - t`.
     """
     best, at, over = 0.0, 0, math.inf
     uniform = np.empty(AT_ONCE, np.float64)

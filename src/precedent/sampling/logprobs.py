@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens that were committed, taken from the rows that verification read anyway."""
+"""Log-probabilities of committed tokens, from the rows that verification reads anyway."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class LogitRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of the answer, the natural logarithm of its probability, and `(token id, logarithm)` of the likeliest.
+    """A token of the answer, its log-probability (natural), and `(token id, log-probability)` of the likeliest tokens.
 
-    Probabilities are the target model's at temperature 1, after constraints and before truncation: they do not depend
-    on how the token was chosen, nor on who had proposed it.
+    Probabilities are the target model's at temperature 1, after constraints and before truncation. They depend neither
+    on how the token was chosen nor on which drafter proposed it.
     """
 
     token_id: int
@@ -34,7 +34,7 @@ class TokenLogprob:
 def logprobs_of(
     rows: LogitRows, nodes: Sequence[int], token_ids: Sequence[int], num_top: int | None
 ) -> tuple[TokenLogprob, ...]:
-    """The log-probabilities of `token_ids`, each of which follows its node; nothing where `num_top` is None.
+    """The log-probabilities of `token_ids`, each of which follows its node in `nodes`; empty if `num_top` is None.
 
     Costs one softmax over the vocabulary per token.
     """
@@ -50,5 +50,5 @@ def logprobs_of(
 
 
 def _likeliest(token_ids: Sequence[int], logprobs: Sequence[float]) -> tuple[tuple[int, float], ...]:
-    """Pairs of them, without those that a constraint forbids."""
+    """Pairs of token id and log-probability, without tokens that a constraint forbids."""
     return tuple((token, value) for token, value in zip(token_ids, logprobs, strict=True) if value > -math.inf)

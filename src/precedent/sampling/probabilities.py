@@ -9,16 +9,16 @@ from torch import Tensor
 from precedent.config import SamplingParams
 
 INFINITY, NEGATIVE_INFINITY = 0x7F80, 0xFF80  # as bits of bfloat16
-COLDEST = 1e-30  # below this temperature float32 logits overflow; one-hot (shared by exact ties) long before
+COLDEST = 1e-30  # colder, float32 logits overflow; probabilities are one-hot (shared by exact ties) long before
 
 
 def largest_id(row: Tensor) -> int:
-    """The lowest id of the largest number of a row `[vocab_size]`, or of a NaN if one is there."""
-    return largest(row)[1] if row.is_cpu else int(row.argmax())  # the number itself would cost a GPU another wait
+    """The lowest id of the largest number of a row `[vocab_size]`, or the id of a NaN if it holds one."""
+    return largest(row)[1] if row.is_cpu else int(row.argmax())  # on a GPU, reading the number is a second wait
 
 
 def largest(row: Tensor) -> tuple[float, int]:
-    """The largest number of a row `[vocab_size]`, or a NaN if one is there, and the lowest id that has it."""
+    """The largest number of a row `[vocab_size]`, or NaN if it holds one, and its lowest id."""
     if not row.is_cpu:
         value, token = torch.stack([number.double() for number in row.max(-1)]).tolist()
         return value, int(token)
@@ -26,20 +26,20 @@ def largest(row: Tensor) -> tuple[float, int]:
     if row.dtype == torch.bfloat16:
         bits = values.view(torch.int16).numpy()
         token = int(bits.argmax())
-        # Bits of positive numbers are ordered as the numbers are, those of NaN lie above infinity's, whatever the sign.
+        # The bits of positive numbers sort like the numbers; those of NaN lie above infinity's, for either sign.
         if 0 < bits[token] <= INFINITY and bits.view(np.uint16).max() <= NEGATIVE_INFINITY:
             return float(values[token]), token
     wide = values if row.dtype in (torch.float32, torch.float64) else values.float()
     numbers = wide.numpy()
-    token = int(numbers.argmax())  # several times as fast as torch's, most of all in bfloat16
+    token = int(numbers.argmax())  # several times as fast as torch's argmax, especially in bfloat16
     return float(numbers[token]), token
 
 
 def probs_of(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Probabilities of logits `[..., vocab_size]` under `params` (temperature, top-k, top-p, min-p in this order).
+    """Probabilities of logits `[..., vocab_size]` under `params` (temperature, top-k, top-p, min-p, in this order).
 
-    float32, or float64 for float64 logits. At temperature 0 a row is one-hot at the argmax (lowest id on ties).
-    The order and the meaning of the warpers are those of transformers' logits processors.
+    The result is float32, or float64 for float64 logits. At temperature 0 a row is one-hot at the argmax (lowest id on
+    ties). Order and meaning of the warpers follow transformers' logits processors.
     """
     rows = logits if logits.dtype == torch.float64 else logits.float()
     if params.greedy:
@@ -62,7 +62,7 @@ def _keep_top_k(rows: Tensor, top_k: int) -> Tensor:
 
 
 def _keep_top_p(probs: Tensor, top_p: float) -> Tensor:
-    ordered, index = probs.sort()  # ascending, as transformers does: the tail whose mass is <= 1 - top_p goes
+    ordered, index = probs.sort()  # ascending, as in transformers: drop the tail whose mass is <= 1 - top_p
     dropped = ordered.cumsum(-1) <= 1.0 - top_p
     dropped[..., -1] = False
     kept = probs.masked_fill(torch.zeros_like(dropped).scatter_(-1, index, dropped), 0.0)

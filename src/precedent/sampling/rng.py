@@ -1,7 +1,7 @@
-"""Random numbers: the only place they come from.
+"""The only source of random numbers.
 
-They are counter-based: a number depends on (request entropy, step, node, purpose) and on nothing else. So the order in
-which numbers are asked for does not matter, and those of drafting and of verifying never meet.
+They are counter-based: a number depends only on (request entropy, step, node, purpose). So they can be requested in any
+order, and drafting and verification never share one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COUNTERS = struct.Struct("<qq")
 
 
 class Rng(Protocol):
-    """Random decisions. Tests replay every decision by implementing these two methods."""
+    """Makes random decisions. Tests replay every decision by implementing these two methods."""
 
     def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
         """True with `probability`."""
@@ -31,18 +31,18 @@ class Rng(Protocol):
 
 @runtime_checkable
 class KeyedRng(Rng, Protocol):
-    """Random numbers that are functions of (node, purpose) alone, and so known beforehand (`CounterRng`)."""
+    """Random numbers that depend only on (node, purpose), so they can be computed in advance (`CounterRng`)."""
 
     def uniforms(self, nodes: Iterable[int], purpose: str) -> NDArray[np.float64]:
-        """A uniform number in [0, 1) for each of the nodes, `[nodes]`."""
+        """A uniform number in [0, 1) for each node, `[num_nodes]`."""
 
 
 RngOf = Callable[[int], Rng]
-"""The random numbers of a step, by the step's number."""
+"""Step number to that step's random numbers."""
 
 
 class CounterRng:
-    """Random numbers of one step: a keyed hash of (step, node, purpose) under the request's entropy, 53 bits each."""
+    """Random numbers of one step: a hash of (step, node, purpose), keyed by the request's entropy, 53 bits each."""
 
     def __init__(self, entropy: int, step: int) -> None:
         key = hashlib.blake2b(str(entropy).encode(), digest_size=16).digest()  # any int is a seed
@@ -53,7 +53,7 @@ class CounterRng:
         return (int.from_bytes(self._bits(node, purpose.encode()), "little") >> 11) * 2.0**-53
 
     def uniforms(self, nodes: Iterable[int], purpose: str) -> NDArray[np.float64]:
-        """`uniform` of several nodes, `[nodes]`."""
+        """`uniform` for several nodes, `[num_nodes]`."""
         encoded = purpose.encode()
         bits = np.frombuffer(b"".join([self._bits(node, encoded) for node in nodes]), "<u8")
         numbers: NDArray[np.float64] = np.multiply(bits >> np.uint64(11), 2.0**-53, dtype=np.float64)
@@ -65,28 +65,28 @@ class CounterRng:
         return hashed.digest()
 
     def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
-        """True with `probability`; the comparison is strict, so that probability 0 is never accepted."""
+        """True with `probability`; the strict comparison never accepts probability 0."""
         return self.uniform(node, purpose) < probability
 
     def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
-        """An index by inversion of the cumulative sum, in float64."""
+        """An index, by inverting the cumulative sum in float64."""
         cumulative = weights.to(torch.float64).cumsum(0)
         threshold = self.uniform(node, purpose) * float(cumulative[-1])
         index = int(torch.searchsorted(cumulative, threshold, right=True))
         if index < weights.numel():
             return index
-        return int(weights.nonzero()[-1])  # the product was rounded up to the whole mass: the last token that has some
+        return int(weights.nonzero()[-1])  # the threshold was rounded up to the total mass: the last token with mass
 
 
 def categorical_rows(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """`CounterRng.categorical` for every row of `weights` `[rows, vocab_size]` by its own number of `uniforms`.
+    """`CounterRng.categorical` for every row of `weights` `[rows, vocab_size]`, with one of `uniforms` `[rows]` each.
 
-    Token ids `[rows]`, on the device; nothing is read back. A row without mass gives any id.
+    Returns token ids `[rows]` on the device; reads nothing back. A row without mass gives an arbitrary id.
     """
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     whole = cumulative[:, -1:].contiguous()
     index = torch.searchsorted(cumulative, uniforms[:, None] * whole, right=True)
-    last = torch.searchsorted(cumulative, whole).clamp_(max=weights.shape[-1] - 1)  # the last token that has some mass
+    last = torch.searchsorted(cumulative, whole).clamp_(max=weights.shape[-1] - 1)  # the last token with mass
     return torch.minimum(index, last)[:, 0]
 
 

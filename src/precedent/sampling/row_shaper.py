@@ -1,4 +1,4 @@
-"""What a constraint is to whoever applies it: a function of a row and of the text before it. Loads no torch."""
+"""The interface of a constraint: a function of a row of logits and the text before it. Does not load torch."""
 
 from __future__ import annotations
 
@@ -9,45 +9,46 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RowShaper = Callable[[Sequence[int], "Tensor"], "Tensor"]
-"""`(output_ids, logits_row [vocab_size]) -> logits_row`: constraints applied for the text that precedes the row.
+"""`(output_ids, logits_row [vocab_size]) -> logits_row`: applies constraints, given the text that precedes the row.
 
-The row given is not written to: it is asked for again.
+It must not write to the given row, which is used again.
 """
 
 
 @runtime_checkable
 class ForcesTokens(Protocol):
-    """A constraint that knows cheaply where it leaves one token only; an optional part of every constraint."""
+    """A constraint that can tell cheaply where it allows only one token. Optional for a constraint."""
 
     def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
-        """The tokens that must follow `output_ids` one after the other, up to the first place with a choice.
+        """The tokens that must follow `output_ids`, in order, up to the first place with a choice.
 
-        Each is the one token that the constraint does not mask behind those before it. `()` is always a right answer,
-        a slow one. Called once per step; what the constraint does to rows must not depend on it.
+        Each is the only token that the constraint does not mask after those before it. `()` is always correct, just
+        slower. Called once per step; the constraint's effect on rows must not depend on it.
         """
 
 
 @runtime_checkable
 class ShapesTogether(Protocol):
-    """A constraint that shapes many rows in a few operations; an optional part of every constraint.
+    """A constraint that shapes many rows in a few operations. Optional for a constraint.
 
-    On a GPU all rows of a tree are shaped, while the forward that computes them may still be running: what waits for
-    the device waits for all of it.
+    On a GPU all rows of a tree are shaped while the forward that computes them may still be running, so anything that
+    waits for the device waits for the whole forward.
     """
 
     def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
-        """What calling the constraint with each of the paths makes of its row: `rows` is `[len(paths), vocab_size]`.
+        """Shape every row of `rows` `[len(paths), vocab_size]` as calling the constraint with that row's path does.
 
-        The very same numbers; `rows` is not written to, and nothing is read back from its device. None where the host
-        is not done by `until` (seconds of `perf_counter`): then it is asked for the rows to which the walk comes.
+        The numbers must be the same. Must not write to `rows` or read anything back from its device. Returns None if
+        the host cannot finish by `until` (seconds of `perf_counter`); the constraint is then called for each row that
+        the walk visits.
         """
 
 
 def shaped_rows(constraint: RowShaper, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
-    """What a constraint makes of rows, each behind its own path; None where it shapes them one by one."""
+    """Shape all rows at once, each with its own path; None if the constraint can only shape them one by one."""
     return constraint.shape_all(paths, rows, until) if isinstance(constraint, ShapesTogether) else None
 
 
 def forced_tokens(constraint: RowShaper, output_ids: Sequence[int]) -> tuple[int, ...]:
-    """What must follow by a constraint; nothing where it cannot tell."""
+    """The tokens that a constraint forces after `output_ids`; empty if it cannot tell."""
     return tuple(constraint.forced(output_ids)) if isinstance(constraint, ForcesTokens) else ()

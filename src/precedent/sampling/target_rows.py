@@ -1,4 +1,4 @@
-"""The target model's rows over one scored tree: constrained, normalised, and believed only when checked."""
+"""The target model's rows over one scored tree: constrained, checked and normalised on demand."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class TargetRows:
-    """The target model's rows over one scored tree; each is constrained and normalised when it is first asked for.
+    """The target model's rows over one scored tree; each is constrained and normalised on first use.
 
     `logits` is `[num_scored + 1, vocab_size]`: row 0 follows the committed text, row i + 1 follows node i. `shape`
-    applies the request's constraints with the node's own path. A tree of fixed candidates pays only for the rows that a
+    applies the request's constraints, given the node's path. A tree of fixed candidates pays only for the rows that the
     walk visits.
     """
 
@@ -44,14 +44,14 @@ class TargetRows:
         return len(self._logits)
 
     def logits(self, node: int) -> Tensor:
-        """The constrained logits after `node`, `[vocab_size]`. Raises what a constraint raises for that node."""
+        """The constrained logits after `node`, `[vocab_size]`. Raises whatever a constraint raises at that node."""
         row = self._logits[node + 1]
         return row if self._shape is None else self._shape(self._text_before(node), row)
 
     def probs(self, node: int) -> Tensor:
         """Probabilities after `node` (`ROOT` for the row after the committed text), `[vocab_size]`.
 
-        Raises GenerationError where the row holds NaN or infinity, or where all its tokens are masked.
+        Raises GenerationError if the row holds NaN or infinity, or if all its tokens are masked.
         """
         if node not in self._probs:
             row = self.logits(node)
@@ -70,11 +70,11 @@ class TargetRows:
         return coupled_choice(self.probs(node), self._seed, self._position(node))
 
     def check(self, node: int) -> None:
-        """Raise GenerationError where the row after `node` cannot be sampled."""
+        """Raise GenerationError if the row after `node` cannot be sampled from."""
         self._check(self._largest_after(node)[0], node)
 
     def noise_keys(self) -> list[int]:
-        """The key of the seed's noise after the root and after every scored node. Raises ConfigError without a seed."""
+        """The noise keys for the root and every scored node, in row order. Raises ConfigError without a seed."""
         depths = [0, *self._tree.depths[: len(self) - 1].tolist()]
         keys = [noise_key(self._seed, len(self._output_ids) + depth) for depth in range(max(depths) + 1)]
         return [keys[depth] for depth in depths]
@@ -82,8 +82,8 @@ class TargetRows:
     def constrained(self, until: float = math.inf) -> TargetRows | None:
         """These rows with the constraints applied to all at once, on their device and without waiting for it.
 
-        None where a constraint cannot do so `until` then (seconds of `perf_counter`), or fails at a node that the walk
-        may never reach.
+        None if a constraint cannot do that by `until` (seconds of `perf_counter`), or if it fails: the failing node may
+        be one that the walk never reaches.
         """
         if self._shape is None:
             return self
@@ -91,27 +91,27 @@ class TargetRows:
         try:
             logits = shaped_rows(self._shape, texts, self._logits, until)
         except Exception:
-            log.debug("rows could not be constrained together", exc_info=True)
+            log.debug("cannot constrain all rows at once, constraining them one by one", exc_info=True)
             return None
         return None if logits is None else TargetRows(logits, self._tree, self._params, self._output_ids)
 
     def all_logits(self) -> Tensor:
-        """The logits of all rows, `[num_scored + 1, vocab_size]`; for rows whose constraints are applied."""
+        """The logits of all rows, `[num_scored + 1, vocab_size]`; only for rows that have been constrained."""
         assert self._shape is None
         return self._logits
 
     @property
     def warping(self) -> Hashable:
-        """What turns logits into probabilities: rows of two sequences with the same can be computed together."""
+        """The settings that turn logits into probabilities; sequences with equal ones can be batched."""
         params = self._params
         return params.temperature, params.top_k, params.top_p, params.min_p
 
     def probs_of(self, logits: Tensor) -> Tensor:
-        """Probabilities of any logits `[..., vocab_size]`, by the same warping."""
+        """Probabilities of any logits `[..., vocab_size]` under the same sampling settings."""
         return probs_of(logits, self._params)
 
     def take_largest(self, largest: list[tuple[float, int]]) -> None:
-        """Of every row the largest logit and its id, read from the device together with others."""
+        """Store the largest logit of every row and its id, read from the device together with other numbers."""
         self._largest = largest
 
     def _largest_after(self, node: int) -> tuple[float, int]:

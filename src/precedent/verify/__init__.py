@@ -2,14 +2,14 @@
 
     verdict = verify(tree, rows, "traversal", rng)
 
-Every mode has two halves: `prepare(tree, rows, mode)` uses no random numbers, its result called with `rng` decides.
+Verification has two halves: `prepare(tree, rows, mode)` uses no random numbers; calling its result with `rng` decides.
 
 * `traversal` (lazy tests; block verification on a chain) and `topdown` (eager tests; token verification on a chain):
   `recursion` for a CPU, `ahead` for a GPU, one `walk`;
 * `greedy` (exact match with the argmax) and `coupled` (exact match with the token that the seed's noise chooses):
   `exact_match`.
 
-Imports neither transformers nor a drafter; lossy modes stand in `precedent.verify.lossy`, which nothing here imports.
+Imports neither transformers nor a drafter. Lossy modes live in `precedent.verify.lossy`, which nothing here imports.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ LOSSLESS: Mapping[str, Verifier] = {
     "traversal": _rejection(lazy=True),
     "topdown": _rejection(lazy=False),
 }
-"""Every lossless mode of `precedent.config.MODES` and how it verifies."""
+"""The verifier of every lossless mode of `precedent.config.MODES`."""
 
 
 def prepare(tree: CandidateTree, rows: TargetRows, mode: str) -> Decide:
-    """The half of `verify` without random numbers. Raises ConfigError for a mode that is not lossless."""
+    """Run the half of `verify` that uses no random numbers. Raises ConfigError for a mode that is not lossless."""
     if mode not in LOSSLESS:
         raise ConfigError(f"mode={mode!r} is not a lossless mode; use one of {', '.join(LOSSLESS)}")
     return LOSSLESS[mode](tree, rows)
@@ -58,7 +58,7 @@ def prepare(tree: CandidateTree, rows: TargetRows, mode: str) -> Decide:
 def verify(tree: CandidateTree, rows: TargetRows, mode: str, rng: Rng) -> Verdict:
     """Accept the longest path of `tree` that passes, and add one token.
 
-    What is written has the distribution of sampling from `rows`. Pure: no model, no settings, no change to its
-    arguments. Raises ConfigError for a mode that is not lossless.
+    The output has the same distribution as sampling from `rows`. A pure function: it uses no model and no settings, and
+    changes none of its arguments. Raises ConfigError for a mode that is not lossless.
     """
     return prepare(tree, rows, mode)(rng)

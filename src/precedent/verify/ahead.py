@@ -1,8 +1,8 @@
-"""Verification on a GPU with one read: every number that a walk may ask for is on its way before the host waits.
+"""Verification on a GPU with a single read: computes every number that a walk may need before the host waits.
 
-So is the token that would follow every node, were the walk to end there: counter-based random numbers are known
-beforehand. Sequences whose rows become probabilities in the same way are computed together, in as many operations as
-one of them would take, and a step reads the numbers of all of them at once.
+Counter-based random numbers are known in advance, so the token that would follow each node, if the walk ended there,
+is computed as well. Sequences with the same warping (temperature, top-k, top-p, min-p) are batched, and each step reads
+the numbers of all sequences at once.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from precedent.verify.walk import walk
 from precedent.verify.weights import NEXT, Weights
 
 LAZY = {"traversal": True, "topdown": False}
-"""Rejection modes, and whether their tests are lazy."""
+"""The rejection modes, and whether each one's tests are lazy."""
 
 GREEDY, COUPLED = "greedy", "coupled"
 
 MODES = (*LAZY, GREEDY, COUPLED)
-"""Modes whose verdicts can be computed ahead."""
+"""Modes whose verdicts can be computed in advance."""
 
 MOST_AT_ONCE = 1 << 24
-"""Probabilities that are computed together, at most: with their cumulative sums in float64 about 0.4 GB."""
+"""Most probabilities computed in one batch: about 0.4 GB together with their cumulative sums in float64."""
 
 COPIES = 4
-"""Rows that a sample takes while it is tested: its distribution, and what was there, is covered and is left."""
+"""Extra rows per sampled candidate: its distribution, and its node's residual before, during and after the test."""
 
 
 @dataclass(slots=True, eq=False)
 class Scored:
-    """A scored tree in one of `MODES`, its rows on a device with their constraints applied.
+    """A scored tree in one of `MODES`; its rows are on a device, with the constraints applied.
 
-    `decide` is set by `Ahead` and gives the verdict without another read.
+    `Ahead` sets `decide`, which returns the verdict without another read.
     """
 
     tree: CandidateTree
@@ -56,18 +56,18 @@ class Scored:
 
     @property
     def num_numbers(self) -> int:
-        """How many numbers are computed of it: its rows, and copies of them for every sampled candidate."""
+        """How many numbers it takes: its rows, and `COPIES` more for every sampled candidate."""
         num_sampled = sum(isinstance(each.distribution, Sampled) for each in self.tree.candidates)
         return (len(self.rows) + COPIES * num_sampled) * self.rows.all_logits().shape[-1]
 
     def verdict(self) -> Verdict:
-        """The verdict, once all numbers were read. Raises GenerationError for a row on the way that holds NaN."""
-        assert self.decide is not None, "its numbers were not read"
+        """The verdict, once the numbers have been read. Raises GenerationError if a visited row holds NaN."""
+        assert self.decide is not None, "the numbers have not been read"
         return self.decide()
 
 
 def computed_alike(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
-    """Groups whose rows become probabilities in the same way, at most `MOST_AT_ONCE` numbers each."""
+    """Group the trees whose rows become probabilities in the same way, at most `MOST_AT_ONCE` numbers per group."""
     groups: dict[object, list[Scored]] = {}
     for each in scored:
         kind = None if each.mode == GREEDY else (each.rows.warping, each.mode == COUPLED)
@@ -84,7 +84,7 @@ def computed_alike(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
 
 
 class KnownWeights(Weights):
-    """Weights and next tokens of one tree that are numbers on the host."""
+    """The weights and next tokens of one tree, as numbers on the host."""
 
     def __init__(self, tree: CandidateTree, check: Callable[[int], None], *, lazy: bool) -> None:
         super().__init__(tree, lazy=lazy)
@@ -94,33 +94,33 @@ class KnownWeights(Weights):
         self._tokens: Sequence[int] = ()
 
     def take(self, acceptance: dict[tuple[int, int], float], remaining: Sequence[float], tokens: Sequence[int]) -> None:
-        """The w of each test by (node, ordinal), the a after the root and every node, and the token after every row."""
+        """Store the w of each test by (node, ordinal), the a of the root and every node, and the token after each."""
         self._acceptance, self._remaining, self._tokens = acceptance, remaining, tokens
 
     def tests(self, node: int) -> tuple[Candidate, ...]:
-        """The candidates tested below `node`. Raises GenerationError where its row cannot be sampled."""
+        """The candidates tested below `node`. Raises GenerationError if its row cannot be sampled from."""
         if node < self.tree.num_scored:  # a row that the walk never reaches may hold anything
             self._check(node)
         return super().tests(node)
 
     def acceptance(self, node: int, ordinal: int) -> float:
-        """Probability w that a test below `node` accepts, once all earlier ones rejected."""
+        """Probability w that this test below `node` accepts, given that all earlier ones rejected."""
         return self._acceptance[node, ordinal]
 
     def remaining(self, node: int) -> float:
-        """The acceptance weight a of `node` once all tests below it rejected."""
+        """The acceptance weight a of `node` after all tests below it have rejected."""
         return self._remaining[node + 1]
 
     def next_token(self, node: int, rng: Rng) -> int:
-        """The token that `rng` chooses after `node`, found on the device."""
+        """The token that `rng` chooses after `node`, sampled on the device."""
         self._check(node)
         return self._tokens[node + 1]
 
 
 class Ahead:
-    """All that the walks through some trees, which are `computed_alike`, may ask for.
+    """Computes all numbers that the walks through one group of `computed_alike` may need.
 
-    The verdicts are those of the same random numbers without it.
+    The verdicts are the same as without it, given the same random numbers.
     """
 
     def __init__(self, scored: Sequence[Scored]) -> None:
@@ -136,10 +136,10 @@ class Ahead:
             tokens = [] if mode == GREEDY else [self._weighed(scored[0].rows.probs_of(logits))]
         self._by_row = len(largest) + len(tokens)
         self.numbers = torch.cat([part.double() for part in (*self._parts, *largest, *tokens)])
-        """What the host will ask for, on its device, in float64, which holds every token id exactly."""
+        """What the host is going to read, on the device, in float64, which holds every token id exactly."""
 
     def _weighed(self, probs: Tensor) -> Tensor:
-        """Compute all weights; returns the token after every row, were the walk to end there, `[rows]`."""
+        """Compute all weights; returns the token to add after each row if the walk ends there, `[rows]`."""
         self._weights = [KnownWeights(each.tree, each.rows.check, lazy=LAZY[each.mode]) for each in self._scored]
         rows, slots = self._first_rows(), self._first_slots()
         numbered = zip(self._weights, rows, slots, strict=False)
@@ -157,7 +157,7 @@ class Ahead:
         return list(accumulate((len(each.tree) + 1 for each in self._scored), initial=0))
 
     def take(self, numbers: Sequence[float]) -> None:
-        """Give each sequence its share of `numbers`, which are on the host now."""
+        """Give each sequence its share of `numbers`, which are now on the host."""
         count = sum(part.numel() for part in self._parts)
         by_row = np.reshape(numbers[count:], (self._by_row, -1))
         for i, (each, (first, end)) in enumerate(zip(self._scored, pairwise(self._first_rows()), strict=True)):
@@ -166,7 +166,7 @@ class Ahead:
             each.decide = self._decision(i, [int(token) for token in tokens[0]] if tokens else [], numbers[:count])
 
     def _decision(self, i: int, tokens: list[int], numbers: Sequence[float]) -> Callable[[], Verdict]:
-        # without `Scored`, which keeps what this returns: in a circle they would outlive their step
+        # closes over the fields, not over `Scored`, which keeps the closure: a cycle would outlive its step
         tree, rows, rng, mode = self._scored[i].tree, self._scored[i].rows, self._scored[i].rng, self._scored[i].mode
         if mode == GREEDY:
             return lambda: exact_match(tree, rows.argmax)
@@ -188,7 +188,7 @@ def _checked(tokens: Sequence[int], check: Callable[[int], None]) -> Callable[[i
 
 
 def read_together(pending: Sequence[Ahead]) -> None:
-    """Read the numbers of all in one copy: the one time that a step waits for the device."""
+    """Read all numbers in one copy: the only time that a step waits for the device."""
     if not pending:
         return
     numbers: list[float] = _joined([each.numbers for each in pending]).tolist()

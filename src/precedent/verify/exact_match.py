@@ -1,8 +1,8 @@
-"""Verification by exact match: choose the target's token at a node, descend while it is a child.
+"""Verification by exact match: choose the target's token at a node, and descend as long as it is a child.
 
-No distribution of any candidate is needed, so nothing that a drafter does can change the output. With the argmax as
-choice this is greedy decoding. With noise that depends on seed and position alone (Gumbel-max coupling, Daliri et al.
-2408.07978) it is sampling whose text is a function of the seed, whatever was proposed.
+It needs no candidate's distribution, so no drafter can change the output. Choosing the argmax is greedy decoding.
+Choosing with noise that depends only on seed and position (Gumbel-max coupling, Daliri et al. 2408.07978) is sampling
+with a text that depends on the seed alone, whatever was proposed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from precedent.verify.verdict import Verdict
 
 
 def exact_match(tree: CandidateTree, choose: Callable[[int], int]) -> Verdict:
-    """Descend while the token chosen after a node (`ROOT` at first) is a child; asks for that path's nodes only."""
+    """Descend from `ROOT` as long as the token chosen after a node is its child; calls `choose` on that path only."""
     edges = zip(tree.parents, tree.token_ids, strict=True)
     children, node = {edge: child for child, edge in enumerate(edges)}, ROOT
     while node < tree.num_scored:

@@ -1,9 +1,9 @@
-"""Every w, a and B of several trees in few operations, on any device: a small operation costs a GPU its launch.
+"""Computes every w, a and B of several trees in few operations, on any device: each operation costs a GPU a launch.
 
-The work is cut by what depends on what. The residual B of a node is the target's own distribution until one of its
-tests rejected, whatever became of the nodes above it. Hence a chain of samples, lazy or not, is one *stage*: its w
-and a follow from one another as single numbers, level by level, and what rejections leave of all its rows is computed
-together. Each further test of a node adds a stage. Trees share their stages.
+Tests are scheduled by their dependencies. Until one of a node's tests rejects, its residual B is the target's own
+distribution, whatever happened above it. So a chain of samples, lazy or not, is one *stage*: its w and a are scalars,
+computed level by level, and the residuals of all its rows are computed in one batch. Each further test of a node adds a
+stage. All trees share the stages.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from precedent.verify.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The test number `ordinal` below `node`, in the first stage and level in which all that it needs is known.
+    """Test number `ordinal` below `node`, in the first stage and level at which all its inputs are known.
 
-    `row` and `slot` are its node's places among all rows and among all acceptance weights; `child_slot` is that of a
-    child tested lazily, else None; `distribution` is None for a fixed candidate. A candidate that is not `is_live` was
-    dropped, or sampled before.
+    `row` and `slot` index the node among all rows and among all acceptance weights; `child_slot` is the slot of a child
+    tested lazily, else None; `distribution` is None for a fixed candidate. A candidate that is not `is_live` was
+    dropped, or had been sampled before.
     """
 
     stage: int
@@ -47,7 +47,7 @@ def schedule(weights: Weights, first_row: int, first_slot: int) -> Iterator[Sche
     """The tests of a tree whose root has its row at `first_row` and its acceptance weight at `first_slot`."""
     known: dict[int, tuple[int, int]] = {}
     for node, candidates in sorted(weights.all_tests.items()):
-        stage, level = known.get(node, (0, 0))  # an eager node depends on none above it
+        stage, level = known.get(node, (0, 0))  # an eager node depends on no node above it
         for ordinal, candidate in enumerate(candidates):
             when = (stage + ordinal, 0 if ordinal else level)
             is_live = candidate.child != NULL and weights.first_test(candidate.child) == ordinal
@@ -62,10 +62,10 @@ def schedule(weights: Weights, first_row: int, first_slot: int) -> Iterator[Sche
 
 
 def weigh(tests: Sequence[Scheduled], left: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
-    """The w of each test `[tests]` and the a of each slot once all tests of its node rejected, `[num_slots]`.
+    """The w of each test, `[num_tests]`, and the a of each slot after all its node's tests reject, `[num_slots]`.
 
-    `tests` are in the order of `in_stages`. `left` `[rows, vocab_size]` holds the target's probabilities, is written
-    to, and holds the residuals in the end. Nothing is read back from its device.
+    `tests` are in the order of `in_stages`. `left` `[rows, vocab_size]` holds the target's probabilities and is
+    overwritten with the residuals. Nothing is read back from the device.
     """
     acceptance, weights = left.new_zeros(len(tests)), left.new_ones(num_slots + 1)  # and a slot for no node
     if not tests:
@@ -87,7 +87,7 @@ def weigh(tests: Sequence[Scheduled], left: Tensor, num_slots: int) -> tuple[Ten
 
 
 def in_stages(tests: Sequence[Scheduled]) -> list[Scheduled]:
-    """The tests in the order in which they can be computed."""
+    """Sort the tests into an order in which they can be computed."""
     return sorted(tests, key=attrgetter("stage", "level"))
 
 
@@ -99,7 +99,7 @@ def _numbers(test: Scheduled, prob_row: dict[int, int], *, no_slot: int) -> tupl
 def _test(
     stage: Sequence[Scheduled], table: Tensor, probs: Tensor, left: Tensor, weights: Tensor, acceptance: Tensor
 ) -> None:
-    """The w of all tests of a stage, and the weights with which their children are entered, level by level."""
+    """Compute the w of all tests of a stage and the weights that their children start with, level by level."""
     rows, slots, tokens, prob_rows, live, child_slots = table
     draft_prob = probs[prob_rows, tokens]
     ratio = torch.where(draft_prob > 0.0, left[rows, tokens] / draft_prob, 0.0)
@@ -115,7 +115,7 @@ def _test(
 
 
 def _reject(num_sampled: int, kinds: Tensor, probs: Tensor, left: Tensor, weights: Tensor) -> None:
-    """What a and B of the nodes of a stage become once its tests, those of sampled candidates first, rejected."""
+    """Update a and B of a stage's nodes as if its tests had rejected; tests of sampled candidates come first."""
     rows, slots, tokens, prob_rows, _, _ = kinds
     weight, before = weights[slots, None], left[rows]
     rest = weight * before
@@ -124,14 +124,14 @@ def _reject(num_sampled: int, kinds: Tensor, probs: Tensor, left: Tensor, weight
     if num_sampled < len(rows):
         rest[num_sampled:].scatter_(1, tokens[num_sampled:, None], 0.0)
     mass = rest.sum(1, keepdim=True)
-    # Nothing is left at a = 1 by rounding alone: such a sample is never rejected, and B stays.
+    # At a = 1 only rounding can leave no mass: such a sample is never rejected, so B stays unchanged.
     weights[slots] = (mass / (mass + (1.0 - weight))).nan_to_num_(nan=1.0)[:, 0]
     is_some = mass > torch.finfo(mass.dtype).tiny
     left[rows] = torch.where(is_some, rest.div_(mass), before, out=rest)
 
 
 def _probs(distributions: Sequence[Sampled], like: Tensor, *, with_fixed: bool) -> Tensor:
-    """`Sampled.probs` of all, `[distributions, vocab_size]`, and last a row of ones for the fixed candidates."""
+    """`Sampled.probs` of each, `[num_distributions, vocab_size]`; with fixed candidates a last row of ones."""
     rows = [*(each.row.to(like) for each in distributions), *([torch.ones_like(like[0])] if with_fixed else [])]
     probs, size = torch.stack(rows), like.shape[1]
     if any(not 0 <= token < size for each in distributions for token in each.excluded):

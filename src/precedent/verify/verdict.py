@@ -1,4 +1,4 @@
-"""What verification decides about one candidate tree."""
+"""The verdict of verification on one candidate tree."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ class Verdict:
 
     `path` holds node indices from the root's child downwards. `next_token` is the target model's own choice: a `bonus`
     where nothing was proposed after the path (also for an empty tree), `recovered` where every proposal was rejected.
-    But where the path was accepted as far as a leaf that was not scored, `next_token` is that leaf's token and
-    `next_node` the leaf. `spent_tv` is the total variation that a `lossy_*` mode spent on these tokens, 0 in every
-    other mode: its mean over all answers, summed over an answer's steps, bounds the total variation between the
-    distribution of whole answers and the target's.
+    If the accepted path ends in an unscored leaf, `next_node` is that leaf and `next_token` its token.
+
+    `spent_tv` is the total variation that a `lossy_*` mode spent on these tokens, 0 in every other mode. Summed over an
+    answer's steps and averaged over answers, it bounds the total variation between the distribution of whole answers
+    and the target's.
     """
 
     path: tuple[int, ...]
@@ -30,12 +31,12 @@ class Verdict:
 
     @property
     def accepted(self) -> tuple[int, ...]:
-        """Every accepted node, one that was not scored included."""
+        """Every accepted node, including an unscored leaf."""
         return self.path if self.next_node is None else (*self.path, self.next_node)
 
     @property
     def num_accepted(self) -> int:
-        """Accepted draft tokens; a recovered or bonus token is not counted."""
+        """Number of accepted draft tokens; recovered and bonus tokens do not count."""
         return len(self.accepted)
 
     @classmethod
@@ -46,5 +47,5 @@ class Verdict:
 
     @classmethod
     def ending_unscored(cls, tree: CandidateTree, node: int) -> Verdict:
-        """Accept the path to a leaf without a row: what follows it is for the next step to decide."""
+        """Accept the path to a leaf without a row; the next step decides what follows it."""
         return cls(tree.path_to(node)[:-1], tree.token_ids[node], "bonus", next_node=node)

@@ -1,4 +1,4 @@
-"""The half of verification that uses random numbers: one acceptance test per candidate on its way, then one token."""
+"""The half of verification that uses random numbers: one acceptance test per visited candidate, then one token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ACCEPT = "verify-accept"
 
 
 def walk(weights: Weights, rng: Rng, start: int = ROOT) -> Verdict:
-    """Test the candidates below `start`, which is accepted: at most one test and one sampled token per node."""
+    """Test the candidates below the accepted node `start`: at most one test and one sampled token per node."""
     node, ordinal = start, 0
     while True:
         tests = weights.tests(node)
@@ -29,7 +29,7 @@ def walk(weights: Weights, rng: Rng, start: int = ROOT) -> Verdict:
 
 
 def _finish(weights: Weights, node: int, rng: Rng) -> Verdict:
-    """Choose the token after the accepted path, descending while it is a child that needs no test of its own."""
+    """Choose the token after the accepted path; descend as long as it is a child that needs no test."""
     tree = weights.tree
     while node < tree.num_scored:
         token = weights.next_token(node, rng)

@@ -1,4 +1,4 @@
-"""What a walk asks of a tree: which candidates it tests, in which order, and the numbers of each test."""
+"""What a walk needs to know of a tree: which candidates to test, in which order, and each test's probabilities."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from precedent.sampling.rng import Rng
 from precedent.tree import Candidate, CandidateTree, Fixed
 
 NEXT = "verify-next"
-"""The purpose of the random number that chooses the token after an accepted path."""
+"""Purpose of the random number that chooses the token after an accepted path."""
 
 
 class Weights(ABC):
-    """The acceptance tests of a tree and their numbers, which are functions of tree and rows alone.
+    """The acceptance tests of a tree and their probabilities, which depend only on the tree and its rows.
 
-    Fixed children whose whole subtree is fixed need no test of their own: sampling the next token from the residual and
-    descending while it is such a child is optimal for them, and touches fewer rows. With `lazy` a node is tested after
-    its subtree, else before it.
+    A fixed child needs no test if its whole subtree is fixed: sampling the next token from the residual, and descending
+    as long as it is such a child, is optimal for it and touches fewer rows. With `lazy` a node is tested after its
+    subtree, otherwise before.
     """
 
     def __init__(self, tree: CandidateTree, *, lazy: bool) -> None:
@@ -32,40 +32,40 @@ class Weights(ABC):
 
     @property
     def all_tests(self) -> Mapping[int, tuple[Candidate, ...]]:
-        """The candidates below each node that are tested, in verification order."""
+        """The tested candidates below each node, in verification order."""
         return self._tests
 
     def tests(self, node: int) -> tuple[Candidate, ...]:
-        """The candidates below `node` that are tested one after the other, in verification order."""
+        """The candidates to test below `node`, in verification order."""
         return self._tests.get(node, ())
 
     def fixed_children(self, node: int) -> Mapping[int, int]:
-        """Token id to child node, for the children that need no test of their own."""
+        """Token id to child node, for the children that need no test."""
         return self._fixed.get(node, {})
 
     def first_test(self, node: int) -> int:
-        """Which test of its parent proposes `node` for the first time."""
+        """Ordinal of the first of its parent's tests that proposes `node`."""
         return self._first_test[node]
 
     def is_lazy(self, node: int) -> bool:
-        """Whether `node` is tested after its subtree, not before it."""
+        """Whether `node` is tested after its subtree rather than before it."""
         return self.lazy
 
     @abstractmethod
     def acceptance(self, node: int, ordinal: int) -> float:
-        """Probability w that a test below `node` accepts, once all earlier ones rejected."""
+        """Probability w that this test below `node` accepts, given that all earlier ones rejected."""
 
     @abstractmethod
     def remaining(self, node: int) -> float:
-        """The acceptance weight a of `node` once all tests below it rejected."""
+        """The acceptance weight a of `node` after all tests below it have rejected."""
 
     @abstractmethod
     def next_token(self, node: int, rng: Rng) -> int:
-        """Sample from the residual B at `node`, once all tests below it rejected."""
+        """Sample from the residual B at `node` after all tests below it have rejected."""
 
 
 def _divided(tree: CandidateTree, candidates: tuple[Candidate, ...]) -> tuple[tuple[Candidate, ...], dict[int, int]]:
-    """The candidates of a node that need a test, and token id to child of those that need none."""
+    """A node's candidates that need a test, and token id to child node for those that need none."""
     untested = {
         tree.token_ids[each.child]: each.child
         for each in candidates

@@ -1,4 +1,4 @@
-"""Where the live text continues in known texts, and the tree of candidates that follows from it.
+"""Finds where the current output continues in known texts, and builds a tree of candidates from it.
 
 Arrays in, arrays out: knows neither the cache nor a model.
 """

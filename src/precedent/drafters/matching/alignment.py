@@ -1,8 +1,8 @@
-"""Which stored completions the live output follows, and where: the memory that carries drafting over a differing slot.
+"""Tracks which known texts the output follows, and where, so that drafting continues after a differing value.
 
-A completion that was followed for twenty tokens and then names another order id has not become worthless: right behind
-its own id it most likely goes on as the live output will behind the new one. After the slot only one or two tokens
-match, as they do in a hundred other places; the trail remembers how well the completion fitted before the gap.
+Suppose a completion agreed for twenty tokens and then names another order id. It is still useful: after its own id it
+most likely continues as the output will after the new one. But right after the id only one or two tokens match, as they
+do in a hundred other places. The trail remembers how well the completion matched before the gap.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from precedent.drafters.matching.occurrences import LENGTH_WEIGHT, OCCURRENCE, O
 from precedent.runtime.compiled import Int32s, compiled
 
 POINTER = np.dtype([("position", "i4"), ("slot", "i4"), ("gap", "i4"), ("score", "f8")])
-"""Where a completion was last in step with the live output: the position of the last token in step, how many tokens
-the live output has run on since, and the matched tokens, gaps included."""
+"""Where a sequence last agreed with the output: the position of its last agreeing token, how many tokens the output has
+gained since (`gap`), and the number of matched tokens, carried over gaps (`score`)."""
 
 Pointers = NDArray[np.void]
 
@@ -30,29 +30,29 @@ SKEW_COST = 0.15
 
 
 class Trail:
-    """Follows one live output through the text of its tenant's completions."""
+    """Follows one output through an index of known texts."""
 
     def __init__(self) -> None:
         self._pointers: Pointers = np.empty(0, POINTER)
 
     def align(self, text: Text, recent: Int32s, found: Occurrences, weights: Weights) -> Occurrences:
-        """Join what a search found with the places at which a followed completion goes on or may be resumed."""
+        """Add to the occurrences found the places where a followed sequence continues or may be resumed."""
         return align(text, recent, found, self._pointers, weights) if self._pointers.size else found
 
     def advance(self, text: Text, aligned: Occurrences, committed: Sequence[int]) -> None:
-        """Follow the heaviest of the occurrences that were proposed from along the committed tokens.
+        """Move along the committed tokens, following the heaviest of the occurrences that votes came from.
 
-        A pointer that disagrees stops where it is, and its gap begins.
+        A pointer that disagrees stays where it is, and its gap begins.
         """
         self._pointers = advance(text.tokens, follow(aligned, self._pointers), np.array(committed, dtype=np.int32))
 
 
 @compiled
 def align(text: Text, recent: Int32s, found: Occurrences, pointers: Pointers, weights: Weights) -> Occurrences:
-    """The places found, those of pointers in step, and those where a waiting pointer may be resumed; each once.
+    """The places found, those of agreeing pointers, and those where a pointer behind a gap may resume; each once.
 
-    A place in step keeps the score of its pointer; one behind a gap gets its match length plus a share of what the
-    pointer had, less the more the two sides of the gap differ in length.
+    The place of an agreeing pointer keeps the pointer's score. A place behind a gap gets its match length plus a share
+    of the pointer's score, reduced by the difference in length of the gap's two sides.
     """
     places, size = np.empty(found.size + pointers.size * WINDOW, OCCURRENCE), found.size
     places[:size] = found
@@ -81,7 +81,7 @@ def _join(
     at_least: float,
     weights: Weights,
 ) -> int:
-    """Add a place, or raise the score of the one that is there; returns the new number of places."""
+    """Add a place, or raise the score of an existing one; returns the new number of places."""
     if text.tokens[position + 1] < 0:
         return size
     at = 0
@@ -97,9 +97,9 @@ def _join(
 
 @compiled
 def follow(aligned: Occurrences, pointers: Pointers) -> Pointers:
-    """The pointers to move on: the heaviest occurrences, one per sequence, beside those that wait behind a gap.
+    """The pointers to advance: the heaviest occurrences, one per sequence, and the pointers behind a gap.
 
-    Where there are more than `MAX_FOLLOWED`, those with the higher score stay, a waiting one counting half.
+    Of more than `MAX_FOLLOWED`, those with the highest scores stay; a pointer behind a gap counts half.
     """
     chosen = np.empty(MAX_FOLLOWED, POINTER)
     weights = np.empty(aligned.size)
@@ -118,22 +118,22 @@ def follow(aligned: Occurrences, pointers: Pointers) -> Pointers:
 
 
 @compiled
-def _worth(gap: int, score: float) -> float:
+def _strength(gap: int, score: float) -> float:
     return score if gap == 0 else CARRIED * score
 
 
 @compiled
 def _keep(chosen: Pointers, size: int, position: int, slot: int, gap: int, score: float) -> int:
-    """Put a pointer in, over the one of its sequence or the least worthy one; returns the new number."""
+    """Add a pointer, in place of its sequence's or of the weakest one if needed; returns the new number of pointers."""
     at = 0
     while at < size and chosen[at].slot != slot:
         at += 1
     if at == MAX_FOLLOWED:
         at = 0
         for i in range(size):
-            if _worth(chosen[i].gap, chosen[i].score) < _worth(chosen[at].gap, chosen[at].score):
+            if _strength(chosen[i].gap, chosen[i].score) < _strength(chosen[at].gap, chosen[at].score):
                 at = i
-    if at < size and _worth(chosen[at].gap, chosen[at].score) >= _worth(gap, score):
+    if at < size and _strength(chosen[at].gap, chosen[at].score) >= _strength(gap, score):
         return size
     pointer = chosen[at]
     pointer.position, pointer.slot, pointer.gap, pointer.score = position, slot, gap, score
@@ -142,7 +142,7 @@ def _keep(chosen: Pointers, size: int, position: int, slot: int, gap: int, score
 
 @compiled
 def advance(tokens: Int32s, pointers: Pointers, committed: Int32s) -> Pointers:
-    """Pointers moved along the committed tokens as far as they agree; those left too far behind are dropped."""
+    """Move the pointers along the committed tokens as far as they agree; drop those that fall too far behind."""
     kept = np.empty(pointers.size, POINTER)
     size = 0
     for pointer in pointers:

@@ -1,11 +1,11 @@
-"""Positions of a text sorted by what stands before them, and the search for the longest end of a live context.
+"""Positions of a text sorted by their contexts, and the search for the longest suffix of the current text.
 
 Reading backwards from a position gives its *context*. In an array of positions sorted by context, all places where the
-live text's last m tokens occur lie side by side, and the closer a neighbour the longer it agrees: a suffix array of the
-reversed text, cut off at `MAX_MATCH` tokens (nobody cares whether 24 or 30 tokens agree, and bounded comparisons keep
-degenerate texts cheap).
+current text's last m tokens occur are adjacent, and the closer a neighbour, the longer it agrees. This is a suffix
+array of the reversed text, cut off at `MAX_MATCH` tokens: longer matches say no more, and bounded comparisons keep
+degenerate texts cheap.
 
-Every function is pure but `insert`; arrays of positions are int32, so an index holds at most 2**31 tokens.
+Every function except `insert` is pure. Positions are int32, so an index holds at most 2**31 tokens.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from precedent.runtime.compiled import Int32s, Int64s, compiled
 
 START = -1
-"""Stands before the first token of every sequence; as a continuation it means that the sequence has ended."""
+"""Mark before the first token of every sequence; as a continuation it means that the sequence has ended."""
 
 MAX_MATCH = 24
-"""Longest context that is told apart, in tokens."""
+"""Longest context that is compared, in tokens."""
 
 LENGTHS_BELOW_BEST = 12
-"""Matches shorter than the best by more than this weigh next to nothing and are not collected."""
+"""Matches shorter than the best by more than this weigh almost nothing and are not collected."""
 
 BISECTED_BELOW = 16
 """An order shorter than another by this factor is merged into it by bisection instead of entry by entry."""
@@ -29,7 +29,7 @@ BISECTED_BELOW = 16
 
 @compiled
 def matched(tokens: Int32s, position: int, recent: Int32s) -> int:
-    """How many tokens at and before `position` equal `recent` (newest first, `START` only as its last)."""
+    """How many tokens at and before `position` equal `recent` (newest first; `START` only as the last)."""
     length = 0
     while length < recent.size and tokens[position - length] == recent[length]:
         length += 1
@@ -38,21 +38,21 @@ def matched(tokens: Int32s, position: int, recent: Int32s) -> int:
 
 @compiled
 def _stands_before(tokens: Int32s, position: int, recent: Int32s) -> bool:
-    """Whether the context of `position` sorts before `recent`; one that agrees in all of it does not."""
+    """Whether the context of `position` sorts before `recent`; False if it agrees with all of it."""
     length = matched(tokens, position, recent)
     return length < recent.size and tokens[position - length] < recent[length]
 
 
 @compiled
 def _stands_behind(tokens: Int32s, position: int, recent: Int32s) -> bool:
-    """Whether the context of `position` sorts behind `recent`; one that agrees in all of it does not."""
+    """Whether the context of `position` sorts after `recent`; False if it agrees with all of it."""
     length = matched(tokens, position, recent)
     return length < recent.size and tokens[position - length] > recent[length]
 
 
 @compiled
 def _context_less(tokens: Int32s, left: int, right: int) -> bool:
-    """Whether the context of `left` sorts before that of `right`; equal contexts keep the order of the text."""
+    """Whether the context of `left` sorts before that of `right`; equal contexts sort by position."""
     for back in range(MAX_MATCH):
         a, b = tokens[left - back], tokens[right - back]
         if a != b:
@@ -88,7 +88,7 @@ def insert(tokens: Int32s, order: Int32s, size: int, begin: int, end: int) -> in
 
 @compiled
 def merge(tokens: Int32s, long: Int32s, short: Int32s) -> Int32s:
-    """Two orders as one; cheap when one of them is short, since its entries are placed by bisection."""
+    """Merge two orders; cheap if `short` is short, because its entries are placed by bisection."""
     merged = np.empty(long.size + short.size, np.int32)
     taken = 0
     for i in range(short.size):
@@ -114,7 +114,7 @@ def _merge_halves(tokens: Int32s, source: Int32s, target: Int32s, begin: int, mi
 
 @compiled
 def sort_positions(tokens: Int32s, positions: Int32s) -> Int32s:
-    """The positions sorted by their contexts: a bottom-up merge sort, n log n comparisons of at most `MAX_MATCH`."""
+    """Sort positions by context: a bottom-up merge sort, n log n comparisons of at most `MAX_MATCH` tokens."""
     source, target = positions.copy(), np.empty_like(positions)
     width, size = 1, positions.size
     while width < size:
@@ -127,9 +127,9 @@ def sort_positions(tokens: Int32s, positions: Int32s) -> Int32s:
 
 @compiled
 def bounds(tokens: Int32s, order: Int32s, recent: Int32s, inner_low: int, inner_high: int) -> tuple[int, int]:
-    """The range of `order` whose contexts agree in all of `recent`.
+    """The range of `order` whose contexts agree with all of `recent`.
 
-    It is known to contain `inner_low:inner_high` (give `order.size`, 0 when nothing is known).
+    It must contain `inner_low:inner_high` (pass `order.size` and 0 if nothing is known).
     """
     low, high = 0, inner_low
     while low < high:
@@ -163,7 +163,7 @@ def _lower_bound(tokens: Int32s, order: Int32s, recent: Int32s) -> int:
 
 @compiled
 def _collect(order: Int32s, begin: int, end: int, room: int, found: Int32s, count: int) -> int:
-    """Append `order[begin:end]` to `found`, evenly thinned out when it is more than the room; returns the count."""
+    """Append `order[begin:end]` to `found`, thinned out evenly if it exceeds `room`; returns the new count."""
     size = end - begin
     taken = min(size, room)
     for i in range(taken):
@@ -173,7 +173,7 @@ def _collect(order: Int32s, begin: int, end: int, room: int, found: Int32s, coun
 
 @compiled
 def _nearest(tokens: Int32s, run: Int32s, low: int, high: int, recent: Int32s) -> int:
-    """How many tokens the entries right before `low` and right at `high` agree in, the better of the two."""
+    """The longer match of the entries just before `low` and at `high`, in tokens."""
     before = matched(tokens, run[low - 1], recent) if low > 0 else 0
     behind = matched(tokens, run[high], recent) if high < run.size else 0
     return max(before, behind)
@@ -185,11 +185,9 @@ def longest_matches(
 ) -> int:
     """Append to `found` (holding `count`) at most `room` positions that agree with `recent`, longest first.
 
-    In how many tokens each agrees goes to `lengths`.
-
-    `order` holds several orders one behind the other, which end at `ends`; what is found does not depend on how the
-    positions are spread over them. All places of one length are found together; where they are more than the room, an
-    even sample of them is taken. Returns the new count.
+    The lengths of their matches go to `lengths`. `order` holds several concatenated orders that end at `ends`; the
+    result does not depend on how the positions are spread over them. All places of one length are found together; if
+    they exceed the room, an even sample of them is taken. Returns the new count.
     """
     lows, highs, wider = (
         np.empty(ends.size, np.int64),
@@ -228,7 +226,7 @@ def longest_matches(
 
 @compiled
 def merge_runs(tokens: Int32s, order: Int32s, ends: Int64s) -> Int32s:
-    """Several orders one behind the other as one; cheapest when the long ones stand first."""
+    """Merge several concatenated orders into one; cheapest if the long ones come first."""
     merged = order.copy()
     for last in range(ends.size - 1, 0, -1):
         begin, middle = ends[last - 2] if last > 1 else 0, ends[last - 1]

@@ -1,7 +1,7 @@
-"""Drafting from texts that are known before the answer begins: the caller's prediction, premade responses.
+"""Drafting from texts known before the answer begins: the caller's prediction, premade responses.
 
-They are followed as recall follows stored completions: the longest match, a trail that finds its way back behind what
-differs, and a vote where several texts agree with the live output. The index belongs to one request.
+They are followed as recall follows stored completions: by the longest match, with a trail that resumes after a
+difference, and with votes if several texts agree with the output. The index belongs to one request.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
 from precedent.tree import ROOT
 
 UNKNOWN = 2**31 - 1
-"""Stands in a text for one or more tokens that nobody knows; it is never proposed, and nothing behind it is."""
+"""Stands for one or more unknown tokens in a text; neither it nor anything behind it is proposed."""
 
 GUESSED_BINS = 2
-"""Added to a candidate's calibration bin where its token is a guess: values come true at a rate of their own."""
+"""Added to the calibration bin of a guessed token: guesses are accepted at a rate of their own."""
 
 _MAX_OCCURRENCES = 128
 _NO_OCCURRENCES = np.empty(0, OCCURRENCE)
@@ -35,10 +35,10 @@ Marks = NDArray[np.bool_]
 
 
 class KnownText(NamedTuple):
-    """A text as token ids, `UNKNOWN` for a gap.
+    """A text as token ids, with `UNKNOWN` for a gap.
 
-    `log_weight` of its votes; `group` 0 or 1 is calibrated apart; `guessed` marks tokens that are more doubtful than
-    the rest (`[num_tokens]`, or empty for none).
+    `log_weight` is the log weight of its votes. Groups 0 and 1 are calibrated separately. `guessed` marks less certain
+    tokens (`[num_tokens]`, or empty for none).
     """
 
     token_ids: Sequence[int]
@@ -48,7 +48,7 @@ class KnownText(NamedTuple):
 
 
 class KnownTextSession:
-    """One live output, followed through texts known beforehand.
+    """Follows one output through texts known in advance.
 
     `prior` is a `VotePrior` as an array; the estimate of a guessed token is multiplied by `trust`.
     """
@@ -65,7 +65,7 @@ class KnownTextSession:
         self._context, self._trail, self._proposed = [START], Trail(), _NO_OCCURRENCES
 
     def match(self, budget: int) -> Candidates:
-        """At most `budget` candidates that follow the live output in the known texts."""
+        """At most `budget` candidates that continue the output in the known texts."""
         self._proposed = _NO_OCCURRENCES
         if self._index is None or budget <= 0:
             return Candidates(self._source)
@@ -76,7 +76,7 @@ class KnownTextSession:
         return Candidates(self._source, settle(candidates.nodes, heaviest, votes, self._guessed, self._trust))
 
     def committed(self, token_ids: Sequence[int]) -> None:
-        """Move along in the texts that agree."""
+        """Advance in the texts that agree with the committed tokens."""
         if self._index is None:
             return
         self._trail.advance(self._index.text, self._proposed, token_ids)
@@ -84,7 +84,7 @@ class KnownTextSession:
         self._context = [*self._context, *token_ids][-MAX_MATCH:]
 
     def end(self) -> None:
-        """Drop the index; afterwards nothing is proposed."""
+        """Drop the index; the session proposes nothing afterwards."""
         self._index, self._context, self._trail, self._proposed = None, [START], Trail(), _NO_OCCURRENCES
 
 
@@ -96,13 +96,13 @@ def _indexed(texts: Sequence[KnownText]) -> TokenIndex:
 
 
 def _weights(texts: Sequence[KnownText]) -> Weights:
-    """Every text is a hit of its own, so that its votes carry its group."""
+    """Weights in which every text is a hit, so that its votes carry its group."""
     hits = [(-1, 0, 0.0), *((slot, text.group, text.log_weight) for slot, text in enumerate(texts))]
     return Weights(np.array(hits, dtype=HIT), np.zeros(len(texts)), recency=0.0)
 
 
 def _guessed(text: Text, texts: Sequence[KnownText]) -> Marks:
-    """The marks by position of the index, whose sequences lie there in order, each behind its `START`."""
+    """The marks by index position; the sequences lie there in order, each after its `START`."""
     marks = np.zeros(text.tokens.size, dtype=np.bool_)
     flat = [mark for known in texts for mark in (False, *(known.guessed or [False] * len(known.token_ids)))]
     marks[np.flatnonzero(text.owners >= 0)] = flat
@@ -111,7 +111,7 @@ def _guessed(text: Text, texts: Sequence[KnownText]) -> Marks:
 
 @compiled
 def settle(nodes: Nodes, heaviest: Int64s, votes: Occurrences, guessed: Marks, trust: float) -> Nodes:
-    """The candidates without `UNKNOWN` ones and what hangs below them; guessed ones less sure, in bins of their own."""
+    """Drop `UNKNOWN` candidates and everything below them; scale guessed ones by `trust`, in bins of their own."""
     kept, size = np.empty(nodes.size, NODE), 0
     place, depth = np.full(nodes.size, -1, np.int32), np.ones(nodes.size, np.int32)
     for i in range(nodes.size):
@@ -130,7 +130,7 @@ def settle(nodes: Nodes, heaviest: Int64s, votes: Occurrences, guessed: Marks, t
 
 
 def follow_known_text(known: Int32s) -> None:
-    """Run the compiled part once on a few tokens, to have it translated."""
+    """Run the compiled part once on a few tokens, so that it gets compiled."""
     votes = np.zeros(1, OCCURRENCE)
     nodes = np.array([(int(token), ROOT, 0.5, 0) for token in known], dtype=NODE)
     settle(nodes, np.zeros(known.size, np.int64), votes, np.zeros(2, dtype=np.bool_), 0.5)

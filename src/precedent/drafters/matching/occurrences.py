@@ -1,4 +1,4 @@
-"""Places where the live context occurs, each with the weight of its sequence: what the votes for a tree come from."""
+"""Places where the current context occurs, with the weights of their sequences: the source of the votes for a tree."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
 OCCURRENCE = np.dtype(
     [("position", "i4"), ("slot", "i4"), ("length", "i4"), ("bin", "i4"), ("score", "f8"), ("weight", "f8")]
 )
-"""One place. `position` is that of the context's last token, `slot` the number of its sequence, `length` how many
-tokens match (a `START` mark counts), `score` the same plus what is carried over a gap, in tokens, `bin` the similarity
-bin of the sequence and `weight` its log weight."""
+"""One place. `position` is that of the context's last token, `slot` the number of its sequence, `length` the number of
+matching tokens (a `START` mark counts), `score` the same plus a share carried over a gap, `bin` the similarity bin of
+the sequence and `weight` its log weight."""
 
 HIT = np.dtype([("slot", "i4"), ("bin", "i4"), ("weight", "f8")])
-"""A sequence whose similarity is known: its slot, similarity bin and log weight. An array of hits is sorted by slot and
-begins with one of slot -1, which stands for every sequence that is no hit."""
+"""A sequence with known similarity: its slot, similarity bin and log weight. An array of hits is sorted by slot; its
+first entry, with slot -1, stands for every sequence that is not a hit."""
 
 Occurrences = NDArray[np.void]
 Hits = NDArray[np.void]
 
 ROOM = 256
-"""Places collected of each order before the best are chosen."""
+"""Places collected from each order before the best are chosen."""
 
 SHORT_MATCH = 8
-"""Matches longer than this are equally good when the best places are chosen."""
+"""Longer matches than this count as equally good when the best places are chosen."""
 
 LENGTH_WEIGHT = 0.7
-"""Log weight of one more matched token."""
+"""Log weight of each matched token."""
 
 
 class Text(NamedTuple):
-    """Sequences one behind the other: the tokens, and for each the slot of its sequence; `size` of them are in use."""
+    """Concatenated sequences: the tokens and, for each token, the slot of its sequence; `size` of them are in use."""
 
     tokens: Int32s
     owners: Int32s
@@ -43,7 +43,7 @@ class Text(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The log weight of a place: that of its hit, `log_counts[slot]`, and a share of `recency` (all for the newest)."""
+    """The log weight of a place: its hit's, plus `log_counts[slot]`, plus a share of `recency` (all for the newest)."""
 
     hits: Hits
     log_counts: Floats
@@ -52,7 +52,7 @@ class Weights(NamedTuple):
 
 @compiled
 def _hit_of(hits: Hits, slot: int) -> int:
-    """Index of the slot's hit, 0 when it is none."""
+    """Index of the slot's hit, 0 if it is not a hit."""
     low, high = 1, hits.size
     while low < high:
         middle = (low + high) // 2
@@ -65,7 +65,7 @@ def _hit_of(hits: Hits, slot: int) -> int:
 
 @compiled
 def fill(place: Any, text: Text, position: int, slot: int, length: int, weights: Weights) -> None:
-    """Set the fields of an occurrence at `position` in sequence `slot`, whose context agrees in `length` tokens."""
+    """Set the fields of an occurrence at `position` in sequence `slot`, with `length` matching tokens."""
     hit = weights.hits[_hit_of(weights.hits, slot)]
     place.position, place.slot, place.length = position, slot, length
     place.score, place.bin = place.length, hit.bin
@@ -74,7 +74,7 @@ def fill(place: Any, text: Text, position: int, slot: int, length: int, weights:
 
 @compiled
 def _seen(table: Int32s, position: int) -> bool:
-    """Whether the position is in an open-addressing table (a power of two in size, -1 where empty); puts it in."""
+    """Whether the position is in an open-addressing table (size a power of two, -1 for empty); adds it if not."""
     at = (position * 40503) & (table.size - 1)
     while table[at] >= 0:
         if table[at] == position:
@@ -88,10 +88,10 @@ def _seen(table: Int32s, position: int) -> bool:
 def find(
     text: Text, near: Int32s, tail: Int32s, order: Int32s, ends: Int64s, recent: Int32s, weights: Weights, limit: int
 ) -> Occurrences:
-    """At most `limit` places where `recent` (newest first) continues; heavier and longer ones win.
+    """At most `limit` places where `recent` (newest first) continues; heavier and longer matches win.
 
-    `near`, `tail` and the runs of `order` that end at `ends` are sorted and hold no place without a following token.
-    `near` is searched first and to the end, so that hits are found in a crowd.
+    `near`, `tail` and the runs of `order` that end at `ends` are sorted and hold only places with a following token.
+    `near` is searched first and completely, so that a large index cannot hide its hits.
     """
     found, lengths, count = np.empty(3 * ROOM, np.int32), np.empty(3 * ROOM, np.int32), 0
     one = np.full(1, near.size)
@@ -99,7 +99,7 @@ def find(
     one = np.full(1, tail.size)
     count = longest_matches(text.tokens, tail, one, recent, found, lengths, count, ROOM)
     count = longest_matches(text.tokens, order, ends, recent, found, lengths, count, ROOM)
-    for i in range(num_near):  # sorted when the request began: some of it may be forgotten since
+    for i in range(num_near):  # `near` was sorted when the request began; some of it may be forgotten by now
         lengths[i] = matched(text.tokens, found[i], recent) if text.tokens[found[i] + 1] >= 0 else 0
     slots = _gathered(text.owners, found[:count])
     longest = lengths[:count].max() if count else 0
@@ -114,7 +114,7 @@ def find(
 
 @compiled
 def _gathered(values: Int32s, places: Int32s) -> Int32s:
-    """`values[places]`. In a loop of nothing else the processor waits for many of these far-apart reads at once."""
+    """`values[places]`, in a loop of its own, where the processor overlaps the waits for these scattered reads."""
     gathered = np.empty(places.size, np.int32)
     for i in range(places.size):
         gathered[i] = values[places[i]]
@@ -123,18 +123,18 @@ def _gathered(values: Int32s, places: Int32s) -> Int32s:
 
 @compiled
 def _best(places: Occurrences, limit: int) -> Occurrences:
-    """The `limit` heaviest places as they stood; of equal ones at the border the first."""
-    worth = np.empty(places.size)
+    """The `limit` heaviest places in their original order; of equal ones at the border, the first."""
+    weights = np.empty(places.size)
     for i in range(places.size):
-        worth[i] = LENGTH_WEIGHT * min(places[i].length, SHORT_MATCH) + places[i].weight
-    border = np.partition(worth, places.size - limit)[places.size - limit]
+        weights[i] = LENGTH_WEIGHT * min(places[i].length, SHORT_MATCH) + places[i].weight
+    border = np.partition(weights, places.size - limit)[places.size - limit]
     equal = limit
     for i in range(places.size):
-        equal -= worth[i] > border
+        equal -= weights[i] > border
     best, size = np.empty(limit, OCCURRENCE), 0
     for i in range(places.size):
-        if worth[i] > border or (worth[i] == border and equal > 0):
-            equal -= worth[i] == border
+        if weights[i] > border or (weights[i] == border and equal > 0):
+            equal -= weights[i] == border
             best[size] = places[i]
             size += 1
     return best

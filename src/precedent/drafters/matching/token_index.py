@@ -1,13 +1,13 @@
-"""Where the live text continues: the longest ends of a context in many token sequences.
+"""An index of many token sequences that finds where the current text continues: the longest suffixes of a context.
 
-Sequences lie one behind the other in one array, each behind a `START` mark. The mark makes two things simple: no match
-crosses from one sequence into another, and the beginning of a completion is a context that can be matched like any
-other (at step 0 the live context is `START` alone, which stands before every stored completion).
+Sequences are concatenated in one array, each after a `START` mark. The mark keeps matches within one sequence, and
+makes the beginning of a sequence a context like any other: at step 0 the current context is `START` alone, which
+precedes every stored completion.
 
-The positions, but for the last of each sequence, which nothing follows, are kept in sorted orders (see
-`context_order`): a long one that is only ever replaced, and a short tail into which new tokens are inserted. When the
-tail has grown, it is merged into the long one. Segments that were sorted elsewhere are taken over as they are: the long
-order then consists of several runs, until they are merged.
+All positions except the last of each sequence, which nothing follows, are kept in sorted orders (see `context_order`):
+a long one that is only replaced as a whole, and a short tail into which new tokens are inserted. A full tail is merged
+into the long order. Segments sorted elsewhere are added unchanged; the long order then consists of several runs until
+they are merged.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from precedent.drafters.matching.vote_tree import MAX_DEPTH
 from precedent.runtime.compiled import Int32s
 
 SORT_ABOVE = 512
-"""More new tokens than this are sorted by themselves and merged, instead of inserted one by one."""
+"""More new tokens than this are sorted separately and merged instead of inserted one by one."""
 
 MIN_TAIL = 4096
-"""The tail holds so many positions, or this share of all, before it is merged."""
+"""Smallest capacity of the tail, in positions; a large index gives it 1 / `TAIL_SHARE` of its order."""
 
 TAIL_SHARE = 256
 
 MAX_RUNS = 16
-"""More runs than this are merged at once."""
+"""Most runs of the long order; more are merged immediately."""
 
 MUCH = 2**20
-"""Arrays with room for more tokens than this grow by an eighth, smaller ones to double their size."""
+"""Arrays with room for more tokens than this grow by an eighth; smaller ones double."""
 
 _FORGOTTEN = -2
 _NOWHERE = np.empty(0, dtype=np.int32)
 
 
 class TokenIndex:
-    """Token sequences that grow, can be forgotten, and are searched for the longest suffix of a context.
+    """Token sequences that can grow, be forgotten, and be searched for the longest suffixes of a context.
 
-    12 bytes per token, in memory or where `scratch` puts large arrays. Not thread-safe: callers that share an index
-    hold a lock.
+    Takes 12 bytes per token, in memory or where `scratch` puts large arrays. Not thread-safe: callers that share an
+    index must hold a lock.
     """
 
     def __init__(self, scratch: Scratch | None = None) -> None:
         self._scratch = scratch or Scratch()
-        self._tokens = np.full(1024, START, dtype=np.int32)  # padded on both sides, so that no read leaves it
+        self._tokens = np.full(1024, START, dtype=np.int32)  # padded at both ends, so that no read is out of bounds
         self._owners = np.full(1024, -1, dtype=np.int32)
         self._size = MAX_MATCH
         self._order, self._ends = _NOWHERE, np.empty(0, dtype=np.int64)
@@ -72,7 +72,7 @@ class TokenIndex:
 
     @property
     def runs(self) -> tuple[Text, Int32s, Int32s]:
-        """The text, and the two orders of its positions; valid until the next change."""
+        """The text and the two orders of its positions; valid until the next change."""
         if self.num_runs > 1:
             self.take_order(self.merged_order())
         return self.text, self._order, self._tail[: self._tail_size]
@@ -83,34 +83,34 @@ class TokenIndex:
         return self._tokens.nbytes + self._owners.nbytes + self._order.nbytes + self._tail.nbytes
 
     def slot(self, sequence_id: int) -> int | None:
-        """The slot of a sequence, None when it is not here."""
+        """The slot of a sequence, or None if the index does not hold it."""
         return self._slot_of.get(sequence_id)
 
     @property
     def num_runs(self) -> int:
-        """Of how many runs the long order consists; one is searched fastest."""
+        """Number of runs in the long order; searching is fastest with one."""
         return self._ends.size
 
     def lengths(self) -> dict[int, int]:
-        """How many tokens each sequence has that is here, by its id."""
+        """Number of tokens of each sequence in the index, by sequence id."""
         spans = self._spans
         return {key: spans[slot][1] - spans[slot][0] - 1 for key, slot in self._slot_of.items()}
 
     def append(self, sequence_id: int, tokens: Sequence[int] | NDArray[np.int32]) -> None:
-        """Add a sequence, or more tokens at the end of one that is here already."""
+        """Add a sequence, or append tokens to one that the index already holds."""
         slot = self._slot_of.get(sequence_id)
-        if slot is not None and slot != len(self._spans) - 1:  # no room behind it: it moves to the end
+        if slot is not None and slot != len(self._spans) - 1:  # no room after it, so it moves to the end
             tokens = np.concatenate([self.tokens(sequence_id), np.asarray(tokens, dtype=np.int32)])
             self.forget([sequence_id])
             slot = None
         if slot is None:
             slot = self._open(sequence_id)
-        last = self._size - 1  # nothing followed it until now, so it is in no order yet
+        last = self._size - 1  # nothing followed this position until now, so no order holds it yet
         self._write(slot, np.asarray(tokens, dtype=np.int32))
         self._sort_in(last, self._size - 1)
 
     def tokens(self, sequence_id: int) -> NDArray[np.int32]:
-        """A copy of a sequence's tokens. Raises KeyError when it is not here."""
+        """A copy of a sequence's tokens. Raises KeyError for an unknown id."""
         begin, end = self._spans[self._slot_of[sequence_id]]
         return self._tokens[begin + 1 : end].copy()
 
@@ -132,12 +132,12 @@ class TokenIndex:
             self._tail_size = left.size
 
     def order_of(self, slots: Collection[int]) -> Int32s:
-        """The positions of some sequences in an order of their own, to be searched beside the whole."""
+        """Sort the positions of some sequences into a separate order, to search in addition to the whole."""
         spans = [np.arange(begin, end - 1, dtype=np.int32) for begin, end in (self._spans[slot] for slot in slots)]
         return sort_positions(self._tokens, np.concatenate(spans)) if spans else _NOWHERE
 
     def load(self, segment: Segment) -> range:
-        """Take over a sorted segment of sequences that are not here yet as one more run; returns their slots."""
+        """Add a sorted segment of new sequences as one more run; returns their slots."""
         shift, slots = self._size, range(len(self._spans), len(self._spans) + segment.completions.size)
         self._reserve(shift + segment.tokens.size + MAX_DEPTH + 1)
         self._size += segment.tokens.size
@@ -157,16 +157,16 @@ class TokenIndex:
         return slots
 
     def merged_order(self) -> Int32s:
-        """The runs of the long order as one; changes nothing, so that the index may be searched meanwhile."""
+        """Merge the runs of the long order; changes nothing, so the index may be searched meanwhile."""
         return merge_runs(self._tokens, self._order, self._ends) if self.num_runs > 1 else self._order
 
     def take_order(self, merged: Int32s) -> None:
-        """Put what `merged_order` returned in the place of the runs; nothing may have changed in between."""
+        """Replace the runs with the result of `merged_order`; the index must not have changed in between."""
         self._ends = np.full(min(1, merged.size), merged.size, dtype=np.int64)
         self._order = merged if merged is self._order else self._scratch.placed(merged)
 
     def segment(self, sequence_ids: Collection[int]) -> Segment:
-        """A sorted segment of those of the sequences that are here, without the checksums."""
+        """A sorted segment of those sequences that the index holds, without checksums."""
         slots = [slot for key in sequence_ids if (slot := self._slot_of.get(key)) is not None]
         stays = np.zeros(len(self._spans), dtype=bool)
         stays[slots] = True
@@ -177,9 +177,9 @@ class TokenIndex:
         return kept(Segment(completions, self._tokens[MAX_MATCH : self._size], order - np.int32(MAX_MATCH)), stays)
 
     def match(self, recent: Int32s, weights: Weights, limit: int, near: Int32s = _NOWHERE) -> Occurrences:
-        """At most `limit` places where the longest known ends of a context continue (`recent`: newest token first).
+        """At most `limit` places where the longest known suffixes of a context continue.
 
-        `near` is an order of positions that are searched first (`order_of`).
+        `recent` is the context, newest token first; `near` is an order of positions to search first (`order_of`).
         """
         tail = self._tail[: self._tail_size]
         return find(self.text, near, tail, self._order, self._ends, recent, weights, limit)
@@ -190,7 +190,7 @@ class TokenIndex:
         self.sequence_ids.append(sequence_id)
         self._spans.append((self._size, self._size))
         self._write(slot, np.array([START], dtype=np.int32))
-        self.num_tokens -= 1  # the mark is no token
+        self.num_tokens -= 1  # the mark does not count as a token
         return slot
 
     def _write(self, slot: int, tokens: NDArray[np.int32]) -> None:
@@ -203,7 +203,7 @@ class TokenIndex:
         self.num_tokens += tokens.size
 
     def _sort_in(self, begin: int, end: int) -> None:
-        """Bring new positions into the orders, merging the tail when it is full."""
+        """Add new positions to the orders; merges the tail when it is full."""
         if end - begin > SORT_ABOVE:
             self._merge_in(sort_positions(self._tokens, np.arange(begin, end, dtype=np.int32)))
             return
@@ -229,7 +229,7 @@ class TokenIndex:
 
 
 def sorted_segment(sequences: Mapping[int, Sequence[int]]) -> Segment:
-    """A segment of some sequences by their ids, sorted at one go, without the checksums."""
+    """A segment of sequences by their ids, sorted in one pass, without checksums."""
     lengths = np.array([0, *(len(tokens) + 1 for tokens in sequences.values())], dtype=np.int64)
     begins, text = np.cumsum(lengths), np.full(MAX_MATCH + lengths.sum(), START, dtype=np.int32)
     completions = np.zeros(len(sequences), COMPLETION)

@@ -1,7 +1,7 @@
 """From weighted occurrences to a tree of candidates, best first.
 
-Each occurrence votes for the tokens that followed it, with `exp(log_weight)`. Where the votes split the tree branches,
-where they agree it grows deep: nodes are taken in order of the estimated probability of their whole path.
+Each occurrence votes for the tokens that followed it, with weight `exp(log_weight)`. Where votes split, the tree
+branches; where they agree, it grows deep. Nodes are taken in order of the estimated probability of their whole path.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ COUNT_BINS = np.array([2, 3, 5, 9, 20, 60], dtype=np.int64)
 SIMILARITY_BINS = 6
 
 MAX_DEPTH = 64
-"""Longest continuation that is proposed, in tokens."""
+"""Longest continuation to propose, in tokens."""
 
 MIN_SHARE = 0.02
-"""Votes below this share of their parent's are not followed up."""
+"""Tokens with less than this share of their parent's votes are not followed."""
 
 MIN_PATH = 0.02
-"""Candidates whose whole path is less likely than this are not proposed: no forward is cheap enough for them."""
+"""Candidates with a less likely path are not proposed: no forward is cheap enough for them."""
 
 LIGHTEST = -30.0
-"""Log weight, relative to the heaviest vote, below which votes would cancel in sums."""
+"""Lower bound of a vote's log weight relative to the heaviest; lighter votes would vanish in sums."""
 
 INSERTED_UP_TO = 24
-"""So many rows are sorted by insertion, more of them by numbers that hold token and place."""
+"""Up to this many rows are sorted by insertion, more by integers that combine token and place."""
 
 PLACES = 1 << 32
-"""Above every place: tokens are multiplied by it."""
+"""Factor for the token in these integers; larger than every place."""
 
 
 _RANGE = np.dtype(
@@ -55,13 +55,14 @@ _RANGE = np.dtype(
         ("estimate", "f8"),
     ]
 )
-"""A possible node: rows `begin:end` agree in `depth` tokens, the last of them `token`; `path` is its probability."""
+"""A possible node: rows `begin:end` agree in `depth` tokens, the last of which is `token`; `path` is the probability of
+the whole path."""
 
 Ranges = NDArray[np.void]
 
 
 class Ballot(NamedTuple):
-    """The votes being counted: their weights, and the rows as they are sorted while the tree grows."""
+    """The votes being counted: their weights, and their rows, which are sorted while the tree grows."""
 
     votes: Occurrences
     weights: Floats
@@ -72,10 +73,10 @@ class Ballot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VotePrior:
-    """An estimate before any calibration: logistic in the log odds of the vote, the match length and the evidence.
+    """The estimate before calibration: logistic in the log odds of the vote share, match length, count and similarity.
 
-    The share is shrunk by `(count + 1/2) / (count + 1)` first, so that one lone occurrence is never certain. From
-    similarity bin `sure_from` on only `doubt` of what is missing to certainty is left.
+    The share is first multiplied by `(count + 1/2) / (count + 1)`, so that a single occurrence is never certain. From
+    similarity bin `sure_from` on, the probability of rejection is multiplied by `doubt`.
     """
 
     offset: float
@@ -87,7 +88,7 @@ class VotePrior:
     doubt: float = 1.0
 
     def as_array(self) -> Floats:
-        """The numbers in the order in which `grow` reads them, `[7]`."""
+        """The numbers in the order that `grow` reads, `[7]`."""
         numbers = (self.offset, self.odds, self.length, self.count, self.similarity, self.sure_from, self.doubt)
         return np.array(numbers, dtype=np.float64)
 
@@ -95,9 +96,9 @@ class VotePrior:
 def vote_tree(
     source: str, text: Text, votes: Occurrences, budget: int, prior: Floats, end_ids: Int32s
 ) -> tuple[Candidates, Int64s]:
-    """At most `budget` candidates in order of path probability, and for each node its heaviest vote `[n]`.
+    """At most `budget` candidates in order of path probability, and the heaviest vote of each, `[num_candidates]`.
 
-    Nothing hangs below a token of `end_ids`.
+    Nothing follows a token of `end_ids`.
     """
     nodes, heaviest = grow(text.tokens, votes, budget, prior, end_ids)
     return Candidates(source, nodes), heaviest
@@ -107,7 +108,7 @@ def vote_tree(
 def grow(tokens: Int32s, votes: Occurrences, budget: int, prior: Floats, end_ids: Int32s) -> tuple[Nodes, Int64s]:
     """The nodes, best path first, and the heaviest vote of each.
 
-    A possible node is a range of rows that agree in their first tokens. The ranges that wait to become nodes are
+    A possible node is a range of rows that agree in their first tokens. The ranges waiting to become nodes are
     disjoint, so there are never more of them than votes.
     """
     nodes, heaviest, size = np.empty(budget, NODE), np.empty(budget, np.int64), 0
@@ -153,7 +154,7 @@ def _most_likely(waiting: Ranges, num_waiting: int) -> int:
 
 @compiled
 def _weights(votes: Occurrences) -> Floats:
-    """The votes, relative to the heaviest one."""
+    """The weights of the votes, relative to the heaviest one."""
     weights = np.empty(votes.size)
     for i in range(votes.size):
         weights[i] = LENGTH_WEIGHT * votes[i].score + votes[i].weight
@@ -162,7 +163,7 @@ def _weights(votes: Occurrences) -> Floats:
 
 @compiled
 def _sort_by_next_token(tokens: Int32s, above: Any, ballot: Ballot) -> None:
-    """Bring the range's rows with the same next token side by side (stable); `following` gets those tokens."""
+    """Sort the range's rows by next token (stable); `following` receives those tokens."""
     rows, following = ballot.rows, ballot.following
     if above.end - above.begin > INSERTED_UP_TO:
         _sort_many(tokens, above, ballot)
@@ -179,7 +180,7 @@ def _sort_by_next_token(tokens: Int32s, above: Any, ballot: Ballot) -> None:
 
 @compiled
 def _sort_many(tokens: Int32s, above: Any, ballot: Ballot) -> None:
-    """The same for many rows: tokens in the high bits of what is sorted, places in the low ones."""
+    """The same for many rows: sorts integers with the token in the high bits and the place in the low ones."""
     rows, size = ballot.rows[above.begin : above.end].copy(), above.end - above.begin
     keys = np.empty(size, np.int64)
     for i in range(size):
@@ -192,7 +193,7 @@ def _sort_many(tokens: Int32s, above: Any, ballot: Ballot) -> None:
 
 @compiled
 def _add_children(waiting: Ranges, num_waiting: int, tokens: Int32s, above: Any, node: int, ballot: Ballot) -> int:
-    """Let the ranges below `above`, which became `node`, wait as well; returns how many wait then."""
+    """Add the ranges below `above`, which became `node`, to the waiting ones; returns the new number waiting."""
     _sort_by_next_token(tokens, above, ballot)
     rows, following, weights = ballot.rows, ballot.following, ballot.weights
     total, low = 0.0, above.begin
@@ -204,7 +205,7 @@ def _add_children(waiting: Ranges, num_waiting: int, tokens: Int32s, above: Any,
             mass += weights[rows[high]]
             best = high if weights[rows[high]] > weights[rows[best]] else best
             high += 1
-        if following[low] >= 0 and mass >= MIN_SHARE * total:  # below 0 these sequences have ended
+        if following[low] >= 0 and mass >= MIN_SHARE * total:  # a negative id means that the sequence has ended
             child, vote, count = waiting[num_waiting], ballot.votes[rows[best]], high - low
             length, share = round(vote.score) + above.depth, mass / total
             child.begin, child.end, child.depth, child.parent = low, high, above.depth + 1, node
@@ -233,7 +234,7 @@ def _bin(edges: Int64s | Floats, value: float) -> int:
 
 @compiled
 def prior_estimate(prior: Floats, share: float, count: int, length: int, similarity: int) -> float:
-    """The estimate of a `VotePrior` given as an array, in (0, 1)."""
+    """The estimate in (0, 1) of a `VotePrior`, given as an array."""
     shrunk = min(max(share * (count + 0.5) / (count + 1.0), 1e-4), 0.9999)
     score = prior[0] + prior[1] * math.log(shrunk / (1.0 - shrunk)) + prior[2] * math.log1p(length)
     score += prior[3] * math.log(count) + prior[4] * similarity

@@ -1,4 +1,4 @@
-"""From a draft model's row of probabilities to a draw and the law that it carries."""
+"""Samples a token from a draft model's row of probabilities, with the distribution it was sampled from."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from precedent.sampling.rng import KeyedRng, Rng, categorical_rows
 from precedent.tree import Sampled
 
 LEAST_LEFT = 1e-6
-"""The probability that siblings must leave, for a draw without them."""
+"""Smallest remaining probability for which siblings are excluded."""
 
 
 def sample_beside(row: Tensor, siblings: tuple[int, ...], rng: Rng, node: int, purpose: str) -> DraftedToken:
-    """A draw from a row `[vocab_size]` without the siblings, unless nothing would be left to draw.
+    """Sample from a row `[vocab_size]` without the siblings, or with them if they hold nearly all the probability.
 
-    Raises GenerationError if the row holds NaN.
-    Where reading means waiting for a device, and the coin is known beforehand, one read is all.
+    On a device, with random numbers known in advance, this reads back only once. Raises GenerationError if the row
+    holds NaN.
     """
     if not row.is_cpu and isinstance(rng, KeyedRng):
         return sample_with_one_read(row, siblings, rng, node, purpose)
@@ -32,7 +32,7 @@ def sample_beside(row: Tensor, siblings: tuple[int, ...], rng: Rng, node: int, p
 def sample_with_one_read(
     row: Tensor, siblings: tuple[int, ...], rng: KeyedRng, node: int, purpose: str
 ) -> DraftedToken:
-    """The same draw: the token is found on the device, whichever law it comes from."""
+    """The same sample, computed on the device for either distribution before the single read."""
     left = _left(row, siblings)
     probs = torch.where(left > LEAST_LEFT, Sampled(row, siblings).probs(), row) if siblings else row
     token = categorical_rows(probs[None], placed(rng.uniforms([node], purpose), row.device))
@@ -42,7 +42,7 @@ def sample_with_one_read(
 
 
 def _left(row: Tensor, siblings: tuple[int, ...]) -> Tensor:
-    """What the siblings leave of a row's probability, a number in float64 on its device."""
+    """The row's probability outside the siblings: a float64 scalar on its device."""
     if not siblings:
         return torch.ones((), dtype=torch.float64, device=row.device)
     return 1.0 - row[placed(np.array(siblings, dtype=np.int64), row.device)].sum().double()
@@ -53,6 +53,6 @@ def _distribution(row: Tensor, siblings: tuple[int, ...], left: float) -> Sample
 
 
 def _check(mass: float) -> None:
-    """A law that holds NaN would bend the answer unseen."""
+    """Refuse a distribution with NaN, which would bias the answer unnoticed."""
     if not mass > 0.0:
         raise GenerationError("the draft model's probabilities hold NaN: load it in another dtype, or go without it")

@@ -1,9 +1,9 @@
-"""A smaller causal LM with the target's tokenizer, drawing one token after the other.
+"""The drafter with a draft model: a smaller causal LM with the target's tokenizer, which draws token after token.
 
-When sampling, every token is a draw that carries the very row it was drawn from (same constraints, temperature and
-truncation as the target's), with the cached siblings excluded. When decoding greedily it proposes its argmax as a
-point, and with a seed the token that the seed's noise makes it choose (Daliri et al. 2408.07978). What it draws while
-the target scores (`precedent.decoding.pearl`) it shows in the next tree, if the text goes that way.
+When sampling, each token carries the row it was sampled from (with the target's constraints, temperature and
+truncation), and cached siblings are excluded. In greedy decoding it proposes its argmax as a fixed candidate; with a
+seed, the token that the seed's noise chooses (Daliri et al. 2408.07978). What it draws while the target scores
+(`precedent.decoding.pearl`) goes into the next tree, if the committed text agrees with it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from precedent.target.prefix_pool import PrefixPool
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Fixed, Sampled, TreeBuilder
 
 CHOSEN = ("greedy", "coupled")
-"""Modes in which the next token is a function of its row: whatever proposes it is a point."""
+"""Modes in which the next token is a function of its row, so that every candidate is fixed."""
 
 WITH_RUNNERS_UP = ("greedy", "traversal", "topdown")
-"""Modes that verify a second sample below one parent; coupled noise chooses one token only."""
+"""Modes that verify a second sample below the same parent; coupled noise chooses only one token."""
 
 MAX_IDLE_BYTES = 64 * 2**20
-"""What KV caches of finished requests may take; the next turn of a conversation goes on with them."""
+"""Bytes that KV caches of finished requests may take; the next turn of a conversation continues them."""
 
 
 class DraftModelDrafter:
-    """Shares one draft model between all requests; each keeps its own KV cache, caught up only when asked.
+    """Shares one draft model between all requests; each has its own KV cache, which catches up only when drawing.
 
-    A conversation's next turn, or another one under the same system prompt, finds what its tenant's requests have
-    computed before. With `early_exit` the model is the target's own first layers: it reads what the target stored of
-    the committed text, and what it writes behind that is overwritten when the target scores the tree. Laws are handed
-    on to the device `hand_to` (None: where they were made). With `own_stream` a model on a GPU works on a stream of its
+    A conversation's next turn, or another conversation with the same system prompt, reuses what its tenant's requests
+    have computed. With `early_exit` the model is the target's own first layers: it reads the target's keys and values
+    of the committed text, and what it writes behind them is overwritten when the target scores the tree. Distributions
+    are moved to the device `hand_to` (None: they stay). With `own_stream` a model on a GPU uses a CUDA stream of its
     own, so that it can draw while the target scores.
     """
 
@@ -65,7 +65,7 @@ class DraftModelDrafter:
         self._pool = PrefixPool(model, MAX_IDLE_BYTES)
 
     def begin(self, request: Request) -> DrawsAhead:
-        """Start with what is known of the prompt: nothing is computed until the first draw."""
+        """Start drafting, with the longest cached prefix of the prompt; computes nothing until the first draw."""
         context = list(request.prompt_ids)
         with self.at_work():
             if self._early_exit and request.target_slot is not None:
@@ -75,11 +75,11 @@ class DraftModelDrafter:
         return _DraftModelSession(self, self._model, request, context, place)
 
     def close(self) -> None:
-        """Let go of the KV caches of finished requests."""
+        """Release the KV caches of finished requests."""
         self._pool.shrink(0)
 
     def at_work(self) -> AbstractContextManager[object]:
-        """Everything that touches the model's numbers happens in here: in order, on whichever thread."""
+        """A context for all work on the model's tensors, which keeps it in order across threads."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def in_step(self, drawings: Sequence[Drawing | Extending]) -> list[RunningDrawing]:
@@ -87,8 +87,8 @@ class DraftModelDrafter:
         return draw_in_step(self._model, drawings, self.at_work)
 
     def handed_on(self, distribution: Sampled) -> Sampled:
-        """The law as the target's thread may read it: on the target's device, and safe from being overwritten."""
-        if self._stream is not None:  # else the stream takes the memory back before the target's stream has read it
+        """The distribution, ready for the target's thread: on its device, and safe from being overwritten."""
+        if self._stream is not None:  # otherwise its memory may be reused before the target's stream has read it
             distribution.row.record_stream(torch.cuda.current_stream(distribution.row.device))
         if self._hand_to is None or distribution.row.device == self._hand_to:
             return distribution
@@ -96,7 +96,7 @@ class DraftModelDrafter:
 
 
 def _stream_on(device: torch.device) -> torch.cuda.Stream | None:
-    """A new stream that begins when everything asked of this GPU so far is done; None for other devices."""
+    """A new stream that waits for all work queued on this GPU so far; None for other devices."""
     if device.type != "cuda":
         return None
     stream = torch.cuda.Stream(device)
@@ -126,21 +126,21 @@ class _DraftModelSession(DrawsAhead):
 
     @property
     def names_runners_up(self) -> bool:  # type: ignore[override]
-        """True where a second sample below one parent is verified by its own distribution."""
+        """True in modes that verify a second sample below the same parent."""
         return self._request.mode in WITH_RUNNERS_UP
 
     @property
     def behind(self) -> int:
-        """Committed tokens that have not been through the draft model yet."""
+        """Committed tokens that the draft model has not computed yet."""
         return self._place.behind
 
     @property
     def at_hand(self) -> int:
-        """Draws behind the committed text that no tree has held yet."""
+        """Samples beyond the committed text that no tree has held yet."""
         return self._ahead.unseen
 
     def draw(self, builder: TreeBuilder, num_draws: int, rng: Rng) -> None:
-        """Show a chain of up to `num_draws` tokens below the root, drawn ahead or now; it ends at an end token."""
+        """Add a chain of up to `num_draws` tokens below the root, drawn ahead or now; it ends at an end token."""
         self._alone(self.drawing(builder, num_draws, rng))
 
     def draw_together(self, draws: Sequence[Draw]) -> None:
@@ -150,8 +150,8 @@ class _DraftModelSession(DrawsAhead):
             draw.seconds, draw.error = running.seconds, running.error
 
     def drawing(self, builder: TreeBuilder, num_draws: int, rng: Rng) -> Drawing:
-        """`draw`, to go on in step with those of other requests."""
-        if self._ahead.shown:  # for a step that came to no verdict
+        """`draw` as a generator, to run in step with those of other requests."""
+        if self._ahead.shown:  # the last step ended without a verdict
             self._ahead, self._next = Lookahead(), None
         parent, purpose, self._rows = ROOT, f"draft {self._drafter.name}", []
         while self._ahead.shown < num_draws:
@@ -166,7 +166,7 @@ class _DraftModelSession(DrawsAhead):
 
     @torch.inference_mode()
     def draw_runners_up(self, builder: TreeBuilder, number: int, rng: Rng) -> None:
-        """Beside each of the first `number` tokens drawn now: the next best, or a draw without replacement."""
+        """Add a token beside each of the first `number` just drawn: the next best, or one without replacement."""
         for parent, row in self._rows[:number]:
             with self._drafter.at_work():
                 runner_up = self._runner_up(row, parent, builder.children(parent), rng)
@@ -175,7 +175,7 @@ class _DraftModelSession(DrawsAhead):
                 builder.runners_up.add(node)
 
     def _runner_up(self, row: Tensor, parent: int, taken: tuple[int, ...], rng: Rng) -> DraftedToken | None:
-        """None where nothing is left."""
+        """A second token below `parent`, or None if none is left."""
         if self._request.mode in CHOSEN:
             left = row.index_fill(0, placed(np.array(taken), row.device), -torch.inf)
             logit, token = largest(left)
@@ -184,14 +184,14 @@ class _DraftModelSession(DrawsAhead):
         return drawn if isinstance(drawn.distribution, Sampled) and drawn.distribution.excluded == taken else None
 
     def draw_ahead(self, rng: Rng) -> bool:
-        """Draw one token more behind everything drawn so far; its coin belongs to its place in the answer."""
+        """Draw one more token beyond all samples so far; its random number is keyed by its position in the answer."""
         before = len(self._ahead.chain)
         place, purpose = self._output_length + before, f"draft {self._drafter.name} ahead"
         self._alone(self._extend(rng, place, purpose, ()))
         return len(self._ahead.chain) > before
 
     def extended(self, tree: CandidateTree) -> CandidateTree:
-        """The tree that was scored, with the draws at hand that its rows can judge."""
+        """The scored tree, extended by the samples at hand that its rows can verify."""
         return self._ahead.extended(tree, self._drafter.name, self._handed_on)
 
     def _alone(self, drawing: Drawing | Extending) -> None:
@@ -200,7 +200,7 @@ class _DraftModelSession(DrawsAhead):
             raise error
 
     def _extend(self, rng: Rng, node: int, purpose: str, siblings: tuple[int, ...]) -> Extending:
-        """Make the chain one token longer; False when it has come to an end token."""
+        """Extend the chain by one token; False if it already ends with an end token."""
         drafted = self._ahead.token_ids
         if drafted and drafted[-1] in self._request.end_token_ids:
             return False
@@ -225,13 +225,13 @@ class _DraftModelSession(DrawsAhead):
     def _drafted(
         self, row: Tensor, drafted: Sequence[int], rng: Rng, node: int, purpose: str, siblings: tuple[int, ...]
     ) -> DraftedToken:
-        """The next token: a choice where the mode makes it one, else a draw."""
+        """The next token: chosen in the modes of `CHOSEN`, otherwise sampled."""
         if self._request.mode in CHOSEN:
             return DraftedToken(self._choose(row, self._output_length + len(drafted)), Fixed())
         return sample_beside(probs_of(row, self._request.sampling), siblings, rng, node, purpose)
 
     def _choose(self, row: Tensor, position: int) -> int:
-        """What the target would choose if it thought alike: the argmax, or the choice of the seed's noise."""
+        """What the target would choose from the same row: the argmax, or the choice of the seed's noise."""
         sampling = self._request.sampling
         if sampling.greedy or sampling.seed is None:
             return largest_id(row)
@@ -251,18 +251,18 @@ class _DraftModelSession(DrawsAhead):
         return len(self._context) - len(self._request.prompt_ids)
 
     def committed(self, token_ids: Sequence[int]) -> None:
-        """Remember the committed tokens; the KV cache is rewound to them, and what still stands, at the next draw."""
+        """Append the committed tokens; the next draw rewinds the KV cache to them and to samples that still hold."""
         self._context.extend(token_ids)
         self._ahead.settle(token_ids)
         self._next = None
 
     def end(self) -> None:
-        """Drop what is held of the request."""
+        """Release the request's KV cache and samples."""
         with self._drafter.at_work():
             self._place.leave()
         self._ahead, self._next, self._row, self._rows = Lookahead(), None, None, []
 
 
 def _kept(row: Tensor) -> Tensor:
-    """The row, which is remembered for a while, without the logits of all others that were scored with it."""
+    """The row, copied if keeping it would keep the logits of many other rows alive."""
     return row.clone() if row.untyped_storage().nbytes() > 2 * row.nbytes else row

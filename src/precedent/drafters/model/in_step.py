@@ -1,6 +1,6 @@
-"""A draft model serves several requests with one forward per token: their drawings go on in step.
+"""Runs the drawings of several requests in step, so that a draft model needs one forward per token for all of them.
 
-A drawing is a generator that yields what it wants scored, a slot and a tree, and is sent the logits after every row.
+A drawing is a generator. It yields what it wants scored, a slot and a tree, and receives the logits of every row.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from precedent.tree import CandidateTree
 Wanted = tuple[Slot, CandidateTree]
 Drawing = Generator[Wanted, Tensor, None]
 Extending = Generator[Wanted, Tensor, bool]
-"""One token more, if one may follow."""
+"""Draws one more token; returns False if none may follow."""
 
 
 @dataclass(slots=True, eq=False)
 class RunningDrawing:
-    """One request's drawing: what it wants scored next (None: it has ended), and how it failed.
+    """One request's drawing: what it wants scored next (None: it has ended), and its error if it failed.
 
-    `seconds` are those before its first forward, and its share of every round that it took part in, by rows.
+    `seconds` is the time before its first forward, plus its share, by rows, of every round that it took part in.
     """
 
     drawing: Drawing | Extending
@@ -41,11 +41,11 @@ class RunningDrawing:
         return 0 if self.wanted is None else len(self.wanted[1]) + 1
 
     def go_on(self, logits: Tensor | None) -> None:
-        """Go on with what was scored, None at first."""
+        """Continue the drawing with the logits that it asked for; None starts it."""
         self._advance(lambda: self.drawing.send(logits))  # type: ignore[arg-type]
 
     def fail(self, error: Exception) -> None:
-        """Raise the error in the drawing, where it waits for its logits."""
+        """Raise the error inside the drawing, where it waits for its logits."""
         self._advance(lambda: self.drawing.throw(error))
 
     def _advance(self, resume: Callable[[], Wanted]) -> None:
@@ -61,9 +61,9 @@ class RunningDrawing:
 def draw_in_step(
     model: TargetModel, drawings: Sequence[Drawing | Extending], at_work: Callable[[], AbstractContextManager[object]]
 ) -> list[RunningDrawing]:
-    """Run all drawings to their ends, in as many forwards as the longest one needs; each fails alone.
+    """Run all drawings to the end, in as many forwards as the longest one needs; each fails alone.
 
-    Forwards are made `at_work`.
+    `at_work` is the context for forwards.
     """
     running = [RunningDrawing(drawing) for drawing in drawings]
     for each in running:
@@ -78,9 +78,9 @@ def draw_in_step(
 def _round(
     model: TargetModel, asking: Sequence[RunningDrawing], at_work: Callable[[], AbstractContextManager[object]]
 ) -> None:
-    """One forward for all of them, and what each makes of it.
+    """Run one forward for all drawings, and continue each with its logits.
 
-    It is timed as a whole: a GPU has only begun when its forward returns, and the first that reads waits for all.
+    The round is timed as a whole: a GPU has only started when its forward returns, and the first read waits for all.
     """
     started, rows = perf_counter(), [each.rows for each in asking]
 

@@ -1,4 +1,4 @@
-"""What a draft model has sampled beyond the committed text: some of it in this step's tree, the rest ahead of it."""
+"""What a draft model has sampled beyond the committed text: partly in this step's tree, the rest ahead of it."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from precedent.tree import ROOT, CandidateTree, Distribution, Sampled, TreeBuild
 
 
 class DrawsAhead(DrawSession):
-    """A session that can go on drawing beyond its part of the tree while the target model scores it (PEARL).
+    """A session that can continue drawing beyond its part of the tree while the target model scores it (PEARL).
 
-    It may then run on another thread than the target model, and never at once with anything else that the drafter does.
+    It may then run on another thread than the target model, but never concurrently with other work of the drafter.
     """
 
     @property
     @abstractmethod
     def at_hand(self) -> int:
-        """Samples that no tree has held yet; `draw` takes these before it makes others."""
+        """Number of samples that no tree has held yet; `draw` uses these before it makes new ones."""
 
     @abstractmethod
     def draw_ahead(self, rng: Rng) -> bool:
-        """Sample one token more, beyond everything sampled so far; False when nothing may follow."""
+        """Sample one more token beyond all samples so far; False if none may follow."""
 
     @abstractmethod
     def extended(self, tree: CandidateTree) -> CandidateTree:
-        """The tree that was scored, with those samples at hand that its rows can verify: at most one new node."""
+        """The scored tree, extended by the samples at hand that its rows can verify: at most one new node."""
 
 
 class DraftedToken(NamedTuple):
-    """A token and the distribution it was sampled from; `Fixed` where it is a function of its row."""
+    """A token and the distribution it was sampled from; `Fixed` if the token is a function of its row."""
 
     token_id: int
     distribution: Distribution
 
     def add_to(self, builder: TreeBuilder, parent: int, source: str) -> int:
-        """Add it below `parent`; returns its node."""
+        """Add the token below `parent`; returns its node."""
         if isinstance(self.distribution, Sampled):
             return builder.add_sampled(parent, self.token_id, self.distribution, source)
         return builder.add_fixed(parent, self.token_id, source)
@@ -47,10 +47,10 @@ class DraftedToken(NamedTuple):
 
 @dataclass(slots=True)
 class Lookahead:
-    """A chain that continues the committed text: its first `shown` tokens are in the tree, no tree has held the others.
+    """A chain that continues the committed text: its first `shown` tokens are in the tree; no tree has held the others.
 
-    No random number of verification depends on an unseen token but the one that tests the first of them. So whatever is
-    still unseen after a step whose text went its way is as fresh a sample as any (docs/decisions/0017).
+    Verification depends on no unseen token except the first, which it may test. So if the committed text agrees with
+    the chain, the tokens still unseen are as good as fresh samples (docs/decisions/0017).
     """
 
     chain: list[DraftedToken] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Lookahead:
 
     @property
     def token_ids(self) -> list[int]:
-        """The whole chain's tokens."""
+        """The tokens of the whole chain."""
         return [drafted.token_id for drafted in self.chain]
 
     @property
@@ -69,15 +69,15 @@ class Lookahead:
     def extended(
         self, tree: CandidateTree, source: str, handed_on: Callable[[DraftedToken], DraftedToken]
     ) -> CandidateTree:
-        """The tree with the unseen samples that its rows can verify: those whose parents were scored.
+        """The tree, extended by the unseen samples that its rows can verify: those with scored parents.
 
-        Only the last of them is a new node, which has no row: where the tree goes on as the chain does, its nodes
-        become sampled ones as well. `handed_on` makes a sample ready for whoever verifies.
+        Where the tree already continues like the chain, its nodes become sampled ones too. Only the last sample can be
+        a new node, without a row. `handed_on` prepares a sample for the verifier.
         """
         builder, node = TreeBuilder.reopened(tree), ROOT
         for drafted in self.chain[: self.shown]:
             below = builder.child(node, drafted.token_id)
-            assert below is not None, "what is shown is in the tree"
+            assert below is not None, "a shown token is missing from the tree"
             node = below
         for drafted in self.chain[self.shown :]:
             node = handed_on(drafted).add_to(builder, node, source)
@@ -86,9 +86,9 @@ class Lookahead:
         return builder.build(num_unscored=len(builder) - tree.num_scored)
 
     def settle(self, token_ids: Sequence[int]) -> None:
-        """Keep what is unseen beyond the committed tokens, if the text went the chain's way; forget all else.
+        """Keep the unseen tokens beyond the committed ones if these agree with the chain; drop everything else.
 
-        A token that was in the tree is never used again, whatever was committed: its verdict was about it.
+        A token that was in the tree is never used again, whatever was committed: its verdict depended on it.
         """
         went_its_way = len(token_ids) >= self.shown and self.token_ids[: len(token_ids)] == list(token_ids)
         self.chain = self.chain[len(token_ids) :] if went_its_way else []

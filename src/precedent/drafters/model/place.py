@@ -1,6 +1,6 @@
-"""Where a draft model keeps the keys and values of a request: in a cache of its own, or in the target's.
+"""Where a draft model keeps a request's keys and values: in its own KV cache, or in the target's.
 
-Either place brings the model to the end of a text when it is asked to draw behind it.
+Either place catches up with the text before a draw.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from precedent.target.prefix_pool import PrefixPool
 from precedent.tree import EMPTY_TREE, CandidateTree, chain
 
 CATCH_UP_LIMIT = 32
-"""Up to this many missed tokens ride along with the first draw; more are prefilled in chunks."""
+"""Up to this many missed tokens are computed with the first draw; more are prefilled in chunks."""
 
 
 class OwnPlace:
-    """A KV cache of the draft model's own, which follows the committed text when it is asked to."""
+    """The draft model's own KV cache, which catches up with the committed text on demand."""
 
     def __init__(self, model: TargetModel, pool: PrefixPool, tenant: str, context: list[int]) -> None:
         self._model, self._pool, self._tenant, self._context = model, pool, tenant, context
@@ -24,13 +24,13 @@ class OwnPlace:
 
     @property
     def behind(self) -> int:
-        """Committed tokens that its KV cache lacks."""
+        """Number of committed tokens that the KV cache lacks."""
         return len(self._context) - common_prefix(self._slot.token_ids, self._context)
 
     def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
-        """Rewind to the committed text and what was drafted behind it.
+        """Rewind to the committed text plus the drafted tokens.
 
-        The first missed token becomes pending, the others are returned as a chain.
+        The first missing token becomes pending; the others are returned as a chain.
         """
         text = [*self._context, *drafted]
         reused = common_prefix(self._slot.token_ids, text[:-1])
@@ -47,7 +47,7 @@ class OwnPlace:
 
 
 class TargetsPlace:
-    """The target's own KV cache, of which the first layers are read: there is never anything to catch up on."""
+    """The first layers of the target's own KV cache; there is never anything to catch up on."""
 
     behind = 1
 
@@ -55,10 +55,10 @@ class TargetsPlace:
         self._num_layers, self._target_slot = len(model.kv_shape.layers), target_slot
 
     def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
-        """The committed text as the target holds it, with its pending token; what was drafted is not stored there."""
+        """The committed text as the target holds it, with its pending token; drafted tokens are not stored there."""
         assert not drafted, "an early exit drafts between two forwards of its target, never ahead"
         slot = self._target_slot()
         return Slot(slot.kv.first_layers(self._num_layers), pending=slot.pending), EMPTY_TREE
 
     def leave(self) -> None:
-        """The target's slot is the engine's to keep."""
+        """Do nothing: the engine keeps the target's slot."""

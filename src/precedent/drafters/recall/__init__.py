@@ -1,4 +1,4 @@
-"""The drafter that remembers: every stored completion of the tenant, weighted by how near its request was.
+"""The drafter that recalls the tenant's stored completions, weighted by the similarity of their requests.
 
-Reads the speculation cache; loads no torch.
+Reads the speculation cache; does not load torch.
 """

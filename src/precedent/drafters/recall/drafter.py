@@ -1,7 +1,7 @@
-"""The drafter that remembers: every stored completion of the tenant, weighted by how near its request was to this one.
+"""The drafter that recalls the tenant's stored completions, weighted by the similarity of their requests.
 
-Similarity is a weight, never a filter. It decides alone at step 0, where no token of the answer is there to match yet;
-afterwards the longest match counts for more, and similarity settles what the match leaves open.
+Similarity is a weight, never a filter. At step 0 it decides alone, because the answer has no token to match yet; later
+the longest match counts for more, and similarity breaks ties.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _MAX_OCCURRENCES = 192
 _NUM_HITS = 256
 _NUM_KIN = 64
 
-# Fitted on recorded agent traces; the customers on whose traces figures are reported took no part.
+# Fitted on recorded agent traces, without those on which figures are reported.
 _PRIOR = VotePrior(
     offset=-1.65, odds=0.87, length=0.59, count=0.09, similarity=0.09, sure_from=SIMILARITY_BINS - 1, doubt=0.1
 ).as_array()
 
 
 class RecallDrafter:
-    """Continues the live output as the tenant's stored completions did.
+    """Proposes how the tenant's stored completions continued from the current output.
 
-    `tokenizer` is the fingerprint under which completions are stored; `executor` runs the embedding, the search, the
-    reading of new completions and their sealing beside decoding. `partitions` gives a tenant's segments, where there
-    are some; `max_bytes` bounds the memories of all tenants.
+    `tokenizer` is the fingerprint under which completions are stored. `executor` embeds, searches, reads new
+    completions and seals them, in parallel to decoding. `partitions` returns a tenant's segments, or None; `max_bytes`
+    bounds the memories of all tenants together.
     """
 
     name = "recall"
@@ -70,24 +70,24 @@ class RecallDrafter:
         self._written: list[Future[None]] = []
 
     def begin(self, request: Request) -> RecallSession:
-        """Start embedding and searching; `match` works at once with what earlier requests have read."""
+        """Start embedding and searching; meanwhile `match` uses what earlier requests have read."""
         memory = self._memories.of(request.tenant)
         prompt = prompt_fingerprint(request.prompt_ids)
         search = self._executor.submit(self._search, memory, request, prompt)
         return RecallSession(self, memory, request, Nearness(memory, prompt), search)
 
     def close(self) -> None:
-        """Wait for what is still being written, seal what is in no segment yet, and drop the indexes."""
+        """Wait for pending writes, seal completions that are in no segment yet, and drop the indexes."""
         for written in self._written:
             written.exception()
         self._memories.close()
 
     def erase_gone(self) -> None:
-        """Erase what was forgotten from every memory, that of running requests included. Raises CacheError."""
+        """Erase forgotten completions from every memory, including those of running requests. Raises CacheError."""
         self._memories.erase_gone()
 
     def ended(self, tenant: str, counts: Mapping[int, tuple[int, int]]) -> None:
-        """After a request: hand its credit to the cache, and tidy up, without waiting for the disk."""
+        """Pass a finished request's credit to the cache and tidy the memory, without waiting for the disk."""
         if counts:
             self._write(self._cache.credit, counts)
         if self._memories.need_tidying(tenant):
@@ -105,7 +105,7 @@ class RecallDrafter:
         return Nearness(memory, prompt, hits, kinship(near, request))
 
     def _read_and_recall(self, memory: TenantMemory, request: Request) -> list[Hit]:
-        """The nearest completions, and the memory brought up to date; the first time the two go side by side."""
+        """Return the nearest completions and update the memory; the first time, do both in parallel."""
         if memory.unread and request.query:
             with Background(1, "precedent-read") as beside:
                 reading = beside.submit(self._memories.read, memory, request.tenant)
@@ -131,7 +131,7 @@ class _Proposed:
 
 
 class RecallSession:
-    """One live output, followed through its tenant's memory."""
+    """Follows one output through its tenant's memory."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class RecallSession:
         return self._proposed.candidates
 
     def committed(self, token_ids: Sequence[int]) -> None:
-        """Move along in the completions that agree, and note which ones were right."""
+        """Advance in the completions that agree with the committed tokens, and credit those that were right."""
         if self._ended:
             return
         self._count(token_ids)
@@ -172,7 +172,7 @@ class RecallSession:
         self._context = [*self._context, *token_ids][-MAX_MATCH:]
 
     def end(self) -> None:
-        """Hand in the credit and let go; afterwards nothing is proposed."""
+        """Pass on the credit and release everything; the session proposes nothing afterwards."""
         if self._ended:
             return
         self._ended = True
@@ -182,7 +182,7 @@ class RecallSession:
         self._trail, self._proposed, self._context = Trail(), self._nothing, [START]
 
     def _poll(self) -> None:
-        """Take over what the search found once it is done."""
+        """Use the search's result once it is done."""
         if self._search is None or not self._search.done():
             return
         search, self._search = self._search, None
@@ -199,7 +199,7 @@ class RecallSession:
         return _Proposed(candidates, aligned, heaviest)
 
     def _count(self, token_ids: Sequence[int]) -> None:
-        """Credit along the path that was committed; siblings off the path were wrong, deeper nodes were not tried."""
+        """Credit the committed path; its siblings were wrong, and deeper nodes were not tested."""
         proposed = self._proposed
         tried = outcomes(proposed.candidates.nodes, np.array(token_ids, dtype=np.int32))
         if not tried.any():
@@ -214,7 +214,7 @@ class RecallSession:
 
 @compiled
 def outcomes(nodes: Nodes, token_ids: Int32s) -> NDArray[np.int8]:
-    """What became of each candidate when these tokens were committed: 1 right, -1 wrong, 0 not tried, `[n]`."""
+    """Each candidate's outcome after these tokens were committed: 1 right, -1 wrong, 0 not tested, `[n]`."""
     outcome, above = np.zeros(nodes.size, np.int8), ROOT
     for token in token_ids:
         accepted = -1
@@ -230,6 +230,6 @@ def outcomes(nodes: Nodes, token_ids: Int32s) -> NDArray[np.int8]:
 
 
 def _report(work: Future[Any]) -> None:
-    """A cache that fails costs the similarity, not the request; it is said once per failure."""
+    """Warn about a failure of the cache, which costs recall's weights but not the request."""
     if not work.cancelled() and work.exception() is not None:
         _log.warning("the speculation cache failed, drafting goes on without it: %s", work.exception())

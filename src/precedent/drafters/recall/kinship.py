@@ -1,6 +1,6 @@
-"""What else than its words brings a completion near a request: the same step, the same tools, a good record, youth.
+"""What makes a completion relevant besides similarity: the same step, the same tools, a good record, recency.
 
-All of it is small beside similarity and matches; it decides between completions whose requests read alike.
+These weights are small compared to similarity and matches; they decide between completions of similar requests.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from precedent.cache.store.records import StoredCompletion
 from precedent.drafters.request import Request
 
 SAME_STEP = 0.5
-"""Log weight of the same step of a workflow: as much as 0.05 of cosine."""
+"""Log weight of the same workflow step: as much as 0.05 of cosine similarity."""
 
 SAME_TOOLS = 0.5
-"""Log weight of the very same tool schemas."""
+"""Log weight of identical tool schemas."""
 
 RECORD = 0.3
-"""Log weight of a record of e times as many accepted as rejected tokens, and the most that one counts."""
+"""Log weight of a record with e times as many accepted as rejected tokens, and the limit for any record."""
 
 FIRST_TOKENS = 8
-"""Accepted and rejected tokens that every completion is given beforehand: a few say little."""
+"""Accepted and rejected tokens added to every record, because a few tokens say little."""
 
 YOUTH = 0.2
-"""Log weight by which the newest of the nearest completions leads the oldest."""
+"""Difference in log weight between the newest and the oldest of the nearest completions."""
 
 
 def kinship(near: Sequence[StoredCompletion], request: Request) -> dict[int, float]:
-    """The log weight that each completion gains or loses, by its id."""
+    """The log weight that each completion gains or loses, by id."""
     by_age = sorted(completion.id for completion in near)
     rank = {completion_id: place / len(near) for place, completion_id in enumerate(by_age, start=1)}
     return {one.id: _kin(one, request) + _record(one) + YOUTH * rank[one.id] for one in near}

@@ -1,4 +1,4 @@
-"""How near each of a tenant's completions is to one live request."""
+"""How near each of a tenant's completions is to one request."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from precedent.drafters.matching.occurrences import HIT, Weights
 from precedent.drafters.recall.tenant_memory import TenantMemory
 
 EXACT_PROMPT = 1.5
-"""Stands for the similarity of a completion that answered exactly this prompt: above every cosine."""
+"""Similarity assigned to a completion that answered exactly this prompt: above every cosine."""
 
 SIMILARITY_SCALE = 0.1
-"""Difference in similarity that weighs as much as a factor e between votes."""
+"""Difference in similarity that corresponds to a factor of e between votes."""
 
 _EDGES = (0.5, 0.7, 0.85, 0.95, 1.2)
 _MAX_NEAR = 128
@@ -25,11 +25,12 @@ _NO_KIN: Mapping[int, float] = MappingProxyType({})
 
 
 class Nearness:
-    """How near the completions of a memory are to one live request, as log weights of their votes.
+    """How near the completions of a memory are to one request, as log weights of their votes.
 
-    Completions that are no hit lie as low as the farthest hit; without hits all are equal, but for those that answered
-    exactly this prompt. `kinship` adds to the log weight of a hit. `order` holds the positions of the nearest, so that
-    a crowd cannot hide them; sorting them takes milliseconds, which is why a `Nearness` is made where the search runs.
+    Completions that are not hits weigh as little as the farthest hit. Without hits all weigh the same, except those
+    that answered exactly this prompt. `kinship` adds to the log weight of a hit. `order` holds the positions of the
+    nearest, so that a large memory cannot hide them. Sorting them takes milliseconds, so a `Nearness` is made on the
+    thread of the search.
     """
 
     def __init__(
@@ -48,5 +49,5 @@ class Nearness:
 
     @property
     def weights(self) -> Weights:
-        """The log weight of every completion, as the memory is now."""
+        """The log weight of every completion in the memory's current state."""
         return Weights(self._hits, self._memory.log_counts, _RECENCY)

@@ -1,4 +1,4 @@
-"""The memories of all tenants, each on its own, together within one bound."""
+"""The separate memories of all tenants, kept together within one bound."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Partitions = Callable[[str, str], Partition | None]
 
 
 class TenantMemories:
-    """Makes a tenant's memory when it is first asked for, and lets go of the least recently used ones.
+    """Creates a tenant's memory on first use, and evicts the least recently used ones.
 
-    A memory that was let go serves the requests that began with it, and what is forgotten is erased from it as well.
+    An evicted memory still serves the requests that began with it, and forgotten completions are erased from it too.
     """
 
     def __init__(self, cache: CompletionSource, tokenizer: str, partitions: Partitions | None, max_bytes: int) -> None:
@@ -31,7 +31,7 @@ class TenantMemories:
         self._let_go: dict[str, weakref.WeakSet[TenantMemory]] = {}
 
     def of(self, tenant: str) -> TenantMemory:
-        """The tenant's memory, which may be empty yet."""
+        """The tenant's memory, which may still be empty."""
         with self._lock:
             if tenant not in self._memories:
                 partition = None if self._partitions is None else self._partitions(tenant, self._tokenizer)
@@ -40,13 +40,13 @@ class TenantMemories:
             return self._memories[tenant]
 
     def read(self, memory: TenantMemory, tenant: str) -> None:
-        """Bring a tenant's memory up to date, and erase what was forgotten from those that were let go."""
+        """Update a tenant's memory, and erase forgotten completions from the evicted ones."""
         memory.read(self._cache, tenant, self._tokenizer)
         for old in list(self._let_go.get(tenant, ())):
             old.erase_gone(self._cache, tenant, self._tokenizer)
 
     def erase_gone(self) -> None:
-        """Erase what was forgotten or evicted from all memories. Raises CacheError."""
+        """Erase forgotten and evicted completions from all memories. Raises CacheError."""
         with self._lock:
             current = list(self._memories.items())
             old = [(tenant, memory) for tenant, memories in self._let_go.items() for memory in memories]
@@ -54,14 +54,14 @@ class TenantMemories:
             memory.erase_gone(self._cache, tenant, self._tokenizer)
 
     def need_tidying(self, tenant: str) -> bool:
-        """Whether `tidy` would do something; costs nothing."""
+        """Whether `tidy` has anything to do; cheap to call."""
         with self._lock:
             memory = self._memories.get(tenant)
             held = sum(memory.num_bytes for memory in self._memories.values())
         return memory is not None and (memory.needs_tidying or held > self._max_bytes)
 
     def tidy(self, tenant: str) -> None:
-        """Merge and seal what is new of a tenant, and keep all tenants together within the bound."""
+        """Merge and seal a tenant's new completions, and evict memories until all are within the bound."""
         memory = self.of(tenant)
         if memory.outgrown:
             self._replace(tenant, memory, memory.renewed())
@@ -70,16 +70,16 @@ class TenantMemories:
         self.of(tenant).tidy()
 
     def close(self) -> None:
-        """Seal what no segment holds yet, and let go of all memories."""
+        """Seal completions that are in no segment yet, and drop all memories."""
         for tenant, memory in self._memories.items():
             try:
                 memory.seal()
             except (CacheError, OSError) as error:
-                _log.info("the index of tenant %r is built from its rows next time: %s", tenant, error)
+                _log.info("the index of tenant %r was not sealed and will be rebuilt from its rows: %s", tenant, error)
         self._memories.clear()
 
     def _one_too_many(self, tenant: str) -> tuple[str, TenantMemory] | None:
-        """The least recently used memory, but not that of `tenant`, if all together hold more than they may."""
+        """The least recently used memory except that of `tenant`, if all together exceed the bound."""
         with self._lock:
             held = sum(memory.num_bytes for memory in self._memories.values())
             others = ((name, memory) for name, memory in self._memories.items() if name != tenant)

@@ -1,7 +1,7 @@
 """What recall keeps in memory of one tenant's completions.
 
-The rows of the cache are the truth. Where they lie on disk, sealed segments (`cache.snapshot`) save reading
-and sorting them at start; what is newer, or in no segment that can be used, is read from the rows.
+The rows of the cache are authoritative. For a cache on disk, sealed segments (`cache.snapshot`) save reading and
+sorting the rows at start; newer rows, and those without a usable segment, are read one by one.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from precedent.drafters.matching.token_index import TokenIndex, sorted_segment
 from precedent.runtime.compiled import Floats
 
 SEAL_TOKENS = 32_768
-"""So many tokens that are in no segment yet are sealed at the end of a request; the rest when the drafter closes."""
+"""Tokens in no segment yet from which they are sealed at the end of a request; fewer wait until the drafter closes."""
 
 SORTED_APART = 4096
-"""More new tokens than this are sorted by themselves, without holding up those who match."""
+"""More new tokens than this are sorted separately, without blocking `match`."""
 
 KEPT_SHARE = 0.875
-"""A memory that is too large goes down to this share of its bound, so that it happens rarely."""
+"""Share of its bound to which an oversized memory shrinks, so that it shrinks rarely."""
 
 _COMPACT_ABOVE = 100_000
 _BYTES_PER_TOKEN = 12
-_BYTES_PER_COMPLETION = 450  # entries of lists and dictionaries, measured
+_BYTES_PER_COMPLETION = 450  # list and dictionary entries, measured
 
 
 class CompletionSource(Protocol):
-    """What recall needs of a speculation cache; all of it is called on the executor's thread."""
+    """What recall needs from a speculation cache; called only on the executor's threads."""
 
     def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
-        """The completions whose requests are nearest to `query`."""
+        """The `k` completions with the requests nearest to `query`."""
 
     def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
-        """The tenant's completions of these ids, those that are still there."""
+        """The tenant's completions with these ids, as far as they still exist."""
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
         """The tenant's completions with a greater id."""
 
     def epoch(self) -> int:
-        """Grows whenever completions were forgotten or evicted."""
+        """A number that grows whenever completions are forgotten or evicted."""
 
     def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The epoch now, and the ids that went after `epoch`; None for ids where they are not known one by one."""
+        """The current epoch and the ids removed after `epoch`; None if these ids are not known."""
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
         """Add (accepted, rejected) tokens to completions."""
@@ -61,8 +61,8 @@ class CompletionSource(Protocol):
 class TenantMemory:
     """One tenant's completions: token index, exact prompts, and how often each was written back.
 
-    Whoever reads `index` holds `lock`; it is never held for longer than copying takes, so that decoding need not wait.
-    `partition` holds the segments; without one everything is read from `CompletionSource`.
+    Hold `lock` while reading `index`. It is never held for longer than a copy takes, so decoding does not wait.
+    `partition` holds the segments; without one, everything is read from the `CompletionSource`.
     """
 
     def __init__(self, partition: Partition | None = None, max_bytes: int = DEFAULT_MAX_INDEX_BYTES) -> None:
@@ -71,35 +71,35 @@ class TenantMemory:
         self._partition, self._max_bytes = partition, max_bytes
         self._log_counts = np.zeros(64)
         self._slots_by_prompt: dict[bytes, list[int]] = {}
-        self._reading = threading.Lock()  # held by whoever changes the index
+        self._reading = threading.Lock()  # held while the index changes
         self._last_id = 0
         self._epoch: int | None = None
         self._unsealed = 0
 
     @property
     def unread(self) -> bool:
-        """True until the completions are read for the first time, which takes a second where there are 100,000."""
+        """True until the completions are first read, which takes a second for 100,000 of them."""
         return self._epoch is None
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in use, as the bound counts them."""
+        """Estimated bytes in use, as counted against the bound."""
         return cost(len(self.index.sequence_ids), self.index.num_tokens + self.index.num_forgotten)
 
     @property
     def needs_tidying(self) -> bool:
-        """True when `tidy` or `renewed` would do something."""
+        """True if `tidy` or `renewed` has anything to do."""
         unsealed = self._partition is not None and self._unsealed >= SEAL_TOKENS
         return unsealed or self.index.num_runs > 1 or self.outgrown
 
     @property
     def outgrown(self) -> bool:
-        """True when it holds more than it may, or more erased tokens than kept ones: time for a `renewed` one."""
+        """True if it exceeds its bound or holds more erased tokens than kept ones; `renewed` mends that."""
         forgotten = self.index.num_forgotten > max(self.index.num_tokens, _COMPACT_ABOVE)
         return forgotten or self.num_bytes > self._max_bytes
 
     def read(self, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
-        """Take in what was stored since the last time, and erase what was forgotten or evicted."""
+        """Add completions stored since the last call, and erase those forgotten or evicted."""
         with self._reading:
             if self._epoch is None:
                 self._epoch = cache.epoch()
@@ -110,13 +110,16 @@ class TenantMemory:
             self._add(cache.since(tenant, tokenizer, self._last_id))
 
     def erase_gone(self, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
-        """Only erase what was forgotten or evicted: for a memory that running requests still use."""
+        """Only erase forgotten and evicted completions, for a memory that running requests still use."""
         with self._reading:
             if self._epoch is not None:
                 self._erase_gone(self._epoch, cache, tenant, tokenizer)
 
     def tidy(self) -> None:
-        """Make one order of several runs, and seal what is new if it is much. Raises CacheError or OSError."""
+        """Merge several runs into one order, and seal new completions if there are many.
+
+        Raises CacheError or OSError.
+        """
         with self._reading:
             merged = self.index.merged_order()
             with self.lock:
@@ -125,7 +128,10 @@ class TenantMemory:
             self.seal(SEAL_TOKENS)
 
     def seal(self, least: int = 1) -> bool:
-        """Write what no segment holds yet, if that is at least `least` tokens. Raises CacheError or OSError."""
+        """Write the completions in no segment yet, if they have `least` tokens or more.
+
+        Raises CacheError or OSError.
+        """
         if self._partition is None or self._epoch is None:
             return False
         with self._reading:
@@ -133,7 +139,7 @@ class TenantMemory:
         return self._partition.seal(held, self._extracted, least)
 
     def renewed(self) -> TenantMemory:
-        """A memory without what was erased, nor the oldest completions where it holds more than it may."""
+        """A copy without erased completions and, if it exceeds the bound, without the oldest ones."""
         with self._reading:
             held = dict(sorted(self.index.lengths().items()))
             stays = list(held)[_newest(np.array(list(held.values()), dtype=np.int64), self._max_bytes) :]
@@ -158,7 +164,7 @@ class TenantMemory:
             return self.index.segment(ids.tolist())
 
     def _open(self, partition: Partition) -> None:
-        """Load the segments, and read the rows that are in none of them."""
+        """Load the segments and read the rows that are in none of them."""
         rows = partition.directory()
         wanted = np.setdiff1d(self._fitting(partition, rows), self._loaded(), assume_unique=True)
         for sealed in partition.segments(rows):
@@ -171,7 +177,7 @@ class TenantMemory:
         self._last_id = int(rows.ids[-1]) if rows.ids.size else 0
 
     def _fitting(self, partition: Partition, rows: Directory) -> Ids:
-        """The ids of the newest rows for which there is room."""
+        """The ids of the newest rows that fit within the bound."""
         if cost(rows.ids.size, partition.most_tokens()) <= self._max_bytes:
             return rows.ids
         ids, lengths = partition.lengths()
@@ -181,7 +187,7 @@ class TenantMemory:
         return np.array(self.index.sequence_ids, dtype=np.int64)
 
     def _erase_gone(self, epoch: int, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
-        """Erase what went after `epoch`; the rows are only looked at again where it is not known what that was."""
+        """Erase the completions removed after `epoch`; compares with the rows only if their ids are not known."""
         if epoch == cache.epoch():
             return
         self._epoch, gone = cache.gone_since(epoch)
@@ -214,7 +220,7 @@ class TenantMemory:
             self._note(self.index.load(segment).start, log_counts, prompts)
 
     def _note(self, slot: int, log_counts: Floats, prompts: Sequence[bytes]) -> None:
-        """Keep how often the completions from `slot` on were written back, and for which prompts."""
+        """Record how often the completions from `slot` on were written back, and for which prompts."""
         room = slot + log_counts.size - self._log_counts.size
         if room > 0:
             self._log_counts = np.concatenate([self._log_counts, np.zeros(max(room, self._log_counts.size))])
@@ -227,12 +233,12 @@ class TenantMemory:
 
 
 def cost(num_completions: int, num_tokens: int) -> int:
-    """Bytes of memory that completions of so many tokens take."""
+    """Estimated bytes of memory for that many completions with that many tokens in total."""
     return num_completions * _BYTES_PER_COMPLETION + num_tokens * _BYTES_PER_TOKEN
 
 
 def _newest(lengths: Ids, max_bytes: int) -> int:
-    """From which place on completions fit: 0 if all do, else so many of the newest that there is room to grow."""
+    """Index of the first completion to keep: 0 if all fit, otherwise such that the newest leave room to grow."""
     costs = np.cumsum((lengths * _BYTES_PER_TOKEN + _BYTES_PER_COMPLETION)[::-1])
     if not costs.size or costs[-1] <= max_bytes:
         return 0
@@ -240,6 +246,6 @@ def _newest(lengths: Ids, max_bytes: int) -> int:
 
 
 def _marks(completions: Sequence[StoredCompletion]) -> tuple[Floats, list[bytes]]:
-    """Log of how often each was written back, and the fingerprint of its prompt."""
+    """The log of how often each completion was written back, and its prompt's fingerprint."""
     counts = [math.log(max(1, completion.count)) for completion in completions]
     return np.array(counts), [completion.prompt_fingerprint.encode() for completion in completions]

@@ -1,8 +1,8 @@
-"""Modes that may leave the target's distribution, each asked for by name; every verdict says what it spent.
+"""Modes that may change the output distribution, each requested by name; every verdict reports what it spent.
 
-`lossy_mentored:kl=0.05`, `lossy_typical:epsilon=0.09,delta=0.3` and `lossy_top_beta:beta=3,tau=1` verify against
-distributions that a rule bends (`relaxed`, `rules`); `lossy_judge:name=...` lets a learned judge overrule rejections
-(`judge`). Nothing lossless imports this room: it is loaded for a request that names one of these modes.
+`lossy_mentored:kl=0.05`, `lossy_typical:epsilon=0.09,delta=0.3` and `lossy_top_beta:beta=3,tau=1` verify against a
+distribution that a rule makes from the target's (`relaxed`, `rules`); `lossy_judge:name=...` lets a learned judge
+overrule rejections (`judge`). No lossless code imports this package; a request that names one of these modes loads it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ RULES: Mapping[str, type[AnyRule]] = {
     "lossy_typical": Typical,
     "lossy_top_beta": TopBeta,
 }
-"""Name of a mode to its rule, whose fields are the mode's parameters."""
+"""Mode name to rule; the rule's fields are the mode's parameters."""
 
 JUDGE = "lossy_judge"
 
 
 def lossy_verifier(mode: str) -> Verifier:
-    """How `mode` verifies, as in `lossy_top_beta:beta=3,tau=1`. Raises ConfigError for what it does not know."""
+    """The verifier of `mode`, such as `lossy_top_beta:beta=3,tau=1`.
+
+    Raises ConfigError for an unknown mode or parameter, or a value out of range.
+    """
     name, _, text = mode.partition(":")
     settings = _settings(mode, text)
     if name == JUDGE:

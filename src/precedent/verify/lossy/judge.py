@@ -1,8 +1,9 @@
 """A learned judge (AutoJudge 2504.20039) may accept a token that verification rejected.
 
-Verification itself stays lossless. Where it ends with a recovered token, the judge is asked about each rejected child,
-in verification order; if it accepts one, verification goes on below it. With the same random numbers the text differs
-from the lossless one only after an overruled rejection, so the expected number of these bounds the total variation.
+Verification itself stays lossless. When it ends with a recovered token, the judge scores each rejected child in
+verification order; if it accepts one, verification continues below it. With the same random numbers, the text differs
+from the lossless one only after an overruled rejection, so the expected number of overruled rejections bounds the total
+variation.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ GROUP = "precedent.judges"
 OVERRULE = "verify-overrule"
 
 Judge = Callable[[CandidateTree, TargetRows, int], float]
-"""`(tree, rows, node) -> probability` in [0, 1] that a rejected node is accepted; a function of its arguments alone.
+"""`(tree, rows, node) -> probability` in [0, 1] of accepting a rejected node; depends only on its arguments.
 
-`rows.probs(n)` and `rows.logits(n)` are the target's probabilities and logits after any node n of the tree: those by
-which the token was rejected are `tree.parents[node]`'s. Hidden states are not available (docs/verification.md).
+`rows.probs(n)` and `rows.logits(n)` are the target's probabilities and logits after any node n of the tree. The row
+that rejected the token is that of `tree.parents[node]`. Hidden states are not available (docs/verification.md).
 """
 
 
 def overruled_by(judge: Judge) -> Verifier:
-    """Eager tests, and `judge` at every rejection; a verdict spends 1 for each rejection that it overrules."""
+    """Verify with eager tests and ask `judge` at every rejection; each overruled rejection spends 1."""
 
     def prepare(tree: CandidateTree, rows: TargetRows) -> Decide:
         weights = RowWeights(tree, rows.probs, lazy=False)
@@ -47,7 +48,7 @@ def overruled_by(judge: Judge) -> Verifier:
 
 
 def _accepted_after_all(tree: CandidateTree, rows: TargetRows, verdict: Verdict, judge: Judge, rng: Rng) -> int | None:
-    """The first rejected child where `verdict` ends that the judge accepts, or None."""
+    """The first rejected child at the end of `verdict` that the judge accepts, or None."""
     end = verdict.path[-1] if verdict.path else ROOT
     children = dict.fromkeys(each.child for each in tree.candidates_at.get(end, ()) if each.child != NULL)
     for child in children:
@@ -58,7 +59,7 @@ def _accepted_after_all(tree: CandidateTree, rows: TargetRows, verdict: Verdict,
 
 
 def load_judge(name: str) -> Judge:
-    """The judge installed under `name` (entry-point group `precedent.judges`, a factory without arguments).
+    """Load the judge installed under `name` (entry-point group `precedent.judges`, a factory without arguments).
 
     Raises ConfigError for a name that no installed package provides.
     """

@@ -1,10 +1,10 @@
-"""At each node the target's distribution is bent towards what was proposed there, then verified losslessly.
+"""Relaxed verification: shift the target's distribution towards the proposals, then verify losslessly against that.
 
-A rule maps (target distribution p, what was proposed) to the distribution pi that it is willing to write instead.
-Nothing else is lossy: the recursion runs on pi, so pi is exactly what comes out, whatever was sampled. pi may depend on
-the path, on the distribution of the first sample at the node and on the cached tokens beside it, but never on which
-token was sampled there. A node below which nothing was proposed keeps the target's distribution. A verdict spends the
-sum of TV(p, pi) over the rows that its tokens came from.
+At each node a rule maps (target distribution p, what was proposed) to a distribution pi to sample from instead. Nothing
+else is lossy: the recursion runs on pi, so the output follows pi exactly, whatever was sampled. pi may depend on the
+path, on the distribution of the first sample at the node and on the cached tokens beside it, but never on which token
+was sampled there. A node without proposals keeps the target's distribution. A verdict spends the sum of TV(p, pi) over
+the rows that its tokens came from.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from precedent.verify import Decide, RowWeights, Verdict, Verifier, walk
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offer:
-    """What a rule sees of a node: the target's probabilities and logits, those of the first sample, cached tokens.
+    """What a rule sees at a node: the target's probabilities and logits, and what was proposed there.
 
-    `draft_probs` `[vocab_size]` gives no mass to `fixed` (token ids); it is all zero when nothing was sampled.
+    `draft_probs` `[vocab_size]` is the distribution of the first sample, all zero if nothing was sampled; it gives no
+    mass to the cached tokens, `fixed` (token ids).
     """
 
     target_probs: Tensor
@@ -35,14 +36,14 @@ class Offer:
 
 
 Rule = Callable[[Offer], Tensor]
-"""The distribution `[vocab_size]` to write in place of `offer.target_probs`; a function of its argument alone."""
+"""The distribution `[vocab_size]` to use in place of `offer.target_probs`; depends only on its argument."""
 
 
 def offer_at(tree: CandidateTree, rows: TargetRows, node: int) -> Offer | None:
-    """What was proposed below `node`, None for nothing.
+    """What was proposed below `node`, or None if nothing was.
 
-    Beside a sample only tokens that it excludes count as cached: whether others were cached cannot be told from the
-    tree once one of them has been sampled.
+    Beside a sample, only the tokens that it excludes count as cached: once a cached token has been sampled, the tree no
+    longer shows that it was cached.
     """
     candidates = tree.candidates_at.get(node, ())
     if not candidates:
@@ -56,7 +57,7 @@ def offer_at(tree: CandidateTree, rows: TargetRows, node: int) -> Offer | None:
 
 
 class Bent:
-    """The distributions that a rule is willing to write, and what each of them costs."""
+    """The distributions that a rule puts in place of the target's, and what each of them costs."""
 
     def __init__(self, tree: CandidateTree, rows: TargetRows, rule: Rule) -> None:
         self._tree, self._rows, self._rule = tree, rows, rule
@@ -64,14 +65,14 @@ class Bent:
         self._costs: dict[int, Tensor] = {}
 
     def probs(self, node: int) -> Tensor:
-        """The distribution written after `node`, `[vocab_size]`."""
+        """The distribution used after `node`, `[vocab_size]`."""
         if node not in self._probs:
             offer = offer_at(self._tree, self._rows, node)
             self._probs[node] = self._rows.probs(node) if offer is None else self._bent(node, offer)
         return self._probs[node]
 
     def cost(self, node: int) -> float:
-        """Total variation between the distribution written after `node` and the target's."""
+        """Total variation between the distribution used after `node` and the target's."""
         self.probs(node)
         return float(self._costs.get(node, 0.0))
 
@@ -82,7 +83,7 @@ class Bent:
 
 
 def relaxed(rule: Rule) -> Verifier:
-    """Write the distribution of `rule`, with lazy tests; verdicts say what they spent."""
+    """Verify with lazy tests against the distributions of `rule`; verdicts report what they spent."""
 
     def prepare(tree: CandidateTree, rows: TargetRows) -> Decide:
         bent = Bent(tree, rows, rule)

@@ -1,4 +1,4 @@
-"""The rules of the `lossy_*` modes: how far, and in which direction, a distribution may leave the target's."""
+"""The rules of the `lossy_*` modes: how far, and in which direction, the output may move from the target's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from precedent.errors import ConfigError
 from precedent.verify.lossy.relaxed import Offer
 
 BISECTIONS = 42
-SMALLEST = 1e-300  # tokens that nobody proposed lie below c1, so their logarithm is never asked for
+SMALLEST = 1e-300  # tokens that nobody proposed lie below c1, so their logarithm is never used
 
 
 @dataclass(frozen=True, slots=True)
 class Mentored:
-    """Accept as much as KL(target || written) <= `kl` nats allows, at every token (mentored decoding).
+    """Accept as much as KL(target || output) <= `kl` nats allows, at every token (mentored decoding).
 
-    Maximising the accepted mass under that bound gives `clip(q, c1 p, c2 p)` for a sample from q: all ratios written /
+    Maximising the accepted mass under that bound gives `clip(q, c1 p, c2 p)` for a sample from q: all ratios output /
     target lie in [c1, c2]. A cached token counts as a sample with probability 1. A token that the target excludes stays
     excluded. Raises ConfigError for a negative `kl`.
     """
@@ -29,16 +29,16 @@ class Mentored:
         _check(self.kl >= 0.0, f"kl={self.kl} must be 0 (lossless) or more nats per token")
 
     def __call__(self, offer: Offer) -> Tensor:
-        """The distribution nearest to what was proposed within the bound, `[vocab_size]`."""
+        """The distribution within the bound that is nearest to the proposals, `[vocab_size]`."""
         target = offer.target_probs.double()
         wanted = _wanted(target, offer)
         if not bool((wanted * target).sum() > 0.0):
-            return offer.target_probs  # nothing was proposed that the target could write
+            return offer.target_probs  # the target excludes everything that was proposed
         return _nearest(target, wanted, self.kl).to(offer.target_probs)
 
 
 def _wanted(target: Tensor, offer: Offer) -> Tensor:
-    """Draft probabilities; the cached tokens get as much as the target could at most want, each in proportion."""
+    """Draft probabilities; cached tokens share a mass of 1 in proportion to the target's probabilities."""
     wanted = offer.draft_probs.double().clone()
     cached = target[list(offer.fixed)]
     if offer.fixed and bool(cached.sum() > 0.0):
@@ -47,10 +47,11 @@ def _wanted(target: Tensor, offer: Offer) -> Tensor:
 
 
 def _nearest(target: Tensor, wanted: Tensor, bound: float) -> Tensor:
-    """`clip(wanted, c1 target, c2 target)` with sum 1, the least rejected mass and KL(target || it) <= bound.
+    """`clip(wanted, c1 target, c2 target)` with sum 1, the least rejected mass and KL(target || result) <= bound.
 
-    Both ends follow from the mass `lifted` onto tokens below c1 target: what is cut above c2 target is `lifted` plus
-    what `wanted` holds beyond 1. KL falls as `lifted` grows, so bisection finds the least; at the most, c1 = c2 = 1.
+    Both ends follow from the mass `lifted` onto tokens below c1 target: the mass cut above c2 target is `lifted` plus
+    the excess of `wanted` over 1. KL falls as `lifted` grows, so bisection finds the smallest; at the largest,
+    c1 = c2 = 1.
     """
     clip = _Clip(target, wanted)
     low = (1.0 - clip.total).clamp(min=0.0)
@@ -65,7 +66,7 @@ def _nearest(target: Tensor, wanted: Tensor, bound: float) -> Tensor:
 
 
 class _Clip:
-    """`clip(wanted, c1 target, c2 target)` by the mass that c1 lifts; tokens sorted by wanted / target."""
+    """`clip(wanted, c1 target, c2 target)` as a function of the mass c1 lifts; tokens sorted by wanted / target."""
 
     def __init__(self, target: Tensor, wanted: Tensor) -> None:
         self.target, self.wanted, self.total = target, wanted, wanted.sum()
@@ -89,7 +90,7 @@ class _Clip:
         return -(self._below_target[last] * lower.log() + between + self._above_target[first] * upper.log())
 
     def _ends(self, lifted: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """c1 and c2, by solving one linear piece each; the last token that c1 lifts and the first that c2 cuts."""
+        """c1 and c2 (one linear equation each), the last token that c1 lifts and the first that c2 cuts."""
         last = (torch.searchsorted(self._lifted, lifted, right=True) - 1).clamp(min=0)
         cut = lifted + self.total - 1.0
         first = torch.searchsorted(-self._cut, -cut).clamp(max=self._cut.numel() - 1)
@@ -99,9 +100,9 @@ class _Clip:
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Accept what is not surprising: target probability above `min(epsilon, delta * exp(-entropy))` (Medusa).
+    """Accept tokens with target probability above `min(epsilon, delta * exp(-entropy))` (typical acceptance, Medusa).
 
-    Other tokens keep their lossless probability. Raises ConfigError when a parameter leaves (0, 1].
+    Other tokens keep their lossless probability. Raises ConfigError for a parameter outside (0, 1].
     """
 
     epsilon: float = 0.09
@@ -112,7 +113,7 @@ class Typical:
         _check(0.0 < self.delta <= 1.0, f"delta={self.delta} must lie in (0, 1]")
 
     def __call__(self, offer: Offer) -> Tensor:
-        """The distribution of accepting every typical token, `[vocab_size]`."""
+        """The distribution that results from accepting every typical token, `[vocab_size]`."""
         target = offer.target_probs
         entropy = -torch.special.xlogy(target, target).sum()
         threshold = (self.delta * (-entropy).exp()).clamp(max=self.epsilon)
@@ -121,10 +122,10 @@ class Typical:
 
 @dataclass(frozen=True, slots=True)
 class TopBeta:
-    """Accept what is among the target's `beta` likeliest tokens, within `tau` nats of the first (SpecDec).
+    """Accept any of the target's `beta` likeliest tokens within `tau` nats of the likeliest (SpecDec).
 
-    Meant for temperature 0, where `beta=1` is greedy decoding. Tokens that truncation or a grammar removed are
-    not accepted; ties take the lowest ids. Raises ConfigError when a parameter is out of its range.
+    Meant for temperature 0, where `beta=1` is greedy decoding. Tokens removed by truncation or a grammar are not
+    accepted; ties take the lowest ids. Raises ConfigError for a parameter out of its range.
     """
 
     beta: int = 3
@@ -135,32 +136,32 @@ class TopBeta:
         _check(self.tau >= 0.0, f"tau={self.tau} must be 0 or more nats")
 
     def __call__(self, offer: Offer) -> Tensor:
-        """The distribution of accepting every token at the top, `[vocab_size]`."""
+        """The distribution that results from accepting every token at the top, `[vocab_size]`."""
         scores = offer.logits.to(offer.target_probs)
         is_greedy = offer.target_probs.max() == 1.0
         scores = torch.where((offer.target_probs > 0.0) | is_greedy, scores, -torch.inf)
         top = scores.sort(descending=True, stable=True).indices[: int(self.beta)]
-        stands = torch.zeros_like(scores, dtype=torch.bool).index_fill_(0, top, True)
-        stands &= (scores >= scores.max() - self.tau) & scores.isfinite()
-        return _accepting(offer, stands, scores.softmax(0))
+        eligible = torch.zeros_like(scores, dtype=torch.bool).index_fill_(0, top, True)
+        eligible &= (scores >= scores.max() - self.tau) & scores.isfinite()
+        return _accepting(offer, eligible, scores.softmax(0))
 
 
-def _accepting(offer: Offer, stands: Tensor, weights: Tensor) -> Tensor:
-    """Accept every sample that `stands`, others with their lossless probability; then a cached token that stands.
+def _accepting(offer: Offer, eligible: Tensor, weights: Tensor) -> Tensor:
+    """Accept every `eligible` sample, and others with their lossless probability; then an eligible cached token.
 
-    Cached tokens that stand share what is left by their `weights`; without one, the rest is sampled from the target's
-    remaining mass.
+    Eligible cached tokens share the remaining mass in proportion to `weights`. If there is none, the rest is sampled
+    from the target's remaining mass.
     """
-    accepted = torch.where(stands, offer.draft_probs, torch.minimum(offer.draft_probs, offer.target_probs))
-    unpaid = (offer.target_probs - accepted).clamp(min=0.0)
-    cached = torch.zeros_like(unpaid)
-    cached[list(offer.fixed)] = (weights * stands)[list(offer.fixed)]
-    rest = cached if bool(cached.sum() > 0.0) else unpaid
+    accepted = torch.where(eligible, offer.draft_probs, torch.minimum(offer.draft_probs, offer.target_probs))
+    missing = (offer.target_probs - accepted).clamp(min=0.0)
+    cached = torch.zeros_like(missing)
+    cached[list(offer.fixed)] = (weights * eligible)[list(offer.fixed)]
+    rest = cached if bool(cached.sum() > 0.0) else missing
     left = (1.0 - accepted.sum()).clamp(min=0.0)
     distribution = accepted + left * rest / rest.sum().clamp(min=torch.finfo(rest.dtype).tiny)
     return distribution / distribution.sum()
 
 
 def _check(holds: bool, rule: str) -> None:
-    if not holds:  # NaN fails every comparison, so it lands here as well
+    if not holds:  # NaN fails every comparison, so it is refused as well
         raise ConfigError(rule)
