@@ -61,14 +61,12 @@ def _library() -> str | None:
 
     if "OpenMP" not in torch.__config__.parallel_info():
         return None
-    return next((path for path in _loaded_libraries() if "gomp" in path or "iomp" in path), None)
+    return next(iter(_loaded_libraries()), None)
 
 
 def _loaded_libraries() -> list[str]:
-    """Files of the shared libraries in this process, those of torch first."""
-    try:
-        with Path("/proc/self/maps").open() as maps:
-            files = {line.split(maxsplit=5)[-1].strip() for line in maps if "/" in line}
-    except OSError:
-        return []
+    """Files of the OpenMP libraries in this process, those of torch first."""
+    from threadpoolctl import threadpool_info  # here: a process that computes nothing does not need it
+
+    files = {library["filepath"] for library in threadpool_info() if library["user_api"] == "openmp"}
     return sorted(files, key=lambda file: "torch" not in file)

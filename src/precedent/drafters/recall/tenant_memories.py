@@ -42,7 +42,9 @@ class TenantMemories:
     def read(self, memory: TenantMemory, tenant: str) -> None:
         """Update a tenant's memory, and erase forgotten completions from the evicted ones."""
         memory.read(self._cache, tenant, self._tokenizer)
-        for old in list(self._let_go.get(tenant, ())):
+        with self._lock:
+            evicted = list(self._let_go.get(tenant, ()))
+        for old in evicted:
             old.erase_gone(self._cache, tenant, self._tokenizer)
 
     def erase_gone(self) -> None:
@@ -71,12 +73,14 @@ class TenantMemories:
 
     def close(self) -> None:
         """Seal completions that are in no segment yet, and drop all memories."""
-        for tenant, memory in self._memories.items():
+        with self._lock:
+            memories = list(self._memories.items())
+            self._memories.clear()
+        for tenant, memory in memories:
             try:
                 memory.seal()
             except (CacheError, OSError) as error:
                 _log.info("the index of tenant %r was not sealed and will be rebuilt from its rows: %s", tenant, error)
-        self._memories.clear()
 
     def _one_too_many(self, tenant: str) -> tuple[str, TenantMemory] | None:
         """The least recently used memory except that of `tenant`, if all together exceed the bound."""
