@@ -33,5 +33,5 @@ def test_what_is_no_probability_is_refused(probability: float) -> None:
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -0.1], [float("nan"), 1.0]])
 def test_what_is_no_distribution_is_refused(weights: list[float]) -> None:
-    with pytest.raises(AssertionError, match="are no distribution"):
+    with pytest.raises(AssertionError, match="are not a distribution"):
         ReplayRng().categorical(torch.tensor(weights), 0, "x")
