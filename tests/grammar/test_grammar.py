@@ -313,7 +313,7 @@ def test_names_that_json_or_a_grammar_would_misread() -> None:
     ("settings", "message"),
     [
         ({}, "needs tools, text or content"),
-        ({"tools": TOOLS}, "go together"),
+        ({"tools": TOOLS}, "form of their calls together"),
         ({"content": ANY_OBJECT, "text": True}, "no text beside it"),
     ],
 )

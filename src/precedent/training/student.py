@@ -81,7 +81,7 @@ class Student:
         return loss
 
     def _compare(self, rows: Tensor, thought: Tensor, log_total: Tensor, count: int) -> float:
-        """Forward KL to the target, up to a constant. Its gradient in the logits is `draft_probs * mass - target_probs`.
+        """Forward KL to the target, up to a constant. The gradient at the logits: `draft_probs * mass - target_probs`.
 
         Tokens outside the head count with probability 0 on both sides, because nothing can be learned about them.
         """
