@@ -96,9 +96,7 @@ def _check_config(config: GenerationConfig) -> None:
         )
     for name in REFUSED_SETTINGS:
         if value := getattr(config, name, None):
-            raise UnsupportedError(
-                f"{name}={value!r} is not supported by our custom_generate: leave it out"
-            )
+            raise UnsupportedError(f"{name}={value!r} is not supported by our custom_generate: leave it out")
 
 
 def _check_inputs(prompts: Tensor, inputs: Mapping[str, Any]) -> None:
