@@ -27,7 +27,7 @@ def test_outcomes_have_their_exact_probabilities() -> None:
 
 @pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan")])
 def test_what_is_no_probability_is_refused(probability: float) -> None:
-    with pytest.raises(AssertionError, match=r"lies outside \[0, 1\]"):
+    with pytest.raises(AssertionError, match=r"is outside \[0, 1\]"):
         ReplayRng().bernoulli(probability, 0, "x")
 
 

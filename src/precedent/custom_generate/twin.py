@@ -47,7 +47,7 @@ def _make_own(attributes: dict[str, Any], memo: Mapping[int, Any], configs: dict
         attributes["_compiled_call_impl"] = None
     for name, value in attributes.items():
         if name.endswith("config") and hasattr(value, "model_type"):
-            attributes[name] = copy.deepcopy(value, configs)  # attention layers read from it
+            attributes[name] = copy.deepcopy(value, configs)  # attention layers read it
         elif isinstance(value, MethodType) and id(value.__self__) in memo:
             attributes[name] = MethodType(value.__func__, memo[id(value.__self__)])
         elif isinstance(value, partial):  # accelerate replaces `forward` this way

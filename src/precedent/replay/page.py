@@ -95,7 +95,7 @@ def pictures_of(
 
 def _summary(results: Mapping[str, Any]) -> str:
     return (
-        f"{results['turns']} turns, {results['tokens']} tokens; answers that stand word for word in the pool: "
+        f"{results['turns']} turns, {results['tokens']} tokens; answers that are word for word in the pool: "
         f"{results['exact_repeats']}; {results['repetition']:.1%} of the tokens repeat four tokens of their own answer."
     )
 

@@ -122,7 +122,7 @@ class Measurement:
         self._target.prefill(slot, prompt)
         request = Request("timing", tuple(prompt), self._sampling, mode="traversal", target_slot=lambda: slot)
         session = DraftModelDrafter(draft, early_exit=exits_early(draft, self._target)).begin(request)
-        session.draw(TreeBuilder(), 1, CounterRng(0, 0))  # computes the prompt
+        session.draw(TreeBuilder(), 1, CounterRng(0, 0))  # prefills the prompt
         draws, steps = [], []
         for number in range(TIMED_ROUNDS):
             started = perf_counter()
