@@ -134,7 +134,7 @@ def test_what_is_skipped_is_counted_by_its_reason(tmp_path):
     reasons = " | ".join(one["reason"] for one in skipped)
     expected = (
         "is not JSON",
-        "is no chat trace",
+        "is not a chat trace",
         "without text and tool calls",
         "'image_url'",
         "torn",

@@ -313,8 +313,8 @@ def test_names_that_json_or_a_grammar_would_misread() -> None:
     ("settings", "message"),
     [
         ({}, "needs tools, text or content"),
-        ({"tools": TOOLS}, "go together"),
-        ({"content": ANY_OBJECT, "text": True}, "no text beside it"),
+        ({"tools": TOOLS}, "form of their calls together"),
+        ({"content": ANY_OBJECT, "text": True}, "set text=False"),
     ],
 )
 def test_answers_that_cannot_be(settings: dict, message: str) -> None:
@@ -323,7 +323,7 @@ def test_answers_that_cannot_be(settings: dict, message: str) -> None:
 
 
 def test_calls_without_a_mark_cannot_stand_for_content() -> None:
-    with pytest.raises(UnsupportedError, match="no mark"):
+    with pytest.raises(UnsupportedError, match="look like content"):
         Answer(content=ANY_OBJECT, form=LLAMA_JSON, tools=TOOLS)
 
 

@@ -226,7 +226,7 @@ def test_a_changed_answer_fails_and_shows_both(precedent_engine: EngineMaker) ->
 
 @pytest.mark.parametrize(
     ("inputs", "kwargs", "said"),
-    [((), {}, "needs inputs"), (("hi",), {"temperature": 1.0}, "mode 'traversal' are drawn anew each time")],
+    [((), {}, "needs inputs"), (("hi",), {"temperature": 1.0}, "mode 'traversal' are sampled anew each time")],
 )
 def test_what_cannot_be_compared_is_refused(
     precedent_engine: EngineMaker, inputs: tuple[str, ...], kwargs: Any, said: str

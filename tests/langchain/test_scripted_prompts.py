@@ -137,7 +137,7 @@ async def test_every_way_into_the_model_is_overheard(
 
     assert await ask()
     damaged(monkeypatch, DAMAGES["no earlier answer"])
-    with pytest.raises(AssertionError, match="lacks what was said as assistant"):
+    with pytest.raises(AssertionError, match="lacks the assistant message"):
         await ask()
 
 
@@ -150,7 +150,7 @@ def test_an_agents_lost_results_do_not_pass(monkeypatch: pytest.MonkeyPatch) -> 
     assert agent.invoke({"messages": [("user", "7 and 8?")]})["messages"][-1].content == "Both are open."
     damaged(monkeypatch, lambda turns: [{**turn, "content": ""} if turn["role"] == "tool" else turn for turn in turns])
     agent = create_agent(model([calls, "Both are open."]), [look_up])
-    with pytest.raises(AssertionError, match=r"lacks what was said as tool.*order 7 is open"):
+    with pytest.raises(AssertionError, match=r"lacks the tool message.*order 7 is open"):
         agent.invoke({"messages": [("user", "7 and 8?")]})
 
 
@@ -293,10 +293,10 @@ def test_a_conversation_is_a_script(precedent_engine: EngineMaker) -> None:
 @pytest.mark.parametrize(
     ("place", "line", "said"),
     [
-        (0, ("system", "Be rude."), "lacks what was said as system"),
-        (1, ("user", "Where is order 8?"), "lacks what was said as user.*order 8"),
-        (2, ("assistant", CALLED.replace("7", "8")), "lacks what was said as tool.*order 7"),
-        (3, ("tool", "order 7 is sent"), "lacks what was said as tool.*is sent"),
+        (0, ("system", "Be rude."), "lacks the system message"),
+        (1, ("user", "Where is order 8?"), "lacks the user message.*order 8"),
+        (2, ("assistant", CALLED.replace("7", "8")), "lacks the tool message.*order 7"),
+        (3, ("tool", "order 7 is sent"), "lacks the tool message.*is sent"),
         (3, ("user", "order 7 is open"), "It is open"),
     ],
 )
@@ -315,7 +315,7 @@ def test_a_history_that_is_not_the_scripts_is_refused() -> None:
     asked = [*history, ToolMessage("order 7 is open", tool_call_id="call 7")]
     assert model(SCRIPT).invoke(asked).content == "It is open."
     asked[2] = AIMessage("", tool_calls=[call("8")])
-    with pytest.raises(GenerationError, match="lacks what was said as assistant"):
+    with pytest.raises(GenerationError, match="lacks the assistant message"):
         model(SCRIPT).invoke(asked)
 
 
@@ -324,7 +324,7 @@ def test_a_conversation_that_is_over_has_no_more_answers() -> None:
     assert llm.invoke("hi").content == "Good day."
     with pytest.raises(GenerationError, match="it has 1 answers, and the prompt holds 1"):
         llm.invoke([("user", "hi"), ("ai", "Good day."), ("user", "And?")])
-    with pytest.raises(GenerationError, match="nobody said 'And\\?', which it has as user"):
+    with pytest.raises(GenerationError, match="no message says 'And\\?', which the prompt has as user"):
         llm.invoke([("user", "hi"), ("user", "And?")])
 
 
@@ -337,7 +337,7 @@ def test_several_conversations_are_one_script() -> None:
 
 def test_what_is_no_conversation_is_refused() -> None:
     for line in (("narrator", "x"), ("user",), 3):
-        with pytest.raises(ConfigError, match="is no line of a conversation"):
+        with pytest.raises(ConfigError, match="is not a line of a conversation"):
             model([line])
     with pytest.raises(GenerationError, match="not ChatML; give a function"):
         model([("user", "hi"), ("assistant", "x")], tokenizer=NOT_CHATML).invoke("hi")

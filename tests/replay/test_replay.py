@@ -77,7 +77,7 @@ def test_trajectories_come_in_time_order(log: Path) -> None:
 
 
 def test_a_line_that_is_no_log_is_named(tmp_path: Path) -> None:
-    for text, reason in (("{", "is not JSON"), ('{"a": 1}', "no chat trace"), ('{"inputs": {}}', "LangSmith")):
+    for text, reason in (("{", "is not JSON"), ('{"a": 1}', "not a chat trace"), ('{"inputs": {}}', "LangSmith")):
         path = tmp_path / "bad.jsonl"
         path.write_text('{"messages": []}\n' + text + "\n")
         with pytest.raises(PromptError, match=f"line 2 .*{reason}"):

@@ -154,7 +154,7 @@ def test_without_similarity_nothing_is_near(tmp_path: Path) -> None:
 
 def test_what_does_not_exist_is_refused_by_name(log: Path) -> None:
     for settings, said in (
-        ({"ablate": ("luck",)}, "cannot leave out 'luck'; choose of similarity, .*recall"),
+        ({"ablate": ("luck",)}, "cannot leave out 'luck'; choose one of similarity, .*recall"),
         ({"baselines": ("eagle",)}, "no further baseline 'eagle'"),
         ({"alphas": (0.0,)}, "alpha"),
     ):

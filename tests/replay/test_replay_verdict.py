@@ -104,7 +104,7 @@ def test_the_time_of_drafting_counts() -> None:
 
 
 def test_a_measured_curve_can_be_named_only_where_there_is_one() -> None:
-    with pytest.raises(ConfigError, match=r"no cost curve 'measured'; choose of flat, gpu, cpu$"):
+    with pytest.raises(ConfigError, match=r"no cost curve 'measured'; choose one of flat, gpu, cpu$"):
         Settings(curves=(MEASURED,))
 
 

@@ -159,7 +159,7 @@ def test_a_shard_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert all(torch.equal(a.hidden, b.hidden) for a, b in zip(read.lessons, shard.lessons, strict=True))
     assert float(read.frequencies.sum()) == pytest.approx(3.0, abs=1e-4)  # each position gives away one
     (tmp_path / "shard.safetensors").write_bytes(b"half")
-    with pytest.raises(ModelLoadError, match="delete it, and --resume makes it again"):
+    with pytest.raises(ModelLoadError, match="delete it, and --resume rewrites it"):
         Shard.load(tmp_path / "shard.safetensors")
 
 

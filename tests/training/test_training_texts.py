@@ -58,7 +58,7 @@ def test_prompts_of_every_kind_of_file(tmp_path: Path) -> None:
     [
         ("", "it is empty"),
         ("x" * 99, "all 1 are longer than 60 tokens"),
-        ('{"prompt": "a"}\n{"turns": []}', "no question"),
+        ('{"prompt": "a"}\n{"turns": []}', "not a question"),
     ],
 )
 def test_a_file_without_prompts_says_so(text: str, says: str, tmp_path: Path) -> None:

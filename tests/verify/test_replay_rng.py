@@ -27,11 +27,11 @@ def test_outcomes_have_their_exact_probabilities() -> None:
 
 @pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan")])
 def test_what_is_no_probability_is_refused(probability: float) -> None:
-    with pytest.raises(AssertionError, match=r"lies outside \[0, 1\]"):
+    with pytest.raises(AssertionError, match=r"is outside \[0, 1\]"):
         ReplayRng().bernoulli(probability, 0, "x")
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -0.1], [float("nan"), 1.0]])
 def test_what_is_no_distribution_is_refused(weights: list[float]) -> None:
-    with pytest.raises(AssertionError, match="are no distribution"):
+    with pytest.raises(AssertionError, match="are not a distribution"):
         ReplayRng().categorical(torch.tensor(weights), 0, "x")

@@ -1,7 +1,7 @@
 """Precedent's decode loop behind transformers' own hook: `model.generate(..., custom_generate=precedent.generate)`.
 
-`hook` holds the function and what it returns, `refusals` what cannot be kept and is refused by name, `processors` how
-processors and stopping criteria are applied to a candidate tree, `prepared` what is set up once per model, on a `twin`.
+`hook` has the function and its output class, `refusals` refuses by name what our loop cannot do, `processors` applies
+processors and stopping criteria to a candidate tree, and `prepared` sets up each model once, on a `twin` of it.
 """
 
 from precedent.custom_generate.hook import GenerateOutput, generate

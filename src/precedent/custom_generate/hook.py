@@ -1,4 +1,4 @@
-"""`generate`: the callable for `custom_generate=`, and what it returns."""
+"""`generate`, the callable for `custom_generate=`, and its output."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 QUERY_TOKENS = 200
-"""Tokens of the prompt's end by which recall is queried."""
+"""Number of tokens at the prompt's end that form the recall query."""
 
 
 @dataclass
 class GenerateOutput(GenerateDecoderOnlyOutput):
-    """What `generate(..., return_dict_in_generate=True)` returns with our loop behind it.
+    """The output of `generate(..., return_dict_in_generate=True)` with our loop.
 
     `speculation` holds one dictionary of counts per row, as in `response_metadata["speculation"]`. `past_key_values` is
-    None: the rows of our KV cache are not transformers'. After a row's end, `scores` and `logits` are 0.
+    None, because our KV cache is not in transformers' format. After a row's end, `scores` and `logits` are 0.
     """
 
     speculation: tuple[dict[str, Any], ...] | None = None
@@ -53,7 +53,7 @@ class GenerateOutput(GenerateDecoderOnlyOutput):
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """One row of the batch: its tokens without padding, what is done to its logits, and when it stops."""
+    """One row of the batch: its tokens without padding, its logits processors, and its stopping criteria."""
 
     prompt_ids: tuple[int, ...]
     processors: RowProcessors
@@ -62,7 +62,7 @@ class _Row:
     put: Callable[[Tensor], None] | None = None
 
     def take(self, token_ids: Sequence[int]) -> None:
-        """Ask the stopping criteria after every committed token, cut the path where they stop, and stream the rest."""
+        """Check the stopping criteria after every committed token, stream it, and cut the output where they stop."""
         if self.sequence.error is not None:
             raise self.sequence.error
         output = self.sequence.output_ids
@@ -79,7 +79,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Speculation:
-    """Who proposes in this call, for whom, and where finished answers are stored."""
+    """The drafters, the tenant and the cache of one call."""
 
     drafters: dict[str, Drafter]
     tenant: str
@@ -89,7 +89,7 @@ class _Speculation:
     queries: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     def query(self, prompt_ids: tuple[int, ...]) -> str:
-        """The text by which recall is queried: the prompt's end."""
+        """The recall query: the end of the prompt, as text."""
         if self.tokenizer is None:
             return ""
         if prompt_ids not in self.queries:
@@ -116,14 +116,15 @@ def generate(
     logit_bias: Mapping[int, float] | None = None,
     **model_inputs: Any,
 ) -> GenerateOutput | Tensor:
-    """Decode speculatively behind `model.generate(..., custom_generate=precedent.generate)`; the law is `generate`'s.
+    """Decode speculatively in `model.generate(..., custom_generate=precedent.generate)`.
 
-    Logits processors, stopping criteria and the streamer stay in force. Prompts are drafted from themselves; with a
-    `speculation_cache` (and its `speculation_tokenizer`) also from `tenant`'s earlier answers, and finished answers
-    are stored. `drafters` names others, or none. A stop string goes in as a StopStringCriteria. `frequency_penalty`,
-    `presence_penalty` and `logit_bias` are those of `SamplingParams`, which transformers does not have. The model's
-    modules stay as they are; what is set up on the first call is kept while the model lives.
-    Raises UnsupportedError, by name, for what cannot be kept, ConfigError or PromptError for what is wrong.
+    The output distribution is that of plain `generate`. Logits processors, stopping criteria and the streamer stay in
+    force. Candidates come from the prompt itself and, with a `speculation_cache` (and its `speculation_tokenizer`),
+    from `tenant`'s earlier answers; finished answers are stored there. `drafters` selects other drafters, or none. Pass
+    a stop string as a StopStringCriteria. `frequency_penalty`, `presence_penalty` and `logit_bias` are those of
+    `SamplingParams`; transformers has none. The model's modules are not changed. The set-up made by the first call is
+    kept for the model's lifetime. Raises UnsupportedError, by name, for what our loop cannot do, ConfigError or
+    PromptError for bad input.
     """
     dropped = dropped_by_generate(model)
     call = (logits_processor, stopping_criteria, generation_config, model_inputs, dropped)
@@ -175,7 +176,7 @@ def _speculation(
 
 
 def _unpadded(input_ids: Tensor, mask: Tensor | None) -> list[tuple[int, ...]]:
-    """Every row's token ids without the padding on its left."""
+    """Every row's token ids without its left padding."""
     if mask is None:
         return [tuple(row) for row in input_ids.tolist()]
     seen = mask.to(input_ids.device) != 0
@@ -193,7 +194,7 @@ def _started(
 ) -> _Row:
     """Begin the drafters, prefill, and build the sequence of one row."""
     ends, width = end_token_ids(criteria), processors.ids(()).shape[1]
-    # seeded noise, not fresh coins: a seed set by the user twice may meet a completion that it wrote itself
+    # coupled noise, not fresh random numbers: with the user's seed set again, the cache may hold what that seed wrote
     seed = int(torch.randint(2**62, ()))
     sampling = SamplingParams(temperature=1.0, seed=seed) if config.do_sample else SamplingParams()
     request = Request(
@@ -220,7 +221,7 @@ def _started(
 
 
 def _prefilled(prompt_ids: tuple[int, ...], others: Sequence[_Row], prepared: Prepared) -> Slot:
-    """A slot that holds the prompt; the same prompt (`num_return_sequences`) is computed once."""
+    """Create a slot that holds the prompt; a repeated prompt (`num_return_sequences`) is prefilled once."""
     same = next((row.sequence.slot for row in others if row.prompt_ids == prompt_ids), None)
     slot = prepared.target.new_slot() if same is None else prepared.target.fork(same, len(prompt_ids) - 1)
     prepared.target.prefill(slot, prompt_ids)
@@ -239,7 +240,7 @@ def _decode(rows: Sequence[_Row], prepared: Prepared) -> None:
 
 
 def _store(rows: Sequence[_Row], prepared: Prepared, speculation: _Speculation) -> None:
-    """Write finished answers back; a cache that fails costs no answer."""
+    """Write finished answers back; a cache failure is logged, so no answer is lost."""
     if speculation.cache is None or not speculation.write_back:
         return
     for row in rows:
@@ -260,7 +261,7 @@ def _store(rows: Sequence[_Row], prepared: Prepared, speculation: _Speculation) 
 
 
 def _output(rows: Sequence[_Row], input_ids: Tensor, config: GenerationConfig) -> GenerateOutput | Tensor:
-    """Prompts and answers `[rows, longest]`, padded on the right; with `return_dict_in_generate`, the rest as well."""
+    """Prompts and answers `[rows, longest]`, padded on the right; a `GenerateOutput` with `return_dict_in_generate`."""
     longest = max(len(row.sequence.output_ids) for row in rows)
     padding = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     answers = [[*row.sequence.output_ids, *[padding] * (longest - len(row.sequence.output_ids))] for row in rows]
@@ -268,7 +269,7 @@ def _output(rows: Sequence[_Row], input_ids: Tensor, config: GenerationConfig) -
     if not config.return_dict_in_generate:
         return sequences
     return GenerateOutput(
-        sequences=sequences,  # type: ignore[arg-type]  # transformers names a legacy tensor type
+        sequences=sequences,  # type: ignore[arg-type]  # transformers annotates a legacy tensor type
         scores=_stacked([row.processors.scores for row in rows], longest) if config.output_scores else None,
         logits=_stacked([row.processors.raw for row in rows], longest) if config.output_logits else None,
         speculation=tuple(row.sequence.stats.as_dict() for row in rows),

@@ -1,4 +1,4 @@
-"""What is set up once per model and kept while the model lives: the twin's target model, the planner, the drafters."""
+"""The set-up that is made once per model and kept for its lifetime: target model (on a twin), planner, drafters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from precedent.tree import chain
 
 PREFIX_TOKENS = 33
 TRIES = 2
-"""Forwards per width by which the cost curve starts; it learns from every step afterwards."""
+"""Forward passes per width to start the cost curve; afterwards it learns from every step."""
 
 Speculators = Sequence[str | Drafter]
 """Names of installed drafters, or drafters themselves."""
@@ -35,9 +35,9 @@ Speculators = Sequence[str | Drafter]
 
 @dataclass(slots=True)
 class Prepared:
-    """A model ready for our loop. `lock` is held for a step: planner and drafters are shared by all running calls.
+    """A model ready for our loop. Hold `lock` during a step, because all running calls share planner and drafters.
 
-    `made_in` is the process whose threads run it.
+    `made_in` is the id of the process that owns its threads.
     """
 
     target: TargetModel
@@ -52,13 +52,13 @@ class Prepared:
 
     @property
     def fingerprint(self) -> str:
-        """The model's fingerprint, under which completions are stored."""
+        """The model's fingerprint, stored with every completion."""
         if not self._fingerprint:
             self._fingerprint = model_fingerprint(self.target.model.config.to_dict(), self.target.model.state_dict())
         return self._fingerprint
 
     def drafters(self, wanted: Speculators, cache: SpeculationCache | None, tokenizer: str) -> dict[str, Drafter]:
-        """The drafters of a call by name; named ones are kept with what they have indexed. Raises ConfigError."""
+        """The drafters of a call by name; those given by name are kept with their indices. Raises ConfigError."""
         with self.lock:
             if cache is not self._cache:
                 self._named, self._cache = {}, cache
@@ -86,7 +86,7 @@ _TOKENIZERS: weakref.WeakKeyDictionary[Any, tuple[int, str]] = weakref.WeakKeyDi
 
 
 def prepared_for(model: PreTrainedModel) -> Prepared:
-    """The model's set-up, made on the first call, and anew when the model was changed or the process forked meanwhile.
+    """The model's set-up, made on the first call and again after the model was changed or the process forked.
 
     Raises UnsupportedError for a model whose layers cannot be rewound.
     """
@@ -111,7 +111,7 @@ def fingerprint_of(tokenizer: Any) -> str:
 
 
 def _cost_of(target: TargetModel) -> CostCurve:
-    """A cost curve from a few forwards behind a short prefix."""
+    """Measure a cost curve with a few forward passes after a short prefix."""
     curve, slot = CostCurve(), target.new_slot()
     target.prefill(slot, [0] * PREFIX_TOKENS)
     for width in START_UP_WIDTHS:

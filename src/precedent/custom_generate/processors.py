@@ -1,8 +1,8 @@
-"""How `generate`'s logits processors and stopping criteria are applied: per tree node and per committed token.
+"""Applies `generate`'s logits processors per tree node and its stopping criteria per committed token.
 
-Both are asked with the token ids of one row (prompt, answer, and a node's own path), as `generate` would ask them when
-it came to that place. Processors must be functions of (input_ids, scores), for a tree asks about places that are never
-reached; transformers' own that are not are refused by class, a user's by asking it twice.
+Both get the token ids of one row (prompt, answer, and a node's own path), as from `generate` itself at that position.
+Processors must be functions of (input_ids, scores), because a tree also needs rows for nodes that are never reached.
+transformers' own stateful processors are refused by class, a user's by calling it twice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ROWS_ALIKE = (
     "SuppressTokensLogitsProcessor",
     "WatermarkLogitsProcessor",
 )
-"""Processors of transformers that do the same to every row of a batch: asked for one row alone."""
+"""Processors of transformers that treat every row of a batch alike; they are called with a single row."""
 
 ROWS_APART = (
     "RepetitionPenaltyLogitsProcessor",
@@ -53,17 +53,17 @@ ROWS_APART = (
     "EncoderNoRepeatNGramLogitsProcessor",
     "PrefixConstrainedLogitsProcessor",
 )
-"""Processors of transformers that know which row of the batch they see, as a user's may: asked for a whole batch."""
+"""Processors of transformers that depend on the row's place in the batch, as a user's may; they get a full batch."""
 
 CRITERIA = ("MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria", "EosTokenCriteria")
-"""Stopping criteria of transformers that look at one row alone."""
+"""Stopping criteria of transformers that look at a single row."""
 
 
 class RowProcessors:
-    """What `generate` does to a row of logits in one row of its batch: the `shape` of our decode loop.
+    """Applies `generate`'s processors to one row of its batch; this is the `shape` of our decode loop.
 
-    float32, as in `generate`, whatever the model's dtype. With `keep`, `raw` and `scores` hold the logits
-    `[vocab_size]` behind every committed token, before and after the processors.
+    It computes in float32, like `generate`, whatever the model's dtype. With `keep`, `raw` and `scores` hold the logits
+    `[vocab_size]` at every position of the output, before and after the processors.
     """
 
     def __init__(self, processors: LogitsProcessorList, prompts: Tensor, row: int, *, keep: bool = False) -> None:
@@ -86,12 +86,12 @@ class RowProcessors:
         return scores[0]
 
     def unkept(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
-        """The same for a drafter's rows, of which nothing is kept."""
+        """Process a drafter's row, without keeping it."""
         scores = row.to(self._prompt.device, torch.float32, copy=True)[None]
         return self._processed(self.ids(output_ids), scores)[0]
 
     def ids(self, output_ids: Sequence[int]) -> Tensor:
-        """Prompt as `generate` was given it (padding included) and output, `[1, length]`."""
+        """The prompt as given to `generate` (padding included) and the output, `[1, length]`."""
         output = torch.tensor([output_ids], dtype=self._prompt.dtype, device=self._prompt.device)
         return torch.cat((self._prompt, output), dim=1)
 
@@ -99,26 +99,26 @@ class RowProcessors:
         for processor, rows_alike in self._processors:
             if rows_alike or self.batch == 1:
                 scores = processor(ids, scores)
-            else:  # every row of the batch says what this one says; only its own answer counts
+            else:  # repeat this row over the whole batch; only the result at its own place counts
                 answers = processor(ids.repeat(self.batch, 1), scores.repeat(self.batch, 1))
                 scores = answers[self._row : self._row + 1]
         return scores
 
 
 class Penalties(LogitsProcessor):
-    """Biases and penalties of ours as a logits processor; `width` is where the answer begins in `input_ids`."""
+    """Our biases and penalties as a logits processor; `width` is where the answer begins in `input_ids`."""
 
     def __init__(self, shape: RowShaper, width: int) -> None:
         self._shape, self._width = shape, width
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Each row behind its own answer, `[batch, vocab_size]`."""
+        """Shape each row by its own answer, `[batch, vocab_size]`."""
         answers = input_ids[:, self._width :].tolist()
         return torch.stack([self._shape(answer, row) for answer, row in zip(answers, scores, strict=True)])
 
 
 def with_penalties(processors: LogitsProcessorList, params: SamplingParams, width: int) -> LogitsProcessorList:
-    """The processors with biases and penalties where `generate` has a user's own: before temperature and truncation."""
+    """Insert biases and penalties where `generate` puts a user's processors: before temperature and truncation."""
     shape = constraints_for(params, ())
     if shape is None:
         return processors
@@ -136,7 +136,7 @@ class RowStop:
         self._others = StoppingCriteriaList(one for one in criteria if one not in self._alone)
 
     def __call__(self, ids: Tensor, scores: Sequence[Tensor] | None) -> bool:
-        """Ask for `ids` `[1, length]` and, where they are kept, the processed rows `[vocab_size]` of the output."""
+        """Check `ids` `[1, length]` and, if they are kept, the processed rows `[vocab_size]` of the output."""
         kept = None if scores is None else tuple(row[None] for row in scores)
         if len(self._alone) and bool(self._alone(ids, kept)[0]):
             return True
@@ -147,23 +147,23 @@ class RowStop:
 
 
 def check_processors(processors: LogitsProcessorList, prompts: Tensor, vocab_size: int) -> None:
-    """Raise UnsupportedError naming a processor that is no function of (input_ids, scores)."""
+    """Raise UnsupportedError, naming the processor, if one is not a function of (input_ids, scores)."""
     for processor in processors:
         if _is_one_of(processor, (*ROWS_ALIKE, *ROWS_APART)):
             continue
         name = type(processor).__name__
         if type(processor).__module__.startswith("transformers."):
             raise UnsupportedError(
-                f"{name} keeps state of its own or runs a model, so it cannot be asked about the nodes of a candidate "
-                "tree: leave out the setting that asks for it, or call generate without custom_generate"
+                f"{name} keeps state or runs a model, so it cannot be applied to the nodes of a candidate tree: leave "
+                "out the setting that adds it, or call generate without custom_generate"
             )
         _ask_twice(processor, name, prompts, vocab_size)
 
 
 def _ask_twice(processor: Any, name: str, prompts: Tensor, vocab_size: int) -> None:
-    """The same question must have the same answer, and leave no trace (what is set up lazily is there by then)."""
+    """Two equal calls must give equal results, and the second must leave no trace (lazy set-up is done by then)."""
     refusal = UnsupportedError(
-        f"{name} answers differently when it is asked the same twice, or keeps count of the calls: "
+        f"{name} gives different results for the same input, or changes its state on every call: "
         "custom_generate=precedent.generate needs logits processors that are functions of (input_ids, scores)"
     )
     scores = torch.zeros((len(prompts), vocab_size), device=prompts.device)
@@ -178,19 +178,19 @@ def _ask_twice(processor: Any, name: str, prompts: Tensor, vocab_size: int) -> N
 
 
 def check_criteria(criteria: StoppingCriteriaList) -> None:
-    """Raise UnsupportedError naming a stopping criterion of transformers that is made for an assistant model."""
+    """Raise UnsupportedError, naming the criterion, for one of transformers' criteria for assisted generation."""
     for one in criteria:
         if type(one).__module__.startswith("transformers.") and not _is_one_of(one, CRITERIA):
             raise UnsupportedError(f"{type(one).__name__} belongs to assisted generation: leave it out")
 
 
 def end_token_ids(criteria: StoppingCriteriaList) -> frozenset[int]:
-    """The tokens that end an answer, by the criteria that have any."""
+    """The end tokens of all criteria that have any."""
     ids = (getattr(one, "eos_token_id", None) for one in criteria)
     return frozenset(int(token) for some in ids if some is not None for token in torch.as_tensor(some).flatten())
 
 
 def _is_one_of(one: object, names: Sequence[str]) -> bool:
-    """Whether it is of exactly one of transformers' classes: a subclass may do anything."""
+    """Whether `one` is exactly of one of these transformers classes; a subclass may do anything."""
     homes = (logits_process, stopping_criteria)
     return any(type(one) is getattr(home, name, None) for home in homes for name in names)

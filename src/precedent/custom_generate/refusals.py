@@ -1,4 +1,4 @@
-"""What `generate` can do and our loop cannot: refused by name, before any work is done, never dropped silently."""
+"""Refuses by name, before any work is done, what `generate` can do and our loop cannot."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ MODE_SETTINGS = (
     "assistant_early_exit",
     "use_mtp",
 )
-"""Settings that make `generate` choose another mode than greedy search or sampling."""
+"""Settings that make `generate` choose a mode other than greedy search or sampling."""
 
 REFUSED_SETTINGS = ("output_attentions", "output_hidden_states", "cache_implementation", "is_assistant")
-"""Further settings of a GenerationConfig; anything but None and False is refused."""
+"""Further settings of a GenerationConfig that must be None or False."""
 
 KNOWN_INPUTS = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
-"""What `generate` passes on of its own accord."""
+"""Model inputs that `generate` itself passes on."""
 
 
 class Dropped(NamedTuple):
@@ -46,9 +46,9 @@ class Dropped(NamedTuple):
 
 
 def dropped_by_generate(model: Any) -> Dropped:
-    """Read them where they are: in the frame of the `generate` that called us.
+    """Read the dropped arguments from the frame of the `generate` call that called us.
 
-    transformers 5.23 pushes the prompt into a streamer and then forgets it, which leaves its reader waiting for ever.
+    transformers 5.23 pushes the prompt into the streamer and then drops the streamer, so its reader would wait forever.
     """
     code = inspect.unwrap(GenerationMixin.generate).__code__
     frame = inspect.currentframe()
@@ -66,9 +66,9 @@ def check_call(
     inputs: Mapping[str, Any],
     dropped: Dropped,
 ) -> None:
-    """Raise UnsupportedError, ConfigError or PromptError for whatever cannot be kept."""
+    """Raise UnsupportedError, ConfigError or PromptError for a call that our loop cannot serve."""
     if model.training:
-        raise UnsupportedError("the model is in training mode, in which dropout changes its law: call model.eval()")
+        raise UnsupportedError("in training mode, dropout changes the model's distribution: call model.eval()")
     if dropped.assistant_model is not None:
         raise UnsupportedError(
             "assistant_model= is transformers' own speculation: give the draft model as "
@@ -96,30 +96,28 @@ def _check_config(config: GenerationConfig) -> None:
         )
     for name in REFUSED_SETTINGS:
         if value := getattr(config, name, None):
-            raise UnsupportedError(f"{name}={value!r} is not kept by custom_generate=precedent.generate: leave it out")
+            raise UnsupportedError(f"{name}={value!r} is not supported by our custom_generate: leave it out")
 
 
 def _check_inputs(prompts: Tensor, inputs: Mapping[str, Any]) -> None:
     for name, value in inputs.items():
         if name not in KNOWN_INPUTS and value is not None and value is not False:
-            raise UnsupportedError(f"{name}= is not an input of our loop, which knows token ids only: leave it out")
+            raise UnsupportedError(f"{name}= is not an input of our loop, which takes token ids only: leave it out")
     if inputs.get("use_cache") is False:
-        raise UnsupportedError("use_cache=False: our loop lives on its KV cache; leave it out")
+        raise UnsupportedError("use_cache=False: our loop needs its KV cache; leave it out")
     given = inputs.get("past_key_values")
     if given is not None and (getattr(given, "_is_user_defined", False) or given.get_seq_length() > 0):
-        raise UnsupportedError("past_key_values=: our loop keeps a KV cache of its own; give the whole prompt instead")
+        raise UnsupportedError("past_key_values=: our loop has its own KV cache; give the whole prompt instead")
     if prompts.dim() != 2 or prompts.shape[1] == 0:
-        raise PromptError("give the prompt as input_ids, one token at least (inputs_embeds alone cannot be decoded)")
+        raise PromptError("give the prompt as input_ids, at least one token (inputs_embeds alone cannot be decoded)")
     _check_padding(prompts, inputs.get("attention_mask"), inputs.get("position_ids"))
 
 
 def _check_padding(prompts: Tensor, mask: Tensor | None, positions: Tensor | None) -> None:
-    """Rows must be padded on the left alone, and positions must count from the first real token."""
+    """Check that rows are padded on the left only, and that positions count from the first real token."""
     seen = torch.ones_like(prompts) if mask is None else (mask != 0).long()
     if seen.shape != prompts.shape or bool((seen.diff(dim=1) < 0).any()) or bool((seen[:, -1] == 0).any()):
-        raise UnsupportedError(
-            "attention_mask= hides more than padding on the left: pad on the left, mask nothing else"
-        )
+        raise UnsupportedError("attention_mask= hides more than left padding: pad on the left, mask nothing else")
     if positions is not None:
         expected = (seen.cumsum(1) - 1).clamp(min=0)
         if not torch.equal((positions.to(seen.device) * seen).expand_as(seen), expected * seen):
@@ -133,7 +131,7 @@ def _check_batch(rows: int, criteria: StoppingCriteriaList, config: GenerationCo
         if config._pad_token_tensor is None:
             raise ConfigError("several prompts need pad_token_id to fill up the rows that end first")
     elif any(type(one).__name__ != CRITERIA[0] for one in criteria):
-        # without an end token, generate goes on writing into rows that have stopped until the last one has
+        # without an end token, generate keeps writing into stopped rows until the last row stops
         raise UnsupportedError(
             "several prompts that stop early, but no end token: set eos_token_id, or give one prompt"
         )

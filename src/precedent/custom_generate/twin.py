@@ -1,7 +1,7 @@
-"""A second tree of modules over the same weights: our target model may change its modules, the user's stay untouched.
+"""A second tree of modules over the same weights, so that our target model can change modules without the user's.
 
-`TargetModel` switches the attention implementation and packs linear layers. On a model that was only lent for a call
-to `generate`, that would change how the user's other calls round.
+`TargetModel` switches the attention implementation and packs linear layers. On the user's own modules, that would
+change the rounding of the user's other calls.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 OWN_TABLES = ("_parameters", "_buffers", "_modules")
-"""Dictionaries of a module that the twin has for itself; the tensors in them are shared."""
+"""A module's dictionaries that the twin copies; the tensors in them are shared."""
 
 EVERY_MODULES_OWN = frozenset(vars(nn.Module()))
-"""What torch keeps in every module: parameters are compared by themselves, the rest changes no result."""
+"""Attributes that torch keeps in every module: parameters are compared separately, the rest changes no result."""
 
 COLLECTIONS = (list, tuple, set, dict)
 
 
 def twin_of(model: PreTrainedModel) -> PreTrainedModel:
-    """A model with modules and configuration of its own and the same weights; nothing is copied that takes memory."""
+    """Create a model with its own modules and configuration over the same weights; no tensor is copied."""
     memo: dict[int, Any] = {}
     modules = list(model.modules())
     for module in modules:
@@ -40,24 +40,24 @@ def twin_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _make_own(attributes: dict[str, Any], memo: Mapping[int, Any], configs: dict[int, Any]) -> None:
-    """Let a twin's attributes lead to twins; what is compiled belongs to the original and is left out."""
+    """Point a twin's attributes to twins; drop compiled code, which belongs to the original."""
     for name in OWN_TABLES:
         attributes[name] = {key: memo.get(id(value), value) for key, value in attributes[name].items()}
     if attributes.get("_compiled_call_impl") is not None:
         attributes["_compiled_call_impl"] = None
     for name, value in attributes.items():
         if name.endswith("config") and hasattr(value, "model_type"):
-            attributes[name] = copy.deepcopy(value, configs)  # attention layers read their implementation from it
+            attributes[name] = copy.deepcopy(value, configs)  # attention layers read it
         elif isinstance(value, MethodType) and id(value.__self__) in memo:
             attributes[name] = MethodType(value.__func__, memo[id(value.__self__)])
-        elif isinstance(value, partial):  # as accelerate replaces `forward`
+        elif isinstance(value, partial):  # accelerate replaces `forward` this way
             attributes[name] = partial(value.func, *(memo.get(id(a), a) for a in value.args), **value.keywords)
 
 
 def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
-    """Changes whenever weights, modules, adapters or settings of a model change: a twin made before is then stale.
+    """A value that changes with the model's weights, modules, adapters or settings; an earlier twin is then stale.
 
-    Not seen: weights written through `.data`, which leaves no trace on a tensor.
+    It does not see weights written through `.data`, which leaves no trace on a tensor.
     """
     modules = [(id(module), type(module), plain_attributes(module)) for module in model.modules()]
     tensors = [_identity(tensor) for tensor in (*model.parameters(), *model.buffers())]
@@ -70,7 +70,7 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def plain_attributes(thing: object) -> dict[str, Any]:
-    """The attributes of an object that are numbers, texts, or short collections of them (copied)."""
+    """An object's attributes that are numbers, strings, or short collections of them (copied)."""
     return {
         name: copy.deepcopy(value) if isinstance(value, COLLECTIONS) else value
         for name, value in getattr(thing, "__dict__", {}).items()

@@ -1,6 +1,6 @@
-"""Grammars: what an answer may be, as masks on the target model's rows and on the draft model's alike.
+"""Grammars constrain an answer by masking the rows of the target model and of the draft model alike.
 
-`Engine.submit(grammar=JsonSchema.of({…}))`; descriptions are data (`spec`), the engine behind them is llguidance.
+Use `Engine.submit(grammar=JsonSchema.of({…}))`. Descriptions are data (`spec`); llguidance enforces them.
 """
 
 from precedent.grammar.closing import closed

@@ -1,4 +1,4 @@
-"""JSON Schemas that leave properties open, closed: the answer names what the schema names."""
+"""Closes JSON Schemas that allow additional properties, so that an answer has only the properties they name."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _SCHEMAS = ("items", "additionalProperties")
 
 
 def closed(schema: Any) -> Any:
-    """The schema with `additionalProperties: false` on every object that names properties and does not say otherwise.
+    """Add `additionalProperties: false` to every object that names properties and does not say otherwise.
 
-    What it allows, the schema allows too. A schema that composes objects (`allOf` of several, properties beside
-    `anyOf`) is returned as it is: its parts are meant to leave room for each other.
+    The result allows nothing that the schema forbids. A schema that composes objects (`allOf` of several, properties
+    beside `anyOf`) is returned unchanged, because its parts must leave room for each other.
     """
     return schema if _composes(schema) else _closed(schema)
 
 
 def _parts(schema: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The keywords under which schemas stand, with those schemas."""
+    """The keywords that contain schemas, with those schemas."""
     found = [(key, list(schema[key].values())) for key in _MAPS if isinstance(schema.get(key), Mapping)]
     found += [(key, schema[key]) for key in _LISTS if isinstance(schema.get(key), list)]
     return found + [(key, [schema[key]]) for key in _SCHEMAS if isinstance(schema.get(key), Mapping)]

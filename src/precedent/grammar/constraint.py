@@ -1,4 +1,4 @@
-"""A grammar as a constraint: every node of the candidate tree is masked by its own path."""
+"""A grammar as a constraint: it masks every node of the candidate tree by the node's own path."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from precedent.runtime.placing import placed
 from precedent.target import common_prefix
 
 MOST_MASKS = 256
-"""Masks kept of one request: several steps' worth of nodes, which target, draft model and drafters ask for in turn."""
+"""Masks cached per request: enough for the nodes of several steps, which target, draft model and drafters share."""
 
 
 class GrammarConstraint:
-    """Masks the rows of one request by its grammar; one matcher walks to and fro between the nodes.
+    """Masks the rows of one request by its grammar; a single matcher moves between the nodes.
 
-    A path that the grammar has left, or that has ended, keeps its row as it is: nothing there can be accepted.
+    If a path has left the grammar or has ended, its row stays unmasked, because nothing there can be accepted.
     """
 
     def __init__(self, matcher: TokenMatcher, end_token_ids: Iterable[int]) -> None:
@@ -31,14 +31,14 @@ class GrammarConstraint:
         self._masks: OrderedDict[tuple[int, ...], Words | None] = OrderedDict()
 
     def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
-        """Mask what the grammar does not allow behind `output_ids`; all of it at a dead end."""
+        """Mask the tokens that the grammar forbids after `output_ids`; at a dead end, all of them."""
         words = self._words(tuple(output_ids))
         return row if words is None else row.masked_fill(_forbidden([words], row[None])[0], -torch.inf)
 
     def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
-        """The same to each row; None if their masks are not found `until` then, as those of free text may not be.
+        """Mask each row; None if the masks are not computed by the time `until`, which can happen in free text.
 
-        What was found is kept. Paths are walked one beside the other, whatever order they come in.
+        Masks computed so far are kept. Paths are visited in sorted order, so that neighbours share their prefix.
         """
         words = dict[tuple[int, ...], Words | None]()
         for path in sorted(paths):
@@ -48,7 +48,7 @@ class GrammarConstraint:
         return rows.masked_fill(_forbidden([words[path] for path in paths], rows), -torch.inf)
 
     def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
-        """The tokens that must follow, up to the first place with a choice or the end of the answer."""
+        """The tokens that must follow, up to the first choice or the end of the answer."""
         path = tuple(output_ids)
         while self._words(path) is not None:
             self._walk_to(path)
@@ -59,7 +59,7 @@ class GrammarConstraint:
         return path[len(output_ids) :]
 
     def _only(self, path: tuple[int, ...]) -> list[int]:
-        """The token that is alone allowed behind a path, if there is one."""
+        """The only token allowed after a path, if there is exactly one."""
         words = self._words(path)
         if words is None or np.count_nonzero(words) != 1:
             return []
@@ -67,7 +67,7 @@ class GrammarConstraint:
         return tokens.tolist() if tokens.size == 1 else []
 
     def _words(self, path: tuple[int, ...]) -> Words | None:
-        """The mask behind a path, None where the path left the grammar or ended."""
+        """The mask after a path, None if the path has left the grammar or has ended."""
         if path in self._masks:
             self._masks.move_to_end(path)
             return self._masks[path]
@@ -78,7 +78,7 @@ class GrammarConstraint:
         return words
 
     def _walk_to(self, path: Sequence[int]) -> bool:
-        """Bring the matcher to a path, or as near as the grammar follows it; says whether it got there."""
+        """Move the matcher along a path as far as the grammar follows; returns whether it reached the end."""
         shared = common_prefix(self._path, path)
         if shared < len(self._path):
             self._matcher.go_back(len(self._path) - shared)
@@ -88,9 +88,9 @@ class GrammarConstraint:
 
 
 def _forbidden(masks: Sequence[Words | None], rows: Tensor) -> Tensor:
-    """Which tokens of each row are not allowed, `[rows, vocab_size]` bool on their device.
+    """The forbidden tokens of each row, `[rows, vocab_size]` bool on the rows' device.
 
-    Ids that a mask lacks are not; where there is no mask all are.
+    Ids beyond the end of a mask are forbidden; without a mask (None), all tokens are allowed.
     """
     size = rows.shape[-1]
     forbidden = np.full((len(masks), (size + 7) // 8), 0xFF, dtype=np.uint8)
@@ -101,13 +101,13 @@ def _forbidden(masks: Sequence[Words | None], rows: Tensor) -> Tensor:
 
 
 def _spread(bits: NDArray[np.uint8], device: torch.device) -> Tensor:
-    """`[rows, bytes]` as `[rows, 8 * bytes]` bool; they are sent to another device before that, an eighth as many."""
+    """Unpack `[rows, bytes]` to `[rows, 8 * bytes]` bool; moves the bytes first, which are an eighth of the data."""
     if device.type == "cpu":
         return torch.from_numpy(np.unpackbits(bits, axis=1, bitorder="little")).view(torch.bool)
     return unpacked(placed(bits, device))
 
 
 def unpacked(bits: Tensor) -> Tensor:
-    """The bits of bytes `[rows, bytes]`, the lowest first, `[rows, 8 * bytes]` bool on their device."""
+    """Unpack bytes `[rows, bytes]` to bits, lowest first, `[rows, 8 * bytes]` bool on the same device."""
     spread: Tensor = bits[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)
     return spread.bitwise_and_(1).flatten(1).bool()

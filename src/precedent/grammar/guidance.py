@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _DEAD_END = "NoExtension"
 
 MOST_COMPILED = 64
-"""Grammars kept per engine; an agent alternates between a handful."""
+"""Compiled grammars kept per engine; an agent alternates between a handful."""
 
 
 def is_installed() -> bool:
@@ -32,7 +32,7 @@ def is_installed() -> bool:
 
 
 def check_installed() -> None:
-    """Raise UnsupportedError with the command to run unless llguidance is there."""
+    """Raise UnsupportedError, with the command to run, unless llguidance is installed."""
     if not is_installed():
         raise UnsupportedError(
             "a grammar needs llguidance, which is not installed: pip install 'precedent-llm[grammar]'"
@@ -41,7 +41,7 @@ def check_installed() -> None:
 
 @lru_cache(maxsize=256)
 def unenforceable(schema: JsonSchema) -> str | None:
-    """What of a schema llguidance cannot enforce, in its words, or None. Raises UnsupportedError without llguidance."""
+    """What llguidance cannot enforce in a schema, in its words, or None. Raises UnsupportedError without llguidance."""
     check_installed()
     from llguidance import LLMatcher
 
@@ -50,7 +50,7 @@ def unenforceable(schema: JsonSchema) -> str | None:
 
 
 class GuidanceEngine:
-    """Compiles grammars for one tokenizer, whose conversion takes seconds and happens at the first grammar."""
+    """Compiles grammars for one tokenizer; converting the tokenizer takes seconds and happens at the first grammar."""
 
     name = "llguidance"
 
@@ -62,7 +62,7 @@ class GuidanceEngine:
         self._working = threading.Lock()
 
     def matcher(self, grammar: Grammar) -> GuidanceMatcher:
-        """A matcher at the start of an answer, compiled once for all requests of this grammar.
+        """A matcher at the start of an answer; each grammar is compiled once for all requests.
 
         Raises UnsupportedError without llguidance, and for a tokenizer or a grammar that it refuses.
         """
@@ -102,7 +102,7 @@ def compiled(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
 
 
 class GuidanceMatcher:
-    """A `TokenMatcher` of llguidance. A matcher of llguidance never leaves an error, so one that erred is replaced."""
+    """A `TokenMatcher` on llguidance. Its matchers do not recover from an error, so a failed one is replaced."""
 
     def __init__(self, start: LLMatcher, vocab_size: int) -> None:
         self._start, self._matcher = start, start.deep_copy()
@@ -112,7 +112,7 @@ class GuidanceMatcher:
     def allowed(self) -> Words:
         """The tokens that may follow, none at a dead end.
 
-        Raises GenerationError where the grammar becomes too complex for llguidance.
+        Raises GenerationError if the grammar becomes too complex for llguidance.
         """
         words = np.zeros(self._num_words, dtype=np.int32)
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
@@ -129,7 +129,7 @@ class GuidanceMatcher:
             raise GenerationError(f"llguidance gave up on the grammar: {_reason(message)}")
 
     def advance(self, token_ids: Sequence[int]) -> int:
-        """Go on by these tokens as far as the grammar can follow; returns how many it took."""
+        """Consume tokens as far as the grammar can follow; returns how many it took."""
         count = self._matcher.try_consume_tokens(list(token_ids)) if token_ids else 0
         self._taken += token_ids[:count]
         return count
@@ -140,7 +140,7 @@ class GuidanceMatcher:
         del self._taken[len(self._taken) - num_tokens :]
 
     def forced(self) -> list[int]:
-        """The tokens that llguidance would not ask the model for; its mask allows each of them alone."""
+        """The tokens that llguidance knows without the model; its mask allows no other token at each place."""
         return self._matcher.compute_ff_tokens()
 
 
@@ -151,6 +151,6 @@ def _grammar_text(lark: str) -> str:
 
 
 def _reason(message: str) -> str:
-    """What llguidance says, in one line and without its position in our text."""
+    """The message of llguidance in one line, without positions in our generated grammar."""
     line = " ".join(message.partition("<state>")[0].split())
     return line.partition(": failed to compile JSON schema: ")[2] or line

@@ -1,4 +1,4 @@
-"""A grammar's description as text in llguidance's dialect of Lark."""
+"""Writes a grammar's description in llguidance's dialect of Lark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 
 
 def to_lark(grammar: Grammar, control_tokens: Mapping[str, int]) -> str:
-    """The Lark text of a grammar; `control_tokens` maps texts that the tokenizer writes as one token to their ids."""
+    """The Lark text of a grammar; `control_tokens` maps the text of each control token to its id."""
     if isinstance(grammar, Lark):
         return grammar.text
     if isinstance(grammar, JsonSchema):
@@ -27,7 +27,7 @@ def to_lark(grammar: Grammar, control_tokens: Mapping[str, int]) -> str:
 
 
 def _json(schema: JsonSchema) -> str:
-    """A `%json` term. Schemas that are true or false become what they mean."""
+    """A `%json` term; the boolean schemas true and false become equivalent objects."""
     layout = {**_LAYOUT, **({"lenient": True} if schema.lenient else {})}
     value: Any = schema.schema
     if not isinstance(value, dict):
@@ -63,7 +63,7 @@ class _AnswerRules:
         return json.dumps(part, ensure_ascii=False) if token is None else f"<[{token}]>"
 
     def _up_to(self, rule: str, marker: str) -> str:
-        """A rule for any text up to and with the first `marker`."""
+        """A rule for any text up to and including the first `marker`."""
         if marker in self._control_tokens:
             return f"{rule}: TEXT {self._terms(marker)}"
         return f"{rule}[lazy]: TEXT {json.dumps(marker, ensure_ascii=False)}"
@@ -93,7 +93,7 @@ class _AnswerRules:
             yield "body: block"
 
     def _calls(self, form: CallForm) -> Iterator[str]:
-        """The rules `call` (all behind `begin`) and `block` (all calls of an answer without text)."""
+        """The rules `call` (everything after `begin`) and `block` (all calls of an answer without text)."""
         yield f"call: {' | '.join(f'call_{index}' for index in range(len(self._answer.tools)))}"
         for index, tool in enumerate(self._answer.tools):
             yield f"call_{index}: {self._call(form, tool)}"
@@ -111,7 +111,7 @@ class _AnswerRules:
         return f"call {more} {self._terms(form.closing)}"
 
     def _calls_in_text(self, form: CallForm) -> Iterator[str]:
-        """Text, at its trigger a block, text again; a form without an opening triggers every single call."""
+        """Text in which a trigger starts a block; in a form without an opening, a trigger starts every single call."""
         if form.whole_answers:
             first = re.escape(form.trigger[0])
             yield f"body: block | OTHER_TEXT\nOTHER_TEXT: /([^{first}](.|\\n)*)?/"

@@ -1,4 +1,4 @@
-"""The seam to a grammar engine: what Precedent asks of one, so that another can take llguidance's place."""
+"""The interface to a grammar engine, so that another one can replace llguidance."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Words = NDArray[np.int32]
 
 
 class TokenMatcher(Protocol):
-    """Where one answer stands in its grammar; it starts at the first token."""
+    """The position of one answer in its grammar, beginning at the first token."""
 
     def allowed(self) -> Words:
-        """The tokens that may follow, a new array; end tokens only where the grammar accepts."""
+        """The tokens that may follow, as a new array; end tokens are allowed only where the grammar accepts."""
 
     def advance(self, token_ids: Sequence[int]) -> int:
-        """Go on by these tokens as far as the grammar can follow; returns how many it took."""
+        """Consume tokens as far as the grammar can follow; returns how many it took."""
 
     def go_back(self, num_tokens: int) -> None:
         """Undo the last `num_tokens` that `advance` took."""
 
     def forced(self) -> list[int]:
-        """Tokens that must follow one after the other, each alone in its mask; an empty list is always right."""
+        """A sequence of tokens that must follow, each the only one its mask allows; an empty list is always valid."""
 
 
 class GrammarEngine(Protocol):
@@ -36,4 +36,4 @@ class GrammarEngine(Protocol):
     name: str
 
     def matcher(self, grammar: Grammar) -> TokenMatcher:
-        """A matcher at the start of an answer. Raises UnsupportedError for what the engine cannot enforce."""
+        """A matcher at the start of an answer. Raises UnsupportedError if the engine cannot enforce the grammar."""

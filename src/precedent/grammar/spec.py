@@ -1,6 +1,6 @@
-"""What an answer may be, as data: a JSON Schema, a regular expression, a Lark grammar, or text with tool calls.
+"""Descriptions of allowed answers: a JSON Schema, a regular expression, a Lark grammar, or text with tool calls.
 
-Descriptions are values (hashable, comparable) and know no tokenizer and no grammar engine.
+Descriptions are plain values (hashable, comparable), independent of tokenizer and grammar engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from precedent.errors import ConfigError, UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """JSON that a schema allows, on one line and spaced as `json.dumps` spaces it, properties in the schema's order.
+    """JSON that a schema allows, on one line, with the spacing of `json.dumps` and properties in the schema's order.
 
     `lenient` ignores what the grammar engine cannot enforce instead of refusing it.
     """
@@ -25,7 +25,7 @@ class JsonSchema:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> Self:
-        """From a schema as a dict. Raises ConfigError if it cannot be written as JSON."""
+        """Create from a schema as a dict or bool. Raises ConfigError if it cannot be written as JSON."""
         try:
             return cls(json.dumps(schema, allow_nan=False), lenient)
         except (TypeError, ValueError, RecursionError) as error:
@@ -59,10 +59,10 @@ class Lark:
 class CallForm:
     """How a tool format writes calls whose arguments are JSON.
 
-    One call is `begin`, the name, `between`, the arguments, `end`. All calls of an answer are `opening`, calls joined
-    by `separator`, `closing`; a `separator` of None means one call per answer. `trigger` starts `opening + begin` and
-    is what sets calls apart from text; a form of `whole_answers` has no text beside its calls. Control tokens stand in
-    the texts as they are written. `in_json` says that the name stands inside a JSON string.
+    One call is `begin`, the name, `between`, the arguments, `end`. The calls of an answer are `opening`, calls joined
+    by `separator`, `closing`; a `separator` of None means one call per answer. `trigger` is the start of
+    `opening + begin` that distinguishes calls from text; a form of `whole_answers` has no text beside its calls.
+    Control tokens are written as their text. `in_json` says that the name is inside a JSON string.
     """
 
     name: str
@@ -83,7 +83,7 @@ class CallForm:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that may be called, with the schema of its arguments."""
+    """A tool and the schema of its arguments."""
 
     name: str
     arguments: JsonSchema = ANY_OBJECT
@@ -91,7 +91,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Thinking that may come first, between two markers; `begun` when the prompt wrote the first one already."""
+    """Optional reasoning at the start, between two markers; `begun` if the prompt already contains the first one."""
 
     opening: str = "<think>"
     closing: str = "</think>"
@@ -100,11 +100,11 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer under one automaton: reasoning, then text, calls or JSON.
+    """A whole answer in one grammar: reasoning, then text, calls or JSON.
 
-    `tools` may be called in the `form`, one after the other unless `parallel` is False. With `text` the model decides
-    whether to call and may write beside the calls; without it the answer is calls alone, or `content`.
-    Raises ConfigError where nothing would be left to write, UnsupportedError where calls and content look the same.
+    `tools` are called in the given `form`, several per answer unless `parallel` is False. With `text` the model decides
+    whether to call and may write text beside the calls; without it the answer is calls alone, or `content`.
+    Raises ConfigError if no answer would be possible, UnsupportedError if calls and content cannot be told apart.
     """
 
     form: CallForm | None = None
@@ -116,13 +116,13 @@ class Answer:
 
     def __post_init__(self) -> None:
         if bool(self.tools) != (self.form is not None):
-            raise ConfigError("tools and the form of their calls go together")
+            raise ConfigError("give tools and the form of their calls together")
         if not (self.tools or self.text or self.content):
             raise ConfigError("an answer needs tools, text or content")
         if self.content and self.text:
-            raise ConfigError("content is the whole answer: it allows no text beside it")
+            raise ConfigError("content is the whole answer: set text=False with it")
         if self.content and self.form and self.form.whole_answers:
-            raise UnsupportedError(f"calls in the form {self.form.name!r} bear no mark: they could be content")
+            raise UnsupportedError(f"calls in the form {self.form.name!r} look like content: use another form")
 
 
 Grammar = JsonSchema | Regex | Lark | Answer

@@ -1,1 +1,1 @@
-"""HTML pages on which every token is coloured by its source, and the one table of these colours."""
+"""HTML pages that colour every token by its source, and the table of these colours."""

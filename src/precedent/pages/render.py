@@ -1,4 +1,4 @@
-"""Fills the templates beside this file; whatever a model wrote is escaped there."""
+"""Renders the templates beside this file, which escape everything that a model wrote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Piece(NamedTuple):
-    """Some tokens of one source that follow one another."""
+    """Consecutive tokens of one source."""
 
     text: str
     source: str
@@ -23,12 +23,12 @@ class Piece(NamedTuple):
 
 
 def page(template: str, **values: Any) -> str:
-    """The HTML of a template in the folder `templates`."""
+    """Render a template in the folder `templates` to HTML."""
     return _templates().get_template(template).render(values)
 
 
 def pieces(token_ids: Sequence[int], sources: Sequence[str], decode: Decode, palette: Palette) -> list[Piece]:
-    """An answer, runs of equal sources in one piece each."""
+    """Split an answer into runs of equal source."""
     runs = groupby(zip(sources, token_ids, strict=False), key=lambda pair: pair[0])
     return [Piece(decode([token for _, token in run]), source, palette.of(source).page) for source, run in runs]
 

@@ -1,1 +1,1 @@
-"""What would speculation gain on recorded traces? Replays them without a model: the recorded answer is the target's."""
+"""Measures what speculation would gain on recorded traces, without a model: recorded answers serve as the target's."""

@@ -1,4 +1,4 @@
-"""What does each idea bring? The same drafters with one idea left out, everything else equal."""
+"""Ablations: the same drafters with one idea left out and everything else equal."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from precedent.runtime.compiled import Floats, Int32s
 from precedent.runtime.inline_executor import AtOnce
 
 IDEAS = {
-    "similarity": "recall without search: all completions weigh alike, but for those of the very same prompt",
-    "kinship": "recall that weighs neither workflow step, tools, record nor age, only words",
+    "similarity": "recall without search: all completions weigh the same, except those of the very same prompt",
+    "kinship": "recall that ignores workflow step, tools, record and age, and weighs words only",
     "exact": "recall that does not know which completions answered the very same prompt",
     "anchors": "nothing from recall before the answer's first token",
-    "holes": "no way back into a completion after a name or number differed",
-    "calibration": "estimates as shipped, nothing learned",
-    "trust": "every source is believed alike in every request, whatever became there of what it proposed",
+    "holes": "recall that cannot rejoin a completion after a name or number differed",
+    "calibration": "the drafters' own estimates, nothing learned",
+    "trust": "no per-request trust: a source's record within a request does not count",
 }
-"""What can be left out beside a whole drafter, which goes by its name."""
+"""What can be left out besides a whole drafter, which is given by name."""
 
 _IDEAS_OF_PLANNING = {"calibration", "trust"}
 _IDEAS_OF_RECALL = frozenset(IDEAS) - _IDEAS_OF_PLANNING
 
 
 def check(ablate: Sequence[str], drafters: Sequence[str]) -> None:
-    """Raises ConfigError for an idea that does not exist or a drafter that takes no part."""
+    """Raise ConfigError for an unknown idea, or a drafter that does not take part."""
     there_are = [*IDEAS, *drafters]
     for name in ablate:
         if name not in there_are:
-            raise ConfigError(f"cannot leave out {name!r}; choose of {', '.join(there_are)}")
+            raise ConfigError(f"cannot leave out {name!r}; choose one of {', '.join(there_are)}")
 
 
 class DrafterShelf:
-    """The drafters on one pool. Contenders share them, so that each index is built once and not once for everyone."""
+    """The drafters on one pool. Contenders share them, so that each index is built only once."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._drafters: dict[tuple[str, str], Drafter | None] = {}
 
     def take(self, names: Sequence[str], without: str = "") -> list[Drafter]:
-        """The named drafters, without one of them or one idea; those that miss a part take no part."""
+        """The named drafters, without one of them or one idea; drafters that cannot be built are left out."""
         idea = without if without in _IDEAS_OF_RECALL else ""
         found = [self._one(name, idea if name == "recall" else "") for name in names if name != without]
         return [drafter for drafter in found if drafter is not None]
@@ -67,27 +67,27 @@ class DrafterShelf:
             return _Unaligned(self._pool, "", AtOnce())
         view = {"similarity": _Unsearched, "kinship": _Unrelated, "exact": _Unmarked}.get(idea)
         cache = self._pool if view is None else view(self._pool)
-        parts = DrafterParts(tokenizer_fingerprint="", executor=AtOnce(), cache=cache, draft_model=None)  # type: ignore[arg-type]  # what recall needs of a cache
+        parts = DrafterParts(tokenizer_fingerprint="", executor=AtOnce(), cache=cache, draft_model=None)  # type: ignore[arg-type]  # has what recall needs
         return next(iter(load_drafters([name], parts)), None)
 
 
 class FixedPlanner(Planner):
-    """Plans with the estimates that drafters ship."""
+    """Plans with the drafters' own estimates."""
 
     def calibrate(self, choice: Choice, parents: Int32s, verdict: Floats) -> None:
         """Learn nothing."""
 
 
 class BelievingPlanner(Planner):
-    """Plans as if nothing were known of the request at hand."""
+    """Plans without the trust learned in the current request."""
 
     def plan(self, candidates: Sequence[Candidates], draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
-        """As everywhere, with a new request's trust."""
+        """As `Planner.plan`, with the trust of a new request."""
         return super().plan(candidates, draw_sources, replace(limits, trust=Trust()))
 
 
 PLANNERS: dict[str, type[Planner]] = {"calibration": FixedPlanner, "trust": BelievingPlanner}
-"""Who plans without an idea, where not `Planner` does."""
+"""The planner without an idea, if it is not `Planner`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +116,21 @@ class _View:
 
 
 class _Unsearched(_View):
-    """Nothing is near anything."""
+    """A pool in which no query has a neighbour."""
 
     def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
         return []
 
 
 class _Unrelated(_View):
-    """Of no completion is known what it was said for."""
+    """A pool that returns no metadata of a completion."""
 
     def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
         return []
 
 
 class _Unmarked(_View):
-    """No completion says which prompt it answered."""
+    """A pool in which no completion names the prompt it answered."""
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
         found = self.pool.since(tenant, tokenizer, after_id)
@@ -138,7 +138,7 @@ class _Unmarked(_View):
 
 
 class _Late:
-    """A drafter that is silent until the answer has begun."""
+    """A drafter that proposes nothing before the answer's first token."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.name, self._drafter = drafter.name, drafter
@@ -166,14 +166,14 @@ class _LateSession:
 
 
 class _NoTrail(Trail):
-    """Follows nothing: every step starts from what matches at its end."""
+    """Follows nothing: every step starts from the current suffix matches alone."""
 
     def advance(self, text: object, aligned: object, committed: Sequence[int]) -> None:
         """Remember nothing."""
 
 
 class _Unaligned(RecallDrafter):
-    """Recall by suffix matches alone."""
+    """Recall with suffix matches alone."""
 
     def begin(self, request: Request) -> RecallSession:
         session = super().begin(request)

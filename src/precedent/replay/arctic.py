@@ -1,4 +1,4 @@
-"""The baseline `arctic`: SuffixDecoding as its authors ship it, where their package `arctic-inference` is installed."""
+"""The baseline `arctic`: the SuffixDecoding authors' own code, if their package `arctic-inference` is installed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LIVE = "live"
 
 
 def suffix_decoding() -> Any:
-    """The package's module. Raises UnsupportedError where it is not installed."""
+    """Import the package's module. Raises UnsupportedError if it is not installed."""
     try:
         return import_module(_MODULE)
     except ImportError as error:
         raise UnsupportedError(
-            f"the baseline 'arctic' needs another package: pip install arctic-inference ({error})"
+            f"the baseline 'arctic' needs a package: pip install arctic-inference ({error})"
         ) from error
 
 
@@ -38,7 +38,7 @@ def is_installed() -> bool:
 
 
 class SharedTrees:
-    """One cache of the package: a tree of what the pool shows, and one of the live text of whoever is at work."""
+    """The package's cache: a tree of the pool's visible completions, and one of the current contender's live text."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -47,7 +47,7 @@ class SharedTrees:
         self._last_id, self._epoch = 0, 0
 
     def read_pool(self) -> None:
-        """Take in what the pool shows by now, and let go of what it hides."""
+        """Add completions that the pool now shows, and evict those that it hides."""
         if self._pool.epoch() != self._epoch:
             self._epoch = self._pool.epoch()
             kept = {completion.id for completion in self._pool.since("", "")}
@@ -63,7 +63,7 @@ class SharedTrees:
 
 
 class Arctic:
-    """SuffixDecoding with one α and budget; contenders that take turns may share their trees."""
+    """SuffixDecoding with one α and budget; contenders that run in turn may share their trees."""
 
     def __init__(self, pool: Pool, alpha: float, budget: int, trees: SharedTrees | None = None) -> None:
         self.name = f"arctic-{alpha:g}" if alpha != 1 else "arctic"
@@ -72,13 +72,13 @@ class Arctic:
         self._cache, self._recent = self._trees.cache, list[int]()
 
     def begin(self, turn: Turn) -> None:
-        """Take in what the pool shows by now, and index the prompt."""
+        """Update the tree from the pool, and index the prompt."""
         self._trees.read_pool()
         self._recent = list(turn.prompt_ids[-LONGEST_MATCH:])
         self._cache.start_request(_LIVE, np.array(turn.prompt_ids, dtype=np.int32))
 
     def propose(self) -> CandidateTree:
-        """The package's own choice between both trees."""
+        """Propose the package's own choice between both trees."""
         draft = self._cache.speculate(
             _LIVE,
             np.array(self._recent, dtype=np.int32),
@@ -90,11 +90,11 @@ class Arctic:
         return as_tree(draft.token_ids, draft.parents, POOLED)
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
-        """The live text grew."""
+        """Append to the live text."""
         self._cache.add_active_response(_LIVE, np.array(token_ids, dtype=np.int32))
         self._recent = [*self._recent, *token_ids][-LONGEST_MATCH:]
 
     def end(self) -> None:
-        """The pool decides who sees this answer, so the cache must not keep it by itself."""
+        """Evict the live text: the pool decides who sees this answer, so the cache must not keep it."""
         self._cache.stop_request(_LIVE)
         self._cache.evict_cached_response(_LIVE)

@@ -1,9 +1,9 @@
-"""What Precedent has to beat: prompt lookup, SuffixDecoding, and a suffix tree of four branches.
+"""The baselines: prompt lookup, SuffixDecoding, and a suffix tree of four branches.
 
-SuffixDecoding (Oliaro et al., 2411.04975, and its reference implementation): for every length m of the live context's
-end (up to 64), draft at most `alpha * m` tokens best first, a node's probability being the product of its children's
-shares of the occurrences; the length whose tree has the greatest sum of probabilities wins, and of the trees from the
-live text and from all earlier outputs, the one with the greater sum. Nothing is merged.
+SuffixDecoding (Oliaro et al., 2411.04975, and its reference implementation): for every length m (up to 64) of the live
+context's suffix, it drafts at most `alpha * m` tokens best first; a node's probability is the product, along its path,
+of each child's share of the occurrences. The length with the greatest sum of probabilities wins, and likewise the
+better of the trees from the live text and from all earlier outputs. Trees are not merged.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ LONGEST_MATCH = 64
 """SuffixDecoding's depth, in tokens."""
 
 MIN_PROBABILITY = 0.1
-"""SuffixDecoding drops nodes that are less likely than this."""
+"""SuffixDecoding drops nodes below this probability."""
 
 LIVE, POOLED = "prompt", "suffix"
 
 
 class PromptLookup:
-    """transformers' prompt lookup: what followed the last three tokens (then two, then one) where they stood first."""
+    """transformers' prompt lookup: what followed the first occurrence of the last three (then two, then one) tokens."""
 
     name = "prompt-lookup"
 
@@ -38,12 +38,12 @@ class PromptLookup:
         self._text, self._size = np.empty(0, dtype=np.int32), 0
 
     def begin(self, turn: Turn) -> None:
-        """The prompt is the text."""
+        """Start the text with the prompt."""
         self._size = len(turn.prompt_ids)
         self._text = np.array(turn.prompt_ids, dtype=np.int32)
 
     def propose(self) -> CandidateTree:
-        """One chain."""
+        """Propose one chain."""
         text = self._text[: self._size]
         for length in range(min(self._longest, text.size - 1), 0, -1):
             found = first_occurrence(text, length)
@@ -52,7 +52,7 @@ class PromptLookup:
         return CandidateTree()
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
-        """The text grew."""
+        """Append to the text."""
         end = self._size + len(token_ids)
         if end > self._text.size:
             self._text = np.concatenate([self._text, np.zeros(end, dtype=np.int32)])
@@ -60,12 +60,12 @@ class PromptLookup:
         self._size = end
 
     def end(self) -> None:
-        """Nothing is shared."""
+        """Do nothing; nothing is shared."""
 
 
 @compiled
 def first_occurrence(text: Int32s, length: int) -> int:
-    """Where the text goes on behind the first earlier place of its last `length` tokens, -1 when there is none."""
+    """The position after the first earlier occurrence of the text's last `length` tokens, -1 if there is none."""
     last = text.size - length
     for begin in range(last):
         at = 0
@@ -77,13 +77,13 @@ def first_occurrence(text: Int32s, length: int) -> int:
 
 
 class _LiveText:
-    """Prompt and answer so far, indexed; the next prompt of the same run only adds what is new in it."""
+    """Prompt and answer so far, indexed; the next prompt of the same run adds only its new part."""
 
     def __init__(self) -> None:
         self.index, self.token_ids = TokenIndex(), [START]
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
-        """Go on with the text when the prompt does, else start anew."""
+        """Extend the text if the prompt continues it, else start again."""
         known = len(self.token_ids)
         if list(prompt_ids[:known]) == self.token_ids:
             self.append(prompt_ids[known:])
@@ -92,14 +92,14 @@ class _LiveText:
             self.index.append(0, prompt_ids)
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """The text grew."""
+        """Append to the text."""
         if token_ids:
             self.index.append(0, token_ids)
             self.token_ids += token_ids
 
 
 class SuffixDecoding:
-    """The better of the live text's and the pool's suffix tree."""
+    """Proposes the better of the live text's and the pool's suffix tree."""
 
     def __init__(self, pool: Pool, alpha: float, budget: int) -> None:
         self.name = f"suffix-{alpha:g}" if alpha != 1 else "suffix"
@@ -111,7 +111,7 @@ class SuffixDecoding:
         self._live.begin(turn.prompt_ids)
 
     def propose(self) -> CandidateTree:
-        """The tree with the greater score."""
+        """Propose the tree with the greater score."""
         recent = np.array(self._live.token_ids[: -LONGEST_MATCH - 1 : -1], dtype=np.int32)
         best, best_score = CandidateTree(), 0.0
         for name, index, ended in ((LIVE, self._live.index, 1), (POOLED, self._pool.index, 0)):
@@ -121,11 +121,11 @@ class SuffixDecoding:
         return best
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
-        """The live text grew."""
+        """Append to the live text."""
         self._live.append(token_ids)
 
     def end(self) -> None:
-        """The pool is not ours."""
+        """Do nothing; the pool is shared."""
 
 
 class SuffixTree:
@@ -142,7 +142,7 @@ class SuffixTree:
         self._live.begin(turn.prompt_ids)
 
     def propose(self) -> CandidateTree:
-        """Chains of a quarter of the budget each, merged."""
+        """Propose chains of a quarter of the budget each, merged."""
         recent, builder = reversed_context(self._live.token_ids), TreeBuilder()
         for name, index, branches in ((LIVE, self._live.index, 1), (POOLED, self._pool.index, 3)):
             for tokens in commonest_chains(index, recent, branches, self._length):
@@ -152,22 +152,22 @@ class SuffixTree:
         return builder.build()
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
-        """The live text grew."""
+        """Append to the live text."""
         self._live.append(token_ids)
 
     def end(self) -> None:
-        """The pool is not ours."""
+        """Do nothing; the pool is shared."""
 
 
 def as_tree(tokens: Sequence[int], parents: Sequence[int], source: str) -> CandidateTree:
-    """A tree of points of one source; `parents` are indices of earlier tokens, or `ROOT`."""
+    """Build a tree of fixed candidates from one source; `parents` are indices of earlier tokens, or `ROOT`."""
     builder = TreeBuilder()
     builder.add_fixed_tree(list(tokens), list(parents), [(source,)] * len(tokens))
     return builder.build()
 
 
 def places(index: TokenIndex, recent: Int32s) -> Int32s:
-    """All places where `recent` (newest first) continues."""
+    """All positions at which `recent` (newest first) ends."""
     text, order, tail = index.runs
     return matching(text.tokens, order, tail, recent)
 
@@ -177,14 +177,14 @@ def suffix_tree(
 ) -> tuple[Int32s, Int32s, float]:
     """SuffixDecoding's tree of one text: tokens, parents, and the sum of the nodes' probabilities.
 
-    `ended` places of the context that nothing follows are counted too: the live text's own end is one.
+    `ended` occurrences of the context have no next token and are counted too: the live text's own end is one.
     """
     text, order, tail = index.runs
     return best_suffix_tree(text.tokens, order, tail, recent, alpha, most, ended)
 
 
 def commonest_chains(index: TokenIndex, recent: Int32s, branches: int, length: int) -> list[list[int]]:
-    """For each of the commonest next tokens at the longest match, the commonest way on."""
+    """For each of the commonest next tokens at the longest match, its commonest continuation."""
     text = index.text.tokens
     for size in range(recent.size, 0, -1):
         found = places(index, recent[:size])
@@ -199,7 +199,7 @@ def commonest_chains(index: TokenIndex, recent: Int32s, branches: int, length: i
 
 @compiled
 def commonest_path(tokens: Int32s, found: Int32s, length: int) -> Int32s:
-    """Behind the places found always the commonest next token, of equals the lowest; `[at most length]`."""
+    """Follow the commonest next token (ties: the lowest) from the positions found; `[at most length]`."""
     path, size, places = np.empty(length, np.int32), 0, found
     for depth in range(1, length + 1):
         following = tokens[places + depth]
@@ -220,7 +220,7 @@ def commonest_path(tokens: Int32s, found: Int32s, length: int) -> Int32s:
 
 @compiled
 def matching(tokens: Int32s, order: Int32s, tail: Int32s, recent: Int32s) -> Int32s:
-    """The positions of two orders that agree in all of `recent`."""
+    """The positions in both sorted orders that match all of `recent`."""
     low, high = bounds(tokens, order, recent, order.size, 0)
     low_tail, high_tail = bounds(tokens, tail, recent, tail.size, 0)
     return np.concatenate((order[low:high], tail[low_tail:high_tail]))
@@ -228,7 +228,7 @@ def matching(tokens: Int32s, order: Int32s, tail: Int32s, recent: Int32s) -> Int
 
 @compiled
 def agreeing(tokens: Int32s, found: Int32s, recent: Int32s) -> Int32s:
-    """Those of some positions that agree in all of `recent`."""
+    """The positions among `found` that match all of `recent`."""
     kept, size = np.empty_like(found), 0
     for position in found:
         if matched(tokens, position, recent) == recent.size:
@@ -248,7 +248,7 @@ def best_suffix_tree(
         if size <= best_score:
             break
         found = matching(tokens, order, tail, recent[: min(length, MAX_MATCH)])
-        if length > MAX_MATCH:  # the orders tell no longer contexts apart
+        if length > MAX_MATCH:  # the sorted orders compare no further
             found = agreeing(tokens, found, recent[:length])
         if found.size:
             drafted, parents, score = frequency_tree(tokens, found, size, ended)
@@ -259,8 +259,8 @@ def best_suffix_tree(
 
 @compiled
 def frequency_tree(tokens: Int32s, found: Int32s, size: int, ended: int) -> tuple[Int32s, Int32s, float]:
-    """Best first by the product of the children's shares, at most `size` nodes of at least `MIN_PROBABILITY`."""
-    most = size * 10 + 10  # waiting children: at most ten per node can have a tenth of its probability
+    """Expand best first by path probability: at most `size` nodes, each of at least `MIN_PROBABILITY`."""
+    most = size * 10 + 10  # waiting children: at most ten per node reach a tenth of its probability
     begins, ends = np.empty(most, np.int64), np.empty(most, np.int64)
     depths, parents = np.empty(most, np.int64), np.empty(most, np.int32)
     chance, token_of = np.empty(most), np.empty(most, np.int32)

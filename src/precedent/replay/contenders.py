@@ -1,4 +1,4 @@
-"""Who drafts in a replay: Precedent's own drafters under its planner, behind the interface that baselines share."""
+"""The contenders of a replay: their common interface, and Precedent's own drafters with its planner."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from precedent.tree import ROOT, CandidateTree
 
 
 class Contender(Protocol):
-    """Proposes a tree of points before every step of a turn."""
+    """Proposes a tree of fixed candidates before every step of a turn."""
 
     name: str
 
     def begin(self, turn: Turn) -> None:
-        """A new turn; nothing of its answer is known."""
+        """Begin a turn; its answer must not be looked at."""
 
     def propose(self) -> CandidateTree:
-        """Candidates for the next step."""
+        """Propose candidates for the next step."""
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
-        """The tree's accepted path, and the tokens it and the target brought."""
+        """Take note of the tree's accepted path, and of the tokens committed (path and target's own)."""
 
     def end(self) -> None:
-        """The turn is over."""
+        """End the turn."""
 
 
 class Drafted:
@@ -45,13 +45,13 @@ class Drafted:
         self._drafters, self.planner, self._budget = drafters, planner, budget
         self._end_ids = frozenset({end_id})
         self.reliability = Reliability()
-        self._unjudged: list[tuple[Floats, CandidateTree, Sequence[int]]] = []
-        self._draftings: list[DraftSession] = []
+        self._steps: list[tuple[Floats, CandidateTree, Sequence[int]]] = []
+        self._sessions: list[DraftSession] = []
         self._plan, self._tree, self._trust = Plan(), CandidateTree(), Trust()
 
     @property
     def estimates(self) -> Floats:
-        """What the planner expected of the last tree's nodes once their parents are accepted, `[num_nodes]`."""
+        """The planner's acceptance estimates for the last tree's nodes, given accepted parents, `[num_nodes]`."""
         return self._plan.estimates
 
     def begin(self, turn: Turn) -> None:
@@ -65,11 +65,11 @@ class Drafted:
             tools=turn.tools_fingerprint,
             end_token_ids=self._end_ids,
         )
-        self._draftings = [drafter.begin(request) for drafter in self._drafters]
+        self._sessions = [drafter.begin(request) for drafter in self._drafters]
 
     def propose(self) -> CandidateTree:
         """Match and plan."""
-        candidates = [session.match(self._budget) for session in self._draftings]
+        candidates = [session.match(self._budget) for session in self._sessions]
         limits = Limits(self._budget, 0, self._budget, self._end_ids, trust=self._trust)
         self._plan = self.planner.plan(candidates, {}, limits)
         self._tree = self._plan.builder.build()
@@ -77,21 +77,21 @@ class Drafted:
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
         """Let planner and drafters learn."""
-        self._unjudged.append((self._plan.estimates, self._tree, path))
+        self._steps.append((self._plan.estimates, self._tree, path))
         self.planner.observe(self._plan, self._tree, path)
-        for session in self._draftings:
+        for session in self._sessions:
             session.committed(token_ids)
 
     def end(self) -> None:
-        """End all drafters; what was expected is compared with what came of it only now, for a step is timed."""
-        for session in self._draftings:
+        """End all drafters and compare estimates with outcomes; that waits until now because steps are timed."""
+        for session in self._sessions:
             session.end()
-        for estimates, tree, path in self._unjudged:
-            self._judge(estimates, tree, path)
-        self._unjudged.clear()
+        for estimates, tree, path in self._steps:
+            self._compare(estimates, tree, path)
+        self._steps.clear()
 
-    def _judge(self, estimates: Floats, tree: CandidateTree, path: Sequence[int]) -> None:
-        """Compare the estimates of all children of accepted nodes with what became of them."""
+    def _compare(self, estimates: Floats, tree: CandidateTree, path: Sequence[int]) -> None:
+        """Compare the estimates of all children of accepted nodes with their outcomes."""
         right = {ROOT, *path}
         tried = [node for node, parent in enumerate(tree.parents) if parent in right]
         outcome = np.array([node in right for node in tried], dtype=np.float64)

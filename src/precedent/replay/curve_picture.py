@@ -1,4 +1,4 @@
-"""Tokens per step against verified nodes per step, one line per contender: the whole curve, as SVG."""
+"""Plots tokens per step against verified nodes per step as SVG, one line per contender."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 
 def curve_svg(rows: Sequence[Row]) -> str:
-    """A picture of `drafters` rows of a replay; ablations are left out."""
+    """Draw the `drafters` rows of a replay, without ablations."""
     kept = [row for row in rows if not row["without"]]
     most_nodes = max([row["draft_tokens_per_step"] for row in kept] + [1.0]) * 1.05
     most_tokens = max([row["tokens_per_step"] for row in kept] + [2.0]) * 1.08
@@ -46,7 +46,7 @@ def curve_svg(rows: Sequence[Row]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One contender at its budgets, in order of nodes."""
+    """One contender at all its budgets, in order of nodes."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -62,7 +62,7 @@ class _Line:
 
 
 def _names(lines: Sequence[_Line]) -> Iterator[str]:
-    """The names beside the picture, as high as their lines end but never one over the other."""
+    """The names beside the picture, at the height where their lines end but without overlap."""
     left, free = WIDTH - RIGHT + 14, 0.0
     for line in sorted(lines, key=lambda line: line.points[-1][1]):
         x, y = line.points[-1]

@@ -1,4 +1,4 @@
-"""Who takes part in a replay: the baselines, Precedent's drafters alone and together, and the same less one idea."""
+"""Lists who takes part in a replay: baselines, Precedent's drafters alone and together, and ablations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from precedent.replay.settings import FURTHER_BASELINES, Settings
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One contender: the most nodes it may propose, the curve it plans for, and the idea it does without.
+    """One contender: its budget in nodes, the cost curve it plans for, and the idea it leaves out.
 
     `whole` marks all drafters together with nothing left out.
     """
@@ -31,7 +31,7 @@ class Entry:
 
     @property
     def baseline(self) -> bool:
-        """Not ours."""
+        """Whether the contender is a baseline."""
         return not isinstance(self.contender, Drafted)
 
 
@@ -79,7 +79,7 @@ def _ours(
     curve: str = "",
     without: str = "",
 ) -> list[Entry]:
-    """One contender of ours, or none where nothing is left to draft."""
+    """One contender of ours, or none if no drafter is left."""
     curve, whole = curve or settings.curves[0], names is None and not without
     drafters = shelf.take(names or settings.drafters, without)
     if not drafters:
@@ -95,6 +95,6 @@ def _drafted(label: str, drafters: Sequence[Drafter], planner: Planner, budget: 
 
 
 def _label(name: str, settings: Settings, budget: int, curve: str = "") -> str:
-    """The name, with what tells it apart from others of the same replay."""
+    """The name, with budget and curve if they distinguish it from others in the replay."""
     at = f" @{budget}" if len(settings.budgets) > 1 else ""
     return f"{name}{at} ({curve})" if curve not in ("", settings.curves[0]) else f"{name}{at}"

@@ -1,4 +1,4 @@
-"""Measures what a step of a model takes on this machine, so that a replay can say how much faster it would be."""
+"""Times a model's steps on this machine, so that a replay can estimate the speed-up."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ROUNDS = 4
-"""Each width is timed in every round, and its best time counts: the first forwards of a process take longer."""
+"""Every round times each width, and the best time counts, because the first forward passes of a process are slower."""
 
 
 def measured_steps(
     model: PreTrainedModel, name: str, most_nodes: int, progress: Callable[[int, int], None] = lambda *_: None
 ) -> MeasuredSteps:
-    """Time forwards of 1 token up to the widest tree of `most_nodes`; `progress(done, total)` counts rounds."""
+    """Time forward passes from 1 token up to a tree of `most_nodes`; `progress(done, total)` counts rounds."""
     target, others, best = TargetModel(model), OtherPrograms(), dict[int, float]()
     for number in range(ROUNDS):
         progress(number, ROUNDS)
@@ -35,6 +35,6 @@ def measured_steps(
 
 
 def widths_up_to(widest: int) -> list[int]:
-    """Widths of which a curve is drawn: the buckets of a cost curve up to the one that holds `widest`."""
+    """The widths to measure: the buckets of a cost curve up to the one that holds `widest`."""
     narrower = [width for width in WIDTHS if width < widest]
     return [*narrower, *WIDTHS[len(narrower) : len(narrower) + 1]]

@@ -1,4 +1,4 @@
-"""The replay page: the figures, the curve, one candidate tree, and answers coloured by who would have drafted them."""
+"""The replay page: the figures, the curve, one candidate tree, and answers coloured by the source of each token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COLUMNS = (
 
 
 class ShownTurns(Observer):
-    """Remembers some turns with the sources of their tokens, and the tree that shows most."""
+    """Keeps some turns with the sources of their tokens, and the most interesting tree."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -38,7 +38,7 @@ class ShownTurns(Observer):
         self.tree: SeenTree | None = None
 
     def watch(self, turn: Turn, entry: Entry) -> Watch | None:
-        """Look at every tree, and keep the one with most to see."""
+        """Watch every tree and keep the most interesting one."""
         contender = entry.contender
         if not isinstance(contender, Drafted) or not self._most:
             return None
@@ -51,13 +51,13 @@ class ShownTurns(Observer):
         return look
 
     def turn(self, turn: Turn, sources: Sequence[str]) -> None:
-        """Keep the turn, while there is room."""
+        """Keep the turn if there is room."""
         if len(self.turns) < self._most:
             self.turns.append((turn, sources))
 
 
 def replay_page(results: Mapping[str, Any], shown: ShownTurns, tokenizer: PreTrainedTokenizerBase) -> str:
-    """One HTML document: verdict, table, curve, tree, and answers coloured by who would have proposed each token."""
+    """Render one HTML document: verdict, table, curve, tree, and answers coloured by the source of each token."""
     palette = Palette()
     counts = Counter(source for _, sources in shown.turns for source in sources)
 
@@ -84,7 +84,7 @@ def pictures_of(
     tokenizer: PreTrainedTokenizerBase,
     palette: Palette | None = None,
 ) -> dict[str, str]:
-    """File name and SVG of every picture."""
+    """Map the file name of every picture to its SVG."""
     pictures = {"replay-curve.svg": curve_svg(results["drafters"])}
     if shown.tree is not None:
         pictures["replay-tree.svg"] = tree_svg(
@@ -95,7 +95,7 @@ def pictures_of(
 
 def _summary(results: Mapping[str, Any]) -> str:
     return (
-        f"{results['turns']} turns, {results['tokens']} tokens; answers that stand word for word in the pool: "
+        f"{results['turns']} turns, {results['tokens']} tokens; answers that are word for word in the pool: "
         f"{results['exact_repeats']}; {results['repetition']:.1%} of the tokens repeat four tokens of their own answer."
     )
 

@@ -1,4 +1,4 @@
-"""The completions that a replayed turn may see, and how near each of them is."""
+"""The pool of completions that a replayed turn may see, with their similarity to its query."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Vectors = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a pool keeps of a turn: its answer, the query that finds it, and the mark of an equal prompt."""
+    """What a pool keeps of a turn: its answer, its recall query, and the fingerprint of its prompt."""
 
     trajectory: int
     group: str
@@ -31,7 +31,7 @@ class Answer:
 
     @classmethod
     def of(cls, turn: Turn) -> Answer:
-        """The answer of a turn, without its prompt: prompts of a whole log would not fit in memory."""
+        """Keep a turn's answer without its prompt: the prompts of a whole log would not fit in memory."""
         prompt = prompt_fingerprint(turn.prompt_ids)
         return cls(turn.trajectory, turn.group, turn.token_ids, turn.query, prompt, turn.tools_fingerprint)
 
@@ -40,10 +40,10 @@ POOLS = ("online", "same-task", "other-tasks", "none")
 
 
 class Pool:
-    """A speculation cache in memory, whose completions can be hidden and shown again.
+    """A speculation cache in memory whose completions can be hidden and shown again.
 
-    `vectors` maps a query to its unit vector; without one (`None`) nothing is near anything. `index` holds the tokens
-    of what is visible, for baselines.
+    `vectors` maps a query to its unit vector; if it is None, recall finds nothing. `index` holds the tokens of all
+    visible completions, for baselines.
     """
 
     def __init__(self, vectors: Vectors | None) -> None:
@@ -52,14 +52,14 @@ class Pool:
         self._matrix = np.empty((0, 0), dtype=np.float32)
         self._next_id = 1
         self._epoch = 0
-        self._asked: tuple[str, int, int, int] | None = None  # everyone asks the same before a turn
+        self._asked: tuple[str, int, int, int] | None = None  # all contenders make the same query before a turn
         self._found: list[Hit] = []
         self._texts: Counter[int] = Counter()
         self._credit: dict[int, tuple[int, int]] = {}
         self.index = TokenIndex()
 
     def holds(self, token_ids: tuple[int, ...]) -> bool:
-        """Whether a visible completion is word for word this one."""
+        """Whether a visible completion has exactly these tokens."""
         return self._texts[hash(token_ids)] > 0
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class Pool:
         return number
 
     def hide(self, ids: Sequence[int]) -> None:
-        """Make completions invisible; showing one again means adding it again."""
+        """Hide completions; add one again to show it again."""
         gone = set(ids)
         self._texts.subtract(hash(each.token_ids) for each in self._completions if each.id in gone)
         kept = [place for place, completion in enumerate(self._completions) if completion.id not in gone]
@@ -100,7 +100,7 @@ class Pool:
         self._matrix[place] = vector
 
     def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
-        """The visible completions whose queries are nearest."""
+        """The visible completions with the most similar queries."""
         if self.vectors is None or not self._completions:
             return []
         asked = (query, k, self._epoch, self._next_id)
@@ -114,22 +114,22 @@ class Pool:
         return [Hit(self._completions[place].id, float(similarities[place])) for place in best.tolist()]
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
-        """The visible completions with a greater id."""
+        """The visible completions with an id above `after_id`."""
         low = len(self._completions)
         while low and self._completions[low - 1].id > after_id:
             low -= 1
         return self._completions[low:]
 
     def epoch(self) -> int:
-        """Grows whenever something was hidden."""
+        """A number that grows whenever something is hidden."""
         return self._epoch
 
     def gone_since(self, epoch: int) -> tuple[int, None]:
-        """The epoch now; what was hidden is not listed."""
+        """The current epoch, and None because hidden completions are not listed."""
         return self._epoch, None
 
     def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
-        """The visible completions of these ids, with what was credited to them."""
+        """The visible completions with these ids, including their credit."""
         found: list[StoredCompletion] = []
         for number in ids:
             place = bisect_left(self._completions, number, key=lambda completion: completion.id)
@@ -140,7 +140,7 @@ class Pool:
         return found
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Remember accepted and rejected tokens."""
+        """Add accepted and rejected tokens to the completions' credit."""
         for number, (right, wrong) in counts.items():
             before = self._credit.get(number, (0, 0))
             self._credit[number] = before[0] + right, before[1] + wrong

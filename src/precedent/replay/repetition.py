@@ -1,4 +1,4 @@
-"""How repetitive are the answers themselves? Loops flatter every drafter, so the share stands beside the figures."""
+"""Measures how repetitive the answers themselves are. Loops flatter every drafter, so the share is reported too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GRAM = 4
 
 
 def repeated_tokens(token_ids: Sequence[int]) -> int:
-    """How many tokens end a run of `GRAM` tokens that stood earlier in the same answer."""
+    """How many tokens end a run of `GRAM` tokens that occurred earlier in the same answer."""
     seen: set[tuple[int, ...]] = set()
     repeated = 0
     for end in range(GRAM, len(token_ids) + 1):
@@ -31,7 +31,7 @@ class Answers:
     repeated: int = 0
 
     def add(self, turn: Turn, repeats: bool) -> None:
-        """Count one answer, which is or is not word for word in the pool."""
+        """Count one answer; `repeats` says that it is word for word in the pool."""
         self.turns += 1
         self.tokens += len(turn.token_ids)
         self.exact_repeats += repeats

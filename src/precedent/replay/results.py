@@ -1,4 +1,4 @@
-"""What a replay found, and how each contender compares with the best baseline that verifies no more nodes."""
+"""The results of a replay, and how each contender compares with the best baseline that verifies no more nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS: dict[str, TallyOf] = {
 
 @dataclass(slots=True)
 class Replay:
-    """Everything that a replay found: one report per entry of the line-up, in order."""
+    """The results of a replay: one report per entry of the line-up, in order."""
 
     settings: Settings = field(default_factory=Settings)
     entries: Sequence[Entry] = ()
@@ -34,23 +34,23 @@ class Replay:
 
     @property
     def turns(self) -> int:
-        """Answers that were measured."""
+        """Number of measured answers."""
         return self.tool_calls.turns + self.text.turns
 
     @property
     def tokens(self) -> int:
-        """Their tokens."""
+        """Number of tokens in the measured answers."""
         return self.tool_calls.tokens + self.text.tokens
 
     @property
     def main(self) -> Entry | None:
-        """All drafters together, planned for the first curve, with the greatest budget: what pages and curves show."""
+        """The contender that pages and curves show: all drafters, with the first curve and the largest budget."""
         first = [entry for entry in self.entries if entry.whole and entry.curve == self.settings.curves[0]]
         return max(first, key=lambda entry: entry.budget or 0, default=None)
 
     @property
     def reliability(self) -> Reliability:
-        """Estimates of the main contender against what came true."""
+        """The main contender's estimates against outcomes."""
         main = self.main
         return getattr(main.contender, "reliability", Reliability()) if main else Reliability()
 
@@ -59,7 +59,7 @@ class Replay:
         (self.tool_calls if turn.calls_tools else self.text).add(turn, repeats)
 
     def as_dict(self) -> dict[str, Any]:
-        """The command-line contract, and more."""
+        """The JSON of the command-line contract, with further keys."""
         tokens, repeated = max(1, self.tokens), self.tool_calls.repeated + self.text.repeated
         return {
             "turns": self.turns,
@@ -85,7 +85,7 @@ class Replay:
         return rows
 
     def _speed(self, entry: Entry) -> float | None:
-        """How many times as fast as plain decoding by what steps were measured to take here, drafting included."""
+        """Speed-up over plain decoding by the step times measured on this machine, drafting included."""
         measured = self.settings.measured
         if measured is None:
             return None
@@ -93,7 +93,7 @@ class Replay:
         return round(report.speed(self.settings.step_costs(MEASURED), measured.plain), 3)
 
     def _against_baselines(self, entry: Entry) -> dict[str, Any]:
-        """Tokens per step by those of the best baseline with no more nodes per step, by kind of turn."""
+        """Tokens per step relative to the best baseline with no more nodes per step, by kind of turn."""
         if entry.baseline:
             return {}
         found: dict[str, Any] = {}
@@ -111,7 +111,7 @@ class Replay:
         return max(fair, key=lambda each: tally_of(self.reports[each.name]).tokens_per_step, default=None)
 
     def _against_whole(self, entry: Entry) -> dict[str, Any]:
-        """What is left of the tokens per step when an idea is left out."""
+        """The share of tokens per step that remains when an idea is left out, by kind of turn."""
         if not entry.without:
             return {}
         whole = next(
@@ -128,7 +128,7 @@ def _ratio(ours: Tally, theirs: Tally) -> float | None:
 
 
 def _rank(rows: list[dict[str, Any]], curve: str) -> None:
-    """Place every row by its tokens in the time of a plain step, 1 the fastest."""
+    """Rank the rows by tokens in the time of a plain step; 1 is the fastest."""
 
     def speed(row: dict[str, Any]) -> float:
         return float(row["tokens_per_plain_step_time_by_curve"][curve])

@@ -1,4 +1,4 @@
-"""One replay: which turns are measured, what each of them may see, and who drafts."""
+"""Runs a replay: selects the turns to measure, controls what each may see, and plays them through all contenders."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ EMBEDDED_AT_ONCE = 512
 
 
 class Observer:
-    """Sees what the main contender does; this one looks away."""
+    """Observes the main contender; this base class does nothing."""
 
     def watch(self, turn: Turn, entry: Entry) -> Watch | None:
-        """Who is to see every step of a turn, None for nobody."""
+        """Return a callback for every step of a turn, or None."""
         return None
 
     def turn(self, turn: Turn, sources: Sequence[str]) -> None:
-        """A turn is over; `sources` of its tokens."""
+        """Called after a turn, with the source of each token."""
 
 
 def replay(
@@ -49,7 +49,7 @@ def replay(
 ) -> Replay:
     """Replay traces with every contender. `progress(what, turns done)` is called along the way.
 
-    Raises PromptError for a file that is not a log of chats.
+    Raises PromptError for a file that is not a chat log.
     """
     reader = TurnReader(tokenizer)
     pool = Pool(None)
@@ -76,7 +76,7 @@ def replay(
 
 
 def _measure(turn: Turn, pool: Pool, result: Replay, observer: Observer) -> None:
-    """One turn, by every contender."""
+    """Play one turn through every contender."""
     repeats = pool.holds(turn.token_ids)
     result.add(turn, repeats)
     for entry in result.entries:
@@ -88,7 +88,7 @@ def _measure(turn: Turn, pool: Pool, result: Replay, observer: Observer) -> None
 
 
 class _Shown:
-    """Which answers are in the pool, by trajectory and by group, so that a turn's own can be hidden."""
+    """Tracks the answers in the pool by trajectory or group, so that a turn's own can be hidden."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -105,20 +105,20 @@ class _Shown:
         self._by_key[self._key(answer)].add(number)
 
     def hide(self, pool: Pool, trajectory: Trajectory) -> list[Answer]:
-        """Hide what the trajectory must not see; returns it."""
+        """Hide the answers that the trajectory must not see; returns them."""
         numbers = sorted(self._by_key.pop(self._key(trajectory), ()))
         if numbers:
             pool.hide(numbers)
         return [self._answers.pop(number) for number in numbers]
 
     def show(self, pool: Pool, answers: Sequence[Answer]) -> None:
-        """Show again what was hidden."""
+        """Show hidden answers again."""
         for answer in answers:
             self.add(pool, answer)
 
 
 def _fill(pool: Pool, reader: TurnReader, warm: Sequence[Path], traces: Sequence[Path], settings: Settings) -> _Shown:
-    """Put in what every turn may see, and for the oracle pools everything, of which each turn's own will be hidden."""
+    """Fill the pool with the warm traces and, for the oracle pools, with all traces; a turn's own are hidden later."""
     for trajectory in read_trajectories(warm):
         for turn in reader.turns(trajectory):
             pool.add(Answer.of(turn))
@@ -137,7 +137,7 @@ def _embedded(
     settings: Settings,
     progress: Callable[[str, int], None],
 ) -> Vectors:
-    """The vector of every query that can occur."""
+    """Embed every query that can occur."""
     queries = dict.fromkeys(_queries(reader, paths, settings))
     vectors: dict[str, np.ndarray] = {}
     names = list(queries)

@@ -1,4 +1,4 @@
-"""How to replay: what may be seen, how many nodes, who drafts, and what a step costs."""
+"""Settings of a replay: what a turn may see, the budget in nodes, the drafters, and the cost of a step."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ CURVES = {
     "gpu": {1: 1.0, 16: 1.05, 32: 1.1, 64: 1.25, 128: 1.6},
     "cpu": {1: 1.0, 8: 1.0, 16: 1.25, 32: 1.8, 64: 2.9},
 }
-"""Named cost curves: time of a step of so many tokens, one token being 1.
+"""Named cost curves: time of a step by its width in tokens, relative to a step of one token.
 
-`flat`: width costs nothing. `gpu`: a step bound by reading weights, to which every 64 tokens add a quarter of it; an
-assumption, not a measurement. `cpu`: bfloat16 on a 2-core machine.
+`flat`: width costs nothing. `gpu`: a step bound by reading weights, plus a quarter of that time for every 64 tokens;
+an assumption, not a measurement. `cpu`: bfloat16 on a 2-core machine.
 """
 
 MEASURED = "measured"
 """The curve of `Settings.measured`."""
 
 FURTHER_BASELINES = ("suffix-tree", "arctic")
-"""Baselines beside `prompt-lookup` and `suffix`, which are always there."""
+"""Optional baselines; `prompt-lookup` and `suffix` always take part."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """What steps of a model were measured to take on this machine: milliseconds by width in tokens, from 1 on.
+    """A model's step times measured on this machine: milliseconds by width in tokens, from 1 on.
 
-    `model` says which model and how it ran, `busy` is what other programs took of the processors meanwhile (None where
-    nobody can tell).
+    `model` names the model and how it ran; `busy` is the share of the processors that other programs used meanwhile
+    (None if unknown).
     """
 
     model: str
@@ -47,7 +47,7 @@ class MeasuredSteps:
         return self.milliseconds[1]
 
     def as_dict(self) -> dict[str, Any]:
-        """For the JSON of a replay."""
+        """The JSON form, for the results of a replay."""
         by_width = {width: round(time, 3) for width, time in self.milliseconds.items()}
         busy = None if self.busy is None else round(self.busy, 3)
         return {"model": self.model, "step_milliseconds_by_width": by_width, "others_cpu_share": busy}
@@ -57,10 +57,10 @@ class MeasuredSteps:
 class Settings:
     """How to replay: see `precedent replay --help`.
 
-    `groups` restricts what is measured, not what is remembered. `baselines` are those beside `prompt-lookup` and
-    `suffix`; None takes all that are installed. The planner chooses once for each of `curves`; what stands alone and
-    what is ablated is planned for the first. With `measured` there is one more to name. Raises ConfigError for what
-    does not exist.
+    `groups` restricts which turns are measured, not which are remembered. `baselines` are those besides `prompt-lookup`
+    and `suffix`; None takes all that are installed. All drafters together are planned for each of `curves`; single
+    drafters and ablations are planned for the first. With `measured`, the curve "measured" can be named too. Raises
+    ConfigError for names that do not exist.
     """
 
     pool: str = "online"
@@ -75,7 +75,7 @@ class Settings:
     measured: MeasuredSteps | None = None
 
     def __post_init__(self) -> None:
-        """Check every setting that is a name or a number."""
+        """Check all names and numbers."""
         _known("pool", [self.pool], POOLS)
         _known("cost curve", self.curves, (*CURVES, *([MEASURED] if self.measured else [])))
         _known("further baseline", self.baselines or (), FURTHER_BASELINES)
@@ -87,7 +87,7 @@ class Settings:
             raise ConfigError(f"name a cost curve: {', '.join(CURVES)}")
 
     def as_dict(self) -> dict[str, Any]:
-        """What a reader of the results must know."""
+        """The settings that a reader of the results needs."""
         return {
             "pool": self.pool,
             "budgets": list(self.budgets),
@@ -97,24 +97,24 @@ class Settings:
         }
 
     def times(self, curve: str) -> Mapping[int, float]:
-        """Time of a step by its width in tokens, one token being 1."""
+        """Time of a step by its width in tokens, relative to a step of one token."""
         if curve == MEASURED and self.measured is not None:
             return {width: time / self.measured.plain for width, time in self.measured.milliseconds.items()}
         return CURVES[curve]
 
     def cost_curve(self, curve: str) -> CostCurve:
-        """A curve as the planner reads it."""
+        """The curve in the planner's form."""
         cost = CostCurve()
         for width, time in self.times(curve).items():
             cost.observe(width, time)
         return cost
 
     def step_costs(self, curve: str) -> Floats:
-        """Time of a step of 1, 2, … tokens, one token being 1; beyond the curve's end it rises on."""
+        """Time of a step of 1, 2, … tokens, relative to one token; extrapolated beyond the curve's end."""
         return self.cost_curve(curve).table
 
 
 def _known(kind: str, names: Sequence[str], there_are: Sequence[str]) -> None:
     for name in names:
         if name not in there_are:
-            raise ConfigError(f"there is no {kind} {name!r}; choose of {', '.join(there_are)}")
+            raise ConfigError(f"there is no {kind} {name!r}; choose one of {', '.join(there_are)}")

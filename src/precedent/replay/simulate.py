@@ -21,7 +21,7 @@ Watch = Callable[[CandidateTree, Sequence[int], Sequence[int]], None]
 
 @dataclass(slots=True)
 class Tally:
-    """What one contender achieved on turns of one kind; `widths` counts its steps by the nodes of their trees."""
+    """One contender's results on turns of one kind; `widths` counts its steps by the number of nodes in their trees."""
 
     turns: int = 0
     tokens: int = 0
@@ -32,30 +32,30 @@ class Tally:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens per target forward, the target's own included."""
+        """Tokens per target forward pass, the target's own included."""
         return self.tokens / self.steps if self.steps else 0.0
 
     @property
     def nodes_per_step(self) -> float:
-        """Verified nodes per target forward."""
+        """Verified nodes per target forward pass."""
         return self.nodes / self.steps if self.steps else 0.0
 
     @property
     def tokens_per_step_unforced(self) -> float:
-        """The same without the tokens that a grammar left no alternative to."""
+        """Tokens per step without those that a grammar forced."""
         return (self.tokens - self.accepted_by_source["grammar"]) / self.steps if self.steps else 0.0
 
     def tokens_per_plain_step_time(self, costs: Floats) -> float:
-        """Tokens in the time of a plain step; `costs[w]` is the time of a step of w + 1 tokens, plain 1."""
+        """Tokens in the time of a plain step; `costs[w]` is the time of a step of w + 1 tokens, in plain steps."""
         time = self.plain_step_times(costs)
         return self.tokens / time if time else 0.0
 
     def plain_step_times(self, costs: Floats) -> float:
-        """Time of all steps, that of a plain step being 1; `costs` as above."""
+        """Time of all steps, in plain steps; `costs` as in `tokens_per_plain_step_time`."""
         return sum(float(costs[min(width, costs.size - 1)]) * steps for width, steps in self.widths.items())
 
     def add(self, other: Tally) -> None:
-        """Count the other's turns too."""
+        """Add the other tally."""
         self.turns += other.turns
         self.tokens += other.tokens
         self.steps += other.steps
@@ -64,7 +64,7 @@ class Tally:
         self.accepted_by_source.update(other.accepted_by_source)
 
     def as_dict(self) -> dict[str, float]:
-        """The numbers of one kind of turn."""
+        """The figures for one kind of turn."""
         return {
             "turns": self.turns,
             "tokens": self.tokens,
@@ -78,7 +78,7 @@ class Tally:
 class Report:
     """One contender's tallies by kind of turn, and the drafting time of every step in microseconds.
 
-    `repeats` holds once more the turns whose answer stands word for word in the pool.
+    `repeats` counts again the turns whose answer is word for word in the pool.
     """
 
     tool_calls: Tally = field(default_factory=Tally)
@@ -100,13 +100,13 @@ class Report:
         return {"tool_calls": self.tool_calls, "text": self.text, "exact_repeats": self.repeats}
 
     def speed(self, costs: Floats, plain_milliseconds: float) -> float:
-        """Tokens in the time of a plain step, the time that drafting took here counted as well."""
+        """Tokens in the time of a plain step, including the drafting time measured here."""
         drafting = sum(self.microseconds) / 1e3 / plain_milliseconds
         time = self.all.plain_step_times(costs) + drafting
         return self.all.tokens / time if time else 0.0
 
     def as_dict(self, name: str, costs: Mapping[str, Floats]) -> dict[str, object]:
-        """The keys of the command-line contract, and more; of the named curves `costs` the first one counts."""
+        """The keys of the command-line contract, and more; the first of the named curves `costs` is the main one."""
         both, times = self.all, np.array(self.microseconds or [0.0])
         by_curve = {curve: round(both.tokens_per_plain_step_time(table), 4) for curve, table in costs.items()}
         return {
@@ -130,7 +130,7 @@ def replay_turn(
 ) -> list[str]:
     """Play one turn to its end; returns the source of every token.
 
-    The contender never hears how long the answer is, and its `end` is called whatever happens.
+    The contender does not learn the answer's length in advance. Its `end` is called even if an error occurs.
     """
     tally, sources = Tally(turns=1), list[str]()
     contender.begin(turn)
@@ -173,7 +173,7 @@ def _step(
 
 
 def accepted_path(tree: CandidateTree, answer: Sequence[int]) -> list[int]:
-    """The nodes along the recorded answer, at most to its last token."""
+    """The tree's nodes along the recorded answer, at most to its last token."""
     node_of: Mapping[tuple[int, int], int] = {
         edge: node for node, edge in enumerate(zip(tree.parents, tree.token_ids, strict=True))
     }

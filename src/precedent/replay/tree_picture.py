@@ -1,4 +1,4 @@
-"""A candidate tree as SVG: boxes of tokens, coloured by source, the accepted path in bold."""
+"""Draws a candidate tree as SVG: boxes of tokens, coloured by source, with the accepted path in bold."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class SeenTree:
-    """One step of a replay: the tree, what was accepted of it, the tokens before it, and what was expected.
+    """One step of a replay: the tree, its accepted path, the tokens before it, and the estimates.
 
-    `estimates` `[num_nodes]` are the probabilities of being accepted once the parent is.
+    `estimates` `[num_nodes]` are the probabilities that a node is accepted, given that its parent is.
     """
 
     tree: CandidateTree
@@ -32,7 +32,7 @@ class SeenTree:
 
     @property
     def interest(self) -> float:
-        """How much there is to see: branches, several sources, a path that is long but not all; 0 for a bad picture."""
+        """How interesting the picture is: branches, several sources, a long but partial path; 0 for a bad picture."""
         children = [parent for parent in self.tree.parents if parent != ROOT]
         forks = len(children) - len(set(children))
         sources = len({self.tree.sources[node][0] for node in self.path})
@@ -43,7 +43,7 @@ class SeenTree:
 
 @dataclass(slots=True)
 class _Box:
-    """A run of nodes that follow one another without a fork, of one source, all accepted or none."""
+    """A run of nodes without a fork, of one source, all accepted or all rejected."""
 
     nodes: list[int]
     below: list[_Box] = field(default_factory=list)
@@ -57,13 +57,13 @@ class _Box:
 
 
 def tree_svg(seen: SeenTree, decode: Decode, palette: Palette) -> str:
-    """The picture as one SVG document; `decode` turns token ids into text."""
+    """Draw the tree as one SVG document; `decode` turns token ids into text."""
     root = _Box([ROOT], _boxes(seen, ROOT), MARGIN, label="…" + _visible(decode(seen.before[-CONTEXT_TOKENS:])))
     _label(root.below, seen, decode)
     rows = _place(root, 0)
     width = max(NARROWEST, *(box.right + MARGIN for box in _all(root)))
     height = MARGIN * 2 + rows * ROW + 44
-    lines = sorted(_lines(root, seen), key=lambda line: STRONG in line)  # what was accepted lies on top
+    lines = sorted(_lines(root, seen), key=lambda line: STRONG in line)  # accepted lines lie on top
     shapes = [*lines, *(_drawn(box, seen, palette) for box in _all(root)), _legend(seen, height - 30, palette)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
@@ -73,7 +73,7 @@ def tree_svg(seen: SeenTree, decode: Decode, palette: Palette) -> str:
 
 
 def _boxes(seen: SeenTree, above: int) -> list[_Box]:
-    """The runs that begin below a node, the likeliest first."""
+    """The runs that begin below a node, likeliest first."""
     boxes = []
     for node in sorted(_children(seen, above), key=lambda node: -seen.estimates[node]):
         run = [node]
@@ -104,7 +104,7 @@ def _visible(text: str) -> str:
 
 
 def _place(box: _Box, row: int) -> int:
-    """Give the box and all below it their places, from a row on; returns the first free row."""
+    """Place the box and everything below it, starting at `row`; returns the first free row."""
     first = row
     for child in box.below:
         child.left = box.right + GAP
@@ -135,7 +135,7 @@ def _lines(box: _Box, seen: SeenTree) -> Iterator[str]:
 
 
 def _drawn(box: _Box, seen: SeenTree, palette: Palette) -> str:
-    """The box, its text, and below it the probability that the whole path up to its end is accepted."""
+    """Draw the box, its text, and below it the probability that the whole path to its end is accepted."""
     node = box.nodes[-1]
     strong = node == ROOT or node in seen.path
     colour = "#fff" if node == ROOT else palette.of(seen.tree.sources[node][0]).page

@@ -1,7 +1,7 @@
-"""Assistant turns as token ids: what was asked, what was answered, and the text by which recall finds it.
+"""Assistant turns as token ids: the prompt, the answer, and the recall query.
 
-Prompts are written in ChatML with Hermes tool calls, each message encoded once and remembered: the same policy stands
-at the head of thousands of prompts.
+Prompts are written in ChatML with Hermes tool calls. Each message is encoded once and cached, because thousands of
+prompts start with the same policy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REMEMBERED_MESSAGES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One recorded answer, end token included, and the prompt it answered."""
+    """One recorded answer, end token included, and its prompt."""
 
     trajectory: int
     task: str
@@ -39,7 +39,7 @@ class Turn:
 
 
 class TurnReader:
-    """Cuts trajectories into turns, with the ids of one tokenizer."""
+    """Splits trajectories into turns, with the ids of one tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._encode = lru_cache(REMEMBERED_MESSAGES)(lambda text: tuple(_encode(tokenizer, text)))
@@ -72,7 +72,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def _head(trajectory: Trajectory) -> str:
-    """The tool schemas, as a Hermes template lists them before everything else."""
+    """The tool schemas, as a Hermes template lists them first."""
     if not trajectory.tools:
         return ""
     schemas = "\n".join(json.dumps(tool) for tool in trajectory.tools)
@@ -87,7 +87,7 @@ def _content(message: Mapping[str, Any]) -> str:
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """Content and tool calls of a message as one text."""
+    """A message's content and tool calls as one text."""
     calls = [_call_text(call) for call in message.get("tool_calls") or ()]
     return "\n".join(part for part in (_content(message), *calls) if part)
 

@@ -1,4 +1,4 @@
-"""What a replay's figures say, in words."""
+"""Sums up a replay's figures in words."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from precedent.replay.baselines import PromptLookup
 from precedent.runtime.machine_load import BUSY_SHARE
 
 FEWEST_TURNS = 20
-"""Answers below which the figures are called a hint."""
+"""With fewer measured answers, the verdict calls the figures a hint."""
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 
 def verdict(found: Results) -> str:
-    """What a log would gain: tokens per step, against the baselines, and in time where that was measured."""
+    """What a log would gain: tokens per step, the ratio to the baselines, and the speed-up if steps were measured."""
     main = next((row for row in found["drafters"] if row["main"]), None)
     if main is None or not found["turns"]:
         return "No answer was measured: nothing can be said."
@@ -24,7 +24,7 @@ def verdict(found: Results) -> str:
 
 
 def says_speed(found: Results) -> bool:
-    """Whether steps were measured, and on a machine that had little else to do."""
+    """Whether steps were measured, on a machine that was otherwise idle."""
     measured = found["settings"]["measured"]
     return measured is not None and (measured["others_cpu_share"] or 0.0) <= BUSY_SHARE
 

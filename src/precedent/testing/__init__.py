@@ -1,1 +1,1 @@
-"""Shipped for your tests and ours: contract classes, fakes, tiny real models, exact enumeration of output laws."""
+"""Test support for your tests and ours: contract classes, fakes, tiny real models, exact output distributions."""

@@ -1,8 +1,8 @@
-"""The contract of everything that samples: the distribution that a candidate carries is the one it was sampled from.
+"""The contract of everything that samples: a candidate carries the distribution it was sampled from.
 
-Verification trusts that distribution. A drafter that samples from another one (a processor forgotten on one side,
-another dtype, a cached sibling excluded but not reported) biases the output. For a small vocabulary every branch of the
-drafter's random numbers is replayed, so nothing is left to chance:
+Verification trusts that distribution. A drafter that samples from another one (a processor missing on one side,
+another dtype, a cached sibling excluded but not reported) biases the output. With a small vocabulary, the check replays
+every branch of the drafter's random numbers, so the result is exact:
 
     check_draft_distribution(lambda builder, rng: session.draw(builder, 2, rng))
 """
@@ -21,7 +21,7 @@ from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import NULL, CandidateTree, Sampled, TreeBuilder
 
 Drawing = Callable[[TreeBuilder, Rng], None]
-"""Adds fixed candidates, then samples, to an empty builder: a function of its `rng` alone."""
+"""Adds fixed candidates, then samples, to an empty builder; must be a function of its `rng` alone."""
 
 History = tuple[tuple[int, int], ...]
 """The samples so far, each as (parent, token or `NULL`)."""
@@ -29,14 +29,14 @@ History = tuple[tuple[int, int], ...]
 
 @dataclass(slots=True)
 class _Observed:
-    """What followed one history: the reported distributions and the sampled masses, dropped samples as `NULL`."""
+    """The samples that followed one history: reported distributions and sampled masses; dropped samples are `NULL`."""
 
     parent: int
     reported: list[Tensor] = field(default_factory=list)
     sampled: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
     def distance(self) -> float:
-        """The largest total variation between a reported distribution and that of what was sampled."""
+        """The largest total variation between a reported distribution and the sampled one."""
         size = self.reported[0].numel()
         sampled = torch.zeros(size + 1, dtype=torch.float64)
         for token, mass in self.sampled.items():
@@ -46,7 +46,7 @@ class _Observed:
 
 
 def draft_distribution_error(drawing: Drawing) -> float:
-    """The largest total variation between a reported and a sampled distribution, over all that may precede a sample."""
+    """The largest total variation between a reported and the sampled distribution, over all possible histories."""
     observed: dict[tuple[History, int], _Observed] = {}
     for probability, tree in enumerate_outcomes(lambda rng: _tree(drawing, rng)):
         history: History = ()
@@ -61,7 +61,7 @@ def draft_distribution_error(drawing: Drawing) -> float:
 
 
 def check_draft_distribution(drawing: Drawing, tolerance: float = 1e-9) -> None:
-    """Raise AssertionError when a candidate carries another distribution than it was sampled from."""
+    """Raise AssertionError if a candidate carries a distribution other than the one it was sampled from."""
     error = draft_distribution_error(drawing)
     if not error <= tolerance:
         raise AssertionError(
@@ -76,6 +76,6 @@ def _tree(drawing: Drawing, rng: Rng) -> CandidateTree:
 
 
 def _with_rest(distribution: Tensor) -> Tensor:
-    """The distribution with the mass of a dropped sample as its last entry."""
+    """Append the mass of a dropped sample to the distribution."""
     distribution = distribution.double()
     return torch.cat([distribution, (1.0 - distribution.sum()).clamp(min=0.0)[None]])

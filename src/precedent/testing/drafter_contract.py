@@ -20,17 +20,17 @@ from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 
 
 class DrafterContract:
-    """What the engine relies on. All token ids used here lie below `vocab_size`."""
+    """What the engine relies on. All token ids used here are below `vocab_size`."""
 
     vocab_size: int = 16
     output: Sequence[int] = (5, 6, 7, 8, 9, 5, 6, 7, 8, 9)
 
     def make_drafter(self) -> Drafter:
-        """A fresh drafter; two of them must behave alike."""
-        raise AssertionError("a subclass of DrafterContract implements make_drafter")
+        """Create a drafter; two of them must behave alike."""
+        raise AssertionError("a subclass of DrafterContract must implement make_drafter")
 
     def make_prompt(self) -> tuple[int, ...]:
-        """A prompt that gives the drafter something to propose; override where it takes more than repetition."""
+        """A prompt that gives the drafter something to propose; override it if repetition is not enough."""
         return (1, 5, 6, 7, 8, 9, 10, 2, 5, 6, 7, 11, 12, 5, 6)
 
     def make_request(self, prompt_ids: Sequence[int] | None = None) -> Request:
@@ -40,7 +40,7 @@ class DrafterContract:
 
     @pytest.mark.parametrize("budget", [1, 2, 7, 64])
     def test_candidates_are_a_trie_within_the_budget(self, budget: int) -> None:
-        """Parents precede children, siblings differ, estimates are probabilities, at every step of an output."""
+        """At every step of an output, parents precede children, siblings differ, and estimates are probabilities."""
         session = self.make_drafter().begin(self.make_request())
         for token in self.output:
             self.check_candidates(session.match(budget), budget)
@@ -48,13 +48,13 @@ class DrafterContract:
         session.end()
 
     def test_fixed_candidates_are_proposed_somewhere(self) -> None:
-        """A drafter that does not sample proposes something along the output, else the contract is void."""
+        """A drafter that does not sample proposes something along the output, or the contract would test nothing."""
         drafter = self.make_drafter()
         if not isinstance(drafter.begin(self.make_request()), DrawSession):
             assert any(len(candidates) for candidates in self.run(drafter, 8))
 
     def test_budget_zero_gives_nothing(self) -> None:
-        """Speculation that is off costs no node."""
+        """With a budget of 0, nothing is proposed."""
         session = self.make_drafter().begin(self.make_request())
         assert len(session.match(0)) == 0
         session.committed(self.output)
@@ -62,18 +62,18 @@ class DrafterContract:
         session.end()
 
     def test_equal_input_gives_equal_candidates(self) -> None:
-        """Two fresh drafters that see the same request propose the same."""
+        """Two new drafters propose the same candidates for the same request."""
         assert self.run(self.make_drafter(), 8) == self.run(self.make_drafter(), 8)
 
     def test_matching_twice_changes_nothing(self) -> None:
-        """A step that is discarded may be matched again."""
+        """A discarded step can be matched again with the same result."""
         session = self.make_drafter().begin(self.make_request())
         session.committed(self.output[:3])
         assert session.match(8) == session.match(8)
         session.end()
 
     def test_commits_of_any_size_lead_to_the_same_place(self) -> None:
-        """Whether tokens are committed one by one or at once, the next candidates carry the same tokens."""
+        """The next candidates carry the same tokens whether the output was committed one by one or at once."""
         at_once, one_by_one = (self.make_drafter().begin(self.make_request()) for _ in range(2))
         at_once.committed(self.output)
         for token in self.output:
@@ -81,7 +81,7 @@ class DrafterContract:
         assert at_once.match(8).token_ids == one_by_one.match(8).token_ids
 
     def test_nothing_after_the_end(self) -> None:
-        """After `end`, which may be called twice, no candidates appear and commits are ignored."""
+        """After `end`, which may be called twice, nothing is proposed and commits are ignored."""
         session = self.make_drafter().begin(self.make_request())
         session.match(8)
         session.end()
@@ -113,7 +113,7 @@ class DrafterContract:
 
     @pytest.mark.parametrize("prompt", [(), (3,)], ids=["empty", "one token"])
     def test_short_prompts(self, prompt: tuple[int, ...]) -> None:
-        """An empty prompt and one of a single token go through the whole lifecycle."""
+        """An empty prompt and a prompt of one token work through the whole lifecycle."""
         session = self.make_drafter().begin(self.make_request(prompt))
         for token in self.output:
             self.check_candidates(session.match(8), 8)
@@ -121,7 +121,7 @@ class DrafterContract:
         session.end()
 
     def test_requests_do_not_disturb_each_other(self) -> None:
-        """A second request on the same drafter leaves the first one's candidates as they would have been."""
+        """A second request on the same drafter does not change the candidates of the first."""
         alone = self.run(self.make_drafter(), 8)
         drafter = self.make_drafter()
         first, second = drafter.begin(self.make_request()), drafter.begin(self.make_request((3, 4, 3)))
@@ -134,7 +134,7 @@ class DrafterContract:
         assert together == alone
 
     def test_draws_respect_their_number(self) -> None:
-        """At most as many samples as were asked for."""
+        """A session draws at most as many samples as requested."""
         session, builder = self.drawing(self.make_drafter(), self.make_request()), TreeBuilder()
         session.draw(builder, 3, CounterRng(entropy=7, step=0))
         tree: CandidateTree = builder.build()
@@ -144,7 +144,7 @@ class DrafterContract:
 
     @pytest.mark.parametrize("mode", ["greedy", "traversal"])
     def test_draws_are_among_the_tokenizers_ids(self, mode: str) -> None:
-        """Where the target cuts its rows, before the end of a padded head, a drafter's distributions end too."""
+        """If the target cuts its rows before the end of a padded head, a drafter's distributions end there too."""
         drafter, num_tokens = self.make_drafter(), self.vocab_size - 3
         sampling = SamplingParams(temperature=0.0 if mode == "greedy" else 3.0)
         request = replace(self.make_request(), sampling=sampling, mode=mode, num_tokens=num_tokens)
@@ -161,10 +161,10 @@ class DrafterContract:
             )
 
     def test_runners_up_respect_their_number(self) -> None:
-        """What is named beside draws is new in the tree, noted, and no more than was asked for."""
+        """Runners-up are new in the tree, recorded as such, and at most as many as requested."""
         session, builder = self.drawing(self.make_drafter(), self.make_request()), TreeBuilder()
         if not session.names_runners_up:
-            pytest.skip("this drafter names one token at a place")
+            pytest.skip("this drafter names no runners-up")
         session.draw(builder, 3, CounterRng(entropy=7, step=0))
         before = builder.build()
         session.draw_runners_up(builder, 2, CounterRng(entropy=7, step=0))
@@ -176,14 +176,14 @@ class DrafterContract:
         session.end()
 
     def drawing(self, drafter: Drafter, request: Request) -> DrawSession:
-        """A session that samples; skips the test for a drafter without."""
+        """Begin a session that samples; skips the test if the drafter does not sample."""
         session = drafter.begin(request)
         if not isinstance(session, DrawSession):
-            pytest.skip("this drafter samples from no model")
+            pytest.skip("this drafter does not sample")
         return session
 
     def run(self, drafter: Drafter, budget: int) -> list[Candidates]:
-        """All candidates of one request that commits `output` token by token."""
+        """Collect the candidates of one request that commits `output` token by token."""
         session, found = drafter.begin(self.make_request()), []
         for token in self.output:
             found.append(session.match(budget))

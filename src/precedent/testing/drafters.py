@@ -1,4 +1,4 @@
-"""Drafters that need no model and no cache: the engine's floor (nothing), its ceiling (an oracle), and an adversary."""
+"""Drafters without model or cache: one that proposes nothing, an oracle (the upper bound), and an adversary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from precedent.tree import ROOT
 
 
 class _FixedSession:
-    """Shared by drafters that only match; remembers the output so far."""
+    """A session that only matches; remembers the output so far."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -19,7 +19,7 @@ class _FixedSession:
         self.ended = False
 
     def match(self, budget: int) -> Candidates:
-        """What this drafter proposes, nothing after the end."""
+        """Propose candidates; nothing after the end."""
         return Candidates(self.name) if self.ended else self._propose(budget)
 
     def _propose(self, budget: int) -> Candidates:
@@ -36,16 +36,16 @@ class _FixedSession:
 
 
 class NullDrafter:
-    """Proposes nothing: what the engine's own overhead costs."""
+    """Proposes nothing, to measure the engine's own overhead."""
 
     name = "null"
 
     def begin(self, request: Request) -> _FixedSession:
-        """A drafting without candidates."""
+        """Begin a session without candidates."""
         return _FixedSession(self.name)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing; there is nothing to release."""
 
 
 class _OracleSession(_FixedSession):
@@ -54,13 +54,13 @@ class _OracleSession(_FixedSession):
         self._answer = list(answer)
 
     def _propose(self, budget: int) -> Candidates:
-        """The rest of the answer, as one chain."""
+        """Propose the rest of the answer as one chain."""
         rest = self._answer[len(self.output) :][:budget]
         return Candidates.of(self.name, [(token, node - 1, 0.99, 0) for node, token in enumerate(rest)])
 
 
 class OracleDrafter:
-    """Knows the answer: the fastest that any drafter could make the engine."""
+    """Knows the answer: an upper bound on the speed that any drafter can reach."""
 
     name = "oracle"
 
@@ -68,11 +68,11 @@ class OracleDrafter:
         self._answer = answer
 
     def begin(self, request: Request) -> _OracleSession:
-        """A drafting that proposes the known answer."""
+        """Begin a session that proposes the known answer."""
         return _OracleSession(self.name, self._answer)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing; there is nothing to release."""
 
 
 class _RandomSession(_FixedSession):
@@ -81,7 +81,7 @@ class _RandomSession(_FixedSession):
         self._seed, self._vocab_size = seed, vocab_size
 
     def _propose(self, budget: int) -> Candidates:
-        """A random tree that claims to be almost certain; the same one for the same output."""
+        """Propose a random tree with near-certain estimates; the same tree for the same output."""
         choose = random.Random(f"{self._seed} {self.output}")
         edges: list[tuple[int, int]] = []
         for _ in range(choose.randrange(budget + 1)):
@@ -92,7 +92,7 @@ class _RandomSession(_FixedSession):
 
 
 class RandomDrafter:
-    """Proposes nonsense with confidence: whatever it does, the output law must not move."""
+    """Proposes nonsense with confidence; the output distribution must not change."""
 
     name = "random"
 
@@ -100,8 +100,8 @@ class RandomDrafter:
         self._vocab_size, self._seed = vocab_size, seed
 
     def begin(self, request: Request) -> _RandomSession:
-        """A drafting that proposes random trees."""
+        """Begin a session that proposes random trees."""
         return _RandomSession(self.name, self._vocab_size, self._seed)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing; there is nothing to release."""

@@ -1,4 +1,4 @@
-"""An embedder without a model: deterministic, fast, and similar texts do get similar vectors."""
+"""An embedder without a model: deterministic and fast, and it gives similar texts similar vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class HashEmbedder:
-    """Hashes words and character trigrams into a signed bag, float32 `[n, dimension]`, of length 1.
+    """Hashes words and character trigrams into signed bags, normalised to length 1, float32 `[n, dimension]`.
 
     Embedders with equal `dimension` and `salt` give equal vectors on every machine.
     """
@@ -32,7 +32,7 @@ class HashEmbedder:
             number = int.from_bytes(value, "little")
             vector[number % self.dimension] += 1.0 if number >> 63 else -1.0
         if not vector.any():
-            vector[0] = 1.0  # nothing to hash, or all of it cancelled out
+            vector[0] = 1.0  # there was nothing to hash, or everything cancelled out
         return np.asarray(vector / np.linalg.norm(vector), dtype=np.float32)
 
 

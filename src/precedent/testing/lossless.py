@@ -1,4 +1,4 @@
-"""Does speculation change an answer? Asked of a chat model as its user has it: with tools, cache and drafters."""
+"""Checks that speculation changes no answer of a chat model, as configured with its tools, cache and drafters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from precedent.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """What was compared: answers, and of their tokens those that had been proposed."""
+    """What was compared: the number of answers, their tokens, and how many of these were accepted proposals."""
 
     num_answers: int
     num_tokens: int
@@ -20,11 +20,11 @@ class Runs:
 
 
 def assert_lossless(llm: Any, *inputs: Any, **kwargs: Any) -> Runs:
-    """Raise AssertionError unless every answer is the same plain, with speculation, and with its own answer cached.
+    """Raise AssertionError unless plain decoding, speculation, and speculation with the answer cached all agree.
 
-    `llm` is a `ChatPrecedent` or what `bind_tools` made of it; `kwargs` go to every call. Answers are compared whole:
-    text, tool calls, finish reason and number of tokens. In bfloat16 a near-tie may order differently in two forward
-    passes: take float32. Raises ConfigError when sampling without a seed, where two answers differ anyway.
+    `llm` is a `ChatPrecedent`, or one with tools bound; `kwargs` go to every call. Answers are compared in full:
+    text, tool calls, finish reason and number of tokens. In bfloat16 a near-tie may be ordered differently in two
+    forward passes, so use float32. Raises ConfigError for unseeded sampling, where two answers differ anyway.
     """
     if not inputs:
         raise ConfigError("assert_lossless needs inputs to compare answers to")
@@ -42,10 +42,10 @@ def assert_lossless(llm: Any, *inputs: Any, **kwargs: Any) -> Runs:
 
 def _check_repeatable(answer: Any) -> None:
     if not isinstance(answer, AIMessage) or "speculation" not in answer.response_metadata:
-        raise ConfigError("assert_lossless takes a ChatPrecedent, or one with tools bound: its answers are messages")
+        raise ConfigError("assert_lossless takes a ChatPrecedent, or one with tools bound, whose answers are messages")
     mode = answer.response_metadata["speculation"]["mode"]
     if mode not in ("greedy", "coupled"):
-        raise ConfigError(f"answers in mode {mode!r} are drawn anew each time: set temperature=0, or a seed")
+        raise ConfigError(f"answers in mode {mode!r} are sampled anew each time: set temperature=0, or a seed")
 
 
 def _compare(number: int, state: str, plain: AIMessage, drafted: AIMessage) -> None:

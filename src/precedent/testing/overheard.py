@@ -1,8 +1,8 @@
-"""What LangChain was asked, overheard before this library sees it: scripted engines hold every prompt against it.
+"""Records what LangChain was asked, before this library sees it, so that scripted engines can check every prompt.
 
-A scripted answer would come just the same if a message had been lost on the way. So the engines of this package listen
-to LangChain's callbacks, and a prompt that lacks something of its call is an AssertionError that names it. Requests
-that do not come from LangChain are not checked.
+A scripted engine would give the same answer even if a message were lost on the way. The engines of this package
+therefore listen to LangChain's callbacks and raise an AssertionError that names what a prompt lacks. Requests that do
+not come from LangChain are not checked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Asked = list[Said] | str
 
 
 class Listener(BaseCallbackHandler):
-    """Notes what every running call was asked."""
+    """Records the input of every running call."""
 
     run_inline = True
     raise_error = True
@@ -42,23 +42,23 @@ class Listener(BaseCallbackHandler):
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
-        """Note a chat model's messages."""
+        """Record a chat model's messages."""
         self._note(run_id, [one for message in messages[0] for one in said_in(message)])
 
     def on_llm_start(self, serialized: dict[str, Any], prompts: list[str], *, run_id: UUID, **kwargs: Any) -> None:
-        """Note a text model's prompt."""
+        """Record a text model's prompt."""
         self._note(run_id, prompts[0])
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget a call that is over."""
+        """Forget a finished call."""
         self._forget(run_id)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget a call that failed."""
+        """Forget a failed call."""
         self._forget(run_id)
 
     def check(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> None:
-        """Raise AssertionError unless the prompt holds what a call that runs in this context was asked, and no more."""
+        """Raise AssertionError unless the prompt holds exactly the input of a call that runs in this context."""
         with self._lock:
             asked = {run_id: self._running[run_id] for run_id in self._here.get() if run_id in self._running}
             lacks = {run_id: _lack(one, tokenizer, prompt_ids) for run_id, one in asked.items()}
@@ -81,20 +81,20 @@ class Listener(BaseCallbackHandler):
 
 
 LISTENER = Listener()
-"""Listens to every chat and text model of the process; engines that are not scripted never ask it."""
+"""Listens to every chat and text model in the process; only scripted engines use it."""
 
 register_configure_hook(ContextVar("precedent's listener", default=LISTENER), inheritable=False)
 
 
 def _lack(asked: Asked, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> str | None:
-    """What a prompt lacks of what was asked, None where that is nothing."""
+    """Describe what a prompt lacks of the input; None if it is complete."""
     if isinstance(asked, str):
         return None if list(prompt_ids) == tokenizer.encode(asked) else f"the text was {asked!r}"
     return missing(asked, turns_of(_pieces(tokenizer, prompt_ids)))
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> list[str]:
-    """The prompt cut where turns begin, by its ids: in a message these words are words."""
+    """Cut the prompt where turns begin. It is cut by ids, because a message may contain the marker as plain text."""
     begin = tokenizer.convert_tokens_to_ids(BEGIN)
     pieces: list[list[int]] = [[]]
     for token in prompt_ids:
@@ -105,7 +105,7 @@ def _pieces(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> li
 
 
 def said_in(message: BaseMessage) -> Iterator[Said]:
-    """What a message says: results of tools that stand in its blocks first, then its own text and calls."""
+    """What a message says: first the tool results in its content blocks, then its own text and calls."""
     blocks = [block for block in message.content if isinstance(block, Mapping)] if message.content else []
     for block in blocks:
         if block.get("type") == "tool_result":
@@ -124,7 +124,7 @@ def _texts(content: Any) -> list[str]:
 
 
 def _calls(message: BaseMessage, blocks: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
-    """Each call of an assistant's message, by its name and what its arguments hold."""
+    """Each call of an assistant's message, as its name and the values in its arguments."""
     if not isinstance(message, AIMessage):
         return
     for call in message.tool_calls:
@@ -136,7 +136,7 @@ def _calls(message: BaseMessage, blocks: Sequence[Mapping[str, Any]]) -> Iterato
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """The names, texts and numbers of a call's arguments; formats differ in how they write everything else."""
+    """The names, strings and numbers in a call's arguments; formats write everything else differently."""
     if isinstance(value, Mapping):
         for name, one in value.items():
             yield from (str(name), *_leaves(one))

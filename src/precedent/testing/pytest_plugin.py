@@ -1,4 +1,4 @@
-"""Fixtures for testing agents without weights; pytest finds them as soon as the package is installed.
+"""Fixtures for testing agents without weights; pytest finds them once the package is installed.
 
 Nothing heavy is imported before a test asks for a fixture.
 """
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class EngineMaker(Protocol):
-    """What the fixture `precedent_engine` is."""
+    """The type of the fixture `precedent_engine`."""
 
     def __call__(self, script: Script, **settings: Any) -> Engine:
-        """An engine that answers from `script`; `settings` are those of `scripted_model_engine`."""
+        """Create an engine that answers from `script`; `settings` are those of `scripted_model_engine`."""
 
 
 class LosslessAssertion(Protocol):
-    """What the fixture `assert_lossless` is."""
+    """The type of the fixture `assert_lossless`."""
 
     def __call__(self, llm: Any, *inputs: Any, **kwargs: Any) -> Runs:
         """Fail unless speculation changes no answer; see `precedent.testing.lossless.assert_lossless`."""
@@ -32,7 +32,7 @@ class LosslessAssertion(Protocol):
 
 @pytest.fixture
 def precedent_engine() -> Iterator[EngineMaker]:
-    """Makes engines on a tiny real model that follows a script, closed after the test.
+    """Makes engines on a tiny real model that follows a script; they are closed after the test.
 
     def test_my_agent(precedent_engine):
         engine = precedent_engine([("user", "Where is order 1042?"), ("assistant", "It was sent.")])
@@ -53,7 +53,7 @@ def precedent_engine() -> Iterator[EngineMaker]:
 
 @pytest.fixture
 def assert_lossless() -> LosslessAssertion:
-    """Asserts that a chat model, or what was made of one, answers the same with and without speculation."""
+    """Asserts that a chat model, or one with tools bound, answers the same with and without speculation."""
     from precedent.testing.lossless import assert_lossless as check
 
     return check

@@ -1,9 +1,10 @@
-"""Random numbers that replay every branch: the exact distribution of whatever is a function of its `rng`.
+"""Random numbers that replay every branch: the exact distribution of any function of an `rng`.
 
     for probability, verdict in enumerate_outcomes(lambda rng: verify(tree, rows, "traversal", rng)): ...
 
-Statistics see a bias of a few per cent; this sees 1e-12. It also refuses code that asks for the same number twice:
-counter-based numbers would be equal, and the distribution wrong although every single number is fair.
+Statistical tests detect a bias of a few per cent; this detects 1e-12. It also rejects code that asks for the same
+number twice: counter-based generators would return equal numbers, and the joint distribution would be wrong although
+each number is fair.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ ROUNDING = 1e-9
 
 @dataclass(slots=True)
 class ReplayRng:
-    """Random numbers that follow a script of choices and take the first possible branch where the script ends.
+    """Random numbers that follow a script of choices, and take the first possible branch once the script ends.
 
-    `branches[i]` lists the (value, probability) pairs that decision i could have taken, `taken[i]` which one it took.
+    `branches[i]` lists the (value, probability) pairs possible for decision i; `taken[i]` indexes the one taken.
     """
 
     script: Sequence[int] = ()
@@ -35,18 +36,18 @@ class ReplayRng:
     _asked: set[tuple[int, str]] = field(default_factory=set)
 
     def bernoulli(self, probability: float, node: int, purpose: str) -> bool:
-        """Both outcomes that have mass. Raises AssertionError unless `probability` lies in [0, 1]."""
+        """Branch into the outcomes that have mass. Raises AssertionError unless `probability` is in [0, 1]."""
         if not -ROUNDING <= probability <= 1.0 + ROUNDING:
-            raise AssertionError(f"probability {probability} of {purpose} at node {node} lies outside [0, 1]")
+            raise AssertionError(f"probability {probability} of {purpose} at node {node} is outside [0, 1]")
         probability = min(1.0, max(0.0, probability))
         return bool(self._choose([(1, probability), (0, 1.0 - probability)], node, purpose))
 
     def categorical(self, weights: Tensor, node: int, purpose: str) -> int:
-        """Every index that has mass. Raises AssertionError when none has or one is negative."""
+        """Branch into every index that has mass. Raises AssertionError if none has, or if a weight is negative."""
         values = weights.tolist()
         total = sum(values)
         if not total > 0.0 or min(values) < 0.0:
-            raise AssertionError(f"weights {values} of {purpose} at node {node} are no distribution")
+            raise AssertionError(f"weights {values} of {purpose} at node {node} are not a distribution")
         return self._choose([(index, value / total) for index, value in enumerate(values)], node, purpose)
 
     def _choose(self, options: list[tuple[int, float]], node: int, purpose: str) -> int:

@@ -1,4 +1,4 @@
-r"""Scripts that are conversations: an answer is given to the prompt that holds everything before it, and no other.
+r"""Scripts as conversations: each answer is given only to the prompt that holds everything before it.
 
 A conversation is a list of lines:
 
@@ -19,16 +19,16 @@ from precedent.errors import ConfigError, GenerationError
 from precedent.testing.scripted_prompt import BEGIN, Said, Turn, missing, turns_of
 
 Line = tuple[str, str]
-"""Who says it ("system", "user", "assistant" or "tool") and what; an assistant's calls stand as it writes them."""
+"""The role ("system", "user", "assistant" or "tool") and the text; an assistant's calls are in the model's format."""
 
 ROLES = ("system", "user", "assistant", "tool")
 
 
 def conversations(*scripts: Sequence[Line]) -> Callable[[str], str]:
-    """A script of several conversations: a prompt is answered by the first that it follows.
+    """A script of several conversations: a prompt is answered by the first one that it follows.
 
-    Answering raises GenerationError for a prompt that follows none, and says what each one misses. Raises ConfigError
-    for what is no conversation.
+    The script raises GenerationError for a prompt that follows none, and says what is missing for each. Raises
+    ConfigError for a script that is not a conversation.
     """
     for script in scripts:
         _check(script)
@@ -46,7 +46,7 @@ def conversations(*scripts: Sequence[Line]) -> Callable[[str], str]:
 
 
 def _reply(script: Sequence[Line], turns: Sequence[Turn]) -> tuple[str, str | None]:
-    """The answer that follows the turns, and what they lack for it, None where that is nothing."""
+    """The answer that follows the turns, and a description of what they lack for it, or None."""
     if [turn.role for turn in turns] == [""]:
         return "", "its prompts are not ChatML; give a function of the prompt"
     places = [place for place, (role, _) in enumerate(script) if role == "assistant"]
@@ -60,4 +60,4 @@ def _reply(script: Sequence[Line], turns: Sequence[Turn]) -> tuple[str, str | No
 def _check(script: Sequence[Line]) -> None:
     for line in script:
         if not isinstance(line, tuple | list) or len(line) != 2 or line[0] not in ROLES:
-            raise ConfigError(f"{line!r} is no line of a conversation: give (role, text), with a role of {ROLES}")
+            raise ConfigError(f"{line!r} is not a line of a conversation: give (role, text), with a role of {ROLES}")

@@ -1,4 +1,4 @@
-"""A stand-in for the engine that answers from a script: for testing agents and front ends without a model."""
+"""A fake engine that answers from a script, for testing agents and front ends without a model."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from precedent.cache import NewCompletion
 
 Script = Callable[[str], str] | Sequence[str] | Sequence[Line]
-"""The answer to a prompt's text, answers that are given out in order, or a conversation, line by line."""
+"""A function from a prompt's text to its answer, a list of answers used in order, or the lines of a conversation."""
 
 
 @dataclass(slots=True)
 class ScriptedRequest:
-    """What the engine was asked, for assertions; `ended` is set when the request is over, `cancelled` if early."""
+    """A request as the engine received it, for assertions; `ended` is set at its end, `cancelled` on cancellation."""
 
     prompt: str
     prompt_ids: tuple[int, ...]
@@ -58,11 +58,11 @@ class ScriptedRequest:
 
 
 class ScriptedEngine:
-    """Answers like `precedent.engine.Engine`, from a `script`, in bursts of 1 to `max_burst` tokens drawn by `seed`.
+    """Answers like `precedent.engine.Engine`, from a `script`, in bursts of 1 to `max_burst` tokens (random by `seed`).
 
-    Tokens, text, stop strings, usage and cancellation go through the library's own code; each request has a thread of
-    its own, which waits `pace` seconds before every burst. The prompt of a LangChain call is held against what the call
-    was asked. An answer that a grammar forbids fails, unless it `may_stray`: then it ends as soon as it may.
+    Tokens, text, stop strings, usage and cancellation go through the library's own code. Each request runs in its own
+    thread and waits `pace` seconds before every burst. The prompt of a LangChain call is checked against the call's
+    input. An answer that a grammar forbids fails; with `may_stray` it ends as soon as the grammar allows instead.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ScriptedEngine:
     ) -> Generation:
         """Start answering and return at once. Raises ContextOverflowError like an engine.
 
-        Raises AssertionError for a prompt that lacks something of its LangChain call.
+        Raises AssertionError for a prompt that lacks part of its LangChain call's input.
         """
         LISTENER.check(self.tokenizer, prompt_ids)
         if len(prompt_ids) >= self.context_length:
@@ -130,7 +130,7 @@ class ScriptedEngine:
         return request.generation
 
     def close(self) -> None:
-        """Take no more requests; running ones end by themselves."""
+        """Mark the engine closed; running requests end by themselves."""
         self.closed = True
 
     def _run(self, request: ScriptedRequest, rng: random.Random) -> None:
@@ -182,7 +182,7 @@ class ScriptedEngine:
             raise cancelled_error()
 
     def _script_ids(self, request: ScriptedRequest) -> list[int]:
-        """The answer with its end token, as the request's grammar lets the script be followed."""
+        """The answer's tokens, end token included, following the script as far as the request's grammar allows."""
         end_id, answer = int(self.tokenizer.eos_token_id), self._answers(request.prompt)
         if request.grammar is None:
             return [*self.tokenizer.encode(answer, add_special_tokens=False), end_id]
@@ -204,9 +204,9 @@ class ScriptedEngine:
 
 
 def answers_of(script: Script) -> Callable[[str], str]:
-    """A script as a function of the prompt's text; a list of answers is given out in order.
+    """Convert a script to a function of the prompt's text; a list of answers is used in order.
 
-    Raises ConfigError for a line of a conversation that is none.
+    Raises ConfigError for an invalid line of a conversation.
     """
     if callable(script):
         return script
@@ -218,7 +218,7 @@ def answers_of(script: Script) -> Callable[[str], str]:
         try:
             return next(remaining)
         except StopIteration:
-            raise GenerationError(f"the script has {len(answers)} answers, and all are used up") from None
+            raise GenerationError(f"the script's {len(answers)} answers are used up: add answers") from None
 
     return answer
 
@@ -239,7 +239,7 @@ def _count(stats: GenerationStats, kept: int) -> None:
 
 
 def chatml_tokenizer(**settings: Any) -> PreTrainedTokenizerBase:
-    """A byte-level tokenizer with ChatML tokens and no merges: one token per byte, so every character can be cut."""
+    """A byte-level tokenizer with ChatML tokens and no merges: one token per byte, so any character can be split."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

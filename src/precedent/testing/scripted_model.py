@@ -1,7 +1,7 @@
-"""An engine on a real, tiny Hugging Face model whose logits follow a script: to test agents whole, without weights.
+"""An engine on a tiny Hugging Face model whose logits follow a script, to test whole agents without weights.
 
-Everything but the script is the real thing: the tokenizer and the chat template, the keys and values, candidate trees,
-constraints, verification, the scheduler and the speculation cache.
+Only the script is fake. The tokenizer, the chat template, the KV cache, candidate trees, constraints, verification,
+the scheduler and the speculation cache are real.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 CONTEXT_LENGTH = 16_384
 
 MILLISECONDS = ((1, 4.0), (8, 4.2), (32, 5.0))
-"""What a step is said to cost, by its width: the same trees on every machine."""
+"""Fixed step costs by width, so that every machine plans the same trees."""
 
 
 class ScriptedTarget(TargetModel):
-    """A target model that follows a script: what it answers to a prompt's text, or answers, or a conversation.
+    """A target model that follows a script: a function of the prompt's text, a list of answers, or a conversation.
 
-    A request whose answer has left the script (a constraint forbade a token), layout aside, fails with a
-    GenerationError. With `may_stray` it ends as soon as it may instead; only then do the model's own logits matter.
+    A request fails with a GenerationError if its answer leaves the script, layout aside, because a constraint forbade a
+    token. With `may_stray` it ends as soon as it can instead; only then do the model's own logits matter.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class ScriptedTarget(TargetModel):
 
     @torch.inference_mode()
     def score(self, batch: Sequence[tuple[Slot, CandidateTree]]) -> list[Tensor]:
-        """As `TargetModel.score`, with the script's next token far above all others in every row."""
+        """As `TargetModel.score`, but every row puts the script's next token far above all others."""
         scored = super().score(batch)
         return [self._follow(logits, *pair) for logits, pair in zip(scored, batch, strict=True)]
 
     def commit_all(self, batch: Sequence[Commit]) -> list[Exception | None]:
-        """As `TargetModel.commit_all`; an answer that has left the script is a failure."""
+        """As `TargetModel.commit_all`; also returns an error for an answer that has left the script."""
         errors = super().commit_all(batch)
         return [error or self._strayed(commit[0]) for error, commit in zip(errors, batch, strict=True)]
 
@@ -80,10 +80,10 @@ class ScriptedTarget(TargetModel):
 
 
 class ScriptedModelEngine(Engine):
-    """An engine that holds every prompt of a LangChain call against what the call was asked."""
+    """An engine that checks every prompt of a LangChain call against the call's input."""
 
     def submit(self, prompt_ids: Sequence[int], *args: Any, **kwargs: Any) -> Generation:
-        """As `Engine.submit`. Raises AssertionError for a prompt that lacks something of its call."""
+        """As `Engine.submit`. Raises AssertionError for a prompt that lacks part of its call's input."""
         LISTENER.check(self.tokenizer, prompt_ids)
         return super().submit(prompt_ids, *args, **kwargs)
 
@@ -99,9 +99,9 @@ def scripted_model_engine(
 ) -> Engine:
     """An engine on a tiny random Llama that answers from `script`; `settings` go to `Engine` (`cache`, `limits`, ...).
 
-    With `draft_model` a model of other random weights proposes as well, nearly always wrongly. An answer that a grammar
-    forbids fails, unless it `may_stray`. Searches and writes are done before decoding goes on, and no step is timed, so
-    that what is drafted hangs neither on which thread was faster nor on how busy the machine is.
+    With `draft_model`, a model with other random weights proposes as well, nearly always wrongly. An answer that a
+    grammar forbids fails, unless it `may_stray`. Searches and writes finish before decoding goes on, and no step is
+    timed, so the drafts depend neither on thread timing nor on the machine's load.
     """
     tokenizer = tokenizer or scripted_tokenizer()
     target = ScriptedTarget(_tiny(tokenizer, seed=0), tokenizer, script, may_stray=may_stray)
@@ -111,7 +111,7 @@ def scripted_model_engine(
 
 
 class FixedCost(CostCurve):
-    """A cost curve that depends on no machine: what steps really take is not learned."""
+    """A cost curve that is the same on every machine: it does not learn from measured steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class FixedCost(CostCurve):
 
 @lru_cache(maxsize=1)
 def scripted_tokenizer() -> PreTrainedTokenizerBase:
-    """A byte tokenizer with ChatML control tokens and a template that takes tools, and a few hundred merged tokens."""
+    """A byte tokenizer with ChatML control tokens, a template that takes tools, and a few hundred merged tokens."""
     from precedent.text.prompt import hermes_template
 
     tokenizer = byte_tokenizer(_merges([hermes_template(), *SAMPLES]))
@@ -138,11 +138,11 @@ SAMPLES = (
     '{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object", '
     '"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a"]}}}',
 )
-"""What merged tokens are made of, beside the template: they keep prompts short."""
+"""Texts, besides the template, from which the merges are learned; merged tokens keep prompts short."""
 
 
 def _merges(texts: Iterable[str], number: int = 400) -> tuple[tuple[str, str], ...]:
-    """The merges that byte-pair encoding learns from a few texts."""
+    """Learn byte-pair merges from a few texts."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     learner = Tokenizer(models.BPE())

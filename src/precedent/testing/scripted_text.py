@@ -1,4 +1,4 @@
-"""Where an answer stands in its script, token by token, whatever tokens it was cut into."""
+"""Follows an answer through its script, token by token, however the answer was tokenized."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 BLANK = b" \t\r\n"
 SPACES = (b" ", b"\n")
-"""The white space that is added where a constraint asks for some, once at a place."""
+"""White space that may be added, once per place, if a constraint requires some."""
 
 PUNCTUATION = b"{}[],:<>"
 _GAP = re.compile(rb"(?<![ \t\r\n])[ \t\r\n]*")
 _STRING = re.compile(rb'"(?:\\.|[^"\\])*(?:"|$)', re.DOTALL)
 
 CLOSERS = (b'"', b"}", b"]")
-"""What ends JSON soonest, best first."""
+"""The bytes that end JSON soonest, best first."""
 
 WEIGHTS = tuple(50.0 * 2.5**rank for rank in reversed(range(9)))
-"""Added to the logits of what a script wishes, first wish first: so far apart that no penalty changes their order."""
+"""Added to the logits of a script's wishes, first wish first; so far apart that no penalty changes their order."""
 
 
 class ScriptedText:
-    """One request's script: the answer that begins behind `prompt_length` tokens.
+    """One request's script: the answer that begins after `prompt_length` tokens.
 
-    The tokenizer is byte-level. White space that is layout (outside of JSON's strings, beside its punctuation or a tag)
-    may be left out or added, as a constraint wants it; whatever else differs has left the script.
+    The tokenizer is byte-level. Layout, which is white space outside JSON strings and next to punctuation or a tag, may
+    be left out or added, as a constraint requires; with any other difference the answer has left the script.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_length: int, answer: str) -> None:
@@ -47,10 +47,10 @@ class ScriptedText:
         self._layout = layout_of(self._text)
 
     def wishes(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """The tokens that follow prompt and answer `token_ids` by the script, the one to the letter first.
+        """The tokens by which the script continues `token_ids` (prompt and answer so far), the literal next one first.
 
-        Then those that a constraint may want instead: without layout, in smaller pieces, with white space added. Last,
-        and off the script alone, what ends the answer soonest.
+        Next come alternatives that a constraint may require: without layout, in smaller pieces, with white space added.
+        Last come the tokens that end the answer soonest; they are the only ones once the answer has left the script.
         """
         given = tuple(token_ids[self._prompt_length :])
         said = self._bytes(given)
@@ -59,7 +59,7 @@ class ScriptedText:
         if at is None:
             return ends
         to_the_letter = given == self._ids[: len(given)] and len(given) < len(self._ids)
-        bare = self._behind_layout(at)
+        bare = self._after_layout(at)
         spaces = SPACES if self._layout[at] and said[-1:] not in SPACES else ()
         return tuple(
             dict.fromkeys(
@@ -74,12 +74,12 @@ class ScriptedText:
         )
 
     def lost(self, token_ids: Sequence[int]) -> str | None:
-        """What the script says where the answer behind the prompt has left it, or has ended too soon; else None."""
+        """The rest of the script at the place where the answer left it or ended too soon; None if it did neither."""
         given = tuple(token_ids[self._prompt_length :])
         ended = self._end in given
         said = self._bytes(given[: given.index(self._end)] if ended else given)
         at = self._place(said)
-        if at is not None and not (ended and self._behind_layout(at) < len(self._text)):
+        if at is not None and not (ended and self._after_layout(at) < len(self._text)):
             return None
         while at is None:
             said = said[:-1]
@@ -87,24 +87,24 @@ class ScriptedText:
         return self._text[at:].decode(errors="replace")
 
     def _place(self, said: bytes) -> int | None:
-        """How far in the script an answer is, None where it is not in it."""
+        """The answer's position in the script, None if it has left the script."""
         at = 0
         for byte in said:
             if byte not in self._text[at : at + 1]:
-                at = self._behind_layout(at)
+                at = self._after_layout(at)
             if byte in self._text[at : at + 1]:
                 at += 1
             elif byte not in BLANK or not self._layout[at]:
                 return None
         return at
 
-    def _behind_layout(self, at: int) -> int:
+    def _after_layout(self, at: int) -> int:
         while at < len(self._text) and self._text[at] in BLANK and self._layout[at]:
             at += 1
         return at
 
     def _token_at(self, rest: bytes) -> int:
-        """The longest token that `rest` begins with; the end token at the end."""
+        """The longest token that `rest` starts with; the end token if nothing is left."""
         lengths = range(min(self._longest, len(rest)), 0, -1)
         return next((self._tokens[rest[:n]] for n in lengths if rest[:n] in self._tokens), self._end)
 
@@ -113,7 +113,7 @@ class ScriptedText:
 
 
 def layout_of(text: bytes) -> list[bool]:
-    """For every place of a text, its end included, whether white space there is layout."""
+    """For every position in a text, its end included, whether white space there is layout."""
     layout = [True] * (len(text) + 1)
     for gap in _GAP.finditer(text):
         around = (text[gap.start() - 1 : gap.start()], text[gap.end() : gap.end() + 1])
@@ -126,7 +126,7 @@ def layout_of(text: bytes) -> list[bool]:
 
 @lru_cache(maxsize=8)
 def pieces_of(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, bytes]:
-    """The bytes of every token of a byte-level tokenizer; those of control tokens are their text."""
+    """The bytes of every token of a byte-level tokenizer; for control tokens, the bytes of their text."""
     byte_of = _byte_of_symbol()
     special = set(tokenizer.all_special_ids)
     return {
@@ -136,7 +136,7 @@ def pieces_of(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, bytes]:
 
 
 def _byte_of_symbol() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for characters from 256 on, in order."""
+    """GPT-2's alphabet: printable bytes are written as themselves, the others as characters from 256 on, in order."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     symbols = {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -145,8 +145,8 @@ def _byte_of_symbol() -> dict[str, int]:
 
 
 def forbidden(lost: str) -> GenerationError:
-    """The failure of a request whose answer could not go on with `lost`."""
+    """The error of a request whose answer could not continue with `lost`."""
     return GenerationError(
         f"a grammar or another constraint forbids what the script says next, {lost[:60]!r}: change the script, or let "
-        "the answer end where it may with may_stray=True"
+        "the answer end early with may_stray=True"
     )

@@ -1,10 +1,10 @@
-# ruff: noqa: D102 - a test's name tells what it shows
-"""What every completion store has to keep: subclass `StoreContract` in a test module and give it `open_store`.
+# ruff: noqa: D102 - a test's name says what it shows
+"""The contract of every completion store: subclass `StoreContract` in a test module and define `open_store`.
 
 class TestMyStore(StoreContract):
     @pytest.fixture
     def open_store(self, tmp_path):
-        return lambda: MyStore(tmp_path)   # called again, it opens the same data again
+        return lambda: MyStore(tmp_path)   # a second call opens the same data again
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OpenStore = Callable[[], CompletionStore]
 
 
 def completion(*token_ids: int, **fields: str) -> NewCompletion:
-    """A completion of tokenizer "tok" and model "model" with a query of its own."""
+    """A completion of tokenizer "tok" and model "model" with a distinct query."""
     defaults = {"tokenizer": "tok", "model": "model", "query": f"query {token_ids}", "text": f"text {token_ids}"}
     return NewCompletion(token_ids, **{**defaults, **fields})
 
@@ -39,18 +39,18 @@ def unit_vector(seed: int) -> np.typing.NDArray[np.float32]:
 
 
 def ids_of(found: list[StoredCompletion]) -> list[int]:
-    """The ids of completions, in their order."""
+    """The ids of completions, in order."""
     return [one.id for one in found]
 
 
 class StoreContract:
-    """The tests; `persistent` says whether the data outlive the store object."""
+    """The tests; `persistent` says whether data outlive the store object."""
 
     persistent = True
 
     @pytest.fixture
     def open_store(self) -> OpenStore:
-        """Override: a function that opens the same data whenever it is called."""
+        """Override with a function that opens the same data on every call."""
         raise AssertionError("a store contract needs an `open_store` fixture")
 
     @pytest.fixture
@@ -61,7 +61,7 @@ class StoreContract:
         store.close()
 
     def add(self, store: CompletionStore, new: NewCompletion, seed: int = 0) -> int:
-        """Insert with a vector."""
+        """Insert a completion with a random vector."""
         return store.insert(new, unit_vector(seed), EMBEDDER)
 
     def test_a_completion_comes_back_as_it_was_stored(self, store: CompletionStore) -> None:

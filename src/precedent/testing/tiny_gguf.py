@@ -1,4 +1,4 @@
-"""A tiny Llama as a GGUF file, as llama.cpp writes it; needs the package gguf."""
+"""Writes a tiny Llama as a GGUF file in llama.cpp's layout; needs the package gguf."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_gguf(
 ) -> Path:
     """Write a Llama and its byte-level tokenizer, which must have merges. Returns the file.
 
-    `quantised` stores the matrices in eight bits; further `fields` are numbers, dots written as two underscores.
+    `quantised` stores the matrices in eight bits. Further `fields` set numeric metadata; `__` in a name means a dot.
     """
     import gguf
 
@@ -103,6 +103,6 @@ def _tensors(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
 
 
 def _interleaved(weights: Tensor, heads: int) -> Tensor:
-    """Rotary pairs beside one another, as llama.cpp has them, not in two halves."""
+    """Reorder rotary pairs from two halves to neighbours, as in llama.cpp."""
     size = weights.shape[0] // heads // 2
     return weights.reshape(heads, 2, size, -1).transpose(1, 2).reshape(weights.shape).contiguous()

@@ -1,4 +1,4 @@
-"""Real, tiny, random Hugging Face models and a byte tokenizer: every code path of the engine without a download."""
+"""Tiny random Hugging Face models and a byte tokenizer: every code path of the engine without a download."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def tiny_causal_lm(
     scale: float = 1.0,
     **settings: Any,
 ) -> PreTrainedModel:
-    """A random causal LM of any architecture that transformers knows, small enough for exact tests on a CPU.
+    """A random causal LM of any architecture in transformers, small enough for exact tests on a CPU.
 
-    `scale` multiplies the output head: larger makes the next token more certain.
+    `scale` multiplies the output head; larger values make the next token more certain.
     """
     config = AutoConfig.for_model(model_type, vocab_size=vocab_size, **{**_SHAPE, **settings})
-    config._experts_implementation = "eager"  # the only one that computes in float64
+    config._experts_implementation = "eager"  # the only implementation that computes in float64
     config.eos_token_id = config.bos_token_id = config.pad_token_id = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
         with torch.no_grad():
-            # transformers initialises with a spread of 0.02: too flat to tell one position from another
+            # transformers initialises with a spread of 0.02, too flat to tell positions apart
             for parameter in model.parameters():
                 if parameter.dim() > 1:
                     parameter.normal_(0.0, parameter.shape[-1] ** -0.5)

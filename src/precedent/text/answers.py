@@ -1,4 +1,4 @@
-"""How one model's answers are read: which tool format, which reasoning tags, which special tokens stay in the text."""
+"""How to read one model's answers: its tool format, its reasoning tags, and which special tokens stay in the text."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TAIL_TOKENS = 32
-"""Tokens at the end of a prompt that are looked at for an opened reasoning tag."""
+"""Number of tokens at the end of a prompt that are searched for an open reasoning tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerSyntax:
-    """How the answers to one prompt are to be read.
+    """How to read the answers to one prompt.
 
-    `form` is the tool format, None if no tool is bound or the tokenizer's own response template reads the calls.
-    `shown_tokens` are ids of special tokens that have to stay in the answer's text, for they mark calls or reasoning.
+    `form` is the tool format, None if no tool is bound or if the tokenizer's own response template reads the calls.
+    `shown_tokens` are the ids of special tokens that stay in the answer's text because they mark calls or reasoning.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -41,7 +41,7 @@ class AnswerSyntax:
     by_response_template: bool = False
 
     def parser(self) -> AnswerParser:
-        """A parser for one answer, fed with its text from the first character on."""
+        """Create a parser for one answer; feed it the text from the first character on."""
         if self.by_response_template:
             return ResponseTemplateParser(self.tokenizer, str(self.tokenizer.decode(list(self.prompt_ids))), self.tools)
         if self.channels:
@@ -49,11 +49,11 @@ class AnswerSyntax:
         return TaggedParser(self.form, self.reasoning, self.tools, in_reasoning=self.opened_by_prompt)
 
     def token_ranges(self, token_ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[range]:
-        """Places of an answer's tokens within spans of its text (first and last character + 1)."""
+        """Map spans of the answer's text (first character, last character + 1) to ranges of token positions."""
         hidden = hidden_tokens(self.tokenizer, self.shown_tokens) if spans else None
 
         def tokens_up_to(length: int) -> int:
-            """The fewest first tokens whose text has `length` characters."""
+            """The smallest number of leading tokens whose text has `length` characters."""
             return bisect_left(
                 range(len(token_ids)), length, key=lambda count: len(decoded(self.tokenizer, token_ids[:count], hidden))
             )
@@ -62,7 +62,7 @@ class AnswerSyntax:
 
     @property
     def opened_by_prompt(self) -> bool:
-        """True where the prompt ends inside of the reasoning."""
+        """Whether the prompt ends inside the reasoning."""
         if self.reasoning is None:
             return False
         tail = self.tokenizer.decode(list(self.prompt_ids[-TAIL_TOKENS:]), skip_special_tokens=False)
@@ -75,7 +75,7 @@ def answer_syntax(
     tools: Sequence[Mapping[str, Any]],
     prompt_ids: Sequence[int],
 ) -> AnswerSyntax:
-    """How to read the answer to a rendered prompt. Raises UnsupportedError where the tool format is not known."""
+    """Work out how to read the answer to a rendered prompt. Raises UnsupportedError if the tool format is unknown."""
     template = template_for(tokenizer, messages, bool(tools))
     form = format_of_template(template)
     own = bool(tools) and form is None and reads_calls(tokenizer)

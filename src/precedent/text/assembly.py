@@ -1,4 +1,4 @@
-"""From token ids to the text that may be shown: detokenize, then hold back what could become a stop string."""
+"""Token ids to text that is safe to show: detokenize, then hold back what could become a stop string."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from precedent.text.stop import StopScanner
 
 
 class TextAssembler:
-    """One request's text, fed with bursts of any size; the text is the same under every split into bursts.
+    """Assembles the text of one request from bursts of tokens; the text does not depend on how the tokens are split.
 
     `shown_tokens` are special tokens that stay in the text; the others are skipped.
     """
@@ -24,7 +24,7 @@ class TextAssembler:
         self.stopped = False
 
     def push(self, token_ids: Sequence[int]) -> tuple[str, int]:
-        """New text, and how many of the tokens count (fewer when a stop string ended the answer inside the burst)."""
+        """Return the new text and how many of the tokens count (fewer if a stop string ends the answer among them)."""
         if self._scanner is None:
             return self._detokenizer.push(token_ids), len(token_ids)
         shown = ""
@@ -36,7 +36,7 @@ class TextAssembler:
         return shown, len(token_ids)
 
     def flush(self) -> str:
-        """The text still held back at the end of the answer; nothing after a stop string."""
+        """Return the text still held back at the end of the answer; nothing after a stop string."""
         if self.stopped:
             return ""
         rest = self._detokenizer.flush()

@@ -1,4 +1,4 @@
-"""Text to token ids and back, as drafters need it: the ids of a text as an answer holds them."""
+"""Text to token ids and back for drafters: a text gets the ids that it would have inside an answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TokenizerCodec:
-    """A tokenizer as drafters see it. `end_token_id` ends an answer, None where the tokenizer names no such token."""
+    """A tokenizer as drafters see it. `end_token_id` ends an answer; None if the tokenizer defines no such token."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -28,17 +28,17 @@ class TokenizerCodec:
         return tokenizer_fingerprint(self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text from the middle of another: behind a newline, lest the tokenizer add a leading space."""
+        """Encode a text as it would appear mid-answer: after a newline, so that the tokenizer adds no leading space."""
         ids = self._ids(f"\n{text}")
-        behind = len(self._newline)
-        return ids[behind:] if ids[:behind] == self._newline else self._ids(text)
+        skipped = len(self._newline)
+        return ids[skipped:] if ids[:skipped] == self._newline else self._ids(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids, control tokens included."""
+        """Decode ids to text, control tokens included."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def answer_ids(self, answer: str | Sequence[int] | None) -> tuple[int, ...]:
-        """The ids of a whole answer, its end token included; ids are taken as they are, and nothing stays nothing."""
+        """The ids of a whole answer: encodes a text and adds its end token, keeps ids as they are. None becomes ()."""
         if not isinstance(answer, str):
             return tuple(int(token) for token in answer or ())
         ending = () if self.end_token_id is None else (self.end_token_id,)
@@ -46,7 +46,7 @@ class TokenizerCodec:
 
 
 def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
-    """Encodes without special tokens; by the backend where there is one, which takes a tenth of the time."""
+    """An encoder that adds no special tokens. It uses the Rust backend if there is one, which is ten times faster."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda text: list(tokenizer.encode(text, add_special_tokens=False))

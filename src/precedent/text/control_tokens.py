@@ -1,10 +1,10 @@
 """Control tokens in user or tool text stay text: only those that the chat template writes become tokens.
 
-The same goes for tags without a token of their own, such as `<tool_response>` in some models: templates look for them
-in the messages, and must find only those that they wrote themselves.
+Tags without a token of their own, such as `<tool_response>` in some models, get the same treatment: templates search
+the messages for them and must find only the ones that they wrote themselves.
 
-transformers >= 5.23 can do this (`sanitize_control_tokens=True`). It is done here for every version alike, because
-prompt ids must not depend on the installed version, and because names (of parameters, of arguments) count as well.
+transformers >= 5.23 can do this (`sanitize_control_tokens=True`). We do it ourselves for every version, because prompt
+ids must not depend on the installed version, and because names of parameters and arguments need it too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PRIVATE_USE = range(0xF0000, 0xFFFFE)
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """Two characters that occur nowhere in the input and enclose its control tokens while the template is rendered."""
+    """Two characters that do not occur in the input; they enclose its control tokens while the template is rendered."""
 
     start: str
     end: str
@@ -35,7 +35,7 @@ class Markers:
     def for_input(
         cls, tokenizer: PreTrainedTokenizerBase, template: str, values: Any, tags: Iterable[str] = ()
     ) -> Markers | None:
-        """The markers for these messages and tools, or None if they hold no control token and none of the `tags`."""
+        """Choose markers for these messages and tools; None if they contain no control token and none of the `tags`."""
         tokens = {*control_tokens(tokenizer, template), *tags}
         text = json.dumps(values, ensure_ascii=False, default=str)
         if not any(json.dumps(token, ensure_ascii=False)[1:-1] in text for token in tokens):
@@ -45,7 +45,7 @@ class Markers:
         return cls(next(unused), next(unused), re.compile("|".join(map(re.escape, longest_first))))
 
     def mark(self, value: Any, spared: Collection[str] = ()) -> Any:
-        """`value` with every control token in its texts and keys enclosed, but for `spared` ones of a text."""
+        """Enclose every control token in the texts and keys of `value`, except the `spared` ones if it is a text."""
         if isinstance(value, str):
             return self.control_token.sub(
                 lambda found: found[0] if found[0] in spared else f"{self.start}{found[0]}{self.end}", value
@@ -57,9 +57,10 @@ class Markers:
         return value
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, rendered: str) -> list[int]:
-        """Ids of a rendered prompt: enclosed control tokens as plain text, everything else as usual.
+        """Encode a rendered prompt: enclosed control tokens as plain text, everything else as usual.
 
-        A marker that a template tore from its partner is dropped; what it enclosed still cannot join into a token.
+        If a template separated a marker from its partner, the marker is dropped; the text that it enclosed still cannot
+        merge into a control token.
         """
         enclosed = f"{self.start}({self.control_token.pattern}){self.end}"
         pieces = re.split(f"{enclosed}|[{self.start}{self.end}]", rendered)
@@ -71,7 +72,7 @@ class Markers:
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[str, ...]:
-    """Special tokens, and other added tokens that the template writes or the tokenizer lists as chat control tokens."""
+    """Special tokens, plus added tokens that the template writes or the tokenizer lists as chat control tokens."""
     listed = set(getattr(tokenizer, "chat_control_tokens", None) or ())
     return tuple(
         token.content
@@ -81,7 +82,7 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[s
 
 
 def _plain_ids(tokenizer: PreTrainedTokenizerBase, control_token: str) -> list[int]:
-    """The ids of a control token's text. Raises PromptError if the tokenizer has none but the token itself."""
+    """Encode a control token as plain text. Raises PromptError if the tokenizer can only produce the token itself."""
     ids = _ids_within_text(control_token, _text_encoder(tokenizer))
     own = tokenizer.convert_tokens_to_ids(control_token)
     if own != tokenizer.unk_token_id and own in ids:
@@ -94,7 +95,7 @@ def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
 
 
 def _text_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
-    """Encodes text without matching any added token."""
+    """An encoder that matches no added tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda text: list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
@@ -110,6 +111,6 @@ def _text_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[in
 
 
 def _ids_within_text(piece: str, encode: Callable[[str], Sequence[int]]) -> list[int]:
-    """Encode a piece from the middle of a text: behind a newline, lest the tokenizer add a leading space."""
+    """Encode a piece from the middle of a text: after a newline, so that the tokenizer adds no leading space."""
     newline, ids = list(encode("\n")), list(encode("\n" + piece))
     return ids[len(newline) :] if ids[: len(newline)] == newline else list(encode(piece))

@@ -10,22 +10,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What decoders write for bytes that are no complete UTF-8 character (yet)."""
+"""What decoders write for bytes that are not (yet) a complete UTF-8 character."""
 
 REMEMBERED = 1 << 16
-"""Runs of tokens whose text is remembered: agents write the same words again and again."""
+"""Number of token runs whose text is cached: agents write the same words again and again."""
 
 _Texts = dict[frozenset[int] | None, dict[tuple[int, ...], str]]
 _TEXTS: WeakKeyDictionary[PreTrainedTokenizerBase, _Texts] = WeakKeyDictionary()
-"""By tokenizer, and by the tokens that do not show."""
+"""Cached texts by tokenizer and by the set of hidden tokens."""
 
 
 class IncrementalDetokenizer:
-    """Turns bursts of token ids into text, special tokens skipped but for `shown` ones; never half a UTF-8 character.
+    """Turns bursts of token ids into text, skipping special tokens that are not `shown`; never splits a character.
 
-    Tokens are taken one by one, so the text and the token at which it appears do not depend on how ids are cut into
-    bursts. Each token is decoded together with the ids shown last, because many decoders treat the first token of a
-    text differently (they strip its space).
+    It takes tokens one at a time, so the text, and the token at which it appears, do not depend on how the ids are cut
+    into bursts. Each token is decoded together with the ids shown last, because many decoders treat the first token of
+    a text differently (they strip its space).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, shown: Collection[int] = ()) -> None:
@@ -37,11 +37,11 @@ class IncrementalDetokenizer:
         self._pending: tuple[int, ...] = ()
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that `token_ids` complete; it may lag behind them."""
+        """Return the text that `token_ids` complete; it may lag behind them."""
         return "".join(self._push_one(int(token)) for token in token_ids)
 
     def flush(self) -> str:
-        """The text still held back; an unfinished character comes out as U+FFFD."""
+        """Return the text still held back; an unfinished character becomes U+FFFD."""
         return self._show(self._decode()) if self._pending else ""
 
     def _push_one(self, token: int) -> str:
@@ -75,12 +75,12 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, str]:
 
 
 def hidden_tokens(tokenizer: PreTrainedTokenizerBase, shown: Collection[int]) -> frozenset[int] | None:
-    """The special tokens that do not show in a text, None for all of them."""
+    """The special tokens to leave out of a text; None means all of them."""
     return frozenset(special_token_ids(tokenizer)) - frozenset(shown) if shown else None
 
 
 def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], hidden: frozenset[int] | None) -> str:
-    """The text of ids without `hidden` tokens, None for without any special token."""
+    """Decode ids without the `hidden` tokens; None hides every special token."""
     if hidden is not None:
         ids = [token for token in ids if token not in hidden]
     text = tokenizer.decode(list(ids), skip_special_tokens=hidden is None, clean_up_tokenization_spaces=False)

@@ -1,4 +1,4 @@
-"""Turns as a tool format's template takes them: ids of the right length, one call a turn, broken calls as text."""
+"""Fits turns to a tool format's template: ids of the right length, one call per turn, broken calls as text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from precedent.text.tool_formats.seal import ARGUMENTS, unsealed
 
 Message = dict[str, Any]
 CALL_TEXT = "call_text"
-"""Message key of the text of broken calls, which goes behind the content when the prompt is rendered."""
+"""Message key for the text of broken calls, which is appended to the content when the prompt is rendered."""
 
 
 def fitted(messages: Sequence[Message], form: ToolFormat | None) -> list[Message]:
-    """The messages with `invalid_calls` turned back into text, and as the format's template takes them."""
+    """Turn `invalid_calls` back into text, and fit the messages to what the format's template accepts."""
     turns = [_with_broken_calls(message, form) for message in messages]
     if form is None:
         return turns
@@ -39,7 +39,7 @@ def _with_broken_calls(message: Message, form: ToolFormat | None) -> Message:
 
 
 def _broken_text(call: Message, form: ToolFormat | None) -> str:
-    """What the model wrote: the whole text, or what stands behind the beginning that was read."""
+    """The text that the model wrote: all of it, or the opening that was parsed followed by the unparsed rest."""
     text, mark = unsealed(call["args"])
     if mark != ARGUMENTS or not call["name"] or form is None:
         return text
@@ -47,7 +47,7 @@ def _broken_text(call: Message, form: ToolFormat | None) -> str:
 
 
 def _one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
-    """Parallel calls one after the other, each followed by its own result."""
+    """Split parallel calls into one turn each, followed by its own result."""
     turns: list[Message] = []
     position = 0
     while position < len(messages):
@@ -86,7 +86,7 @@ def _with_short_ids(turn: Message, length: int) -> Message:
 
 
 def _short_id(call_id: Any, length: int) -> str:
-    """Letters and digits only; the same id always becomes the same."""
+    """An id of `length` letters and digits; equal ids map to equal ids."""
     text = str(call_id or "")
     if re.fullmatch(f"[A-Za-z0-9]{{{length}}}", text):
         return text
@@ -94,7 +94,7 @@ def _short_id(call_id: Any, length: int) -> str:
 
 
 def _with_reasoning_under(turn: Message, key: str) -> Message:
-    """Thoughts under the template's own key; beside a call it takes either thoughts or text, so both become one."""
+    """Move reasoning to the template's own key. Beside a call it takes either reasoning or text, so both are joined."""
     thoughts = turn.get("reasoning_content")
     if not thoughts:
         return turn

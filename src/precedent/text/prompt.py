@@ -1,6 +1,6 @@
-"""Messages to prompt ids, by the model's own chat template or the shipped Hermes one.
+"""Messages to prompt ids, with the model's own chat template or the shipped Hermes template.
 
-The ids depend on the tokenizer, the messages and the tools alone, never on earlier requests.
+The ids depend only on the tokenizer, the messages, the tools and the template settings, never on earlier requests.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_BEHIND = {"role": "user", "content": "."}
-"""Stands behind an answer, so that the template closes it as it would in a conversation."""
+_NEXT_TURN = {"role": "user", "content": "."}
+"""A turn to place after an answer, so that the template closes the answer as it would in a conversation."""
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -41,11 +41,11 @@ def render_prompt(
     tools: Sequence[Mapping[str, Any]] | None = None,
     settings: Sequence[TemplateSettings] = (),
 ) -> list[int]:
-    """Prompt ids of `messages` (dicts with `role` and `content`), ready for the assistant's answer.
+    """Render `messages` (dicts with `role` and `content`) to prompt ids, ready for the assistant's answer.
 
-    Control tokens in messages, tools and `settings` stay text. Raises PromptError on an empty list, an unknown role, a
-    bad tool, a text that is no Unicode, or messages that the template refuses; UnsupportedError where the model's tool
-    format is not known; what `TemplateSettings` raise.
+    Control tokens in messages, tools and `settings` stay text. Raises PromptError for an empty list, an unknown role,
+    a bad tool, text that is not valid Unicode, or messages that the template refuses; UnsupportedError if the model's
+    tool format is unknown; and whatever `TemplateSettings.of_template` raises.
     """
     _check_messages(messages)
     check_tools(tools or ())
@@ -70,28 +70,28 @@ def told_answer(
     tools: Sequence[Mapping[str, Any]] | None = None,
     settings: Sequence[TemplateSettings] = (),
 ) -> tuple[int, ...] | None:
-    """The ids that the chat template adds to the `prompt` of `before` for an answer, its end token included.
+    """The ids that the chat template appends to `prompt` (rendered from `before`) for an answer, end token included.
 
-    So they have the model's own tool format. None where the template tells no such turn behind its prompt. Raises what
-    `render_prompt` raises.
+    Tool calls are therefore in the model's own format. None if the rendered conversation does not continue the prompt
+    with such a turn. Raises what `render_prompt` raises.
     """
-    whole = render_prompt(tokenizer, [*before, answer, _BEHIND], tools, settings)
-    told = _first_turn_behind(prompt, whole, tokenizer.eos_token_id)
-    if told is None and settings:  # a prompt that forbids thinking ends with an empty thought, which told turns lack
+    whole = render_prompt(tokenizer, [*before, answer, _NEXT_TURN], tools, settings)
+    ids = _first_turn_after(prompt, whole, tokenizer.eos_token_id)
+    if ids is None and settings:  # a prompt that forbids thinking ends with an empty thought, which past turns lack
         plain = render_prompt(tokenizer, before, tools)
-        told = _first_turn_behind(plain, whole, tokenizer.eos_token_id)
-    return told
+        ids = _first_turn_after(plain, whole, tokenizer.eos_token_id)
+    return ids
 
 
-def _first_turn_behind(prompt: Sequence[int], whole: Sequence[int], end: Any) -> tuple[int, ...] | None:
-    """What follows `prompt` in `whole` up to the end token, None where there is no such thing."""
+def _first_turn_after(prompt: Sequence[int], whole: Sequence[int], end: Any) -> tuple[int, ...] | None:
+    """The part of `whole` that follows `prompt`, up to the end token; None if there is none."""
     rest = whole[len(prompt) :]
-    told = list(whole[: len(prompt)]) == list(prompt) and end in rest
-    return tuple(rest[: rest.index(end) + 1]) if told else None
+    continues = list(whole[: len(prompt)]) == list(prompt) and end in rest
+    return tuple(rest[: rest.index(end) + 1]) if continues else None
 
 
 def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], has_tools: bool) -> str:
-    """The model's own template where it serves (it takes tools, or none occur), else the shipped Hermes template.
+    """The model's own template if it suffices (it takes tools, or there are none), else the shipped Hermes template.
 
     Raises UnsupportedError for a template that writes tool calls in an unknown format, or a tokenizer without ChatML.
     """
@@ -118,7 +118,7 @@ def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
 
 @cache
 def _warn_of_base_model(name: str) -> None:
-    """Once for each model: answers of one that never learned to chat look like a fault of ours."""
+    """Warn once per model: the answers of a base model, never trained to chat, look like our bug."""
     log.warning(
         "%s has no chat template: it is a base model, asked in ChatML that it was not trained on; "
         "take its instruct version, or set tokenizer.chat_template", name or "the model",
@@ -127,7 +127,7 @@ def _warn_of_base_model(name: str) -> None:
 
 @lru_cache(maxsize=1)
 def hermes_template() -> str:
-    """The shipped template: ChatML, tools in the system turn, calls and results as Hermes writes them."""
+    """The shipped template: ChatML, tools in the system turn, calls and results in the Hermes format."""
     return files("precedent.text").joinpath("templates/hermes.jinja").read_text(encoding="utf-8").rstrip("\n")
 
 
@@ -178,7 +178,7 @@ def _rendered(
     tools: list[Any],
     variables: dict[str, Any],
 ) -> str:
-    """Raises PromptError where the template fails on a caller's value: templates compare, join and look into them."""
+    """Render the template. Raises PromptError if it fails on a caller's value (it may compare, join or index them)."""
     settings: dict[str, Any] = {"chat_template": template, "tokenize": False, "add_generation_prompt": True}
     try:
         return str(tokenizer.apply_chat_template(messages, tools=tools or None, **settings, **variables))
@@ -188,13 +188,13 @@ def _rendered(
 
 
 def _tags(tokenizer: PreTrainedTokenizerBase, template: str, form: ToolFormat | None) -> list[str]:
-    """Texts that the template may look for in messages."""
+    """Texts that the template may search for in messages."""
     reasoning = reasoning_tags(tokenizer, template)
     return [*(form.tags if form else ()), *((reasoning.open, reasoning.close) if reasoning else ())]
 
 
 def _marked(message: Message, markers: Markers, form: ToolFormat | None) -> Message:
-    """The message with its control tokens enclosed, but for the tags of a broken call, which the model wrote itself."""
+    """Enclose the message's control tokens, except the tags of a broken call, which the model itself wrote."""
     marked: Message = markers.mark(message)
     if form is not None and CALL_TEXT in message:
         marked[CALL_TEXT] = markers.mark(message[CALL_TEXT], spared=form.tags)
@@ -202,7 +202,7 @@ def _marked(message: Message, markers: Markers, form: ToolFormat | None) -> Mess
 
 
 def _with_call_text(message: Message, form: ToolFormat | None) -> Message:
-    """A broken call as text, where the model wrote it."""
+    """Append the text of a broken call to the content, where the model wrote it."""
     if CALL_TEXT not in message:
         return message
     content = message["content"]
@@ -216,7 +216,7 @@ def _as_given(messages: Sequence[Message]) -> list[Message]:
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:
-    """System messages as one at the front, neighbours of one role as one: for templates whose turns alternate."""
+    """Join all system messages at the front, and neighbours of one role, for templates whose turns must alternate."""
     system = [message for message in messages if message["role"] == "system"]
     others = [message for message in messages if message["role"] != "system"]
     merged: list[Message] = []
@@ -230,7 +230,7 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
-    """The system text at the head of the first user message, for templates that know no system role."""
+    """Move the system text to the start of the first user message, for templates without a system role."""
     merged = _merged(messages)
     if merged[0]["role"] != "system":
         return merged

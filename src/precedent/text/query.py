@@ -1,7 +1,7 @@
-"""The text by which recall finds prior completions: what the request is about, the latest first.
+"""The query with which recall finds prior completions: what the request is about, latest first.
 
-Built tail-first, because an encoder cuts its input at a few hundred tokens and must drop the oldest part. Numbers and
-identifiers are removed: they tell requests of one workflow apart, and recall looks for what they share.
+It is built tail-first, because an encoder truncates its input at a few hundred tokens and must drop the oldest part.
+Numbers and identifiers are removed: they distinguish requests of one workflow, and recall looks for what these share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BLANK = re.compile(r"\s+")
 
 
 def recall_query(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The query for template messages (`role`, `content`, `tool_calls`): recent actions, then the last messages."""
+    """Build the query for messages (`role`, `content`, `tool_calls`): recent actions, then the last messages."""
     actions = _recent_actions(messages)
     spoken = [message for message in messages if message["role"] != "system" and message["content"].strip()]
     lines = [f"actions: {' '.join(actions)}"] if actions else []

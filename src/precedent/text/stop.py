@@ -1,4 +1,4 @@
-"""Stop strings: the answer ends where one of them would be complete, and never shows a part of it."""
+"""Stop strings: the answer ends before the first complete one, and never shows a part of it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 class StopScanner:
-    """Scans text for stop strings; what could still become one is held back.
+    """Scans text for stop strings and holds back what could still become one.
 
-    Of several stop strings the one that is complete first ends the answer, whatever the text is cut into.
+    Of several stop strings, the one that is completed first ends the answer, however the text is split.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -17,7 +17,7 @@ class StopScanner:
         self._stopped = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """`(emit, stopped)`: the text that may be shown now, and whether a stop string is complete."""
+        """Return `(emit, stopped)`: the text that may be shown now, and whether a stop string is complete."""
         if self._stopped:
             return "", True
         text = self._held + text
@@ -30,12 +30,12 @@ class StopScanner:
         return text[:shown], False
 
     def flush(self) -> str:
-        """At the end of the answer: what was held back and did not become a stop string."""
+        """Return the held-back text at the end of the answer, since it did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _first_match(self, text: str) -> int | None:
-        """Where the stop string begins that is complete first (the longest, if several end there), or None."""
+        """Start of the stop string that is completed first (the longest, if several end there), or None."""
         starts = [(text.find(stop), stop) for stop in self._stops]
         matches = [(start + len(stop), start) for start, stop in starts if start >= 0]
         return min(matches)[1] if matches else None

@@ -1,4 +1,4 @@
-"""What a caller tells a chat template beside messages and tools: its variables, and whether the model is to think."""
+"""What a caller passes to a chat template besides messages and tools: variables, and whether the model should think."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SWITCHES = ("enable_thinking", "thinking")
-"""Variables by which templates are told to let the model think or not: Qwen's and others', DeepSeek's and Granite's."""
+"""Variables that switch thinking on or off: the first in templates of Qwen and others, then DeepSeek and Granite."""
 
 EFFORT = "reasoning_effort"
-"""The variable by which gpt-oss's template is told how much."""
+"""The variable that tells gpt-oss's template how much to think."""
 
 _OF_THE_RENDERER = frozenset({"messages", "raise_exception", "strftime_now"})
 _GENERATION_TAG = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
@@ -30,9 +30,9 @@ _GENERATION_TAG = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 
 @dataclass(frozen=True, slots=True)
 class TemplateSettings:
-    """`variables` of a chat template, and `reasoning`: True or False, an effort as a text, or None.
+    """`variables` for a chat template, and `reasoning`: True, False, an effort such as "low", or None.
 
-    Raises ConfigError for what is neither.
+    Raises ConfigError for values of any other type.
     """
 
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -48,10 +48,10 @@ class TemplateSettings:
         check_plain("reasoning", self.reasoning)
 
     def of_template(self, tokenizer: PreTrainedTokenizerBase, template: str) -> dict[str, Any]:
-        """The variables that `template` gets.
+        """The variables to pass to `template`.
 
-        Raises ConfigError for a name that is not the caller's to give or that the template does not read,
-        UnsupportedError for `reasoning` where the template has no switch for it.
+        Raises ConfigError for a name that is reserved or that the template does not read, UnsupportedError for
+        `reasoning` if the template has no switch for it.
         """
         readable = sorted(template_variables(template) - _reserved(tokenizer))
         for name in self.variables:
@@ -68,7 +68,7 @@ class TemplateSettings:
 def variables_of(
     settings: Iterable[TemplateSettings], tokenizer: PreTrainedTokenizerBase, template: str
 ) -> dict[str, Any]:
-    """The variables that a template gets by all settings, of which later ones go before earlier ones."""
+    """The variables that all settings give a template; later settings override earlier ones."""
     variables: dict[str, Any] = {}
     for one in settings:
         variables |= one.of_template(tokenizer, template)
@@ -77,7 +77,7 @@ def variables_of(
 
 @lru_cache(maxsize=64)
 def template_variables(template: str) -> frozenset[str]:
-    """Names that a template reads before it sets them, if it does. Raises PromptError for one that is no Jinja."""
+    """Names that a template reads before it sets them. Raises PromptError if the template is not valid Jinja."""
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
         parsed = environment.parse(_GENERATION_TAG.sub("", template))
@@ -90,7 +90,7 @@ def template_variables(template: str) -> frozenset[str]:
 
 
 def _uses(node: jinja2.nodes.Node) -> Iterator[tuple[str, str]]:
-    """Names below a node in the order of evaluation, and whether they are read ("load") or set."""
+    """Names below a node in order of evaluation, and whether each is read ("load") or set."""
     if isinstance(node, jinja2.nodes.Name):
         yield node.name, node.ctx
     children = list(node.iter_child_nodes())
@@ -99,7 +99,7 @@ def _uses(node: jinja2.nodes.Node) -> Iterator[tuple[str, str]]:
 
 
 def _reserved(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
-    """Names that belong to the conversation, to the tokenizer, or to those who render."""
+    """Names that belong to the conversation, the tokenizer or the renderer."""
     parameters = inspect.signature(tokenizer.apply_chat_template).parameters
     return _OF_THE_RENDERER | parameters.keys() | tokenizer.special_tokens_map.keys()
 

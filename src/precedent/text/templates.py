@@ -1,6 +1,6 @@
 """Premade responses with named holes, like `Document {document_id} is open`, for what an agent says again and again.
 
-A template only proposes. What the model writes otherwise, it writes otherwise.
+A template only proposes. The model remains free to write something else.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import overload
 from precedent.errors import ConfigError
 
 KINDS = ("text", "string", "number", "json")
-"""What stands in a hole: plain text, the inside of a JSON string, a JSON number, or any JSON value."""
+"""What fills a hole: plain text, the inside of a JSON string, a JSON number, or any JSON value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A place whose text is known only later; `choices` are the texts it can have, as they are written, if few.
+    """A place whose text is not known in advance; `choices` lists its possible texts, as written, if there are few.
 
     Raises ConfigError for an unknown kind or an empty choice.
     """
@@ -36,10 +36,10 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Literal texts and the holes between them, in order; `is_call` for the form of a tool call.
+    """Literal texts and the holes between them, in order; `is_call` marks the template of a tool call.
 
-    Raises ConfigError without any literal text, or for two holes with nothing between them: nobody could tell where
-    the first one ends.
+    Raises ConfigError if there is no literal text, or if two holes have nothing between them: the end of the first
+    one could not be found.
     """
 
     parts: tuple[str | Hole, ...]
@@ -47,7 +47,7 @@ class Template:
 
     def __post_init__(self) -> None:
         if not any(isinstance(part, str) and part.strip() for part in self.parts):
-            raise ConfigError(f"template {self.text!r} has no text of its own: write what stands around the holes")
+            raise ConfigError(f"template {self.text!r} has no text of its own: write the text around the holes")
         for left, right in zip(self.parts, self.parts[1:], strict=False):
             if isinstance(left, Hole) and isinstance(right, Hole):
                 raise ConfigError(
@@ -57,7 +57,7 @@ class Template:
 
     @classmethod
     def parse(cls, text: str, choices: Mapping[str, Sequence[str]] | None = None) -> Template:
-        """A template from a text in the manner of `str.format`: `{name}` is a hole, `{{` and `}}` are braces.
+        """Parse a text in the syntax of `str.format`: `{name}` is a hole, `{{` and `}}` are literal braces.
 
         `choices` maps names of holes to the few texts they can have. Raises ConfigError, saying what is wrong.
         """
@@ -76,7 +76,7 @@ class Template:
 
     @property
     def text(self) -> str:
-        """The template as it would be written for `parse`."""
+        """The template in the syntax that `parse` reads."""
         escaped = (part.replace("{", "{{").replace("}", "}}") for part in self.parts if isinstance(part, str))
         return "".join(f"{{{part.name}}}" if isinstance(part, Hole) else next(escaped) for part in self.parts)
 
@@ -85,7 +85,7 @@ class Templates(Sequence[Template]):
     """Premade responses, checked: texts with `{holes}`, or `Template` objects.
 
     `choices` maps names of holes to the few texts they can have. Raises ConfigError for a template that cannot be
-    read or is given twice, and for choices of a hole that no template has.
+    parsed or is given twice, and for choices of a hole that no template has.
 
         Templates(["Document {document_id} is now shared with {email}.", "Document {document_id} is {state}."],
                   choices={"state": ["open", "deleted"]})
@@ -139,7 +139,7 @@ def _template(template: object, choices: Mapping[str, Sequence[str]] | None) -> 
 
 
 def _parsed(text: str) -> Iterator[tuple[str, str | None]]:
-    """Literal texts, each with the name of the hole behind it."""
+    """Literal texts, each with the name of the hole that follows it."""
     try:
         fields = list(string.Formatter().parse(text))
     except ValueError as error:
@@ -149,7 +149,7 @@ def _parsed(text: str) -> Iterator[tuple[str, str | None]]:
     for literal, name, form, conversion in fields:
         if name is not None and (not name.isidentifier() or form or conversion):
             raise ConfigError(
-                f"template {text!r} has a hole that is no plain name ({name or 'empty'!r}): write {{name}}, or {{{{ "
+                f"template {text!r} has a hole that is not a plain name ({name or 'empty'!r}): write {{name}}, or {{{{ "
                 "for a literal brace"
             )
         yield literal, name

@@ -1,4 +1,4 @@
-"""Tools as the model is told of them: OpenAI function dicts, checked before they reach a prompt."""
+"""Tools as the model sees them: OpenAI function dicts, checked before they reach a prompt."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
     """Raise PromptError, naming the tool and the problem, unless every tool is a function with a JSON Schema.
 
-    A structural check of the keywords of JSON Schema (2020-12) that describe arguments; unknown keywords are allowed,
-    as the standard allows them.
+    This is a structural check of the JSON Schema (2020-12) keywords that describe arguments; unknown keywords are
+    allowed, as in the standard.
     """
     names: set[str] = set()
     for position, tool in enumerate(tools):
@@ -32,14 +32,14 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
 
 
 def tools_fingerprint(tools: Sequence[Mapping[str, Any]]) -> str:
-    """A short hash of the tool schemas, "" without tools; it does not depend on the order of keys."""
+    """A short hash of the tool schemas, independent of the order of keys; "" without tools."""
     if not tools:
         return ""
     return hashlib.sha256(json.dumps(list(tools), sort_keys=True).encode()).hexdigest()[:32]
 
 
 def referenced(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a `$ref` within a schema document points to, None for what is not there."""
+    """Resolve a `$ref` within a schema document; None if its target does not exist."""
     found: Any = root
     for key in reference.removeprefix("#/").split("/"):
         found = found.get(key) if isinstance(found, Mapping) else None
@@ -72,7 +72,7 @@ def _problem_of(function: Mapping[str, Any]) -> str | None:
 
 
 def schema_problem(schema: Any, where: str) -> str | None:
-    """What is wrong with a JSON Schema, or None; `where` is the path to it."""
+    """Describe what is wrong with a JSON Schema, or return None; `where` is the path to it."""
     if isinstance(schema, bool):
         return None
     if not isinstance(schema, Mapping):

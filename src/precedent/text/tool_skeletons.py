@@ -1,7 +1,7 @@
-"""Tool calls as templates: all that is certain of a call before the model has written anything.
+"""Tool calls as templates: everything that is certain about a call before the model has written anything.
 
-A call is written as the model's format writes it, where that has JSON arguments. They come in the schema's order: the
-required ones, and in a second template all of them where there are more.
+Calls are written in the model's own format, if its arguments are JSON. Arguments come in the schema's order: one
+template has the required arguments, and a second one has all of them if there are more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_REFERENCES = 8
 
 
 def tool_templates(tools: Sequence[Mapping[str, Any]], form: ToolFormat | None = HERMES) -> tuple[Template, ...]:
-    """Templates of the calls that these tools allow (checked OpenAI function dicts); none without JSON arguments."""
+    """Templates for calls of these tools (checked OpenAI function dicts); none if `form` has no JSON arguments."""
     if form is None or form.arguments != "json":
         return ()
     return tuple(template for tool in tools for template in _templates_of(tool["function"], form))
@@ -35,16 +35,16 @@ def _templates_of(function: Mapping[str, Any], form: ToolFormat) -> list[Templat
 
 
 def _template(around: tuple[str, str], arguments: Mapping[str, Any], root: Mapping[str, Any]) -> Template:
-    before, behind = around
+    before, after = around
     parts: list[str | Hole] = [f"{before}{{"]
     for number, (name, schema) in enumerate(arguments.items()):
         parts.append(f"{', ' if number else ''}{_json(name)}: ")
         parts += _value(name, schema, root)
-    return Template(_joined([*parts, f"}}{behind}"]), is_call=True)
+    return Template(_joined([*parts, f"}}{after}"]), is_call=True)
 
 
 def _value(name: str, schema: Any, root: Mapping[str, Any]) -> list[str | Hole]:
-    """A value as far as its schema says how it is written."""
+    """The parts of a value that its schema determines, with holes for the rest."""
     schema = _resolved(schema, root)
     choices = _choices(schema)
     kind = schema.get("type")
@@ -70,7 +70,7 @@ def _choices(schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema behind references within the document, and the first alternative that is not null."""
+    """Resolve references within the document and take the first alternative that is not null."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, Mapping):
             return {}
@@ -88,7 +88,7 @@ def _is_null(schema: Any) -> bool:
 
 
 def _joined(parts: Sequence[str | Hole]) -> tuple[str | Hole, ...]:
-    """Neighbouring texts as one."""
+    """Merge neighbouring texts."""
     joined: list[str | Hole] = []
     for part in parts:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):

@@ -1,9 +1,9 @@
 """Reads recorded agent runs, one line at a time: OpenAI-format chat traces and LangSmith exports (JSONL, also .gz).
 
-A chat trace is `{"messages": [...], "tools": [...]}`, with `task_id`, `group` and `order` where there are any: a whole
-run. With a `response` beside the messages (what `PrecedentRecorder` writes; also a chat completion object, and a
-`request` around the messages) it is one call, whose answer is the response; so is a LangSmith run,
-`{"inputs": {"messages": ...}, "outputs": ...}`. Calls of one `conversation_id` belong together.
+A chat trace `{"messages": [...], "tools": [...]}`, optionally with `task_id`, `group` and `order`, is a whole run. With
+a `response` beside the messages it is one call and its answer; `PrecedentRecorder` writes such lines. The response may
+also be a chat completion object, and the messages may be inside a `request`. A LangSmith run
+`{"inputs": {"messages": ...}, "outputs": ...}` is one call as well. Calls of one `conversation_id` belong together.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from precedent.errors import PromptError
 Message = dict[str, Any]
 
 Skip = Callable[[PromptError], None]
-"""Told of a line that cannot be used; without one the line is an error."""
+"""Called with the reason why a line cannot be used; without such a callback the line raises."""
 
 TORN_MARK = " #torn"
-"""Stands behind a line that a crash tore, when another writer goes on with the file."""
+"""Appended to a line that a crash cut off, when another writer continues the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One recorded run, or one call of it. `group` holds together what must not be told apart (a customer).
+    """One recorded run, or one call of it. `group` names what must be held out together (a customer, for example).
 
-    The calls of one conversation have one number and follow one another; of a call only the last message is an answer.
+    The calls of one conversation share a number and follow one another. With `only_last` (a single call), only the last
+    message is an answer.
     """
 
     number: int
@@ -45,9 +46,9 @@ class Trajectory:
 
 
 def read_trajectories(paths: Sequence[Path], skip: Skip | None = None) -> Iterator[Trajectory]:
-    """The runs of all files, in the order of their `order` fields within each file.
+    """Read the runs of all files, within each file in the order of their `order` fields.
 
-    A line that is neither a chat trace nor a LangSmith run is told to `skip`, or raised as PromptError without one.
+    A line that is neither a chat trace nor a LangSmith run is reported to `skip`; without `skip` it raises PromptError.
     """
     number = -1
     for path in paths:
@@ -60,7 +61,7 @@ def read_trajectories(paths: Sequence[Path], skip: Skip | None = None) -> Iterat
 
 
 def _in_order(path: Path, skip: Skip | None) -> Iterator[dict[str, Any]]:
-    """The records of a file in time order, conversations in one piece; what is not sorted is sorted on disk."""
+    """The records of a file in time order, each conversation in one piece; an unsorted file is sorted on disk."""
     silent = None if skip is None else _nothing
     keys = _sort_keys(records(path, skip))
     if keys == sorted(keys):
@@ -77,7 +78,7 @@ def _in_order(path: Path, skip: Skip | None) -> Iterator[dict[str, Any]]:
 
 
 def _sort_keys(records: Iterator[dict[str, Any]]) -> list[tuple[Any, int]]:
-    """For every record the time at which its conversation began, and its place."""
+    """For every record, the time at which its conversation began and the record's place."""
     began: dict[str, Any] = {}
     keys = []
     for place, record in enumerate(records):
@@ -88,13 +89,13 @@ def _sort_keys(records: Iterator[dict[str, Any]]) -> list[tuple[Any, int]]:
 
 
 def _nothing(reason: PromptError) -> None:
-    """A line that has been told of before."""
+    """Ignore a line that was reported in an earlier pass."""
 
 
 def records(path: Path, skip: Skip | None = None) -> Iterator[dict[str, Any]]:
-    """The records of a file as they come, one line at a time.
+    """Read the records of a file in file order, one line at a time.
 
-    A line that is no trace is told to `skip`, or raised as PromptError without one; both name it.
+    A line that is not a trace is reported to `skip`, or raises PromptError without it; both name the line.
     """
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
@@ -150,16 +151,16 @@ def _record(path: Path, number: int, line: str) -> dict[str, Any]:
         return record if record.get("response") is None else _from_call(path, number, record)
     if isinstance(record, dict) and isinstance(record.get("inputs"), dict):
         return _from_langsmith(path, number, record)
-    raise PromptError(f"{path} line {number} is no chat trace: it has no list `messages` and no `inputs`")
+    raise PromptError(f"{path} line {number} is not a chat trace: it has no list `messages` and no `inputs`")
 
 
 def _from_call(path: Path, number: int, record: dict[str, Any]) -> dict[str, Any]:
-    """One call and its response as a trace whose last message is the answer."""
+    """Convert a call and its response to a trace that ends with the answer."""
     answer = record["response"]
     if isinstance(answer, dict) and answer.get("choices"):
         answer = answer["choices"][0].get("message")
     if not isinstance(answer, dict):
-        raise PromptError(f"{path} line {number} has a `response` that is no message and no chat completion")
+        raise PromptError(f"{path} line {number} has a `response` that is neither a message nor a chat completion")
     messages = [*record["messages"], {**answer, "role": "assistant"}]
     task = record.get("task_id") or record.get("conversation_id") or record.get("id")
     call = {**record, "messages": messages, "task_id": number if task is None else task, "only_last": True}
@@ -167,7 +168,7 @@ def _from_call(path: Path, number: int, record: dict[str, Any]) -> dict[str, Any
 
 
 def _from_langsmith(path: Path, number: int, record: dict[str, Any]) -> dict[str, Any]:
-    """A chat-model run as a trace whose last message is the answer."""
+    """Convert a chat-model run to a trace that ends with the answer."""
     messages = record["inputs"].get("messages") or []
     if messages and isinstance(messages[0], list):  # LangChain logs a batch of conversations
         messages = messages[0]
@@ -186,7 +187,7 @@ def _from_langsmith(path: Path, number: int, record: dict[str, Any]) -> dict[str
 
 
 def _langsmith_conversation(metadata: dict[str, Any], record: dict[str, Any]) -> str | None:
-    """The thread, where one was named, else the trace; LangSmith's `session_id` is a whole project."""
+    """The thread if one is named, else the trace; LangSmith's own `session_id` names a whole project."""
     named = [metadata.get(key) for key in ("thread_id", "conversation_id", "session_id")]
     return next((str(name) for name in (*named, record.get("trace_id"), record.get("id")) if name), None)
 
@@ -209,7 +210,7 @@ _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"
 
 
 def _plain_message(message: Message) -> Message:
-    """A serialised LangChain message, or an OpenAI one, in OpenAI's form."""
+    """Convert a serialised LangChain or OpenAI message to OpenAI's format."""
     fields = message.get("kwargs") or message.get("data") or message
     kind = str(fields.get("role") or fields.get("type") or str((message.get("id") or [""])[-1]))
     kind = kind.lower().removesuffix("chunk").removesuffix("message")
@@ -229,7 +230,7 @@ def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def trajectory_of(path: Path, number: int, line: str) -> Trajectory:
-    """The run or call in one line. Raises PromptError naming the line if it is no trace."""
+    """Read the run or call in one line. Raises PromptError, naming the line, if it is not a trace."""
     return _trajectory(number, _record(path, number, line))
 
 

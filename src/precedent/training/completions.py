@@ -1,4 +1,4 @@
-"""A user's own completions as texts to learn from: each behind what was asked, as far as the cache remembers it."""
+"""Turns cached completions into texts to learn from: each follows its request, as far as the cache remembers it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def read_completions(path: Path, tokenizer: PreTrainedTokenizerBase, tenant: str, max_tokens: int) -> list[Text]:
-    """One tenant's completions in a cache, the newest first, each cut to `max_tokens`; the cache is only read.
+    """Read one tenant's completions from a cache, newest first, each cut to `max_tokens`; the cache is not changed.
 
-    A cache keeps no prompts: the text by which a completion is recalled stands for it, as a user's message. Raises
-    CacheError when the cache cannot be read, or holds nothing of this tenant and tokenizer.
+    A cache keeps no prompts, so the completion's recall query replaces its prompt, as a user message. Raises CacheError
+    if the cache cannot be read, or holds no completions of this tenant and tokenizer.
     """
     store = SQLiteStore.open(path, read_only=True)
     try:
@@ -29,7 +29,7 @@ def read_completions(path: Path, tokenizer: PreTrainedTokenizerBase, tenant: str
         store.close()
     if not found:
         raise CacheError(
-            f"{path} holds no completions of tenant {tenant!r} by this model's tokenizer; see precedent cache stats"
+            f"{path} holds no completions of tenant {tenant!r} for this model's tokenizer; see precedent cache stats"
         )
     return [_text(completion, tokenizer, max_tokens) for completion in reversed(found)]
 

@@ -1,8 +1,8 @@
-"""Distillation from beginning to end: the target writes, the draft learns in rounds, and is saved.
+"""Distillation from beginning to end: the target writes texts, the draft learns from them in rounds and is saved.
 
-Everything that a clock decides (how much to collect, how many steps to make) is written into a plan before it is done;
-from then on the draft is a function of plan, recipe, target and prompts. Each piece of work is saved whole when it is
-done, so that a training that was killed goes on and ends as it would have ended.
+Whatever depends on the clock (how much to collect, how many steps to take) is fixed in a plan beforehand; from then on
+the draft is a function of plan, recipe, target and prompts. Each finished piece of work is saved atomically, so a
+killed training resumes and ends with the same draft.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from precedent.training.teacher import Author, Teacher
 from precedent.training.texts import Lesson, Shard, Text
 
 WORK_FOLDER = "training"
-"""Inside of the draft's folder, deleted at the end: it holds texts."""
+"""Folder inside the draft's folder; it holds texts and is deleted at the end."""
 
 STEPS_TIMED = 3
 
 FROM_DRAFT = 1 << 32
-"""Seeds of what the draft writes, apart from those of what the target writes."""
+"""Offset that separates the seeds of the draft's texts from those of the target's texts."""
 
 Progress = Callable[[str, int, int, float | None], None]
-"""Called with the phase, how many of how many are done, and the loss where there is one."""
+"""Called with the phase, the number done, the total, and the loss if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A finished draft, the work that went into it, and how many tokens of the target's own it learned from."""
+    """A finished draft, the work that went into it, and the number of target tokens it learned from."""
 
     draft: PreTrainedModel
     plan: Plan
@@ -62,9 +62,9 @@ class Trained:
 class Distillation:
     """One training of a draft for `target` in the folder `out`.
 
-    The draft learns from the target's answers to `prompts` and from `completions` that it gave before. Raises
-    UnsupportedError for a target beside whose embeddings nothing can be trained, ConfigError when `out` holds another
-    training.
+    The draft learns from the target's answers to `prompts` and from the target's earlier `completions`. Raises
+    UnsupportedError if no draft can be trained on the target's embeddings and head, ConfigError if `out` holds a
+    different training.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Distillation:
         self._initial_weights = load_weights(Path(recipe.start), target)[1] if begun else None
 
     def run(self, work: float | Plan) -> Trained:
-        """Train for about so many minutes, or as planned, or go on with what was begun; saves and returns the draft."""
+        """Train for about `work` minutes, or by the plan `work`, or resume; saves and returns the draft."""
         plan = self._begun(work).plan
         own = self._collect(plan.chunks) + self._read_completions(plan)
         student = self._student(own)
@@ -98,14 +98,14 @@ class Distillation:
         return Trained(student.draft(), plan, sum(shard.num_tokens for shard in own))
 
     def _begun(self, work: float | Plan) -> Begun:
-        """What stands in the folder, checked, or a new plan."""
+        """Read and check the training in the folder, or start one with a new plan."""
         found = Begun.read(self._work)
         asked = self._asked(found.plan if found else Plan(1, 0, 0, 1, 0))
         if found:
             found.check_same(asked)
             return found
         for piece in self._work.glob("*.safetensors*"):
-            piece.unlink()  # made before there was a plan: nobody knows by which recipe
+            piece.unlink()  # written before there was a plan, by an unknown recipe
         return self._asked(work if isinstance(work, Plan) else self._planned(work)).write(self._work)
 
     def _asked(self, plan: Plan) -> Begun:
@@ -114,7 +114,7 @@ class Distillation:
         return Begun(target, self._recipe, texts, plan)
 
     def _planned(self, minutes: float) -> Plan:
-        """Numbers for so many minutes, by what a first piece of work takes here; its texts are kept."""
+        """Plan for so many minutes by timing a first piece of work on this machine; its texts are kept."""
         started = perf_counter()
         shards = self._collect(1)
         chunk_seconds = perf_counter() - started
@@ -124,10 +124,10 @@ class Distillation:
             student.step(batch, 0.0, self._recipe.longest_context)
         return self._recipe.planned(minutes, chunk_seconds, (perf_counter() - started) / STEPS_TIMED)
 
-    # What is learned from
+    # Texts to learn from
 
     def _collect(self, chunks: int) -> list[Shard]:
-        """The target's own answers to the prompts, which are gone through again and again."""
+        """Collect the target's answers to the prompts, cycling through these as often as needed."""
         size = self._recipe.chunk_prompts
 
         def texts(author: Author, index: int) -> list[Text]:
@@ -138,7 +138,7 @@ class Distillation:
         return self._shards("answers", range(chunks), lambda: self._target, texts)
 
     def _read_completions(self, plan: Plan) -> list[Shard]:
-        """What the target thinks of completions that it gave before, as many as were planned."""
+        """Run the target over its earlier completions, as many as planned, and collect their lessons."""
         size = self._recipe.chunk_prompts
         kept = self._completions[: plan.completions * size]
         shards = []
@@ -151,7 +151,7 @@ class Distillation:
         return shards
 
     def _rollouts(self, student: Student, own: Sequence[Shard], plan: Plan, round_index: int) -> list[Shard]:
-        """On policy: from somewhere in the target's answers the draft goes on, and the target says what it thinks."""
+        """On-policy lessons: the draft continues the target's answers from random places; the target scores them."""
         size = self._recipe.chunk_prompts
         answers = [lesson.text for shard in own for lesson in shard.lessons]
 
@@ -172,7 +172,7 @@ class Distillation:
         writer: Callable[[], PreTrainedModel],
         texts: Callable[[Author, int], list[Text]],
     ) -> list[Shard]:
-        """The shards of these indices; those that are missing are written by a model, read by the teacher and saved."""
+        """Load the shards of these indices. Missing ones are generated by a model, scored by the teacher and saved."""
         paths = {index: self._work / f"{kind}-{index:04}.safetensors" for index in indices}
         missing = [index for index in indices if not paths[index].is_file()]
         if missing:
@@ -219,20 +219,20 @@ class Distillation:
 
 
 def most_frequent(frequencies: Tensor, count: int, always: frozenset[int]) -> Tensor:
-    """The ids of the `count` tokens with most mass and of those `always` kept, rising; the lower id first on ties."""
+    """The ids of the `count` tokens with most mass and of those `always` kept, ascending; ties prefer the lower id."""
     order = torch.sort(frequencies, descending=True, stable=True).indices[:count]
     return torch.tensor(sorted({*order.tolist(), *always}))
 
 
 def _cut(text: Text, place: float) -> Prompt:
-    """A text up to somewhere in what is learned of it."""
+    """Cut a text at the relative `place` within its learned tokens."""
     return text.token_ids[: text.num_context_tokens + text.places[int(place * len(text.places))]]
 
 
 def _check_trainable(target: PreTrainedModel) -> None:
     if getattr(target.config, "quantization_config", None) is not None:
         raise UnsupportedError(
-            f"{name_of(target)} is quantised, so that no layers can be taken from it; load it in full precision"
+            f"{name_of(target)} is quantised, so no layers can be copied from it; load it in full precision"
         )
     layers_of(target)
     check_head(target)

@@ -1,4 +1,4 @@
-"""The target's output head for all tokens or some: hidden states to logits, as the target's own forward has them."""
+"""The target's output head for all or some tokens: hidden states to logits, as in the target's own forward pass."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds
 from precedent.target.load.first_layers import base_of
 
 PROBE = (0, 1, 1, 0, 1)
-"""Token ids on which the head is compared with the model's own; fit for any vocabulary."""
+"""Token ids on which the head is compared with the model's own; valid in any vocabulary."""
 
 TOLERANCE = 0.05
-"""Accepted relative difference there: rounding of the lowest precision."""
+"""Accepted relative difference in that comparison: rounding in the lowest precision."""
 
 
 class OutputHead:
-    """`weight [tokens, hidden_size]` and what some architectures do to logits behind it, in `dtype`."""
+    """`weight [tokens, hidden_size]`, followed by the logit scaling and capping of some architectures, in `dtype`."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, token_ids: Tensor | None = None) -> None:
         head: Any = model.get_output_embeddings()
@@ -45,9 +45,9 @@ class OutputHead:
 
 
 class Reader:
-    """Reads texts one after the other; what a text begins with as the one before did is not computed again.
+    """Runs a model over texts one after the other, reusing the KV cache of the prefix that a text shares with the last.
 
-    An agent's texts share the system turn with all its tools, most of what they are.
+    An agent's texts share the system turn with all its tools, which is most of each text.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -62,8 +62,8 @@ class Reader:
         if not shared:
             self._cache = DynamicCache()
         elif shared < len(self._token_ids):
-            self._cache.crop(shared - len(self._token_ids))  # a negative number is how many to take away
-        self._token_ids = ()  # whatever happens now, the cache does not hold it whole
+            self._cache.crop(shared - len(self._token_ids))  # a negative number says how many to remove
+        self._token_ids = ()  # if the forward pass fails, the cache holds no whole text
         ids = torch.tensor([token_ids[shared:]], device=self._model.device)
         hidden: Tensor = base_of(self._model)(input_ids=ids, past_key_values=self._cache, use_cache=True)[0]
         self._token_ids = tuple(token_ids)
@@ -79,13 +79,13 @@ def final_hidden(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def check_head(model: PreTrainedModel) -> None:
-    """Raise UnsupportedError when a model makes something else of its hidden states than `OutputHead` does."""
+    """Raise UnsupportedError if a model computes its logits differently from `OutputHead`."""
     token_ids = torch.tensor(PROBE, device=model.device)
     expected = model(input_ids=token_ids[None], use_cache=False).logits[0].float()
     found = OutputHead(model, torch.float32)(final_hidden(model, token_ids))
     error = float((found - expected).norm() / (expected - expected.mean()).norm())
     if not error <= TOLERANCE:
         raise UnsupportedError(
-            f"{type(model).__name__} does more to its logits than its output head ({error:.2g} off), which a draft "
-            "could not be trained beside; give a smaller model with the same tokenizer as the draft model"
+            f"{type(model).__name__} does more to its logits than its output head ({error:.2g} off), so no draft can "
+            "be trained for it; give a smaller model with the same tokenizer as the draft model"
         )

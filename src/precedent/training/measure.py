@@ -1,7 +1,8 @@
-"""What a draft model is worth beside a target: how much of it is accepted, what a draw costs, and what follows.
+"""Measures a draft model with a target: how much is accepted, what a sample costs, and the resulting speed.
 
-Acceptance at a position is `sum(min(target_probs, draft_probs))`, one minus the total variation of the two laws: the
-probability that a draw there is accepted. Positions are those of the target's own answers to held-out prompts.
+Acceptance at a position is `sum(min(target_probs, draft_probs))`, one minus the total variation between the two
+distributions: the probability that a sample there is accepted. The positions are those of the target's own answers to
+held-out prompts.
 """
 
 from __future__ import annotations
@@ -29,23 +30,24 @@ from precedent.training.texts import Text
 from precedent.tree import EMPTY_TREE, TreeBuilder, chain
 
 ROWS_AT_ONCE = 128
-"""Rows of the whole vocabulary that are compared at a time."""
+"""Number of full-vocabulary rows compared at a time."""
 
 MOST_DRAWS = SpeculationConfig().max_draws
-"""Draws of a step up to which the best number is looked for."""
+"""Largest number of samples per step considered in the search for the best one."""
 
 TIMED_PREFIX, TIMED_ROUNDS = 256, 12
-"""Tokens behind which steps are timed, and how often, in turns."""
+"""Length of the prefix for timed steps, in tokens, and number of alternating timings."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """A draft model beside a target.
+    """How well a draft model serves a target.
 
     `acceptance` is the mean of one minus total variation at `temperature`, `agreement` the share of positions where
-    both have the same likeliest token. A draw takes `draw_milliseconds` (forward, law and choice), a step of the target
-    `target_milliseconds`; `cost` is their quotient. With `best_draws` draws in each step `tokens_per_step` are expected
-    and decoding is `speed` times as fast as plain, were a wider step as cheap as a step of one token.
+    both models have the same likeliest token. A sample takes `draw_milliseconds` (forward pass, distribution and
+    choice), a step of the target `target_milliseconds`; `cost` is their quotient. With `best_draws` samples per step,
+    `tokens_per_step` are expected, and decoding is `speed` times as fast as plain decoding, assuming that a wider step
+    costs no more than a step of one token.
     """
 
     draft: str
@@ -67,7 +69,7 @@ class DraftReport:
 
 
 class Measurement:
-    """Texts of a target that drafts are measured on, one after the other."""
+    """Measures drafts, one after the other, on the same texts of a target."""
 
     def __init__(self, target: PreTrainedModel, texts: Sequence[Text], temperature: float = 1.0) -> None:
         self._target, self._texts, self._sampling = TargetModel(target), texts, SamplingParams(temperature)
@@ -104,7 +106,7 @@ class Measurement:
 
     @torch.inference_mode()
     def _compared(self, draft: TargetModel, text: Text) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Acceptance and agreement at every position of an answer, `[num_answer_tokens]` each."""
+        """Compute acceptance and agreement at every position of an answer, `[num_answer_tokens]` each."""
         rows = zip(_answer_logits(self._target, text), _answer_logits(draft, text), strict=True)
         accepted, agreed = [], []
         for target_logits, draft_logits in rows:
@@ -114,13 +116,13 @@ class Measurement:
         return torch.cat(accepted).numpy(), torch.cat(agreed).numpy()
 
     def _timed(self, draft: TargetModel) -> tuple[float, float]:
-        """Milliseconds of a draw and of a plain step of the target, medians of runs in turns."""
+        """Time a sample and a plain step of the target, in milliseconds; medians of alternating runs."""
         prompt = [*self._texts[0].token_ids, *([self._texts[0].token_ids[-1]] * TIMED_PREFIX)][:TIMED_PREFIX]
         slot = self._target.new_slot()
         self._target.prefill(slot, prompt)
         request = Request("timing", tuple(prompt), self._sampling, mode="traversal", target_slot=lambda: slot)
         session = DraftModelDrafter(draft, early_exit=exits_early(draft, self._target)).begin(request)
-        session.draw(TreeBuilder(), 1, CounterRng(0, 0))  # computes the prompt
+        session.draw(TreeBuilder(), 1, CounterRng(0, 0))  # prefills the prompt
         draws, steps = [], []
         for number in range(TIMED_ROUNDS):
             started = perf_counter()
@@ -138,10 +140,10 @@ class Measurement:
 
 
 def expected_tokens(acceptances: Sequence[NDArray[np.float64]], most_draws: int) -> list[float]:
-    """Tokens of a step with 0, 1, … draws: the target's own, and every draw that is accepted after those before it.
+    """Expected tokens of a step with 0, 1, … samples: the target's own token and the accepted prefix of the samples.
 
-    `acceptances` holds those of the successive positions of each text; the mean is over all places at which a chain of
-    `most_draws` draws could begin (of shorter texts, all places).
+    `acceptances` holds the acceptance at successive positions of each text. The mean is over all positions at which a
+    chain of `most_draws` samples could begin (only the first one in shorter texts).
     """
     expected = [1.0]
     for number in range(1, most_draws + 1):

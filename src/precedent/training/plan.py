@@ -1,4 +1,4 @@
-"""What a training is asked for, what was decided from it, and where a killed one goes on."""
+"""The recipe of a training, the plan derived from it, and the checkpoints from which a killed training resumes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from precedent.training.student import Student
 from precedent.training.texts import Lesson
 
 CHECKPOINT_STEPS = 50
-"""A kill costs at most so many steps."""
+"""Steps between checkpoints; a kill loses at most this many."""
 
 COLLECTING_SHARE = 0.45
-"""Part of the minutes in which the target writes and reads; the rest is the draft's."""
+"""Share of the time for the target to write and read texts; the rest is for training the draft."""
 
 ROLLOUT_SHARE = 3
-"""For so many pieces of the target's own texts a later round gets one of what the draft wrote."""
+"""Each later round adds one piece of the draft's texts for this many pieces of the target's texts."""
 
 STARTS = ("ends", "first", "last")
 
@@ -35,9 +35,9 @@ PLAN_FILE, CHECKPOINT_FILE = "plan.json", "checkpoint.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Work that was decided: pieces of the target's texts, pieces of rollouts in each later round, rounds, steps.
+    """Planned work: pieces of the target's texts, pieces of rollouts in each later round, rounds, steps per round.
 
-    `completions` is how many pieces of those given are read at most.
+    `completions` is the maximum number of pieces of the given completions to read.
     """
 
     chunks: int
@@ -48,19 +48,19 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Steps of all rounds."""
+        """Number of steps in all rounds."""
         return self.rounds * self.steps_per_round
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a draft is trained.
+    """How to train a draft.
 
-    `num_layers` layers begin as some of the target's: its first and last ones (`start` "ends"), its "first" or its
-    "last"; or as those of a trained draft, whose folder `start` then is. The head knows the `head_tokens` most frequent
-    tokens, 0: all. The target answers `chunk_prompts` prompts at a time, by at most `answer_tokens`, at `temperature`.
-    A step learns about `batch_tokens` tokens, each seen with at most `longest_context` before its answer. Raises
-    ConfigError when a value is out of its range.
+    `num_layers` layers start as copies of the target's: evenly spaced from first to last (`start` "ends"), its "first"
+    or its "last" ones; or as those of a trained draft, if `start` is its folder. The head covers the `head_tokens`
+    most frequent tokens (0: all). The target answers `chunk_prompts` prompts at a time, with at most `answer_tokens`
+    tokens at `temperature`. A step learns about `batch_tokens` tokens; each answer is seen with at most
+    `longest_context` tokens of context. Raises ConfigError if a value is out of range.
     """
 
     num_layers: int = 2
@@ -92,7 +92,7 @@ class Recipe:
         check_fields(self, checks)
 
     def initial_layers(self, num_target_layers: int) -> tuple[int, ...]:
-        """The target's layers with which the draft began. Raises ConfigError when it has no more than the draft."""
+        """The target's layers that the draft starts from. Raises ConfigError if the draft would not be smaller."""
         if self.start not in STARTS:
             return self._layers_of_draft()
         count, last = self.num_layers, num_target_layers - 1
@@ -112,9 +112,9 @@ class Recipe:
         return found
 
     def planned(self, minutes: float, chunk_seconds: float, step_seconds: float) -> Plan:
-        """The work that takes about so many minutes, when a piece of collecting and a step take so many seconds.
+        """Plan about `minutes` of work, given the seconds that a piece of collecting and a training step take.
 
-        Learning gets its share also where the first piece of collecting has taken more than its own.
+        Training keeps its share of the time even if the first piece of collecting took longer than its own.
         """
         seconds, later = 60.0 * minutes, self.rounds - 1
         chunks = max(1, int(COLLECTING_SHARE * seconds / chunk_seconds / (1 + later / ROLLOUT_SHARE)))
@@ -123,7 +123,7 @@ class Recipe:
         return Plan(chunks, chunks, rollouts, self.rounds, max(1, int(left / step_seconds / self.rounds)))
 
     def batches(self, lessons: Sequence[Lesson], round_index: int) -> Iterator[list[Lesson]]:
-        """Batches without end, every lesson once before any comes again: the same for the same lessons and round."""
+        """Endless batches, with each lesson once per epoch; the same lessons and round give the same batches."""
         epoch = 0
         while True:
             order = np.random.default_rng([self.seed, round_index, epoch]).permutation(len(lessons)).tolist()
@@ -140,7 +140,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A training as it stands in its folder: for whom, how, on what, and what was decided."""
+    """A training as stored in its folder: the target, the recipe, the texts and the plan."""
 
     target: str
     recipe: Recipe
@@ -148,7 +148,7 @@ class Begun:
     plan: Plan
 
     def write(self, folder: Path) -> Self:
-        """Put it down, whole or not at all."""
+        """Write the training to its folder atomically."""
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"{PLAN_FILE}.partial"
         partial.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
@@ -157,7 +157,7 @@ class Begun:
 
     @classmethod
     def read(cls, folder: Path) -> Begun | None:
-        """What was begun in a folder, None where nothing was. Raises ConfigError when it cannot be read."""
+        """Read the training in a folder, None if there is none. Raises ConfigError if it cannot be read."""
         if not (folder / PLAN_FILE).is_file():
             return None
         try:
@@ -166,23 +166,23 @@ class Begun:
             return cls(found["target"], recipe, found["prompts"], plan)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(
-                f"{folder / PLAN_FILE} cannot be read ({error}); begin again in another folder"
+                f"{folder / PLAN_FILE} cannot be read ({error}); start again in another folder"
             ) from error
 
     def check_same(self, other: Begun) -> None:
-        """Raise ConfigError, naming the first difference, unless both are the same training."""
+        """Raise ConfigError, naming the first difference, unless `other` is the same training."""
         pairs = [("target", self.target, other.target), ("prompts", self.prompts, other.prompts)]
         own, theirs = dataclasses.asdict(self.recipe), dataclasses.asdict(other.recipe)
         for name, begun, given in [*pairs, *((key, own[key], theirs[key]) for key in own)]:
             if begun != given:
                 raise ConfigError(
-                    f"the training that was begun has another {name} ({begun} there, {given} now); "
-                    "resume it as it was begun, or begin another one in a new folder"
+                    f"the training in this folder has another {name} ({begun} there, {given} now); "
+                    "resume it with the same settings, or start another one in a new folder"
                 )
 
 
 def save_checkpoint(folder: Path, student: Student, step: int) -> None:
-    """Write the state after `step` steps in place of the one before, whole or not at all."""
+    """Replace the last checkpoint atomically with the state after `step` steps."""
     partial = folder / f"{CHECKPOINT_FILE}.partial"
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in student.state().items()}
     save_file(tensors, partial, metadata={"step": str(step)})
@@ -190,13 +190,13 @@ def save_checkpoint(folder: Path, student: Student, step: int) -> None:
 
 
 def restore_checkpoint(folder: Path, student: Student) -> int:
-    """Put the student back to the last checkpoint; returns the number of its steps, 0 without one."""
+    """Restore the student from the last checkpoint; returns its number of steps, 0 without a checkpoint."""
     path = folder / CHECKPOINT_FILE
     if not path.is_file():
         return 0
     try:
         with safe_open(path, framework="pt") as opened:
-            student.restore({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118  # no mapping
+            student.restore({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118  # not a mapping
             return int(opened.metadata()["step"])
     except (OSError, SafetensorError, KeyError) as error:
-        raise ModelLoadError(f"{path} is damaged ({error}); delete it, and the rounds begin again") from error
+        raise ModelLoadError(f"{path} is damaged ({error}); delete it to start the rounds again") from error

@@ -1,4 +1,4 @@
-"""Which prompts a draft is trained on: chat traces, benchmark questions or plain texts, as token ids."""
+"""Prompts to train a draft on: chat traces, benchmark questions or plain texts, as token ids."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 Prompt = tuple[int, ...]
 
 HELD_OUT_SHARE, MOST_HELD_OUT = 10, 64
-"""Every tenth prompt is kept for the report, at least one and at most so many."""
+"""One prompt in ten is held out for the report, at least one and at most 64."""
 
 ONE_QUESTION = ("turns", "prompt")
-"""Fields of a JSON line that is one question and no chat: a list whose first text is asked (Spec-Bench), or a text."""
+"""Fields of a JSON line that holds a question: a list of texts, of which the first is asked (Spec-Bench), or a text."""
 
 
 def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> tuple[list[Prompt], int]:
-    """The prompts of a file, each once, in its order, and how many were left out for being longer than `max_tokens`.
+    """Read the distinct prompts of a file in order; returns them and how many were dropped as longer than `max_tokens`.
 
     A `.txt` file holds one prompt per line. JSON lines (also .gz) are questions (`turns` or `prompt`) or chat traces as
-    `precedent replay` reads them, of which every assistant turn is a prompt: what had been said before it.
-    Raises PromptError when the file cannot be read or holds no prompt.
+    `precedent replay` reads them; each assistant turn gives one prompt, the conversation before it.
+    Raises PromptError if the file cannot be read or holds no prompt.
     """
     rendered = (tuple(render_prompt(tokenizer, messages, tools)) for messages, tools in _conversations(path))
     prompts = list(dict.fromkeys(rendered))
@@ -44,7 +44,7 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, max_tokens: int
 
 
 def fingerprint_of(texts: Sequence[Sequence[int]]) -> str:
-    """Equal for equal texts in the same order."""
+    """A hash of texts and their order."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(np.asarray([len(text), *text], dtype="<i8").tobytes())
@@ -52,9 +52,9 @@ def fingerprint_of(texts: Sequence[Sequence[int]]) -> str:
 
 
 def split(prompts: Sequence[Prompt], seed: int) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts to train on and prompts held out for the report, the same for the same seed; at least two are needed."""
+    """Split by `seed` into prompts to train on and prompts held out for the report; at least two are needed."""
     if len(prompts) < 2:
-        raise PromptError("one prompt is too few: the report needs another one that was not trained on")
+        raise PromptError("one prompt is too few: give a second one, which the report keeps out of training")
     order = np.random.default_rng(seed).permutation(len(prompts))
     count = min(MOST_HELD_OUT, max(1, len(prompts) // HELD_OUT_SHARE))
     held_out = set(order[:count].tolist())
@@ -96,11 +96,11 @@ def _asked(path: Path, line: str) -> str:
         record = json.loads(line)
         return str(record["turns"][0] if "turns" in record else record["prompt"])
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise PromptError(f"{path} holds a line that is no question: {line[:80]!r}") from error
+        raise PromptError(f"{path} holds a line that is not a question: {line[:80]!r}") from error
 
 
 def _asked_before_answers(trajectory: Trajectory) -> Iterator[list[dict[str, Any]]]:
-    """What stood before each assistant turn (of a single call: before the last), or all where nothing was answered."""
+    """The messages before each assistant turn (before the last, for a single call); all if there is no answer."""
     messages = [_plain(message) for message in trajectory.messages]
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i > 0]
     for place in (answers[-1:] if trajectory.only_last else answers) or [len(messages)]:
@@ -108,7 +108,7 @@ def _asked_before_answers(trajectory: Trajectory) -> Iterator[list[dict[str, Any
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with text content; parts that are no text are left out."""
+    """A message with plain text content; other content parts are dropped."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))

@@ -15,21 +15,22 @@ from precedent.training.head import OutputHead
 from precedent.training.texts import Lesson
 
 ROWS_AT_ONCE = 256
-"""Rows of logits that are held at a time."""
+"""Number of logit rows held at a time."""
 
 WARM_UP = 0.05
-"""Part of all steps in which the learning rate rises; then it falls along a cosine to a tenth."""
+"""Share of the steps in which the learning rate rises; then it falls along a cosine to a tenth."""
 
 LEAST_RATE = 0.1
 
 LARGEST_NORM = 1.0
-"""Gradients are scaled down to this."""
+"""Maximum gradient norm; larger gradients are scaled down."""
 
 
 class Student:
-    """Layers beside a frozen target. `head_tokens` `[tokens]` are the ids that its head knows, None for all.
+    """Trainable layers on a frozen target. `head_tokens` `[tokens]` are the ids that its head covers, None for all.
 
-    They have the shapes of the target's `initial_layers`, and begin with `weights`, None for those of these layers.
+    The layers have the shapes of the target's `initial_layers`. They start from `weights`, or, if None, from the
+    weights of these layers.
     """
 
     def __init__(
@@ -51,7 +52,10 @@ class Student:
         self._optimizer = torch.optim.AdamW(self._layers.parameters(), lr=learning_rate, betas=(0.9, 0.98), eps=1e-8)
 
     def step(self, lessons: Sequence[Lesson], done: float, longest_context: int) -> float:
-        """Learn from some lessons at once, `done` of all steps being done; the mean cross-entropy to the target."""
+        """Take one step on a batch of lessons and return the mean cross-entropy to the target.
+
+        `done` is the share of all steps that are done.
+        """
         count = sum(lesson.num_learned for lesson in lessons)
         self._optimizer.zero_grad(set_to_none=True)
         loss = sum(self._learn(lesson, count, longest_context) for lesson in lessons)
@@ -62,7 +66,7 @@ class Student:
         return loss
 
     def _learn(self, lesson: Lesson, count: int, longest_context: int) -> float:
-        """Add a lesson's gradient; returns its part of the mean loss."""
+        """Accumulate a lesson's gradient and return its part of the mean loss."""
         text = lesson.text
         start = max(0, text.num_context_tokens - longest_context)
         hidden = self._hidden(text.token_ids[start:-1])[-text.num_answer_tokens :][text.places]
@@ -77,9 +81,9 @@ class Student:
         return loss
 
     def _compare(self, rows: Tensor, thought: Tensor, log_total: Tensor, count: int) -> float:
-        """Forward KL to the target, but for its constant; the gradient at the logits is `q * mass - p`.
+        """Forward KL to the target, up to a constant. The gradient at the logits: `draft_probs * mass - target_probs`.
 
-        Tokens that the head does not know count with probability 0 on both sides: nothing could be learned of them.
+        Tokens outside the head count with probability 0 on both sides, because nothing can be learned about them.
         """
         with torch.no_grad():
             target_logits = self._head(thought.to(rows.device))
@@ -100,13 +104,13 @@ class Student:
         return hidden[0]
 
     def weights(self) -> dict[str, Tensor]:
-        """What a draft's folder holds, in the target's precision."""
+        """The weights to save in a draft's folder, in the target's precision."""
         saved = torch.float32 if self._dtype == self._target.dtype else self._target.dtype
         found = {f"layers.{name}": tensor.to(saved) for name, tensor in self._layers.state_dict().items()}
         return found if self.head_tokens is None else {**found, HEAD_TOKENS: self.head_tokens.to(torch.int32)}
 
     def draft(self) -> PreTrainedModel:
-        """The draft as it is now, ready to draft."""
+        """The draft model with the current weights."""
         draft = draft_beside(self._target, self.initial_layers, self.weights())
         return draft.requires_grad_(False)
 
@@ -119,7 +123,7 @@ class Student:
         return found
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on where `state` was taken."""
+        """Continue from a saved `state`."""
         self._layers.load_state_dict(_below(state, "weight."))
         for name, parameter in self._layers.named_parameters():
             self._optimizer.state[parameter] = {

@@ -1,4 +1,4 @@
-"""The target as teacher: it writes texts of its own, and says of each position of a text what it thinks."""
+"""The target as teacher: it writes texts, and gives its distribution at each position of a text."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from precedent.training.prompts import Prompt
 from precedent.training.texts import Lesson, Shard, Text
 
 AT_ONCE = 16
-"""Requests that are sampled together."""
+"""Number of requests sampled together."""
 
 ROWS_AT_ONCE = 256
-"""Rows of logits of the whole vocabulary that are held at a time."""
+"""Number of full-vocabulary logit rows held at a time."""
 
 
 class Author:
-    """Samples continuations with an engine of its own, without speculation; the same seeds give the same texts."""
+    """Samples continuations without speculation, in a private engine; the same seeds give the same texts."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, temperature: float) -> None:
         plain = SpeculationConfig(enabled=False, write_back=False)
@@ -36,7 +36,7 @@ class Author:
         self._temperature = temperature
 
     def texts(self, contexts: Sequence[Prompt], seeds: Sequence[int], max_tokens: int) -> list[Text]:
-        """A continuation of each context by at most `max_tokens`, none where the context leaves no room."""
+        """Continue each context by at most `max_tokens`; skips contexts that leave no room and empty answers."""
         room = self._engine.context_length - 1
         running = [
             (context, self._engine.submit(context, SamplingParams(self._temperature, seed=seed, max_tokens=max_tokens)))
@@ -52,7 +52,7 @@ class Author:
 
 
 class Teacher:
-    """Runs the target over texts and keeps what a draft has to learn of them."""
+    """Runs the target over texts and keeps what a draft has to learn from them."""
 
     def __init__(self, target: PreTrainedModel) -> None:
         self._dtype, self._reader = target.dtype, Reader(_fast_reading(target))
@@ -60,7 +60,7 @@ class Teacher:
 
     @torch.no_grad()
     def shard(self, texts: Sequence[Text]) -> Shard:
-        """The lessons of some texts, on the CPU."""
+        """Make the lessons of some texts, on the CPU."""
         frequencies = torch.zeros(self._head.weight.shape[0], device=self._head.weight.device)
         lessons = tuple(self._lesson(text, frequencies) for text in texts)
         return Shard(lessons, frequencies.cpu())
@@ -76,9 +76,9 @@ class Teacher:
 
 
 def _fast_reading(target: PreTrainedModel) -> PreTrainedModel:
-    """The target, or a copy in float32 where the processor has no bfloat16 arithmetic: rounding apart the same law.
+    """The target, or a float32 copy if the processor has no bfloat16 arithmetic and so is much faster in float32.
 
-    Such a processor reads much faster in float32.
+    The distribution is the same up to rounding.
     """
     slow = target.device.type == "cpu" and target.dtype == torch.bfloat16 and not native_bfloat16()
     return copy.deepcopy(target).float() if slow else target

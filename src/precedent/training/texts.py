@@ -1,7 +1,7 @@
 """What a draft learns from: texts, with the target's final hidden state at every position of an answer.
 
-The hidden states are the teacher's whole law, in a few hundred numbers instead of a vocabulary's: the shared output
-head turns them back into logits wherever training needs them, and the target itself runs over each text only once.
+A hidden state holds the teacher's whole distribution in a few hundred numbers instead of one per vocabulary entry. The
+shared output head turns it back into logits when training needs them, so the target runs over each text only once.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from precedent.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Token ids whose last `num_answer_tokens` are learned; what stands before them is context.
+    """Token ids of which the last `num_answer_tokens` are learned; those before them are context.
 
-    `learned` `[num_answer_tokens]` says which of them, empty for all: of a conversation with several turns only what
-    the target wrote has to be drafted, and its law for a customer's words would fill a small draft in vain.
+    `learned` `[num_answer_tokens]` selects the tokens to learn, all if empty. In a conversation with several turns only
+    the target's own words need drafting; learning a customer's words would waste a small draft's capacity.
     """
 
     token_ids: tuple[int, ...]
@@ -33,22 +33,22 @@ class Text:
 
     @property
     def num_context_tokens(self) -> int:
-        """Tokens before the answer."""
+        """Number of tokens before the answer."""
         return len(self.token_ids) - self.num_answer_tokens
 
     @property
     def places(self) -> list[int]:
-        """Which tokens of the answer are learned, rising."""
+        """Positions in the answer of the tokens to learn, ascending."""
         every = range(self.num_answer_tokens)
         return [place for place in every if self.learned[place]] if self.learned else list(every)
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A text and what the target thinks before each token that is learned of its answer.
+    """A text and the target's distribution before each learned token of its answer.
 
-    `hidden` `[num_learned, hidden_size]` are final hidden states, `log_total` `[num_learned]` the logarithms of the
-    sums of the exponentials of all logits.
+    `hidden` `[num_learned, hidden_size]` holds final hidden states, `log_total` `[num_learned]` the log-sum-exp of all
+    logits.
     """
 
     text: Text
@@ -57,24 +57,24 @@ class Lesson:
 
     @property
     def num_learned(self) -> int:
-        """Tokens to learn."""
+        """Number of tokens to learn."""
         return self.log_total.numel()
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Lessons that were made together; `frequencies` `[vocab_size]` is the mass that the target gave each token."""
+    """Lessons made together; `frequencies` `[vocab_size]` is the mass that the target gave each token."""
 
     lessons: tuple[Lesson, ...]
     frequencies: Tensor
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to learn."""
+        """Number of tokens to learn."""
         return sum(lesson.num_learned for lesson in self.lessons)
 
     def save(self, path: Path) -> None:
-        """Write the shard, whole or not at all."""
+        """Write the shard atomically."""
         partial = path.with_name(f"{path.name}.partial")
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {
@@ -90,18 +90,18 @@ class Shard:
 
     @classmethod
     def load(cls, path: Path) -> Shard:
-        """Read a shard. Raises ModelLoadError when the file is damaged."""
+        """Read a shard. Raises ModelLoadError if the file is damaged."""
         try:
             with safe_open(path, framework="pt") as opened:
                 lengths: list[list[int]] = json.loads(opened.metadata()["lengths"])
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # not a mapping
             return cls(tuple(_lessons(lengths, tensors)), tensors["frequencies"])
         except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
-            raise ModelLoadError(f"{path} is damaged ({error}); delete it, and --resume makes it again") from error
+            raise ModelLoadError(f"{path} is damaged ({error}); delete it, and --resume rewrites it") from error
 
 
 def _marks(text: Text) -> Tensor:
-    """Of each token of the answer whether it is learned."""
+    """Whether each token of the answer is learned."""
     return torch.tensor(text.learned or (True,) * text.num_answer_tokens, dtype=torch.bool)
 
 

@@ -1,4 +1,4 @@
-"""Tool formats: how the families of models write reasoning and tool calls, read while the answer streams in."""
+"""Tool formats: how model families write reasoning and tool calls, parsed while the answer streams in."""
 
 from precedent.text.tool_formats.description import ToolFormat
 from precedent.text.tool_formats.events import (

@@ -1,4 +1,4 @@
-"""Arguments that a model writes without quotes, read by the type that the tool's schema gives them."""
+"""Reads arguments that a model writes without quotes, by the type that the tool's schema gives them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class ArgumentTypes:
         self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
 
     def of(self, tool: str, argument: str) -> frozenset[str]:
-        """JSON Schema's names of the types; an argument that no schema describes is a text."""
+        """The argument's types by their JSON Schema names; an argument that no schema describes is a string."""
         root = self._schemas.get(tool) or {}
         schema = (root.get("properties") or {}).get(argument)
         return frozenset(_types(schema, root, _MAX_NESTING)) or frozenset({"string"})
 
 
 def typed_value(text: str, types: frozenset[str]) -> Any:
-    """`text` as a value of one of these types, or the text itself where it is none."""
+    """Read `text` as a value of one of these types; return the text itself if it is none of them."""
     word = text.strip()
     if "null" in types and word in ("null", "None"):
         return None

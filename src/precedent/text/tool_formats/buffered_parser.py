@@ -1,4 +1,4 @@
-"""What all parsers of answers share: a buffer of unread text, and the call that is being read from it."""
+"""What all answer parsers share: a buffer of unread text, and the call being read from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from precedent.text.tool_formats.events import Event, joined
 
 
 class BufferedParser(ABC):
-    """Reads an answer piece by piece; a subclass knows what stands outside calls."""
+    """Reads an answer piece by piece; a subclass parses what is outside calls."""
 
     def __init__(self) -> None:
         self.reasoning_spans: list[tuple[int, int]] = []
@@ -19,13 +19,13 @@ class BufferedParser(ABC):
         self._reader: CallReader | None = None
 
     def push(self, text: str) -> list[Event]:
-        """The events that `text` completes."""
+        """Take more text; return the events that it completes."""
         self._buffer += text
         self._advance_as_far_as_possible()
         return self._take()
 
     def finish(self) -> list[Event]:
-        """The events of what was held back; call it once, at the end of the answer."""
+        """Return the events of the held-back text; call it once, at the end of the answer."""
         while self._reader is not None:
             self._end_call(self._reader, self._reader.finish())
             self._advance_as_far_as_possible()
@@ -38,11 +38,11 @@ class BufferedParser(ABC):
 
     @abstractmethod
     def _finish_text(self) -> None:
-        """Consume what is left of the buffer, for nothing more will come."""
+        """Consume the rest of the buffer at the end of the answer."""
 
     @abstractmethod
     def _after(self, reader: CallReader) -> None:
-        """Note that a call, or what looked like one, was read."""
+        """Note that a call, or what looked like one, has ended."""
 
     def _advance_as_far_as_possible(self) -> None:
         while self._advance_call(self._reader) if self._reader is not None else self._advance_outside():
@@ -60,7 +60,7 @@ class BufferedParser(ABC):
         return False
 
     def _end_call(self, reader: CallReader, leftover: str | None) -> None:
-        """What the call did not need is read again, as text or as the next call."""
+        """End the call; text that it did not need is read again, as text or as the next call."""
         self._events += reader.take()
         self._buffer = (leftover or "") + self._buffer
         self._taken_length -= len(leftover or "")

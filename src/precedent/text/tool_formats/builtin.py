@@ -1,4 +1,4 @@
-"""The tool formats that the library knows, most particular first: the first that a chat template matches is taken."""
+"""The built-in tool formats, most specific first: the first that matches a chat template is used."""
 
 from __future__ import annotations
 

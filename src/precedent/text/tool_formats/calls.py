@@ -1,4 +1,4 @@
-"""Reading one region of calls, character by character, so that no split of the text can change what is found."""
+"""Reads one region of calls, character by character, so that the result does not depend on how the text is split."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from precedent.text.tool_formats.json_scanner import dump_json, escaped_in_strin
 
 
 class CallReader(Protocol):
-    """Reads one region: a call or a list of calls, from behind its opening tag to behind its closing one."""
+    """Reads one region, a call or a list of calls, from after its opening tag to the end of its closing tag."""
 
     rejected: bool
-    """Whether the region was no call at all; what came back is text."""
+    """Whether the region turned out not to be a call; the text that was handed back is then plain text."""
 
     def feed(self, char: str) -> str | None:
-        """Take a character. None while the region goes on, else the text at its end that belongs to what follows."""
+        """Take a character. Returns None inside the region, and at its end the text that belongs to what follows."""
 
     def finish(self) -> str | None:
         """End the region with the answer. Returns the text that turned out not to belong to it, None if all did."""
 
     def take(self) -> list[Event]:
-        """The events since the last time."""
+        """Return the events since the last call, and forget them."""
 
 
 class CallLog:
-    """What one region's calls have come to: the events, and what of the current call was handed out already."""
+    """The events of one region's calls, and how much of the current call was already handed out."""
 
     def __init__(self, head: str) -> None:
         self.events: list[Event] = []
@@ -42,44 +42,44 @@ class CallLog:
 
     @property
     def written(self) -> str:
-        """The JSON text that was handed out."""
+        """The JSON text handed out so far."""
         return "".join(self._written)
 
     def begin(self, name: str) -> None:
-        """The call has a name and goes to the caller from here on."""
+        """Begin a call whose name is known; from here on it is handed to the caller."""
         self.name, self.begun = name, True
         self._mark = len(self.raw)
         self.events.append(CallBegin(name))
 
     def write(self, json_text: str, held: int = 0) -> None:
-        """Hand out JSON text, which stands for all raw text but the last `held` characters."""
+        """Hand out JSON text, which covers all raw text except the last `held` characters."""
         self._written.append(json_text)
         self._mark = len(self.raw) - held
         self.events.append(CallArguments(json_text))
 
     def write_pair(self, key: str, value: Any) -> None:
-        """Hand out one argument. Raises ValueError for what JSON cannot carry."""
+        """Hand out one argument. Raises ValueError if JSON cannot represent its value."""
         self.write(f"{', ' if self._written else '{'}{dump_json(key)}: {dump_json(value)}")
 
     def end(self) -> None:
-        """The call is complete."""
+        """End a complete call."""
         self.events.append(CallEnd())
         self._start_over()
 
     def end_pairs(self) -> None:
-        """The last argument was written."""
+        """End a call after its last argument."""
         self.write("}" if self._written else "{}")
         self.end()
 
     def fail(self, error: object) -> None:
-        """The call cannot be read."""
+        """End a call that cannot be parsed."""
         rest = "".join(self.raw[self._mark :]) if self.begun else None
-        self.events.append(InvalidCall("".join(self.raw), self.name, f"this is no tool call: {error}", rest))
+        self.events.append(InvalidCall("".join(self.raw), self.name, f"this is not a tool call: {error}", rest))
         self._start_over()
 
 
 class LoggedReader:
-    """A reader that keeps its raw text and events in a `CallLog`; `head` is what opened the region."""
+    """A reader that keeps its raw text and events in a `CallLog`; `head` is the text that opened the region."""
 
     rejected = False
 
@@ -87,13 +87,13 @@ class LoggedReader:
         self._log = CallLog(head)
 
     def take(self) -> list[Event]:
-        """The events since the last time."""
+        """Return the events since the last call, and forget them."""
         events, self._log.events = self._log.events, []
         return events
 
 
 class StringWriter:
-    """Hands out a text as the inside of a JSON string while it is written, but for what may begin one of its `ends`."""
+    """Streams a text as the inside of a JSON string, holding back what may be the start of one of its `ends`."""
 
     def __init__(self, log: CallLog, ends: Sequence[str]) -> None:
         self._log, self._ends = log, ends
@@ -101,7 +101,7 @@ class StringWriter:
         self._started = False
 
     def step(self, char: str, skip: str = "") -> bool:
-        """Take a character (not a first one that is to `skip`); True once an end is complete."""
+        """Take a character, ignoring a first one that equals `skip`; True once an end is complete."""
         started, self._started = self._started, True
         if not started and char == skip:
             return False
@@ -118,10 +118,10 @@ class StringWriter:
 
 
 def escaped_for_json(char: str) -> str:
-    """A character of plain text inside a JSON string."""
+    """A plain-text character as it is written inside a JSON string."""
     return f"\\{char}" if char in '"\\' else escaped_in_string(char)
 
 
 def held_tail(text: str, tags: Sequence[str]) -> int:
-    """How many of the last characters may be the beginning of a tag."""
+    """How many of the last characters may be the start of a tag."""
     return max((partial_match(text, tag) for tag in tags), default=0)

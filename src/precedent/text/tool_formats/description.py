@@ -1,4 +1,4 @@
-"""A tool format as data: how a family of models writes tool calls, and by what its chat template is known."""
+"""A tool format as data: how a model family writes tool calls, and how to recognise its chat template."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a family of models writes tool calls.
+    """How a model family writes tool calls.
 
-    Writing: a call is `call_open`, the call itself, `call_close`. `separator` stands before a call that follows text,
-    and between two calls (`between` where that differs); `list_open` and `list_close` stand around all calls of an
-    answer. With `name_key` the call itself is a JSON object of the name and, under `arguments_key`, the arguments;
-    without, it is the name, `name_close`, and the arguments. `arguments` says how those are written: "json", "xml",
-    "python" or "gemma".
+    Writing: a call is `call_open`, the call itself, `call_close`. `separator` precedes a call that follows text and
+    separates two calls (`between` overrides the latter); `list_open` and `list_close` enclose all calls of an answer.
+    With `name_key` the call itself is a JSON object with the name and, under `arguments_key`, the arguments; without
+    it, the call is the name, `name_close`, and the arguments. `arguments` is their syntax: "json", "xml", "python" or
+    "gemma".
 
-    Reading: `tag` opens a call wherever it stands, and `reader` makes what reads it from there on. `bare_start` is a
+    Reading: `tag` opens a call anywhere, and `reader` creates the reader for the rest of it. `bare_start` is a
     character that opens a call at the beginning of an answer, for `bare_reader`. A format with `channels` (gpt-oss)
     sorts the whole answer into messages instead. `tags` are the texts that mean something to the format or its
-    template; in the words of users and tools they are only words.
+    template; in messages of users and tools they are plain text.
 
-    Recognising: a chat template is in this format if it holds every text of `known_by` and none of `not_by`.
+    Recognising: a chat template is in this format if it contains every text of `known_by` and none of `not_by`.
 
-    Templates: `id_length` is the length of call ids that the template demands, `one_call_per_turn` says that it shows
-    one call of a turn, `reasoning_key` is the message key that it reads reasoning from.
+    Templates: `id_length` is the length of call ids that the template requires, `one_call_per_turn` says that it shows
+    only one call per turn, `reasoning_key` is the message key from which it reads reasoning.
     """
 
     name: str
@@ -64,13 +64,13 @@ class ToolFormat:
         return all(text in template for text in self.known_by) and not any(text in template for text in self.not_by)
 
     def around_arguments(self, name: str) -> tuple[str, str]:
-        """What stands before and behind the arguments of an answer that is one call of `name`."""
+        """The text before and after the arguments in an answer that is one call of `name`."""
         if self.name_key is None:
-            before, behind = f"{name}{self.name_close}", ""
+            before, after = f"{name}{self.name_close}", ""
         else:
             before = f"{{{_json(self.name_key)}: {_json(name)}, {_json(self.arguments_key)}: "
-            behind = "}"
-        return f"{self.list_open}{self.call_open}{before}", f"{behind}{self.call_close}{self.list_close}"
+            after = "}"
+        return f"{self.list_open}{self.call_open}{before}", f"{after}{self.call_close}{self.list_close}"
 
 
 def _json(value: str) -> str:

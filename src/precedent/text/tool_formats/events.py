@@ -1,4 +1,4 @@
-"""What is found in an answer while it is written: text, reasoning, and tool calls piece by piece."""
+"""What a parser finds in an answer as it streams in: text, reasoning, and tool calls piece by piece."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text for the reader."""
+    """Text for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What the model thinks before it answers."""
+    """The model's reasoning before its answer."""
 
     text: str
 
@@ -43,9 +43,9 @@ class CallEnd:
 
 @dataclass(frozen=True, slots=True)
 class InvalidCall:
-    """A tool call that cannot be read: the text as the model wrote it, tags included, and what is wrong with it.
+    """A tool call that cannot be parsed: the text as the model wrote it, tags included, and what is wrong with it.
 
-    `rest` is the text behind the arguments that were already handed out, None where nothing was.
+    `rest` is the text after the arguments that were already handed out, None if none were.
     """
 
     raw: str
@@ -67,7 +67,7 @@ Part = Text | Reasoning | ParsedCall | InvalidCall
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """The same events with neighbouring pieces of one kind as one."""
+    """Merge neighbouring events of one kind."""
     result: list[Event] = []
     for event in events:
         last = result[-1] if result else None
@@ -83,7 +83,7 @@ def joined(events: Iterable[Event]) -> list[Event]:
 
 
 def whole_parts(events: Iterable[Event]) -> list[Part]:
-    """The answer that the events tell of: texts joined, calls as one."""
+    """Assemble the answer from its events: texts joined, each call whole."""
     parts: list[Part] = []
     name, arguments = "", ""
     for event in joined(events):

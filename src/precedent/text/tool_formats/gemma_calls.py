@@ -14,7 +14,7 @@ _BARE_KEY = re.compile(r"(?<=[{,])(\s*)([A-Za-z_][\w.\-]*)(\s*:)")
 
 
 class GemmaCall(LoggedReader):
-    """One call up to `close`; texts stand between two `quote` marks. An argument is handed out when it is complete."""
+    """One call up to `close`; strings are enclosed in `quote` marks. Each argument is handed out once complete."""
 
     def __init__(self, head: str, quote: str, close: str) -> None:
         super().__init__(head)
@@ -77,7 +77,7 @@ class GemmaCall(LoggedReader):
             self._problem = str(error)
 
     def _value(self, text: str) -> Any:
-        """The JSON that the text stands for. Raises ValueError."""
+        """Parse the text of a value. Raises ValueError."""
         parts = text.split(self._quote)
         plain = [_BARE_KEY.sub(r'\1"\2"\3', part) for part in parts[::2]]
         quoted = [json.dumps(part) for part in parts[1::2]]
@@ -88,7 +88,7 @@ class GemmaCall(LoggedReader):
         if not self._complete:
             problem = problem or "it was cut off"
         elif rest.strip():
-            problem = problem or "there is text behind its arguments"
+            problem = problem or "there is text after its arguments"
         if problem:
             self._log.fail(problem)
         else:

@@ -1,4 +1,4 @@
-"""gpt-oss (harmony): an answer is a row of messages, each with a channel, and a recipient if it is a call.
+"""gpt-oss (harmony): an answer is a sequence of messages, each with a channel, and a recipient if it is a call.
 
 <|channel|>analysis<|message|>I need the order.<|end|>
 <|start|>assistant<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"number": "1042"}<|call|>
@@ -24,9 +24,9 @@ _BETWEEN = "\n\n"
 
 
 class HarmonyParser(BufferedParser):
-    """Sorts messages: the analysis channel is reasoning, what has a recipient is a call, the rest is text.
+    """Sorts messages: the analysis channel is reasoning, a message with a recipient is a call, the rest is text.
 
-    Texts of several messages are joined by an empty line, and so are thoughts. Without a `form` (no tool is bound)
+    Texts of several messages are joined by an empty line, and so is reasoning. Without a `form` (no tool is bound)
     calls are text.
     """
 
@@ -49,10 +49,10 @@ class HarmonyParser(BufferedParser):
             self._end_message()
 
     def _after(self, reader: CallReader) -> None:
-        """Nothing changes: the header of the next message says what follows."""
+        """Do nothing: the header of the next message says what follows."""
 
     def _advance_header(self) -> bool:
-        """Read up to the message; an answer that begins with something else is text."""
+        """Read the header up to the message; an answer that begins with something else is text."""
         starts_alike = (start.startswith(self._buffer[: len(start)]) for start in _HEADER_STARTS)
         if not any(starts_alike):
             self._kind, self._fresh = Text, True

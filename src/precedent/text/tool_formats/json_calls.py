@@ -1,4 +1,4 @@
-"""A call in JSON: an object of name and arguments (Hermes, Llama), or the arguments alone (Mistral, gpt-oss)."""
+"""Calls in JSON: an object with name and arguments (Hermes, Llama), or the arguments alone (Mistral, gpt-oss)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
 
 
 class MemberScanner:
-    """Follows a call's JSON: knows its name, and which characters belong to the arguments.
+    """Follows a call's JSON to find its name and the characters that belong to the arguments.
 
-    With a given `name` the JSON is the arguments alone, else they stand under one of `argument_keys`.
+    With a given `name` the JSON is the arguments alone; otherwise they are under one of `argument_keys`.
     """
 
     def __init__(self, name: str | None, argument_keys: tuple[str, ...]) -> None:
@@ -33,7 +33,7 @@ class MemberScanner:
         self._in_value = self._found = self._ended = False
 
     def step(self, char: str) -> bool:
-        """Take a character; True if it belongs to the arguments, which are found once and behind the name."""
+        """Take a character; True if it belongs to the arguments, which occur once and after the name."""
         depth = self.json.depth
         self.json.step(char)
         if self._found:
@@ -47,7 +47,7 @@ class MemberScanner:
         return False
 
     def peek(self) -> Any:
-        """The text that is being collected, if it is complete: a key, or a value."""
+        """The key or value being collected, if it is complete."""
         try:
             return load_json("".join(self._token))
         except ValueError:
@@ -59,7 +59,7 @@ class MemberScanner:
         return self._in_value and self.keys[-1] in self._argument_keys and bool(self.name)
 
     def _step_member(self, char: str) -> None:
-        """Collect keys and values of the outermost object; of values only texts matter."""
+        """Collect keys and values of the outermost object; only string values matter."""
         if self.json.in_string or char == '"':
             self._token.append(char)
         elif char == ":":
@@ -83,8 +83,8 @@ class MemberScanner:
 class JsonCall(LoggedReader):
     """One call in JSON; its arguments are handed out as they are written.
 
-    The call ends at a closing tag outside of strings (an opening one means that it was forgotten) or, without tags,
-    with the JSON itself. A tag inside a string belongs to the string, as long as that string is closed.
+    The call ends at a closing tag outside of strings or, without tags, with the JSON itself. An opening tag also ends
+    it: the model forgot the closing one. A tag inside a string belongs to the string, if the string is closed.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class JsonCall(LoggedReader):
         return None
 
     def finish(self) -> str | None:
-        """Take the call as complete, else cut it at the first tag that a string hid."""
+        """Take the call as complete, or else cut it at the first tag that was hidden in a string."""
         body = self._body()
         cuts = [(body.find(tag), tag) for tag in self._tags if tag in body]
         if cuts and isinstance(self._parsed(body), ValueError | RecursionError):
@@ -140,7 +140,7 @@ class JsonCall(LoggedReader):
         return next((tag for tag in self._tags if self._tail.endswith(tag)), "")
 
     def _hand_out(self, char: str) -> None:
-        """Show arguments as far as they cannot be the beginning of a tag, and nothing behind a hidden one."""
+        """Hand out arguments that cannot be the start of a tag, and nothing after a hidden tag."""
         in_string = self._members.json.in_string
         self._pending.append(escaped_in_string(char) if in_string else char)
         if self._hidden_tag:
@@ -164,7 +164,7 @@ class JsonCall(LoggedReader):
         return tag
 
     def _cut(self, start: int, tag: str) -> str:
-        """End the call at the first tag within its body, at the end of the answer."""
+        """At the end of the answer, end the call at the first tag within its body."""
         body = self._body()
         end = start if tag == self._open else start + len(tag)
         del self._log.raw[1 + end :]
@@ -185,14 +185,14 @@ class JsonCall(LoggedReader):
             self._log.begin(call.name)
             self._log.write(dump_json(call.arguments))
         elif not self._agrees(call):
-            self._log.fail("it holds a key twice")
+            self._log.fail("it has a duplicate key")
             return
         elif self._pending:
             self._log.write("".join(self._pending))
         self._log.end()
 
     def _agrees(self, call: ParsedCall) -> bool:
-        """Whether what was handed out is what the whole call says."""
+        """Whether the arguments handed out are those of the whole call."""
         return call == ParsedCall(self._log.name or "", load_object(self._log.written + "".join(self._pending)))
 
     def _parsed(self, body: str) -> ParsedCall | ValueError | RecursionError:
@@ -205,18 +205,18 @@ class JsonCall(LoggedReader):
 
 
 class BareCall(JsonCall):
-    """A JSON object that may be a call: it is text unless it names a function and its arguments, and little else."""
+    """A JSON object that may be a call: it is text unless it has a function name, arguments, and little else."""
 
     _MEMBERS = frozenset({"name", "type", "id", "parameters", "arguments"})
 
     def feed(self, char: str) -> str | None:
-        """Take a character; the whole text comes back as soon as it cannot be a call."""
+        """Take a character; hand back the whole text as soon as it cannot be a call."""
         if not self._log.begun and not self._members.json.in_string and not self._may_go_on(char):
             return self._reject(char)
         return super().feed(char)
 
     def finish(self) -> str | None:
-        """A call that was cut off names a function; anything else is text."""
+        """End with the answer: a truncated object that names a function is a call, anything else is text."""
         return super().finish() if self._members.name else self._reject("")
 
     def _may_go_on(self, char: str) -> bool:

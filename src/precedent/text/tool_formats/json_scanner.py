@@ -1,4 +1,4 @@
-"""Where a JSON text stands, character by character; and JSON as LangChain and other languages can carry it."""
+"""Scans JSON character by character, and reads and writes the JSON that LangChain and other languages can represent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 
 class JsonScanner:
-    """Nesting depth, and whether the text ends within a string; whatever is written, it raises nothing."""
+    """Tracks nesting depth and whether the text ends within a string; never raises, whatever the text."""
 
     __slots__ = ("depth", "escaped", "in_string")
 
@@ -35,7 +35,7 @@ class JsonScanner:
 
 
 def load_json(text: str) -> Any:
-    """Parse JSON, line breaks inside strings allowed; ValueError for what JSON or UTF-8 cannot carry back."""
+    """Parse JSON, with line breaks allowed in strings. Raises ValueError for what JSON or UTF-8 cannot write back."""
     value = json.loads(text, strict=False, parse_constant=_refuse_constant)
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     return value
@@ -50,14 +50,14 @@ def load_object(text: str) -> dict[str, Any]:
 
 
 def dump_json(value: Any) -> str:
-    """JSON text as chat templates write it. Raises ValueError for what JSON or UTF-8 cannot carry."""
+    """Write JSON as chat templates do. Raises ValueError for what JSON or UTF-8 cannot represent."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text.encode()
     return text
 
 
 def escaped_in_string(char: str) -> str:
-    """A character as it may stand inside a JSON string; models write line breaks there as they are."""
+    """A character escaped for a JSON string; models write raw line breaks there."""
     return json.dumps(char)[1:-1] if char < " " else char
 
 

@@ -11,7 +11,7 @@ _NAMED = re.compile(r"\[TOOL_CALLS\]\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\][^\[\]{}]*
 
 
 class MistralCalls(LoggedReader):
-    """A list of objects, or one call with its name in front; whichever the model writes."""
+    """A list of objects, or one call with its name in front, whichever the model writes."""
 
     def __init__(self, head: str) -> None:
         super().__init__(head)

@@ -1,7 +1,7 @@
-"""An answer, split into text, reasoning and tool calls while it streams in.
+"""Splits an answer into text, reasoning and tool calls while it streams in.
 
-Whatever the model writes, parsing raises nothing, and the events, neighbouring pieces joined, are the same under every
-split of the text.
+Parsing never raises, whatever the model writes. Once neighbouring pieces are joined, the events do not depend on how
+the text is split.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from precedent.text.tool_formats.reasoning import ReasoningTags
 
 
 class AnswerParser(Protocol):
-    """What reads an answer."""
+    """A parser for one answer."""
 
     reasoning_spans: list[tuple[int, int]]
-    """Where in the text of the answer the model was thinking, tags included: first and last character + 1."""
+    """Spans of reasoning in the answer's text, tags included: first character, last character + 1."""
 
     def push(self, text: str) -> list[Event]:
-        """The events that `text` completes."""
+        """Take more text; return the events that it completes."""
 
     def finish(self) -> list[Event]:
-        """The events of what was held back; call it once, at the end of the answer."""
+        """Return the events of the held-back text; call it once, at the end of the answer."""
 
 
 class TaggedParser(BufferedParser):
-    """Reads an answer whose reasoning and calls stand between tags.
+    """Reads an answer whose reasoning and calls are enclosed in tags.
 
     The separator before a call and blank text around calls and reasoning belong to the format and are not text.
     Without a `form` (no tool is bound, or the model knows none) calls are text; without `reasoning` so are thoughts.
-    `in_reasoning` says that the prompt opened them already.
+    `in_reasoning` says that the prompt already opened the reasoning.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TaggedParser(BufferedParser):
             self._may_be_bare = bool(self._form and self._form.bare_start)
 
     def _advance_bare(self) -> bool:
-        """At a place where a call without a tag may begin."""
+        """Advance at a place where a call without a tag may begin."""
         form = self._form
         body = self._buffer.lstrip(" \t\r\n;" if self._after_call else None)
         if not body:
@@ -111,7 +111,7 @@ class TaggedParser(BufferedParser):
             self._in_reasoning, self._reasoning_start = True, self._taken_length - len(tag)
 
     def _show_safe_text(self) -> None:
-        """Show what cannot belong to a coming tag: all but a partial tag, one separator, and leading blanks."""
+        """Show what cannot belong to a later tag: all but a partial tag, one separator, and leading blanks."""
         end = len(self._buffer) - held_tail(self._buffer, self._openers)
         if self._separator and self._buffer[:end].endswith(self._separator):
             end -= len(self._separator)
@@ -146,7 +146,7 @@ class TaggedParser(BufferedParser):
         self._may_be_bare = bool(self._form and self._form.bare_start)
 
     def _think(self, text: str) -> None:
-        """Hand out thoughts; blank text before the first one belongs to the format."""
+        """Hand out reasoning; blank text before it belongs to the format."""
         text = text if self._thought else text.lstrip()
         if text:
             self._events.append(Reasoning(text))

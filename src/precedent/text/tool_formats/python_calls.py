@@ -1,4 +1,4 @@
-"""Calls as Python writes them: `[look_up(number="1042"), cancel(number="7")]` (Llama), or a block of them (Gemma)."""
+"""Calls in Python syntax: `[look_up(number="1042"), cancel(number="7")]` (Llama), or a block of them (Gemma)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 class PythonScanner:
-    """Nesting and strings of a Python expression, character by character."""
+    """Tracks nesting and strings of a Python expression, character by character."""
 
     __slots__ = ("depth", "escaped", "quote")
 
@@ -37,9 +37,9 @@ class PythonScanner:
 
 
 class PythonCalls(LoggedReader):
-    """A list of calls up to `close`; an argument is handed out when it is complete.
+    """A list of calls up to `close`; each argument is handed out once complete.
 
-    A `bare` list is text unless it begins with the name of a function and a bracket.
+    A `bare` list is text unless it begins with a function name and a bracket.
     """
 
     def __init__(self, head: str, close: str, *, bare: bool = False) -> None:
@@ -131,25 +131,25 @@ class PythonCalls(LoggedReader):
 
 
 def _argument(piece: str) -> tuple[str, Any]:
-    """The name and the value of `name=value`. Raises ValueError for anything else."""
+    """Parse `name=value`. Raises ValueError for anything else."""
     key, equals, text = piece.partition("=")
     if not equals or not key.strip().isidentifier():
         raise ValueError(f"expected argument=value, found {piece.strip()!r}")
     tree = ast.parse(text.strip(), mode="eval")
     try:
         value = ast.literal_eval(_Words().visit(tree))
-    except ValueError as error:  # its message names an address in memory
-        raise ValueError(f"{text.strip()!r} is no value but an expression") from error
+    except ValueError as error:  # its own message contains a memory address
+        raise ValueError(f"{text.strip()!r} is an expression, not a value") from error
     return key.strip(), _as_json(value)
 
 
 class _Words(ast.NodeTransformer):
-    """JSON's words as Python's constants, for models mix the two."""
+    """Reads JSON's `true`, `false` and `null` as Python constants, since models mix the two."""
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
 
 
 def _as_json(value: Any) -> Any:
-    """The value as JSON carries it: tuples as lists. Raises ValueError or TypeError for what it cannot carry."""
+    """The value as JSON has it, tuples as lists. Raises ValueError or TypeError for what JSON cannot represent."""
     return load_json(json.dumps(value))

@@ -1,4 +1,4 @@
-"""How models mark what they think before they answer."""
+"""How models mark their reasoning."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ REASONING = (
 
 
 def reasoning_tags(tokenizer: PreTrainedTokenizerBase, template: str) -> ReasoningTags | None:
-    """The tags that the chat template reads or writes, or that the tokenizer knows; None for a model without any."""
+    """Find the reasoning tags in the chat template or among the tokenizer's added tokens; None if there are none."""
     added = {token.content for token in tokenizer.added_tokens_decoder.values()}
     return next((tags for tags in REASONING if tags.close in template or tags.close in added), None)

@@ -1,4 +1,4 @@
-"""Which tool format a chat template writes: of those that the library knows and those that other packages bring."""
+"""Finds the tool format of a chat template among the built-in formats and those of other packages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ GROUP = "precedent.tool_formats"
 
 @lru_cache(maxsize=1)
 def known_formats() -> tuple[ToolFormat, ...]:
-    """All formats, those of other packages first. Raises ConfigError for an entry point that is no `ToolFormat`."""
+    """All formats, those of other packages first. Raises ConfigError for an entry point that is not a `ToolFormat`."""
     return (*map(_loaded, sorted(entry_points(group=GROUP), key=lambda point: point.name)), *BUILTIN)
 
 
 def format_of_template(template: str) -> ToolFormat | None:
-    """The format that a chat template writes calls in, None for one that is not known."""
+    """The format in which a chat template writes calls, None if unknown."""
     return next((form for form in known_formats() if form.wrote(template)), None)
 
 

@@ -1,7 +1,7 @@
-"""Answers read by the response template that a tokenizer ships: for models whose tool format is not known here.
+"""Reads answers with the response template that a tokenizer ships, for models whose tool format we do not know.
 
-A response template (transformers) names the regions of an answer. It hands out a call when its region is closed, so
-such calls are not streamed piece by piece.
+A response template (transformers) describes the regions of an answer. It emits a call only when the region is closed,
+so such calls are not streamed piece by piece.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _KINDS: dict[str, type[Text] | type[Reasoning]] = {
 
 
 def reads_calls(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer ships a response template that knows tool calls."""
+    """Whether the tokenizer ships a response template that parses tool calls."""
     template = getattr(tokenizer, "response_template", None)
     return isinstance(template, dict) and CALLS in template.get("fields", {})
 
 
 class ResponseTemplateParser:
-    """Feeds transformers' parser character by character, for it raises on what it cannot read and forgets the place.
+    """Feeds transformers' parser one character at a time, because it raises on bad input without saying where.
 
-    Text and thoughts are stripped at both ends, as the parser strips them.
+    Text and reasoning are stripped at both ends, as the parser strips them.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: str, tools: Tools) -> None:
@@ -59,7 +59,7 @@ class ResponseTemplateParser:
             self._follow(event)
 
     def push(self, text: str) -> list[Event]:
-        """The events that `text` completes."""
+        """Take more text; return the events that it completes."""
         for char in text:
             self._seen.append(char)
             self._num_seen += 1
@@ -73,7 +73,7 @@ class ResponseTemplateParser:
         return self._take()
 
     def finish(self) -> list[Event]:
-        """The events of what was held back; call it once, at the end of the answer."""
+        """Return the events of the held-back text; call it once, at the end of the answer."""
         try:
             for event in self._parser.finalize()[1]:
                 self._follow(event)
@@ -89,8 +89,8 @@ class ResponseTemplateParser:
         return events
 
     def _fail(self, error: ValueError) -> None:
-        """The region cannot be read; go on behind it."""
-        self._events.append(InvalidCall("".join(self._seen), None, f"this is no tool call: {error}"))
+        """Report a region that cannot be parsed, and continue after it."""
+        self._events.append(InvalidCall("".join(self._seen), None, f"this is not a tool call: {error}"))
         self._parser = self._new_parser("")
         self._seen.clear()
 
@@ -130,4 +130,4 @@ class ResponseTemplateParser:
                 raise ValueError("expected a name and an object of arguments")
             self._events += [CallBegin(name), CallArguments(dump_json(arguments)), CallEnd()]
         except (TypeError, KeyError, ValueError) as error:
-            self._events.append(InvalidCall(raw, None, f"this is no tool call: {error}"))
+            self._events.append(InvalidCall(raw, None, f"this is not a tool call: {error}"))

@@ -1,6 +1,6 @@
-"""Arguments that are no JSON object must not become one: LangChain completes JSON that was cut off, or cuts it.
+"""Keeps invalid arguments invalid: LangChain would repair truncated JSON by completing or cutting it.
 
-A seal makes the text irreparable: it ends an open string and closes a bracket that was not opened.
+A seal makes the text irreparable: it ends an open string and closes a bracket that was never opened.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SEAL = re.compile(rf'(?:"| )[\]}}]({ARGUMENTS}|{WHOLE})\Z')
 
 
 def seal_of(text: str, mark: str) -> str:
-    """What to append to a broken call: `mark` is ARGUMENTS for what stands behind its name, WHOLE for all of it."""
+    """The seal to append to a broken call; `mark` is ARGUMENTS for the text after its name, WHOLE for all of it."""
     scanner, open_brackets = JsonScanner(), [""]
     for char in text:
         scanner.step(char)
@@ -29,6 +29,6 @@ def seal_of(text: str, mark: str) -> str:
 
 
 def unsealed(text: str) -> tuple[str, str | None]:
-    """The text without its seal, and the seal's mark, None without a seal."""
+    """Return the text without its seal and the seal's mark, None if there is no seal."""
     seal = _SEAL.search(text)
     return (text, None) if seal is None else (text[: seal.start()], seal[1])

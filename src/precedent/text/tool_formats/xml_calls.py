@@ -24,9 +24,9 @@ _TAG = re.compile(r"\s*<(?:(?P<kind>function|parameter)=(?P<name>[^<>\n]+)|(?P<e
 
 
 class XmlCall(LoggedReader):
-    """One call in tags. A parameter is handed out when it is complete, a text while it is written.
+    """One call in tags. A string parameter is handed out as it is written, any other once complete.
 
-    A value ends at the first `</parameter>`, for the format has no way to quote one.
+    A value ends at the first `</parameter>`, because the format has no way to quote one.
     """
 
     def __init__(self, head: str, tools: Tools) -> None:
@@ -73,7 +73,7 @@ class XmlCall(LoggedReader):
         return None
 
     def _follow(self, tag: re.Match[str] | None) -> str:
-        """What is wrong with a tag at this place; nothing, and the call goes on."""
+        """Process a tag; return what is wrong with it here, or "" if the call goes on."""
         if tag is None or self._complete or (tag["kind"] == "function") == self._log.begun:
             return "a tag is out of place"
         if tag["kind"] == "function":
@@ -111,7 +111,7 @@ class XmlCall(LoggedReader):
     def _end(self, problem: str = "") -> None:
         problem = self._problem or problem
         if not self._complete:
-            problem = problem or "its function has no end"
+            problem = problem or "its function is not closed"
         if problem:
             self._log.fail(problem)
         else:
