@@ -120,7 +120,7 @@ def test_scenarios_are_measured_alone_unless_modes_are_named(
     assert len(talk["first_token_seconds_with_reuse"]) == len(talk["first_token_seconds_without"]) == 10
     shown = " ".join(capsys.readouterr().out.split())
     assert "2 requests at once" in shown
-    assert f"later turns {talk['later_turns_ratio']:.2f}x of without reuse" in shown
+    assert f"later turns take {talk['later_turns_ratio']:.2f}x the time without reuse" in shown
 
 
 def test_a_conversation_reuses_its_prefix_only_with_reuse(
