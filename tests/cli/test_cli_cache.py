@@ -242,7 +242,7 @@ def test_warm_fills_a_new_cache_says_what_it_skipped_and_goes_on(tmp_path, model
     assert {name: found[name] for name in counts} == counts
     assert {(one["reason"], one["count"]) for one in found["skipped"]} == {
         ("is not JSON", 2),
-        ("an answer without text and tool calls", 2),
+        ("an answer without text or tool calls", 2),
     }
     assert set(found["skipped"][0]) == {"reason", "count", "first"}
     (stored,) = run_json(tmp_path, "list", tmp_path / "cache")["completions"]

@@ -238,7 +238,7 @@ def test_a_batch_is_of_one_tenant_where_runs_name_it() -> None:
     configs: Any = [{"metadata": {"tenant": "north"}}, {"metadata": {"tenant": "south"}}]
     model = model_of(PrecedentLLM, tenant_from="metadata")
     for several in (configs, [configs[0], {}], [configs[0], {"configurable": {"tenant": "south"}}]):
-        with pytest.raises(UnsupportedError, match="cannot be of several tenants"):
+        with pytest.raises(UnsupportedError, match="cannot mix tenants"):
             model.batch(["a", "b"], several)
     assert model.engine.requests == []
     model.batch(["a", "b"], configs, tenant="said")
@@ -252,7 +252,7 @@ def test_a_batch_is_of_one_tenant_where_runs_name_it() -> None:
 async def test_steps_of_a_batch_are_still_one() -> None:
     configs: Any = [{"metadata": {"workflow_step": "a"}}, {"metadata": {"workflow_step": "b"}}]
     for refused in (model_of(PrecedentLLM), model_of(PrecedentLLM, tenant_from="metadata")):
-        with pytest.raises(UnsupportedError, match="cannot be of several tenants or workflow steps"):
+        with pytest.raises(UnsupportedError, match="cannot mix tenants or workflow steps"):
             await refused.abatch(["a", "b"], configs)
 
 
