@@ -97,7 +97,7 @@ def test_every_mode_gives_the_plain_answers_and_its_figures(
     assert written["prompts"]["source"] == "talks.jsonl"
     assert written["prompts"]["measured"] == written["prompts"]["warming"] == 2
     assert written["machine"]["dtype"] == "float64"
-    assert "0 left out as too long" in " ".join(shown.split())
+    assert "0 too long and left out" in " ".join(shown.split())
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= 80
 

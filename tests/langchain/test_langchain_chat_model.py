@@ -270,7 +270,12 @@ def test_the_models_own_metadata_counts_and_the_call_wins() -> None:
 
 @pytest.mark.parametrize(
     ("tenant", "said"),
-    [("", "must be a text"), (7, "must be a text"), ("x" * 201, "give at most 200"), ("a\nb", "not printable")],
+    [
+        ("", "must be a non-empty text"),
+        (7, "must be a non-empty text"),
+        ("x" * 201, "give at most 200"),
+        ("a\nb", "not printable"),
+    ],
 )
 def test_a_tenant_that_cannot_be_one_is_refused(tenant: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"tenant=.*{said}"):

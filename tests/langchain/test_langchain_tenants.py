@@ -198,9 +198,9 @@ def test_configurable_reaches_a_tenant_that_the_application_made_configurable(ki
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"tenant": "a", "tenant_from": "metadata"}, "tenant='a' and tenant_from='metadata' both say"),
+        ({"tenant": "a", "tenant_from": "metadata"}, "tenant='a' and tenant_from='metadata' both set"),
         ({"tenant_from": "configurable"}, "tenant_from='configurable' must be 'metadata'"),
-        ({"tenant": ""}, "tenant='' must be a text"),
+        ({"tenant": ""}, "tenant='' must be a non-empty text"),
     ],
 )
 def test_fields_that_leave_it_open_whose_runs_are_are_refused(fields: dict[str, Any], said: str) -> None:

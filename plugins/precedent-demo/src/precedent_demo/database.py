@@ -107,7 +107,7 @@ class _Builder:
                 self._insert("products", f"K{next(numbers)}", product, option, price, stock)
 
     def _customers(self) -> None:
-        """Insert customers; the walk over both name lists keeps pairs unique and combines even positions only with even."""
+        """Insert customers; walking both name lists keeps pairs unique and combines even positions only with even."""
         words, rng = self._words, self._rng
         first, last = (rng.sample(names, len(names) // 2 * 2) for names in (words.first_names, words.last_names))
         numbers = self._numbers(1_000, 9_999, NUM_CUSTOMERS)
