@@ -80,9 +80,8 @@ def bench(
 ) -> None:
     """Compare plain decoding, transformers' generate, its prompt lookup and assisted generation, and Precedent.
 
-    More modes: ours-cold (an empty cache), adversarial (a cache full of wrong answers), null (a drafter that proposes
-    nothing) and oracle (a drafter that knows the answers). With --concurrency or --conversation, only the modes that
-    --modes names are measured.
+    Extra modes: ours-cold (empty cache), adversarial (wrong answers in it), null (no proposals), oracle (perfect ones).
+    With --concurrency or --conversation, only the modes that --modes names are measured.
     """
     chosen = _chosen_modes(modes, draft_model, only_named=bool(concurrency) or conversation)
     if not draft_model and (draft_device is not None or pearl is not None):

@@ -1,4 +1,4 @@
-"""Determines the tenant of a call, from whose completions it drafts and with which its own is stored.
+"""Determines the tenant of a call: the call drafts from the tenant's completions and stores its own among them.
 
 The application sets it on the model or in the call. A run's metadata counts only if the model has
 `tenant_from="metadata"`; a run that then names no tenant shares nothing with others.
