@@ -1,8 +1,8 @@
-"""A LangChain agent with a tool on a model in this process: nothing but the chat model differs from any other agent.
+"""A LangChain agent with a tool, on a model in this process: only the chat model differs from any other agent.
 
     python examples/agent.py
 
-A model of 135 million parameters seldom calls a tool by itself; put in a larger one that you have.
+A model of 135 million parameters seldom calls a tool by itself; replace it with a larger one.
 """
 
 from langchain.agents import create_agent
@@ -20,7 +20,7 @@ def order_status(order_id: str) -> str:
 llm = ChatPrecedent(
     model="smollm2-135m-instruct",  # or any Hugging Face id or folder
     draft_model="first-layers:4",  # or a smaller model with the same tokenizer
-    speculation_cache="agent-cache",  # a folder: the second run of this script is drafted from the first
+    speculation_cache="agent-cache",  # a folder: the second run of this script drafts from the first
     max_tokens=80,
 )
 agent = create_agent(llm, tools=[order_status], name="orders")

@@ -1,13 +1,13 @@
-"""Drafting before anything was ever cached: an agent on a document store, with premade responses switched on and off.
+"""Drafting with an empty cache: an agent on a document store, with and without response templates.
 
     python examples/document_desk.py
 
-The agent has four primitive actions: open, edit, delete and share a document. The form of their tool calls is known
-from the tools' schemas, the wording of the confirmations from the templates below; what fills the holes stands in the
-live prompt. Nothing the model says is canned: it writes every token itself, a template only proposes.
+The agent has four actions: open, edit, delete and share a document. The tools' schemas give the form of the tool calls,
+the templates below give the wording of the confirmations, and the live prompt holds the values to fill in. No answer is
+canned: the model writes every token itself, and a template only proposes.
 
-A model of 135 million parameters does not choose tools by itself, so a scripted customer leads it: his lines say which
-call comes next. Where the model does not make it, he makes it himself and shows the result.
+A model of 135 million parameters does not choose tools by itself, so a scripted customer leads it: each message says
+which call comes next. If the model does not make the call, the customer makes it and shows the result.
 """
 
 import json
@@ -24,7 +24,7 @@ from rich.table import Table
 from precedent import ChatPrecedent, Templates
 
 MODEL = "smollm2-135m-instruct"  # or any Hugging Face id or folder
-DTYPE = "float32"  # bfloat16 is quicker where the processor has it, and its rounding now and then tips a near-tie
+DTYPE = "float32"  # bfloat16 is faster if the processor supports it, but its rounding sometimes tips a near-tie
 SYSTEM = "You are the assistant of a document store. Repeat tool calls exactly. Answer questions in one short sentence."
 TEMPLATES = Templates(
     [
@@ -35,21 +35,21 @@ TEMPLATES = Templates(
     ],
     choices={"state": ["open", "changed", "deleted", "shared"]},
 )
-MODES = {  # what may propose; the cache is empty in all of them
+MODES = {  # the drafters of each mode; the cache is always empty
     "plain": (),
     "templates": ("template",),
     "prompt": ("prompt",),
     "both": ("prompt", "template"),
 }
 CAPTION = (
-    f"{MODEL}, {DTYPE}, greedy. tok/step: tokens per forward of the model; templates, prompt: share of the text "
-    "accepted from them; decode: seconds without the reading of prompts; same: turns that equal plain decoding; "
-    "calls: made by the model itself"
+    f"{MODEL}, {DTYPE}, greedy. tok/step: tokens per forward pass; templates, prompt: share of the tokens accepted "
+    "from each; decode: seconds without prefill; same: turns equal to plain decoding; calls: tool calls that the model "
+    "made itself"
 )
 
 
 class DocumentStore:
-    """A few documents in memory, and the tools that work on them."""
+    """A few documents in memory, and the tools for them."""
 
     def __init__(self) -> None:
         self.rows = sqlite3.connect(":memory:", check_same_thread=False)
@@ -58,7 +58,7 @@ class DocumentStore:
         self.rows.executemany("INSERT INTO documents VALUES (?, ?, '')", documents)
 
     def change(self, statement: str, *values: str) -> str:
-        """Run a statement on one document (its id comes last) and show the row as it is then."""
+        """Run a statement on one document (its id is the last value) and show the resulting row."""
         if not self.rows.execute("SELECT 1 FROM documents WHERE document_id = ?", values[-1:]).fetchone():
             return json.dumps({"error": f"there is no document {values[-1]}"})
         self.rows.execute(statement, values)
@@ -67,7 +67,7 @@ class DocumentStore:
         return json.dumps({"document_id": values[-1], **shown, "state": "ok" if row else "deleted"})
 
     def tools(self) -> dict[str, BaseTool]:
-        """The four actions, by name (in this order the model makes all calls; it is a small one)."""
+        """The four actions by name (with the tools in this order the small model makes every call)."""
 
         @tool
         def open_document(document_id: str) -> str:
@@ -91,13 +91,13 @@ class DocumentStore:
 
         actions = (edit_document, delete_document, share_document, open_document)
         for action in actions:
-            action.handle_validation_error = True  # arguments that are missing are an answer, not an exception
+            action.handle_validation_error = True  # missing arguments become a tool answer, not an exception
         return {action.name: action for action in actions}
 
 
 @dataclass
 class Errand:
-    """What a customer wants: his words, the call that does it, and the confirmation he asks for."""
+    """One request of the customer: the words, the call that fulfils it, and the expected confirmation."""
 
     wish: str
     name: str
@@ -106,7 +106,7 @@ class Errand:
 
     @property
     def lines(self) -> tuple[list[str], list[str], list[str]]:
-        """His messages before each of the three turns of the assistant."""
+        """The customer's messages before each of the assistant's three turns."""
         call = json.dumps({"name": self.name, "arguments": self.arguments})
         lead = f"Repeat this tool call:\n<tool_call>\n{call}\n</tool_call>"
         return (
@@ -136,7 +136,7 @@ ERRANDS = (
 
 @dataclass
 class Figures:
-    """What one mode needed for all errands."""
+    """What one mode took for all errands."""
 
     answers: list[tuple[str, str]] = field(default_factory=list)
     tokens: int = 0
@@ -157,12 +157,12 @@ class Figures:
         self.seconds += speculation["latency_microseconds"]["request_decode_time"] / 1e6
 
     def share(self, source: str) -> str:
-        """How much of the text came from a source."""
+        """The share of tokens accepted from a source."""
         return f"{100 * self.accepted[source] / self.tokens:.0f} %"
 
 
 def run(llm: ChatPrecedent, mode: str, errand: Errand, figures: Figures) -> None:
-    """Serve one errand on a store of its own."""
+    """Serve one errand on a new store."""
     tools = DocumentStore().tools()
     templates = TEMPLATES if "template" in MODES[mode] else []
     model = llm.bind_tools(list(tools.values()), drafters=MODES[mode], templates=templates)
@@ -182,7 +182,7 @@ def run(llm: ChatPrecedent, mode: str, errand: Errand, figures: Figures) -> None
 
 
 def report(found: dict[str, Figures]) -> Table:
-    """The figures of all modes beside those of plain decoding."""
+    """The figures of all modes, compared with plain decoding."""
     plain = found["plain"]
     table = Table(title=f"{len(ERRANDS)} errands at the document desk, empty cache", caption=CAPTION)
     for column in ("drafts", "tok/step", "templates", "prompt", "decode", "speed", "same", "calls"):
@@ -198,7 +198,7 @@ def report(found: dict[str, Figures]) -> Table:
 
 
 def main() -> None:
-    """Run every errand in every mode, the modes taking turns, and print the figures."""
+    """Run every errand in every mode, interleaving the modes, and print the figures."""
     llm = ChatPrecedent(model=MODEL, dtype=DTYPE, max_tokens=60)
     found = {mode: Figures() for mode in MODES}
     turns = [(errand, mode) for errand in ERRANDS for mode in MODES]

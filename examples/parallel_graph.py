@@ -1,9 +1,9 @@
-"""A LangGraph graph whose branches ask one engine at the same time, and stream while they do.
+"""A LangGraph graph with parallel branches that ask one engine at the same time and stream their answers.
 
     python examples/parallel_graph.py
 
-It runs without weights, on the model that the library ships for tests: a real, tiny one that follows a script. Put
-`ChatPrecedent(model="…")` in its place for an answer of your own model; nothing else changes.
+It needs no weights: it runs on a tiny real model from the library's tests that follows a script. To use your own model,
+replace it with `ChatPrecedent(model="…")`; nothing else changes.
 """
 
 import operator
@@ -23,7 +23,7 @@ ANSWERS = {
 
 
 def script(prompt: str) -> str:
-    """What the model says: the answer to the last question."""
+    """The model's answer to the last question."""
     question = prompt.rsplit("<|im_start|>user\n", 1)[-1]
     return next(answer for topic, answer in ANSWERS.items() if topic in question)
 
@@ -32,7 +32,7 @@ llm = ChatPrecedent.from_engine(scripted_model_engine(script), max_tokens=60)
 
 
 class Review(TypedDict):
-    """What the branches know and find."""
+    """The product, the branches' findings, and the verdict."""
 
     product: str
     findings: Annotated[list[str], operator.add]
@@ -40,7 +40,7 @@ class Review(TypedDict):
 
 
 def look_at(topic: str):
-    """A branch that asks for one thing."""
+    """A branch that asks about one topic."""
 
     def node(state: Review) -> dict[str, list[str]]:
         return {"findings": [llm.invoke(f"In one sentence: the {topic} of {state['product']}?").text]}
@@ -49,7 +49,7 @@ def look_at(topic: str):
 
 
 def judge(state: Review) -> dict[str, str]:
-    """The node where the branches meet."""
+    """The node that joins the branches."""
     return {"verdict": llm.invoke("Please sum up: " + " ".join(state["findings"])).text}
 
 

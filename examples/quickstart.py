@@ -1,4 +1,4 @@
-"""Ask the same kind of question twice: the second answer is drafted from the first, and verified token by token.
+"""Ask the same kind of question twice: the second answer drafts from the first, and every token is verified.
 
 python examples/quickstart.py
 """

@@ -1,4 +1,4 @@
-"""An answer that is always JSON of a schema, and a tool call that is always made: a grammar sees to both.
+"""An answer that always fits a JSON Schema, and a tool call that is always made: a grammar enforces both.
 
 python examples/structured_output.py
 """

@@ -1,9 +1,9 @@
-"""One agent for several customers: each drafts from its own past only, and only from runs that ended well.
+"""One agent for several customers: each drafts only from its own past, and only from runs that ended well.
 
     python examples/tenants.py
 
-It runs without weights, on the model that the library ships for tests: a real, tiny one that follows a script. Put
-`ChatPrecedent(model="…", speculation_cache="…")` in its place for your own model; nothing else changes.
+It needs no weights: it runs on a tiny real model from the library's tests that follows a script. To use your own model,
+replace it with `ChatPrecedent(model="…", speculation_cache="…")`; nothing else changes.
 """
 
 from typing import TypedDict
@@ -19,7 +19,7 @@ from precedent.testing.scripted_model import scripted_model_engine
 
 
 class Customer(TypedDict):
-    """What a run is told of the one it serves."""
+    """The context of a run: the customer that it serves."""
 
     org: str
 
@@ -31,14 +31,14 @@ def order_status(order_id: str) -> str:
 
 
 QUESTION = "Where is order 1042?"
-SCRIPT = [  # what the model says, and what it has to be told before
+SCRIPT = [  # the model's answers, and the messages that must precede them
     ("user", QUESTION),
     ("assistant", '<tool_call>\n{"name": "order_status", "arguments": {"order_id": "1042"}}\n</tool_call>'),
     ("tool", "shipped"),
     ("assistant", "Your order has left our house and should be with you within three days."),
 ]
 
-cache = SpeculationCache.open(embedder=HashEmbedder())  # in memory; give a path, and leave the embedder to the default
+cache = SpeculationCache.open(embedder=HashEmbedder())  # in memory; in practice, give a path and no embedder
 llm = ChatPrecedent.from_engine(scripted_model_engine(SCRIPT, cache=cache))
 agent = create_agent(
     llm,

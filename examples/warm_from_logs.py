@@ -1,8 +1,8 @@
-"""Record what another chat model answers today, and be quick on the first day of your own model.
+"""Record the answers of the chat model you use today, and warm the cache of your own model with them.
 
     python examples/warm_from_logs.py
 
-It runs without weights, on the model that the library ships for tests: a real, tiny one that follows a script.
+It needs no weights: it runs on a tiny real model from the library's tests that follows a script.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ QUESTION = "When are you open?"
 
 
 def desk(warmed_from: Path | None) -> None:
-    """Ask our own model, its cache empty or warmed."""
+    """Ask our own model, with an empty or a warmed cache."""
     cache = SpeculationCache.open(embedder=HashEmbedder())  # in memory; give a path to keep it
     llm = ChatPrecedent.from_engine(scripted_model_engine([("user", QUESTION), ("assistant", ANSWER)], cache=cache))
     stored = llm.warm(warmed_from) if warmed_from else 0
@@ -30,7 +30,7 @@ def desk(warmed_from: Path | None) -> None:
 
 with tempfile.TemporaryDirectory() as folder:
     log = Path(folder) / "log.jsonl"
-    with PrecedentRecorder(log) as recorder:  # beside whatever chat model you use today
+    with PrecedentRecorder(log) as recorder:  # works with any chat model
         FakeListChatModel(responses=[ANSWER]).invoke(QUESTION, {"callbacks": [recorder]})
     desk(None)
     desk(log)

@@ -135,7 +135,7 @@ def test_what_is_skipped_is_counted_by_its_reason(tmp_path):
     expected = (
         "is not JSON",
         "is not a chat trace",
-        "without text and tool calls",
+        "without text or tool calls",
         "'image_url'",
         "torn",
         "LangSmith run",
@@ -185,7 +185,7 @@ def test_a_sqlite_answer_cache_is_read_and_left_as_it_was(tmp_path):
     assert filled.stored == 2
     assert texts(store) == ['<tool_call>\n{"name": "look_up", "arguments": {"order": 17}}\n</tool_call>', "Gone."]
     (skipped,) = reader.skipped.as_list()
-    assert (skipped["count"], skipped["reason"]) == (1, "is no answer of a chat model")
+    assert (skipped["count"], skipped["reason"]) == (1, "is not a chat model's answer")
     assert path.read_bytes() == before
     assert {file.name for file in tmp_path.iterdir()} == {path.name}
 

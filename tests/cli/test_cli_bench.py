@@ -97,7 +97,7 @@ def test_every_mode_gives_the_plain_answers_and_its_figures(
     assert written["prompts"]["source"] == "talks.jsonl"
     assert written["prompts"]["measured"] == written["prompts"]["warming"] == 2
     assert written["machine"]["dtype"] == "float64"
-    assert "0 left out as too long" in " ".join(shown.split())
+    assert "0 too long and left out" in " ".join(shown.split())
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= 80
 
@@ -120,7 +120,7 @@ def test_scenarios_are_measured_alone_unless_modes_are_named(
     assert len(talk["first_token_seconds_with_reuse"]) == len(talk["first_token_seconds_without"]) == 10
     shown = " ".join(capsys.readouterr().out.split())
     assert "2 requests at once" in shown
-    assert f"later turns {talk['later_turns_ratio']:.2f}x of without reuse" in shown
+    assert f"later turns take {talk['later_turns_ratio']:.2f}x the time without reuse" in shown
 
 
 def test_a_conversation_reuses_its_prefix_only_with_reuse(

@@ -109,8 +109,8 @@ def test_forget_erases_what_is_selected_and_nothing_else(folder, tmp_path):
     ("arguments", "says"),
     [
         (["forget", "{cache}"], "--containing, --id, or --all"),
-        (["forget", "{cache}", "--before", "yesterday"], "'yesterday' is no date"),
-        (["forget", "{cache}", "--all", "--tenant", "shop"], "--all stands alone"),
+        (["forget", "{cache}", "--before", "yesterday"], "'yesterday' is not a date"),
+        (["forget", "{cache}", "--all", "--tenant", "shop"], "--all cannot be combined with conditions"),
         (["forget", "{cache}", "--tenant", ""], "tenant's name is empty"),
         (["search", "{cache}", ""], "containing is empty"),
         (["stats", "{tmp}/none"], "there is no cache"),
@@ -204,8 +204,8 @@ def test_verify_finds_a_damaged_record_says_so_and_repairs_it(folder, tmp_path):
 
 def test_an_export_comes_back_in_another_folder(folder, tmp_path):
     assert run("export", folder, tmp_path / "out", "--tenant", "shop").stdout.startswith("1 completions exported")
-    assert "1 completions imported, 0 were there" in run("import", tmp_path / "other", tmp_path / "out").stdout
-    assert "0 completions imported, 1 were there" in run("import", tmp_path / "other", tmp_path / "out").stdout
+    assert "1 completions imported, 0 already present" in run("import", tmp_path / "other", tmp_path / "out").stdout
+    assert "0 completions imported, 1 already present" in run("import", tmp_path / "other", tmp_path / "out").stdout
     (only,) = run_json(tmp_path, "list", tmp_path / "other")["completions"]
     (same,) = run_json(tmp_path, "list", folder, "--tenant", "shop")["completions"]
     assert only == same
@@ -242,13 +242,13 @@ def test_warm_fills_a_new_cache_says_what_it_skipped_and_goes_on(tmp_path, model
     assert {name: found[name] for name in counts} == counts
     assert {(one["reason"], one["count"]) for one in found["skipped"]} == {
         ("is not JSON", 2),
-        ("an answer without text and tool calls", 2),
+        ("an answer without text or tool calls", 2),
     }
     assert set(found["skipped"][0]) == {"reason", "count", "first"}
     (stored,) = run_json(tmp_path, "list", tmp_path / "cache")["completions"]
     assert (stored["tenant"], stored["text"]) == ("shop", "Good day.")
     shown = run("warm", tmp_path / "cache", log, "--tenant", "shop").stdout
-    assert "0 completions stored, 1 were there already" in shown
+    assert "0 completions stored, 1 already present" in shown
     assert f"1 skipped: is not JSON (first: {log} line 2 is not JSON" in shown
 
 
@@ -281,7 +281,7 @@ def test_what_fills_a_cache_takes_a_redaction(folder, tmp_path, model, monkeypat
     (tmp_path / "log.jsonl").write_text(json.dumps(chat), encoding="utf-8")
     shown = run("warm", tmp_path / "warmed", tmp_path / "log.jsonl", "--never-store", r"\b\d{4}\b").stdout
     assert "0 completions stored" in shown
-    assert "1 were withheld by redaction" in shown
+    assert "1 withheld by redaction" in shown
 
 
 @pytest.mark.parametrize("name", ["no_such_module:x", "shop_redaction:none", "shop_redaction", "shop_redaction:words"])

@@ -70,7 +70,7 @@ def test_training_and_held_out_databases_share_no_id_and_no_name() -> None:
 
 
 def test_unknown_split_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"'test'.*held-out and train"):
+    with pytest.raises(ConfigError, match=r"'test'.*held-out or train"):
         make_database(0, split="test")
 
 

@@ -110,7 +110,7 @@ def test_a_draft_is_trained_reported_and_measured_beside_an_early_exit(
     ("files", "arguments", "says"),
     [
         ([], ["--resume"], "there is nothing to resume"),
-        (["training/plan.json"], [], "go on with --resume"),
+        (["training/plan.json"], [], "continue it with --resume"),
         (["letter.txt"], [], "is not empty"),
         ([], ["--start", "middle"], "must be ends, first, last or a draft's folder"),
         ([], ["--temperature", "0"], "temperature=0.0 must be greater than 0"),

@@ -270,7 +270,12 @@ def test_the_models_own_metadata_counts_and_the_call_wins() -> None:
 
 @pytest.mark.parametrize(
     ("tenant", "said"),
-    [("", "must be a text"), (7, "must be a text"), ("x" * 201, "give at most 200"), ("a\nb", "not printable")],
+    [
+        ("", "must be a non-empty text"),
+        (7, "must be a non-empty text"),
+        ("x" * 201, "give at most 200"),
+        ("a\nb", "not printable"),
+    ],
 )
 def test_a_tenant_that_cannot_be_one_is_refused(tenant: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"tenant=.*{said}"):
@@ -324,7 +329,7 @@ def test_every_form_of_tool_is_shown() -> None:
         ({"model": "other"}, UnsupportedError, "model='other' is not loaded, and a call loads nothing"),
         ({"response_format": {"type": "xml"}}, ConfigError, "response_format=.* is neither a class nor a dict"),
         ({"strict": "very"}, ConfigError, "strict='very' must be 'auto', True or False"),
-        ({"tool_choice": "any"}, ConfigError, "tool_choice='any' forces a call, and no tool is bound"),
+        ({"tool_choice": "any"}, ConfigError, "tool_choice='any' forces a call, but no tool is bound"),
         ({"n": 2}, UnsupportedError, "n=2 is not supported"),
     ],
 )
@@ -394,7 +399,7 @@ def test_a_bad_tool_is_refused_by_name(bad: Any, said: str) -> None:
         ({"model": "m", "drafters": ["recall", 3]}, r"drafters=\['recall', 3\] must be a list of names"),
         ({"model": "m", "drafters": "recall"}, "drafters='recall'"),
         ({"model": "m", "speculation": "off"}, "speculation='off' is neither True, False"),
-        ({"model": "m", "tenant": ""}, "tenant='' must be a text that is not empty"),
+        ({"model": "m", "tenant": ""}, "tenant='' must be a non-empty text"),
     ],
 )
 def test_a_wrong_field_is_one_line_before_anything_is_loaded(fields: dict[str, Any], said: str) -> None:

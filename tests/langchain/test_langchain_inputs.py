@@ -226,7 +226,9 @@ def test_an_input_that_is_no_message_is_a_prompt_error(kind: Any, given: Any) ->
     ],
 )
 def test_a_tool_use_that_is_none_is_a_prompt_error(content: Any) -> None:
-    with pytest.raises(PromptError, match="message 2 holds a call without a name, or whose arguments are no dict"):
+    with pytest.raises(
+        PromptError, match="message 2 holds a tool call without a name, or with arguments that are not a dict"
+    ):
         scripted().invoke([HumanMessage("x"), AIMessage(content)])
 
 

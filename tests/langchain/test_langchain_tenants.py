@@ -198,9 +198,9 @@ def test_configurable_reaches_a_tenant_that_the_application_made_configurable(ki
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"tenant": "a", "tenant_from": "metadata"}, "tenant='a' and tenant_from='metadata' both say"),
+        ({"tenant": "a", "tenant_from": "metadata"}, "tenant='a' and tenant_from='metadata' both set"),
         ({"tenant_from": "configurable"}, "tenant_from='configurable' must be 'metadata'"),
-        ({"tenant": ""}, "tenant='' must be a text"),
+        ({"tenant": ""}, "tenant='' must be a non-empty text"),
     ],
 )
 def test_fields_that_leave_it_open_whose_runs_are_are_refused(fields: dict[str, Any], said: str) -> None:
@@ -238,7 +238,7 @@ def test_a_batch_is_of_one_tenant_where_runs_name_it() -> None:
     configs: Any = [{"metadata": {"tenant": "north"}}, {"metadata": {"tenant": "south"}}]
     model = model_of(PrecedentLLM, tenant_from="metadata")
     for several in (configs, [configs[0], {}], [configs[0], {"configurable": {"tenant": "south"}}]):
-        with pytest.raises(UnsupportedError, match="cannot be of several tenants"):
+        with pytest.raises(UnsupportedError, match="cannot mix tenants"):
             model.batch(["a", "b"], several)
     assert model.engine.requests == []
     model.batch(["a", "b"], configs, tenant="said")
@@ -252,7 +252,7 @@ def test_a_batch_is_of_one_tenant_where_runs_name_it() -> None:
 async def test_steps_of_a_batch_are_still_one() -> None:
     configs: Any = [{"metadata": {"workflow_step": "a"}}, {"metadata": {"workflow_step": "b"}}]
     for refused in (model_of(PrecedentLLM), model_of(PrecedentLLM, tenant_from="metadata")):
-        with pytest.raises(UnsupportedError, match="cannot be of several tenants or workflow steps"):
+        with pytest.raises(UnsupportedError, match="cannot mix tenants or workflow steps"):
             await refused.abatch(["a", "b"], configs)
 
 

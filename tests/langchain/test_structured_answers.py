@@ -295,17 +295,17 @@ def test_a_schema_that_is_no_object_is_not_lost(schema: dict[str, Any]) -> None:
 def test_what_a_method_says_itself_is_not_said_again() -> None:
     for method, name in (("json_schema", "response_format"), ("json_mode", "response_format"), (METHODS[2], "tools")):
         answering("x").with_structured_output(Refund, method=method, **{name: None})
-        with pytest.raises(ConfigError, match=f"{name}= is what method='{method}' says itself: leave it out"):
+        with pytest.raises(ConfigError, match=f"method='{method}' sets {name}= itself: leave it out"):
             answering("x").with_structured_output(Refund, method=method, **{name: [1]})
 
 
 def test_what_holds_no_schema_is_refused() -> None:
     for wrong in ({"name": "x", "schema": 3}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": 3}):
-        with pytest.raises(ConfigError, match="is no schema: give"):
+        with pytest.raises(ConfigError, match="is not a schema: give"):
             answering("x").with_structured_output(wrong)
-    with pytest.raises(ConfigError, match=r"is no JSON Schema: it\.properties\.a\.type is \"text\""):
+    with pytest.raises(ConfigError, match=r"is not a JSON Schema: it\.properties\.a\.type is \"text\""):
         answering("x").with_structured_output({"properties": {"a": {"type": "text"}}})
-    with pytest.raises(ConfigError, match="is no schema"):
+    with pytest.raises(ConfigError, match="is not a schema"):
         answering("x").with_structured_output({"foo": 1})
 
 
@@ -346,7 +346,7 @@ ASKED_WITH_A_PATTERN: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("how", ASKED_WITH_A_PATTERN)
 def test_a_pattern_that_is_none_is_refused_by_name(how: str) -> None:
     asked = ASKED_WITH_A_PATTERN[how](answering("x"))
-    with pytest.raises(ConfigError, match=r"has pattern='\[', which is no regular expression"):
+    with pytest.raises(ConfigError, match=r"has pattern='\[', which is not a regular expression"):
         asked.invoke("hi")
     fine = {"title": "T", "type": "object", "properties": {"a": {"type": "string", "pattern": r"(?<n>x)"}}}
     assert answering('{"a": "x"}').with_structured_output(fine).invoke("hi") == {"a": "x"}

@@ -57,12 +57,12 @@ def test_a_synonym_in_the_constructor_is_our_field(name: str) -> None:
     ours = SAME[name]
     given = {"model": "m", name: SAMPLES[ours]} if ours != "model" else {name: SAMPLES[ours]}
     if ours not in FIELDS:
-        with pytest.raises(ConfigError, match=rf"takes no '{name}': it is said in a call: write bind\({name}=…\)"):
+        with pytest.raises(ConfigError, match=rf"takes no '{name}': it belongs in a call: write bind\({name}=…\)"):
             ChatPrecedent(**given)
         return
     assert getattr(ChatPrecedent(**given), ours) == SAMPLES[ours]
     assert ChatPrecedent(**{"model": "m", **given, name: None}).model == "m" if ours != "model" else True
-    with pytest.raises(ConfigError, match=f"{ours}= and {name}= say the same: give one of the two"):
+    with pytest.raises(ConfigError, match=f"{ours}= and {name}= mean the same: give one of the two"):
         ChatPrecedent(**{"model": "m", ours: SAMPLES[ours], name: SAMPLES[ours]})
 
 
@@ -79,7 +79,7 @@ EFFECTS = {
 def test_a_synonym_in_a_call_does_what_ours_does_or_belongs_to_the_constructor(name: str) -> None:
     ours, model = SAME[name], scripted(QWEN)
     if ours in OF_THE_ENGINE:
-        with pytest.raises(ConfigError, match=rf"takes no '{name}': write it where the model is made: .*{name}=…"):
+        with pytest.raises(ConfigError, match=rf"takes no '{name}': it belongs in the constructor: .*{name}=…"):
             model.invoke("hi", **{name: SAMPLES[ours]})
         return
     value = "scripted" if ours == "model" else SAMPLES[ours]
@@ -118,9 +118,9 @@ def test_arguments_of_from_pretrained_go_into_model_kwargs(name: str) -> None:
     assert ChatPrecedent(model="m", **{name: "x"}).model_kwargs == {name: "x"}
     assert PrecedentLLM(model="m", model_kwargs={"a": 1}, **{name: "x"}).model_kwargs == {"a": 1, name: "x"}
     assert ChatPrecedent(model="m", **{name: None}).model_kwargs is None
-    with pytest.raises(ConfigError, match=f"{name}= says a second time what model_kwargs= says"):
+    with pytest.raises(ConfigError, match=f"{name}= is also in model_kwargs=: give it once"):
         ChatPrecedent(model="m", model_kwargs={name: 1}, **{name: "x"})
-    with pytest.raises(ConfigError, match=rf"a call takes no '{name}': write it where the model is made"):
+    with pytest.raises(ConfigError, match=rf"a call takes no '{name}': it belongs in the constructor"):
         scripted().invoke("hi", **{name: "x"})
     with pytest.raises(ConfigError, match="model_kwargs cannot be set for a model object"):
         ChatPrecedent.from_model(object(), object(), **{name: "x"})
@@ -134,13 +134,13 @@ def test_arguments_of_a_call_do_not_go_to_the_loading_of_weights(name: str) -> N
 
 @pytest.mark.parametrize("name", [*OF_THE_ENGINE, "streaming"])
 def test_what_belongs_to_the_engine_is_refused_in_a_call(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"a call takes no '{name}': write it where the model is made"):
+    with pytest.raises(ConfigError, match=rf"a call takes no '{name}': it belongs in the constructor"):
         scripted().invoke("hi", **{name: "x"})
 
 
 @pytest.mark.parametrize("name", sorted(set(OF_THE_CALL) - FIELDS))
 def test_what_belongs_to_a_call_is_refused_in_the_constructor(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"ChatPrecedent takes no '{name}': (it is said in a call|write bind_tools)"):
+    with pytest.raises(ConfigError, match=rf"ChatPrecedent takes no '{name}': (it belongs in a call|write bind_tools)"):
         ChatPrecedent(model="m", **{name: "x"})
 
 

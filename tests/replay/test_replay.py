@@ -149,6 +149,12 @@ def test_a_warm_log_is_in_every_pool(log: Path, tmp_path: Path) -> None:
         assert cold.tokens_per_step == 1.0 < warm.tokens_per_step
 
 
+def test_warm_turns_do_not_count_towards_the_limit(log: Path, tmp_path: Path) -> None:
+    new = written(tmp_path / "new.jsonl", *(conversation(f"something new {n}", n, ANSWER) for n in range(3)))
+    found = replay([new], [log], byte_tokenizer(), HashEmbedder(), Settings(limit=2))
+    assert found.turns == 2
+
+
 def test_the_limit_counts_measured_turns(log: Path) -> None:
     tokenizer = byte_tokenizer()
     found = replay([log], [], tokenizer, None, Settings(limit=3))

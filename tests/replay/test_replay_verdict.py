@@ -146,4 +146,4 @@ def test_the_command_ends_with_the_verdict_and_hides_what_research_needs(log: Pa
     assert timed.exit_code == 0, timed.output
     assert str(model) in timed.stdout.rstrip().splitlines()[-1] or "cannot be said" in timed.stdout
     refused = CliRunner().invoke(app, [*words, "--dtype", "float32"])
-    assert "give it as well" in str(refused.exception)
+    assert "give --target as well" in str(refused.exception)

@@ -1,1 +1,1 @@
-"""The command line: thin shells over the engine, which import it only when a command runs."""
+"""The command line: thin wrappers around the engine, which they import only when a command runs."""

@@ -62,13 +62,13 @@ app.add_typer(cache_app, name="cache")
 
 
 def main(progress: Progress | None = None) -> None:
-    """Run the command line; the entry point of `precedent`. Bad usage and bad input are one line on stderr, exit 2."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the commands say themselves how far they are
+    """Run the command line; the entry point of `precedent`. Bad usage or input prints a line on stderr and exits 2."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the commands show their own progress
     try:
         status = app(prog_name="precedent", standalone_mode=False, obj=progress)
     except (PrecedentError, typer.TyperException, OSError) as error:
         _refuse(error)
-    raise SystemExit(status if isinstance(status, int) else 0)  # typer hands back the status of an Exit
+    raise SystemExit(status if isinstance(status, int) else 0)  # typer returns the status of an Exit
 
 
 def _refuse(error: PrecedentError | typer.TyperException | OSError) -> NoReturn:
@@ -76,6 +76,6 @@ def _refuse(error: PrecedentError | typer.TyperException | OSError) -> NoReturn:
     text = hide_secrets(" ".join(text.split()).rstrip("."))
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context else ""
-    if text:  # empty when the help was asked for by giving no command at all
+    if text:  # empty when no command was given and typer has shown the help instead
         typer.echo(f"error: {text}{hint}", err=True)
     raise SystemExit(BAD_INPUT)

@@ -1,4 +1,4 @@
-"""`precedent bench`: wall clock on real prompts, one process, modes interleaved."""
+"""`precedent bench`: measures wall-clock time on real prompts, in one process, with the modes interleaved."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 STANDARD_MODES = ("plain", "generate", "prompt-lookup", "assisted", "ours")
 MODES = (*STANDARD_MODES, "ours-cold", "adversarial", "null", "oracle")
 INFORMED_MODES = ("adversarial", "oracle")
-"""Modes that must know the plain answers beforehand."""
+"""Modes that need the plain answers beforehand."""
 
 
 def bench(
@@ -42,10 +42,15 @@ def bench(
     traces: Annotated[
         Path | None,
         typer.Option(
-            exists=True, dir_okay=False, help="OpenAI-format chat traces (JSONL, .gz); default: the order desk."
+            exists=True,
+            dir_okay=False,
+            help="OpenAI-format chat traces (JSONL, .gz). Default: the order desk.",
         ),
     ] = None,
-    topics: Annotated[bool, typer.Option("--topics", help="Measure questions on unrelated topics instead.")] = False,
+    topics: Annotated[
+        bool,
+        typer.Option("--topics", help="Measure questions on unrelated topics instead."),
+    ] = False,
     target: TargetOption = DEFAULT_TARGET,
     draft_model: DraftModelOption = None,
     draft_device: DraftDeviceOption = None,
@@ -55,35 +60,38 @@ def bench(
     cuda_graphs: CudaGraphsOption = False,
     modes: Annotated[
         str,
-        typer.Option(help=f"Comma-separated, of: {', '.join(MODES)}; or all. Default: {', '.join(STANDARD_MODES)}."),
+        typer.Option(help=f"Comma-separated modes ({', '.join(MODES)}), or all. Default: {', '.join(STANDARD_MODES)}."),
     ] = "",
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure.")] = 8,
-    warm: Annotated[int, typer.Option(min=0, help="Other prompts whose answers fill the cache first.")] = 24,
+    warm: Annotated[int, typer.Option(min=0, help="Other prompts to answer first, to fill the cache.")] = 24,
     max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer, in tokens.")] = 64,
-    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts of traces are left out.")] = 1200,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Leave out longer prompts of --traces.")] = 1200,
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Shorten them instead, by their oldest messages; the system turn stays.")
+        bool,
+        typer.Option("--truncate", help="Shorten them instead: drop their oldest messages after the system message."),
     ] = False,
     concurrency: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Measure N requests at once against one after the other.")
+        int, typer.Option(min=0, metavar="N", help="Compare N requests at once with one after the other.")
     ] = 0,
     conversation: Annotated[
-        bool, typer.Option("--conversation", help="Measure the first token in a conversation of 10 turns.")
+        bool, typer.Option("--conversation", help="Measure the time to the first token in a conversation of 10 turns.")
     ] = False,
     json: JsonOption = None,
 ) -> None:
     """Compare plain decoding, transformers' generate, its prompt lookup and assisted generation, and Precedent.
 
-    Further modes: ours-cold (an empty cache), adversarial (a cache full of wrong answers), null (the engine's floor)
-    and oracle (its ceiling). With --concurrency or --conversation, modes are measured only where --modes names them.
+    Extra modes: ours-cold (empty cache), adversarial (wrong answers in it), null (no proposals), oracle (perfect ones).
+    With --concurrency or --conversation, only the modes that --modes names are measured.
     """
     chosen = _chosen_modes(modes, draft_model, only_named=bool(concurrency) or conversation)
     if not draft_model and (draft_device is not None or pearl is not None):
-        raise ConfigError("--draft-device and --pearl say how a draft model works: give --draft-model as well")
+        raise ConfigError("--draft-device and --pearl need a draft model: give --draft-model as well")
     if traces is not None and topics:
-        raise ConfigError("--traces and --topics both say what is asked: give one of them")
+        raise ConfigError("--traces and --topics both choose the prompts: give one of them")
     if concurrency == 1 or concurrency > prompts:
-        raise ConfigError(f"--concurrency {concurrency} needs 2 or more, and at least as many --prompts ({prompts})")
+        raise ConfigError(
+            f"--concurrency {concurrency} is impossible: it needs 2 or more, and at least as many --prompts ({prompts})"
+        )
     from precedent.cli.bench_lineup import Lineup
 
     progress: Progress = ctx.obj
@@ -106,7 +114,7 @@ def bench(
 
 
 def _chosen_modes(modes: str, draft_model: str | None, *, only_named: bool = False) -> list[str]:
-    """The modes asked for, `plain` always among them. Raises ConfigError for an unknown or impossible one."""
+    """The modes to measure, always with `plain`. Raises ConfigError for an unknown or impossible mode."""
     named = [mode.strip() for mode in modes.split(",") if mode.strip()]
     if not named and only_named:
         return []
@@ -114,7 +122,7 @@ def _chosen_modes(modes: str, draft_model: str | None, *, only_named: bool = Fal
         named = [mode for mode in (MODES if named else STANDARD_MODES) if mode != "assisted" or draft_model]
     for mode in named:
         if mode not in MODES:
-            raise ConfigError(f"there is no mode {mode!r}; choose of {', '.join(MODES)}")
+            raise ConfigError(f"there is no mode {mode!r}; choose from {', '.join(MODES)}")
     if "assisted" in named and not draft_model:
         raise ConfigError("mode 'assisted' needs --draft-model")
     return list(dict.fromkeys(named if "plain" in named else ["plain", *named]))
@@ -131,7 +139,7 @@ def _prompts(
 
 
 def _fill(lineup: Lineup, asked: PromptSet, progress: Progress) -> None:
-    """Answer the warming prompts; their completions are the pool that `ours` drafts from."""
+    """Answer the warming prompts, to fill the cache that `ours` drafts from."""
     warm_engine = lineup.ours(lineup.cache, write_back=True)
     for prompt in progress.each(asked.warming, "filling the cache", len(asked.warming)):
         warm_engine(prompt)
@@ -141,7 +149,7 @@ def _fill(lineup: Lineup, asked: PromptSet, progress: Progress) -> None:
 def _measured_modes(
     lineup: Lineup, chosen: Sequence[str], asked: PromptSet, progress: Progress
 ) -> list[dict[str, Any]]:
-    """Every mode answers every prompt; which one begins changes from prompt to prompt."""
+    """Let every mode answer every prompt; the mode that starts changes with each prompt."""
     progress.show("starting the engines")
     informed = any(mode in INFORMED_MODES for mode in chosen)
     contestants = lineup.contestants(chosen, lineup.plain_answers(asked.measured) if informed else {})

@@ -1,4 +1,4 @@
-"""Builds what `precedent bench` compares: one model, an engine per mode, and the caches they draft from."""
+"""Builds what `precedent bench` compares: one model, an engine per mode, and the caches that the engines draft from."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Answers = Mapping[tuple[int, ...], Sequence[int]]
-"""Prompt ids to the tokens of the plain answer."""
+"""Maps prompt ids to the tokens of the plain answer."""
 
 POISONED_PER_PROMPT = 4
 RANDOM_COMPLETIONS = 32
 
 
 class Lineup:
-    """Loads the target once for our engines, and once more, untouched, for transformers."""
+    """Loads the target once for our engines, and a second, unmodified copy for transformers."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class Lineup:
         self._pearl, self._draft = pearl, None
         if draft_model:
             self._draft = load_draft(draft_model, self.model, self.tokenizer, device=draft_device)
-        # one for all engines: with graphs, each of its own would take half of the memory that the others left
+        # all engines share it: with CUDA graphs, each separate one would take half of the remaining memory
         self._target_model = TargetModel.of(self.model, bitwise=False, cuda_graphs=cuda_graphs)
         self._embedder = resolve(None)
         self._cost: CostCurve | None = None
         self.cache = self._new_cache()
 
     def ours(self, cache: SpeculationCache | None = None, **settings: Any) -> OurContestant:
-        """A contestant with an engine of its own; the cost curve is measured once, and every engine starts from it."""
+        """A contestant with its own engine. The first engine measures the cost curve; the others start from a copy."""
         cost = None if self._cost is None else copy.deepcopy(self._cost)
         engine = Engine(
             self._target_model,
@@ -82,7 +82,7 @@ class Lineup:
         return OurContestant(engine, self._max_tokens)
 
     def plain_answers(self, prompts: Sequence[Sequence[int]]) -> Answers:
-        """What plain decoding answers, by an engine that takes no part."""
+        """The answers of plain decoding, from an engine outside the comparison."""
         plain = self.ours(enabled=False)
         try:
             return {tuple(prompt): plain(prompt).token_ids for prompt in prompts}
@@ -90,7 +90,7 @@ class Lineup:
             plain.engine.close()
 
     def contestants(self, modes: Sequence[str], answers: Answers) -> dict[str, Contestant]:
-        """Everybody who takes part, by mode."""
+        """The contestant of each mode."""
         ours = {mode: self._ours(mode, answers) for mode in modes if mode in OURS}
         return {**self._transformers(modes), **ours}
 
@@ -111,7 +111,7 @@ class Lineup:
         if not wanted:
             return {}
         where = self._where
-        # our engines pack the linears of their model, so this one is loaded apart
+        # our engines pack the linear layers of their model, so transformers gets its own copy
         untouched, _ = load_target(self._target, device=where["device"], dtype=where["dtype"])
         settings: dict[str, dict[str, Any]] = {"generate": {}, "prompt-lookup": PROMPT_LOOKUP}
         if self._draft_name:
@@ -122,9 +122,9 @@ class Lineup:
         return SpeculationCache.open(None, embedder=self._embedder)
 
     def poisoned_cache(self, answers: Answers) -> SpeculationCache:
-        """A cache that misleads: wrong answers under the very prompts that are asked, and random tokens besides.
+        """A misleading cache: wrong answers stored for the measured prompts, and completions of random tokens.
 
-        In a poisoned answer every second token is another one, so that whatever follows a match is wrong.
+        A wrong answer replaces every second token, so that the token after a match is always wrong.
         """
         cache, choose = self._new_cache(), random.Random(0)
         tokenizer = tokenizer_fingerprint(self.tokenizer)

@@ -1,4 +1,4 @@
-"""The contestants of `precedent bench`: transformers' own decoding and ours, timed in the same way."""
+"""The contestants of `precedent bench`: transformers' decoding and ours, timed in the same way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 QUERY_TOKENS = 200
-"""Tokens of the prompt's end by which recall is queried."""
+"""Recall's query is this many tokens from the end of the prompt."""
 
 PROMPT_LOOKUP = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3}
 
@@ -28,8 +28,9 @@ PROMPT_LOOKUP = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3}
 class Timing:
     """One answer: its tokens, when they arrived, and how many steps came after the first arrival.
 
-    `arrivals` are (seconds since the start, tokens that came together). Decoding is what comes after the first arrival,
-    so prefill counts for nobody. `outside_seconds` is decoding time not spent in target forwards, where it is known.
+    `arrivals` holds pairs of (seconds since the start, tokens that arrived together). Decoding starts after the first
+    arrival, so that prefill counts for no contestant. `outside_seconds` is the decoding time outside the target's
+    forward passes, None if unknown.
     """
 
     token_ids: tuple[int, ...]
@@ -55,7 +56,7 @@ class Timing:
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between one token and the next; 0 for tokens that came together."""
+        """Seconds between consecutive tokens; 0 for tokens that arrived together."""
         found: list[float] = []
         for (before, _), (seconds, tokens) in zip(self.arrivals, self.arrivals[1:], strict=False):
             found += [seconds - before, *[0.0] * (tokens - 1)]
@@ -63,11 +64,11 @@ class Timing:
 
 
 Contestant = Callable[[Sequence[int]], Timing]
-"""Answers a prompt and says how long it took."""
+"""Answers a prompt and returns the timing."""
 
 
 class _Arrivals(BaseStreamer):
-    """Notes when new tokens arrive; transformers puts the prompt in first."""
+    """Records when new tokens arrive; transformers passes the prompt first."""
 
     def __init__(self) -> None:
         self.noted: list[tuple[float, int]] = []
@@ -83,7 +84,7 @@ class _Arrivals(BaseStreamer):
 
 
 class TransformersContestant:
-    """`model.generate`, plain, by prompt lookup, or with an assistant model, on weights that nobody has touched."""
+    """`model.generate`, plain, with prompt lookup or with an assistant model, on unmodified weights."""
 
     def __init__(self, model: PreTrainedModel, max_tokens: int, **settings: Any) -> None:
         self._model, self._settings, self._forwards = model, {**settings, "max_new_tokens": max_tokens}, 0
@@ -94,7 +95,7 @@ class TransformersContestant:
         self._forwards += 1
 
     def __call__(self, prompt_ids: Sequence[int]) -> Timing:
-        """Greedy answer to a prompt."""
+        """Answer a prompt greedily."""
         inputs = torch.tensor([prompt_ids], device=self._model.device)
         streamer, self._forwards = _Arrivals(), 0
         started = perf_counter()
@@ -113,13 +114,13 @@ class TransformersContestant:
 
 
 class OurContestant:
-    """An engine of ours. Recall is queried by the prompt's own end, as the text that a chat model would be asked."""
+    """One of our engines. Recall's query is the end of the prompt, in place of a chat model's messages."""
 
     def __init__(self, engine: Engine, max_tokens: int) -> None:
         self.engine, self.sampling = engine, SamplingParams(max_tokens=max_tokens)
 
     def __call__(self, prompt_ids: Sequence[int], tenant: str = "default") -> Timing:
-        """Greedy answer to a prompt."""
+        """Answer a prompt greedily."""
         query = query_of(self.engine.tokenizer, prompt_ids)
         started, arrivals = perf_counter(), []
         generation = self.engine.submit(prompt_ids, self.sampling, query=query, tenant=tenant)
@@ -129,17 +130,17 @@ class OurContestant:
         result = generation.result()
         stats = result.stats
         outside = max(0.0, stats.decode_seconds - stats.forward_seconds) * (1 - 1 / stats.num_steps)
-        total = arrivals[-1][0]  # the last tokens end the answer; storing the completion is not part of it
+        total = arrivals[-1][0]  # the answer ends with its last tokens; the time to store the completion does not count
         return Timing(result.token_ids, tuple(arrivals), total, stats.num_steps - 1, outside)
 
 
 def query_of(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> str:
-    """The text by which recall is queried: the prompt's end."""
+    """Recall's query: the text at the end of the prompt."""
     return str(tokenizer.decode(list(prompt_ids[-QUERY_TOKENS:]), skip_special_tokens=True))
 
 
 class OracleOfPrompts:
-    """Knows the answer to every prompt that will be asked: the ceiling of what any drafter could reach."""
+    """Knows the answer to every measured prompt: an upper bound for any drafter."""
 
     name = "oracle"
 
@@ -147,7 +148,7 @@ class OracleOfPrompts:
         self._answers = answers
 
     def begin(self, request: Request) -> DraftSession:
-        """A drafting that proposes the known answer."""
+        """A session that proposes the known answer."""
         return OracleDrafter(self._answers[request.prompt_ids]).begin(request)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which prompts `precedent bench` measures, and which ones warm the cache before."""
+"""Chooses the prompts that `precedent bench` measures and those that warm the cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST_TRAJECTORIES = 400
 
 TURNS = 10
-"""Assistant turns of the conversation that is measured."""
+"""Assistant turns in the measured conversation."""
 
 TOPICS = (
     "Why is the sky blue at noon and red in the evening?",
@@ -38,12 +38,12 @@ TOPICS = (
     "What causes inflation, and how do central banks react?",
     "Describe the taste of a mango to someone who never had one.",
 )
-"""Questions that have nothing to do with one another: the traffic from which memory cannot gain."""
+"""Unrelated questions: traffic for which a cache cannot help."""
 
 
 @dataclass(slots=True)
 class PromptSet:
-    """Token ids of the prompts to measure and of those that warm the cache, and what became of the long ones."""
+    """Token ids of the measured and the warming prompts, and how many were left out or truncated for their length."""
 
     measured: list[list[int]] = field(default_factory=list)
     warming: list[list[int]] = field(default_factory=list)
@@ -67,7 +67,7 @@ class PromptSet:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What is new in a conversation before an assistant turn; `answer` is the recorded one, if any."""
+    """The new messages before an assistant turn; `answer` is the recorded answer, if there is one."""
 
     messages: tuple[dict[str, Any], ...]
     answer: dict[str, Any] | None = None
@@ -76,9 +76,10 @@ class Turn:
 def trace_prompts(
     traces: Path, tokenizer: PreTrainedTokenizerBase, measured: int, warming: int, longest: int, *, truncate: bool
 ) -> PromptSet:
-    """Prompts of recorded assistant turns; of one task, its last trial is measured, and the others warm the cache.
+    """Prompts of recorded assistant turns. Each task's last trajectory is measured; its others warm the cache.
 
-    Longer ones than `longest` tokens are left out, or with `truncate` lose their oldest messages after the system turn.
+    Prompts of more than `longest` tokens are left out; with `truncate` they lose their oldest messages after the
+    system turn instead. Raises PromptError if no prompt is short enough.
     """
     prompts = read_prompts(traces, most_trajectories=MOST_TRAJECTORIES)
     last = {prompt.task: prompt.trajectory for prompt in prompts}
@@ -95,7 +96,7 @@ def trace_prompts(
 
 
 class _Fitting:
-    """Renders prompts and keeps those that are short enough, counting what it does to the others."""
+    """Renders prompts and keeps those that are short enough; counts the prompts that it drops or truncates."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, longest: int, truncate: bool) -> None:
         self._tokenizer, self._longest, self._truncate = tokenizer, longest, truncate
@@ -124,7 +125,7 @@ class _Fitting:
         return shorter
 
     def _shortened(self, messages: Sequence[dict[str, Any]]) -> list[int] | None:
-        """Without as many of the oldest messages as must go; the system turn and the last message stay."""
+        """Drop as few of the oldest messages as possible; keep the system turn and the last message."""
         head = [message for message in messages[:1] if message["role"] == "system"]
         rest = list(messages[len(head) :])
 
@@ -136,14 +137,14 @@ class _Fitting:
 
 
 def _spread(prompts: Sequence[TracePrompt], count: int) -> Iterator[TracePrompt]:
-    """All prompts, the first `count` of them evenly over the file, then those behind each, and so on."""
+    """All prompts in strides: first `count` of them spread evenly over the file, then their successors, and so on."""
     stride = max(1, len(prompts) // count)
     for start in range(stride):
         yield from prompts[start::stride][:count]
 
 
 def _nearest_turns(chosen: Sequence[TracePrompt], others: Sequence[TracePrompt]) -> Iterator[TracePrompt]:
-    """Other trials' prompts of the same tasks, for every chosen one in turn the nearest in the course of the talk."""
+    """Prompts of the same tasks from other trajectories: for each chosen prompt in turn, the next nearest by turn."""
     ranked = [
         sorted((o for o in others if o.task == prompt.task), key=lambda o: abs(o.turn - prompt.turn))
         for prompt in chosen
@@ -157,13 +158,13 @@ def _nearest_turns(chosen: Sequence[TracePrompt], others: Sequence[TracePrompt])
 
 
 def topic_prompts(tokenizer: PreTrainedTokenizerBase, measured: int, warming: int) -> PromptSet:
-    """Questions on unrelated topics; those that are not measured warm the cache."""
+    """Questions on unrelated topics; those not measured warm the cache."""
     rendered = [render_prompt(tokenizer, [{"role": "user", "content": text}], None) for text in TOPICS]
     return PromptSet(rendered[:measured], rendered[measured:][:warming], "topics")
 
 
 def order_desk_prompts(tokenizer: PreTrainedTokenizerBase, measured: int, warming: int) -> PromptSet:
-    """First turns of the demo's requests: set A warms, set B is measured."""
+    """First turns of the demo's requests: set A warms the cache, set B is measured."""
     system, tools, texts = _order_desk()
 
     def ids(messages: Sequence[str]) -> list[int]:
@@ -173,10 +174,10 @@ def order_desk_prompts(tokenizer: PreTrainedTokenizerBase, measured: int, warmin
 
 
 def conversation_turns(traces: Path | None, turns: int) -> tuple[list[Turn], Any]:
-    """The first `turns` assistant turns of one conversation, and the tools it is given.
+    """The first `turns` assistant turns of one conversation, and its tools.
 
-    Of traces, the first conversation that is long enough; without, one in which a customer of the order desk asks one
-    thing after the other.
+    From traces this is the first conversation that is long enough. Without traces, a customer asks the order desk one
+    question after another. Raises PromptError if no conversation is long enough.
     """
     if traces is None:
         system, tools, texts = _order_desk()
@@ -202,12 +203,12 @@ def _turns(messages: Sequence[dict[str, Any]]) -> list[Turn]:
 
 
 def _order_desk() -> tuple[dict[str, Any], list[Any], Any]:
-    """System message, tool schemas, and a function from a set's name to the first messages of its requests."""
+    """The system message, the tool schemas, and a function from a set's name to the first messages of its requests."""
     try:
         from precedent_demo import SYSTEM_PROMPT, make_database, make_requests, make_tools
     except ImportError:
         raise PromptError(
-            "give --traces FILE, or install the order desk: pip install ./plugins/precedent-demo"
+            "the order desk is not installed: give --traces FILE, or pip install ./plugins/precedent-demo"
         ) from None
     from langchain_core.utils.function_calling import convert_to_openai_tool
 

@@ -1,4 +1,4 @@
-"""What `precedent bench` says about its timings: figures for machines, tables for people."""
+"""Reports the timings of `precedent bench`: figures for JSON, tables for people."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BASELINES = ("plain", "generate", "prompt-lookup", "assisted")
 
 
 def summary(name: str, timings: Mapping[str, Sequence[Timing]]) -> dict[str, Any]:
-    """One mode's figures; every speed-up is the median over prompts of the ratio of decoding rates."""
+    """One mode's figures; each speed-up is the median, over prompts, of the ratio of decoding rates."""
     mine = timings[name]
     tokens, steps = sum(t.decode_tokens for t in mine), sum(t.steps for t in mine)
     seconds = sum(t.decode_seconds for t in mine)
@@ -49,13 +49,13 @@ def _speedup(mine: Sequence[Timing], base: Sequence[Timing]) -> float:
 
 
 def _outside(mine: Sequence[Timing], steps: int) -> float | None:
-    """Decoding time per step that is not the model's forward; None for transformers, which does not tell."""
+    """Milliseconds of decoding per step outside the forward pass; None for transformers, which does not report it."""
     known = [timing.outside_seconds for timing in mine if timing.outside_seconds is not None]
     return round(sum(known) / steps * 1e3, 3) if known and steps else None
 
 
 def _latency(mine: Sequence[Timing]) -> dict[str, float]:
-    """Medians and 95th percentiles, in seconds: first token, between tokens (0 within a burst), whole request."""
+    """p50 and p95, in seconds, of the first token, the gap between tokens (0 within a burst) and the whole request."""
     measured = {
         "first_token_seconds": [timing.first_seconds for timing in mine],
         "between_tokens_seconds": [gap for timing in mine for gap in timing.gaps],
@@ -69,7 +69,7 @@ def _latency(mine: Sequence[Timing]) -> dict[str, float]:
 
 
 def machine(model: Any, target: str) -> dict[str, Any]:
-    """Where and on what it was measured."""
+    """The target, and the machine that it ran on."""
     import torch
 
     return {
@@ -84,16 +84,16 @@ def machine(model: Any, target: str) -> dict[str, Any]:
 
 
 def tables(results: Mapping[str, Any]) -> Iterator[Table | str]:
-    """What was measured, one after the other."""
+    """The printed report: one line or table for each measurement."""
     yield _prompts_line(results["prompts"])
     if results["modes"]:
         yield _modes_table(results)
     if "concurrency" in results:
         found = results["concurrency"]
         yield (
-            f"{found['requests_at_once']} requests at once: {found['tokens_per_second_at_once']:.1f} tokens/s in all, "
-            f"one after the other {found['tokens_per_second_one_after_the_other']:.1f}: {found['ratio']:.2f}x "
-            f"({found['prompts_read']['ratio']:.2f}x once the prompts were read)"
+            f"{found['requests_at_once']} requests at once: {found['tokens_per_second_at_once']:.1f} tokens/s; one "
+            f"after the other: {found['tokens_per_second_one_after_the_other']:.1f}; ratio {found['ratio']:.2f}x "
+            f"({found['prompts_read']['ratio']:.2f}x with the prompts already prefilled)"
         )
     if "conversation" in results:
         yield _conversation_table(results["conversation"])
@@ -104,9 +104,9 @@ def _prompts_line(prompts: Mapping[str, Any]) -> str:
     number = "1 prompt" if len(lengths) == 1 else f"{len(lengths)} prompts"
     parts = [f"{prompts['source']}: {number} of {min(lengths)} to {max(lengths)} tokens"]
     parts.append(f"answers to {prompts['warming']} more in the cache")
-    parts.append(f"{prompts['left_out_as_too_long']} left out as too long")
+    parts.append(f"{prompts['left_out_as_too_long']} too long and left out")
     if prompts["truncated"]:
-        parts.append(f"{prompts['truncated']} shortened by their oldest messages (the system turn stays)")
+        parts.append(f"{prompts['truncated']} shortened by dropping their oldest messages after the system turn")
     if prompts["system_turn_cut_at_characters"]:
         parts.append(f"system turns cut at {prompts['system_turn_cut_at_characters']} characters")
     return "; ".join(parts)
@@ -114,7 +114,7 @@ def _prompts_line(prompts: Mapping[str, Any]) -> str:
 
 def _modes_table(results: Mapping[str, Any]) -> Table:
     where = results["machine"]
-    title = f"greedy, rates of decoding only, times p50/p95 · {where['target']}, {where['dtype']}"
+    title = f"greedy, rates without prefill, times as p50/p95 · {where['target']}, {where['dtype']}"
     table = Table(title=title, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("mode", no_wrap=True)
     headings = (
@@ -151,7 +151,7 @@ def _pair(mode: Mapping[str, Any], name: str, scale: float, digits: int = 0) -> 
 
 
 def _conversation_table(found: Mapping[str, Any]) -> Table:
-    title = f"time to the first token; later turns {found['later_turns_ratio']:.2f}x of without reuse"
+    title = f"time to the first token; later turns take {found['later_turns_ratio']:.2f}x the time without reuse"
     table = Table(title=title, box=SIMPLE_HEAD, min_width=len(title))
     columns = ("prompt_tokens", "first_token_seconds_with_reuse", "first_token_seconds_without")
     for heading in ("turn", "prompt tokens", "with reuse s", "without s"):

@@ -1,4 +1,4 @@
-"""What `precedent bench` measures besides single answers: several requests at once, and a conversation that grows."""
+"""Further measurements of `precedent bench`: several requests at once, and a growing conversation."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from precedent.cli.bench_prompts import Turn
 from precedent.text.prompt import render_prompt
 
 PER_CALLER = 4
-"""Requests of one caller, one after the other: at the end of a group some callers have nothing left to ask."""
+"""Requests per caller in a group; more of them shorten the share of time at its end when some callers are idle."""
 
 Progress = Callable[[Sequence[Any]], Any]
-"""Wraps what is iterated, to show how far it is."""
+"""Wraps an iterable to show progress."""
 
 
 def concurrency(
     number: int, alone: OurContestant, together: OurContestant, prompts: Sequence[Sequence[int]], progress: Progress
 ) -> dict[str, Any]:
-    """The same requests one after the other and `number` at once, in groups, which side is first changing in turn.
+    """Compare the same requests one after the other and `number` at once, in groups; the sides take turns to start.
 
-    Each side has an engine of its own, so that neither finds the other's prompts prefilled. Every group is answered
-    twice: prefill included, and then again, its prompts' keys and values still there (`prompts_read`). A group is
-    `PER_CALLER` requests for each of `number` callers, fewer if there are no more prompts.
+    Each side has its own engine, so that neither finds the other's prompts prefilled. Each side answers every group
+    twice: first with prefill, then with the prompts' keys and values still cached (`prompts_read`). A group holds
+    `PER_CALLER` requests for each of `number` callers, fewer if there are not enough prompts.
     """
     size = min(len(prompts) // number, PER_CALLER) * number
     groups = [prompts[start : start + size] for start in range(0, len(prompts) - size + 1, size)]
@@ -43,7 +43,7 @@ def concurrency(
 
 
 def _compared(alone: Sequence[tuple[float, int]], together: Sequence[tuple[float, int]]) -> dict[str, Any]:
-    """Tokens per second of both sides, from seconds and tokens of every group."""
+    """Tokens per second of both sides, from each group's seconds and tokens."""
     rates = [[tokens / seconds for seconds, tokens in side] for side in (alone, together)]
     whole = [sum(tokens for _, tokens in side) / sum(seconds for seconds, _ in side) for side in (alone, together)]
     return {
@@ -54,7 +54,7 @@ def _compared(alone: Sequence[tuple[float, int]], together: Sequence[tuple[float
 
 
 def _answer_all(contestant: OurContestant, prompts: Sequence[Sequence[int]], width: int) -> tuple[float, int]:
-    """Seconds and tokens of answering all prompts, asked by `width` callers: whoever has an answer asks the next."""
+    """Seconds and tokens for all prompts, asked by `width` callers; a caller that has its answer asks the next."""
     engine, started = contestant.engine, perf_counter()
 
     def answer(prompt: Sequence[int]) -> int:
@@ -67,9 +67,9 @@ def _answer_all(contestant: OurContestant, prompts: Sequence[Sequence[int]], wid
 
 
 def conversation(contestant: OurContestant, turns: Sequence[Turn], tools: Any, progress: Progress) -> dict[str, Any]:
-    """Time to the first token of every turn, with the KV cache of the turns before it and without.
+    """Time to the first token of each turn, with and without the KV cache of the turns before it.
 
-    Without means: as a tenant of its own, for the KV cache of a conversation never crosses tenants.
+    Each turn without reuse runs as a tenant of its own, because the KV cache of a conversation never crosses tenants.
     """
     tokenizer, said = contestant.engine.tokenizer, list[dict[str, Any]]()
     reused: list[float] = []

@@ -1,4 +1,4 @@
-"""`precedent cache`: look into a speculation cache, keep it in order, and move completions in and out."""
+"""`precedent cache`: inspects and maintains a speculation cache, and moves completions in and out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from precedent.cli.cache_look import list_completions, search, show, stats
 from precedent.cli.cache_move import export, import_export
 from precedent.cli.cache_warm import warm
 
-app = typer.Typer(help="Look into a speculation cache, keep it in order, fill it and move it.", no_args_is_help=True)
+app = typer.Typer(help="Inspect, maintain, fill and move a speculation cache.", no_args_is_help=True)
 
 _CACHE = "~/.cache/precedent"
 

@@ -1,4 +1,4 @@
-"""`precedent cache forget|verify|compact`: erase for good, check and repair, give space back."""
+"""`precedent cache forget|verify|compact`: erases completions, checks and repairs the files, frees disk space."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from precedent.cli.cache_table import printable
 from precedent.cli.options import JsonOption, write_json
 from precedent.errors import CacheError
 
-REPAIR_HELP = "Mend what is found; damaged completions are lost. A file that has to be replaced stays as FILE.damaged."
+REPAIR_HELP = "Repair the damage; damaged completions are lost. A file that must be replaced is kept as FILE.damaged."
 
 DAMAGED = 1
-"""Exit status of `verify` where something is damaged."""
+"""Exit status of `verify` if something stays damaged."""
 
 
 def forget(
@@ -33,16 +33,16 @@ def forget(
     before: BeforeOption = None,
     containing: ContainingOption = None,
     ids: Annotated[
-        list[int] | None, typer.Option("--id", metavar="N", help="This completion; may be repeated.")
+        list[int] | None, typer.Option("--id", metavar="N", help="Only the completion with this number; repeatable.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All completions of all tenants.")] = False,
     json_file: JsonOption = None,
 ) -> None:
-    """Erase completions for good, from table, file and log; all conditions that are given must hold."""
+    """Erase completions for good, from table, file and log. A completion must meet all the given conditions."""
     with opened(cache) as store:
         selection = Selection(tenant, timestamp(before), containing, tuple(ids) if ids else None)
         if everything and not selection.everything:
-            raise CacheError("--all stands alone; leave it out or leave out the conditions")
+            raise CacheError("--all cannot be combined with conditions; leave out --all or the conditions")
         if selection.everything and not everything:
             raise CacheError("say what to forget: --tenant, --before, --containing, --id, or --all for everything")
         number = store.forget(Selection(before=float("inf")) if everything else selection)
@@ -56,7 +56,7 @@ def verify(
     repair: Annotated[bool, typer.Option("--repair", help=REPAIR_HELP)] = False,
     json_file: JsonOption = None,
 ) -> None:
-    """Check file, log, every record, sum and index; exit status 1 where something is damaged and was not repaired."""
+    """Check the file, its log, and every record, checksum and index. Exit status 1 if unrepaired damage remains."""
     report = verify_store(cache, repair=repair)
     values = {**dataclasses.asdict(report), "sound": report.sound}
     if json_file is not None:
@@ -69,9 +69,9 @@ def verify(
 
 
 def compact(cache: CacheArgument, json_file: JsonOption = None) -> None:
-    """Give back to the disk what evicted and forgotten completions have left."""
+    """Free the disk space of evicted and forgotten completions."""
     with opened(cache) as store:
         before, after = store.compact()
     if json_file is not None:
         write_json(json_file, {"bytes_before": before, "bytes_after": after})
-    print(f"{before} bytes before, {after} bytes now")
+    print(f"{before} bytes before, {after} bytes after")

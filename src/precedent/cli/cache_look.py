@@ -1,4 +1,4 @@
-"""`precedent cache stats|list|show|search`: what is in a cache. Needs no model."""
+"""`precedent cache stats|list|show|search`: shows what a cache holds. Needs no model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from precedent.cli.cache_table import print_completion, print_completions, print
 from precedent.cli.options import JsonOption, write_json
 from precedent.errors import CacheError
 
-LimitOption = Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest first.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Show at most this many, newest first.")]
 
 
 def stats(cache: CacheArgument, json_file: JsonOption = None) -> None:
-    """Records, tokens, bytes and accepted tokens, in all and by tenant."""
+    """Show records, tokens, bytes and accepted tokens, in total and by tenant."""
     with opened(cache) as store:
         found = store.stats()
     values = dataclasses.asdict(found)
-    del values["max_bytes"]  # belongs to whoever fills the cache, not to the file
+    del values["max_bytes"]  # a setting of the process that fills the cache, not a property of the file
     if json_file is not None:
         write_json(json_file, values)
     print_stats(found)
@@ -32,7 +32,7 @@ def stats(cache: CacheArgument, json_file: JsonOption = None) -> None:
 def list_completions(
     cache: CacheArgument, tenant: TenantOption = None, limit: LimitOption = 50, json_file: JsonOption = None
 ) -> None:
-    """The stored completions, the newest first."""
+    """List the stored completions, newest first."""
     with opened(cache) as store:
         found = store.list(Selection(tenant=tenant), limit)
     _write(found, json_file)
@@ -41,12 +41,12 @@ def list_completions(
 
 def search(
     cache: CacheArgument,
-    text: Annotated[str, typer.Argument(help="What the query or the text contains.", show_default=False)],
+    text: Annotated[str, typer.Argument(help="Text to look for.", show_default=False)],
     tenant: TenantOption = None,
     limit: LimitOption = 50,
     json_file: JsonOption = None,
 ) -> None:
-    """The completions whose query or text contains TEXT, without regard to case."""
+    """List the completions whose query or text contains TEXT, ignoring case."""
     with opened(cache) as store:
         found = store.list(Selection(tenant=tenant, containing=text), limit)
     _write(found, json_file)
@@ -58,11 +58,11 @@ def show(
     completion_id: Annotated[int, typer.Argument(metavar="ID", help="Its number in `list`.", show_default=False)],
     json_file: JsonOption = None,
 ) -> None:
-    """One completion with all that is known of it, its query and its text whole."""
+    """Show everything stored about one completion, with its full query and text."""
     with opened(cache) as store:
         found = store.list(Selection(ids=(completion_id,)), 1)
     if not found:
-        raise CacheError(f"there is no completion {completion_id}; `precedent cache list` shows which there are")
+        raise CacheError(f"there is no completion {completion_id}; see `precedent cache list`")
     if json_file is not None:
         write_json(json_file, {"completion": dataclasses.asdict(found[0])})
     print_completion(found[0])

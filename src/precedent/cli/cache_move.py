@@ -1,4 +1,4 @@
-"""`precedent cache export|import`: completions as plain files, to another machine, another model, another store."""
+"""`precedent cache export|import`: moves completions as plain files to another machine, model or store."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from precedent.cli.progress import Progress
 def export(
     ctx: typer.Context,
     cache: CacheArgument,
-    folder: Annotated[Path, typer.Argument(file_okay=False, help="A new folder.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(file_okay=False, help="New folder to write to.", show_default=False)],
     tenant: TenantOption = None,
     before: BeforeOption = None,
     containing: ContainingOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Write completions into plain files: JSON lines and safetensors. They hold the texts in the clear."""
+    """Write completions to plain files: JSON Lines and safetensors. The texts in them are not encrypted."""
     progress: Progress = ctx.obj
     with opened(cache) as store:
         count = progress.counter("exporting", store.stats().records)
@@ -50,18 +50,20 @@ def export(
 def import_export(
     ctx: typer.Context,
     cache: CacheArgument,
-    folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="An export.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="Folder written by `export`.", show_default=False)
+    ],
     target: Annotated[
         str | None,
-        typer.Option(help="Model (id or folder) whose tokenizer writes the texts anew, where another one wrote them."),
+        typer.Option(help="Re-tokenize texts from another tokenizer with that of this model (id or folder)."),
     ] = None,
     embedder: EmbedderOption = None,
-    tenant: Annotated[str | None, typer.Option(help="Store everything as this tenant's.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Store all completions under this tenant.")] = None,
     never_store: NeverStoreOption = None,
     redact: RedactOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Store the completions of an export, with their times and counters; importing again changes nothing."""
+    """Store an export's completions with their times and counters. Importing it again changes nothing."""
     hook = redaction(never_store, redact)
     number, tokenizer = read_manifest(folder)["records"], None if target is None else _writer(target)
     progress: Progress = ctx.obj
@@ -96,12 +98,12 @@ def _as_dict(found: Imported) -> dict[str, Any]:
 
 
 def _print(found: Imported) -> None:
-    print(f"{found.filled.stored} completions imported, {found.filled.known} were there already")
+    print(f"{found.filled.stored} completions imported, {found.filled.known} already present")
     if found.rewritten:
-        print(f"{found.rewritten} were written anew with the model's tokenizer")
+        print(f"{found.rewritten} re-tokenized for the model")
     if found.filled.refused:
-        print(f"{found.filled.refused} were refused: the cache is read-only")
+        print(f"{found.filled.refused} refused: the cache is read-only")
     if found.filled.withheld:
-        print(f"{found.filled.withheld} were withheld by redaction")
+        print(f"{found.filled.withheld} withheld by redaction")
     for reason, count in found.skipped.items():
         print(f"{count} skipped: {reason}")

@@ -1,4 +1,4 @@
-"""How completions and counts are shown on a terminal, from 80 columns on."""
+"""Prints completions and counts on a terminal of 80 columns or more."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rich.text import Text
 from precedent.cache import CacheStats, StoredCompletion
 
 TENANT_WIDTH = 12
-"""Characters of a tenant's name beside texts."""
+"""Characters of a tenant's name in the list of completions."""
 
 BEFORE_MATCH = 12
-"""Characters shown before what was searched for."""
+"""Characters shown before a search match."""
 
 QUERY = "query: what recall compares, not the prompt (recent actions and the last messages, newest first, no numbers)"
-"""What a stored query is, in words: `text.query` makes it."""
+"""Explains a stored query, which `text.query` builds."""
 
 NUMBERS = ("id", "tokens", "accepted", "records", "bytes", "hits", "rejected")
 
 
 def print_completions(completions: Sequence[StoredCompletion], needle: str = "") -> None:
-    """One line for each completion, its text cut at the terminal's edge; around `needle` where that is in it."""
+    """Print one line per completion, cut at the terminal's edge; a text that contains `needle` starts near it."""
     table = _table(["id", "stored", "tenant", "tokens", "accepted"])
     table.expand = True
     table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
@@ -46,7 +46,7 @@ def print_completions(completions: Sequence[StoredCompletion], needle: str = "")
 
 
 def print_completion(one: StoredCompletion) -> None:
-    """Everything that is known of a completion, its texts whole."""
+    """Print everything stored about a completion, with its full texts."""
     values = {
         "tenant": one.tenant,
         "stored": f"{_time(one.created)}, {one.count} times",
@@ -67,7 +67,7 @@ def print_completion(one: StoredCompletion) -> None:
 
 
 def print_stats(found: CacheStats) -> None:
-    """Each tenant's share, and the whole in one line."""
+    """Print each tenant's share in a table and the totals in one line."""
     names = ["tenant", "records", "tokens", "bytes", "hits", "accepted", "rejected"]
     table = _table(names)
     for share in found.tenants:
@@ -79,7 +79,7 @@ def print_stats(found: CacheStats) -> None:
 
 
 def excerpt(one: StoredCompletion, needle: str = "") -> str:
-    """The text in one line (the query where there is none), from shortly before the first `needle` on."""
+    """The text (or else the query) as one line, from shortly before the first `needle` onwards."""
     lines = [" ".join(text.split()) for text in (one.text, one.query) if text.strip()]
     for line in lines if needle else ():
         place = line.casefold().find(" ".join(needle.split()).casefold())
@@ -89,7 +89,7 @@ def excerpt(one: StoredCompletion, needle: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """The text without what would steer the terminal: a model wrote it."""
+    """The text without control characters: a model wrote it, and they could steer the terminal."""
     return "".join(character if character.isprintable() else "�" for character in text)
 
 

@@ -1,4 +1,4 @@
-"""`precedent cache warm`: fills a cache from recorded calls, so that the first request finds precedents."""
+"""`precedent cache warm`: fills a cache from recorded calls, so that the first request already finds completions."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def warm(
     sources: SourcesArgument,
     target: TargetOption = DEFAULT_TARGET,
     embedder: EmbedderOption = None,
-    tenant: Annotated[str, typer.Option(help="Whose completions they become.")] = "default",
+    tenant: Annotated[str, typer.Option(help="Store the completions under this tenant.")] = "default",
     never_store: NeverStoreOption = None,
     redact: RedactOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Store recorded answers as if the model had given them. Run it again after an interruption: it goes on."""
+    """Store recorded answers as if the model had given them. After an interruption, run it again to continue."""
     from precedent.langchain.recorded_answers import AnswerReader, store_answers
     from precedent.target.load.loading import load_tokenizer
 
@@ -90,10 +90,10 @@ def _counts(filled: Filled) -> dict[str, int]:
 
 
 def _print(results: dict[str, Any]) -> None:
-    print(f"{results['stored']} completions stored, {results['known']} were there already")
+    print(f"{results['stored']} completions stored, {results['known']} already present")
     if results["refused"]:
-        print(f"{results['refused']} were refused: the cache is read-only")
+        print(f"{results['refused']} refused: the cache is read-only")
     if results["withheld"]:
-        print(f"{results['withheld']} were withheld by redaction")
+        print(f"{results['withheld']} withheld by redaction")
     for skipped in results["skipped"]:
         print(f"{skipped['count']} skipped: {skipped['reason']} (first: {skipped['first']})")

@@ -1,4 +1,4 @@
-"""`precedent demo`: an agent over repeated workflows, decoded five ways and more, with one table at the end."""
+"""`precedent demo`: runs an agent over repeated workflows, decodes it in five or more ways, and prints one table."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from precedent.cli.demo_state import DemoState
 
 ORDER_DESK = "smollm2-135m-order-desk"
-"""The packaged model with the order desk's adapter merged in; beside it stands a draft model of its own."""
+"""The packaged model with the order desk's adapter merged in; it has a draft model trained for it."""
 
 OTHER_DRAFT = "first-layers:4"
-"""The draft model of any other target, for which none was trained."""
+"""The default draft model of every other target."""
 
 MEASURING_SECONDS = 120
-"""About how long warming and measuring may take by default; a slow machine serves fewer requests."""
+"""About how long warming and measuring take by default; a slow machine measures fewer requests."""
 
 REQUEST_SECONDS = 0.55
-"""Seconds that one measured request takes, with its share of warming, per millisecond of a plain step."""
+"""Seconds per measured request, including its share of warming, for each millisecond of a plain step."""
 
 FEWEST_REQUESTS, WARMING_PER_MEASURED = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user wants to see."""
+    """The options of one `precedent demo` command."""
 
     target: str
     draft_model: str | None
@@ -53,29 +53,31 @@ class Asked:
 def demo(
     ctx: typer.Context,
     target: Annotated[
-        str, typer.Option(help="The model trained for the order desk, a Hugging Face id, or a folder.")
+        str, typer.Option(help="Target model: the packaged order-desk model, a Hugging Face id, or a folder.")
     ] = ORDER_DESK,
     draft_model: Annotated[
         str | None,
         typer.Option(
-            help="Hugging Face id, folder, or first-layers:N; by default what was trained for the target, "
-            f"or {OTHER_DRAFT}.",
+            help="Draft model: a Hugging Face id, a folder, or first-layers:N. Default: the order desk's own for its "
+            f"model, else {OTHER_DRAFT}.",
             show_default=False,
         ),
     ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; above, traversal is compared with topdown.")] = 0.0,
-    full: Annotated[bool, typer.Option("--full", help="60 warming, 40 measured requests; also recall alone.")] = False,
+    temperature: Annotated[float, typer.Option(help="0 is greedy. Above 0, topdown verification runs too.")] = 0.0,
+    full: Annotated[
+        bool, typer.Option("--full", help="Warm with 60 requests, measure 40, and measure recall alone as well.")
+    ] = False,
     requests: Annotated[int | None, typer.Option(min=1, help="Measure only this many requests.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the demo's warm cache first.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the demo's warm cache first.")] = False,
     json: JsonOption = None,
     html: HtmlOption = None,
 ) -> None:
-    """Run a LangChain tool-calling agent over repeated workflows, plain and speculated, and compare."""
+    """Run a LangChain tool-calling agent over repeated workflows, with and without speculation, and compare."""
     from precedent.config import SamplingParams
 
-    SamplingParams(temperature=temperature)  # a wrong value is refused before anything is loaded
+    SamplingParams(temperature=temperature)  # raises for an invalid value before anything is loaded
     _need_order_desk()
     asked, progress = Asked(target, draft_model, device, dtype, temperature, full, requests, fresh), ctx.obj
     bench, state, draft_name = _loaded(asked, progress)
@@ -104,18 +106,18 @@ def _hand_out(results: dict[str, Any], bench: Bench, json: Path | None, html: Pa
 
 def _need_order_desk() -> None:
     try:
-        import precedent_demo  # noqa: F401  # only whether it is there
+        import precedent_demo  # noqa: F401  # only to see whether it is installed
     except ImportError:
         raise PrecedentError(
-            "the demo's order desk is not installed: run `make demo` in a clone, "
+            "the demo's order desk is not installed: run `make demo` in a clone of the repository, "
             "or pip install ./plugins/precedent-demo"
         ) from None
 
 
 def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
-    """Model, caches and engines, the folder of what earlier demos did, and the draft model's name."""
+    """The model with its caches and engines, the state that earlier demos left, and the draft model's name."""
     own = asked.target == ORDER_DESK
-    progress.show(f"loading {asked.target}", note="on a fresh machine it is made first, once" if own else "")
+    progress.show(f"loading {asked.target}", note="built on the first run" if own else "")
     from precedent.cache import SpeculationCache
     from precedent.cli.demo_runs import Bench, ways_of
     from precedent.cli.demo_state import DemoState
@@ -130,7 +132,7 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
         shutil.rmtree(state.folder, ignore_errors=True)
     progress.show("starting engines and measuring this machine's cost per step")
     cache = SpeculationCache.open(state.cache_path)
-    cache.warm_up()  # loading the embedder would disturb the measuring
+    cache.warm_up()  # loading the embedder later would distort the measurement
     ways = ways_of(asked.temperature, asked.full)
     bench = Bench(
         model, tokenizer, asked.target, draft, cache, ways,
@@ -141,7 +143,7 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
 
 
 def _sources(target: str, draft_model: str | None) -> tuple[str, str]:
-    """What is loaded as target and as draft model."""
+    """The target and the draft model to load."""
     from precedent_demo import adapted_target, draft_folder
 
     if target != ORDER_DESK:
@@ -150,7 +152,7 @@ def _sources(target: str, draft_model: str | None) -> tuple[str, str]:
 
 
 def _measured(bench: Bench, state: DemoState, asked: Asked, progress: Progress) -> float | None:
-    """Warm the cache and measure; what other programs took of the processors meanwhile, None where nobody can tell."""
+    """Warm the cache and measure. Return the CPU share that other programs used meanwhile, None if unknown."""
     step = bench.warm_engine.planner.cost.milliseconds(1)
     count = asked.requests or (None if asked.full else state.measured_requests(lambda: affordable(step)))
     _warm(bench, state, progress, asked.full, count)
@@ -162,9 +164,9 @@ def _measured(bench: Bench, state: DemoState, asked: Asked, progress: Progress) 
 
 
 def affordable(step: float) -> int:
-    """How many requests to measure where a plain step takes so many milliseconds: those of about `MEASURING_SECONDS`.
+    """How many requests fit into about `MEASURING_SECONDS`, if a plain step takes `step` milliseconds.
 
-    Twice that time where it takes as many to say how much faster decoding was.
+    Up to twice that time is allowed if that reaches `FEWEST_FOR_SPEED` requests, the least for a speed-up.
     """
     seconds = REQUEST_SECONDS * step
     number = int(MEASURING_SECONDS / seconds)
@@ -174,7 +176,7 @@ def affordable(step: float) -> int:
 
 
 def _warm(bench: Bench, state: DemoState, progress: Progress, full: bool, count: int | None) -> None:
-    """Run set A, whose completions fill the cache; requests done by an earlier demo are not run again."""
+    """Run set A to fill the cache; requests that an earlier demo completed are not run again."""
     from precedent_demo import make_database, make_requests
 
     wanted = make_requests("A", full=full, seed=0)[: None if count is None else WARMING_PER_MEASURED * count]
@@ -191,7 +193,7 @@ def _warm(bench: Bench, state: DemoState, progress: Progress, full: bool, count:
 
 
 def _measure(bench: Bench, progress: Progress, full: bool, limit: int | None) -> None:
-    """Run set B, other requests of the same workflows, once per way."""
+    """Run set B (other requests of the same workflows) once for each way of decoding."""
     from precedent.cli.demo_runs import rotated
     from precedent_demo import make_database, make_requests
 
@@ -222,7 +224,7 @@ def _results(bench: Bench, differences: Sequence[Difference], temperature: float
         "temperature": temperature,
         "machine": bench.machine(),
         "runs": [run.as_dict() for run in bench.runs.values()],
-        # sampled texts differ by chance, so there is nothing to count
+        # sampled texts differ by chance: counting equal ones means nothing
         "identical_outputs": {}
         if temperature > 0
         else {name: [total - differing[name], total] for name in bench.runs if name != "plain"},

@@ -1,4 +1,4 @@
-"""The demo's page: its figures, and some answers with every token coloured by who had proposed it."""
+"""The demo's HTML page: its figures, and some answers with each token coloured by the drafter that proposed it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from precedent.cli.demo_runs import Run
 
 MOST_REQUESTS = 6
-"""Requests shown per run: a page, not an archive."""
+"""Requests shown for each run."""
 
 OPEN = "both"
-"""The run whose first request is open."""
+"""The run that is unfolded when the page opens."""
 
 
 def demo_page(results: Mapping[str, Any], runs: Mapping[str, Run], decode: Decode) -> str:
-    """One HTML document: model, machine, table, legend, and the answers of some requests."""
+    """The HTML document: model, machine, table, legend, and the answers of some requests."""
     counts = Counter(source for run in runs.values() for turns in run.requests for turn in turns
                      for source in turn.result.sources)  # fmt: skip
     palette = Palette()
@@ -46,9 +46,9 @@ def _facts(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "draft model", machine["draft_model"]
     parts = machine["processor"], machine["device"], f"{machine['threads']} threads", f"torch {machine['torch']}"
     yield "machine", ", ".join(parts)
-    yield "other programs", "not known" if busy is None else f"took {busy:.0%} of the processors meanwhile"
+    yield "other programs", "not known" if busy is None else f"used {busy:.0%} of the CPU during the measurement"
     yield "temperature", f"{results['temperature']:g}{' (greedy)' if results['temperature'] == 0 else ''}"
-    yield "measured", f"{requests(plain['requests'])} under each run; plain decoding wrote {plain['tokens']} tokens"
+    yield "measured", f"{requests(plain['requests'])} per run; plain decoding wrote {plain['tokens']} tokens"
 
 
 def _shown(name: str, run: Run, decode: Decode, palette: Palette) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What `precedent demo` measures: the same requests under several ways of drafting, one after the other, interleaved.
+"""What `precedent demo` measures: the same requests with several ways of drafting, interleaved.
 
-Every way is an engine of its own over the same weights, with its own planner and its own cache, so none learns from
-another. Measured runs store nothing, except that the plain run's completions go into the cache of `repeat`.
+Each way has its own engine, planner and cache over the same weights, so that none learns from another. Measured runs
+store nothing, with one exception: the plain run's completions go into the cache of `repeat`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 TENANT = "order-desk"
 MEMORY = ("recall", "prompt", "template")
-"""What the library drafts with by default, but for the model; templates are the forms of the agent's own tool calls."""
+"""The library's default drafters without the draft model; `template` proposes the forms of the agent's tool calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of drafting: which drafters, which cache, and how their proposals are verified."""
+    """One way of drafting: the drafters, the cache, and the verification mode."""
 
     name: str
     drafters: tuple[str, ...] = ()
@@ -53,20 +53,20 @@ WAYS = (
 """Cache A holds other requests of the same workflows; cache B holds these requests as well."""
 
 TOPDOWN = Way("both, topdown", (*MEMORY, "draft-model"), "A", "topdown")
-"""Measured beside `both` when sampling, to show what lazy verification is worth."""
+"""Measured as well when sampling: compared with `both`, it shows what lazy verification gains."""
 
 RECALL_ONLY = Way("recall-only", ("recall",), "A")
-"""The semantic cache alone. In `cache-only` a token that memory and a template proposed is credited to the template."""
+"""The semantic cache alone: in `cache-only`, templates take credit for tokens that the cache proposed as well."""
 
 
 def ways_of(temperature: float, full: bool) -> tuple[Way, ...]:
-    """What is measured, in the order of the table."""
+    """The ways to measure, in the order of the table."""
     return (*WAYS, *([TOPDOWN] if temperature > 0 else []), *([RECALL_ONLY] if full else []))
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One assistant turn: what the model was asked, and what came of it."""
+    """One assistant turn: the prompt and the result."""
 
     prompt_ids: tuple[int, ...]
     result: GenerationResult
@@ -82,11 +82,11 @@ class Run:
 
     @property
     def stats(self) -> list[GenerationStats]:
-        """One entry per assistant turn."""
+        """The statistics of each assistant turn."""
         return [turn.result.stats for turns in self.requests for turn in turns]
 
     def as_dict(self) -> dict[str, Any]:
-        """The run as the `--json` contract has it."""
+        """The run under the keys of the `--json` contract."""
         stats = self.stats
         tokens, steps = sum(s.num_output_tokens for s in stats), sum(s.num_steps for s in stats)
         decode = sum(s.decode_seconds for s in stats)
@@ -121,7 +121,7 @@ def _per_step(seconds: float, steps: int) -> float:
 
 
 class Bench:
-    """Model, caches and engines of one demo."""
+    """The model, caches and engines of one demo."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Bench:
         )
 
     def copy_warm_cache(self) -> None:
-        """Give the cache of `repeat` everything that the warm cache holds."""
+        """Copy the warm cache's completions into the cache of `repeat`."""
         fingerprint = self.warm_engine.tokenizer_fingerprint
         for stored in self._caches["A"].since(TENANT, fingerprint):
             self._caches["B"].insert(
@@ -179,11 +179,11 @@ class Bench:
             )
 
     def warm(self, request: Request, desk: OrderDesk) -> None:
-        """Run one request of set A; its completions are stored."""
+        """Run one request of set A and store its completions."""
         self._converse(self.warm_engine, request, desk)
 
     def measure(self, request: Request, desk: OrderDesk, name: str) -> None:
-        """Run one request of set B under the way of this name."""
+        """Run one request of set B in the way called `name`."""
         turns, solved = self._converse(self.engines[name], request, desk)
         self.runs[name].requests.append(turns)
         self.runs[name].solved += solved
@@ -197,7 +197,7 @@ class Bench:
         return list(self._turns), transcript.solved_by_model
 
     def logit_gap(self, context: Sequence[int], token: int, other: int) -> float:
-        """How far apart two tokens' logits are in a plain forward over `context`."""
+        """The difference between two tokens' logits after a plain forward over `context`."""
         target = self.warm_engine.target
         slot = target.new_slot()
         target.prefill(slot, context)
@@ -205,7 +205,7 @@ class Bench:
         return abs(float(row[token] - row[other]))
 
     def machine(self) -> dict[str, Any]:
-        """What was measured on what."""
+        """The target, and the machine that it ran on."""
         return {
             "target": self._name,
             "dtype": str(self._model.dtype).removeprefix("torch."),
@@ -226,7 +226,7 @@ class Bench:
 
 
 def rotated(names: Sequence[str], number: int) -> list[str]:
-    """The ways in another order for each request, so that a slow minute hits each alike; `repeat` after `plain`."""
+    """The ways in a new order for each request, so that a slow minute affects all alike; `repeat` follows `plain`."""
     shift = number % len(names)
     order = [*names[shift:], *names[:shift]]
     if "repeat" in order and order.index("repeat") < order.index("plain"):
@@ -237,9 +237,9 @@ def rotated(names: Sequence[str], number: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where an answer first differs from plain decoding, and by how little plain decoding had preferred its own token.
+    """The first place where an answer differs from plain decoding, and how close the two tokens were.
 
-    `logit_gap` is the difference of the two tokens' logits in a plain forward over the common text.
+    `logit_gap` is the difference between the two tokens' logits after a plain forward over the common text.
     """
 
     way: str
@@ -251,7 +251,7 @@ class Difference:
 def compare(
     plain: Run, other: Run, logit_gap: Callable[[Sequence[int], int, int], float]
 ) -> tuple[tuple[int, int], list[Difference]]:
-    """How many requests came out identical, of how many, and the first difference of each that did not."""
+    """The numbers of identical requests and of all requests, and the first difference of each other request."""
     differences = []
     for number, (mine, theirs) in enumerate(zip(other.requests, plain.requests, strict=True)):
         found = _first_difference(mine, theirs)
@@ -264,7 +264,7 @@ def compare(
 
 
 def _first_difference(mine: Sequence[Turn], theirs: Sequence[Turn]) -> tuple[list[int], int, int, int] | None:
-    """Context, output position and the two tokens of the first difference; None when all turns are equal."""
+    """Context, output position and both tokens of the first difference; None if all turns are equal."""
     position = 0
     for turn, plain_turn in zip(mine, theirs, strict=False):
         answer, plain_answer = turn.result.token_ids, plain_turn.result.token_ids

@@ -1,4 +1,4 @@
-"""Where the demo keeps its warm cache, and which warming requests are done: a killed demo goes on where it was."""
+"""Where the demo keeps its warm cache and the list of warming requests done, so that a killed demo can continue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import platformdirs
 
 LAYOUT = "3"
-"""Raise when requests, prompts or templates change: completions warmed before would no longer match."""
+"""Increase it when requests, prompts or templates change, because completions stored before no longer match."""
 
 
 class DemoState:
@@ -24,11 +24,11 @@ class DemoState:
 
     @property
     def cache_path(self) -> Path:
-        """Where the speculation cache lives."""
+        """The speculation cache's folder."""
         return self.folder / "cache"
 
     def measured_requests(self, choose: Callable[[], int]) -> int:
-        """How many requests to measure: what an earlier demo here chose, so that its warm cache fits, or `choose()`."""
+        """How many requests to measure: as many as the earlier demo that filled the cache, otherwise `choose()`."""
         file = self.folder / "requests"
         try:
             return int(file.read_text(encoding="utf-8"))
@@ -39,7 +39,7 @@ class DemoState:
             return number
 
     def warmed(self) -> list[str]:
-        """Names of the requests whose completions are stored; empty when the list is unreadable."""
+        """Names of the requests whose completions are stored; empty if the list cannot be read."""
         try:
             names = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -47,7 +47,7 @@ class DemoState:
         return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
     def mark_warmed(self, names: Sequence[str]) -> None:
-        """Replace the list, atomically; the completions themselves are already durable."""
+        """Replace the list atomically; the completions themselves are already on disk."""
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self._file.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps(list(names)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The demo's table, and what stands below it."""
+"""Prints the demo's table and the lines below it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rich.table import Table
 from precedent.cli.demo_verdict import doubts, requests, speed, verdict
 
 NEAR_TIE = 1e-4
-"""A difference at a smaller logit gap is rounding, not another opinion."""
+"""Below this logit gap, a difference from plain decoding comes from rounding."""
 
 HEADINGS = ("tok/\nstep", "tok/\ns", "speed", "prefill\ns", "decode\ns", "request s\np50/p95", "equal", "solved")
 
 
 def show(console: Console, results: Mapping[str, Any]) -> None:
-    """Print the table, who proposed what was accepted, the first differences, and the verdict."""
+    """Print the table, the accepted tokens by source, the first differences, and the verdict."""
     console.print(_table(results))
     for line in (*sources(results), *_differences(results)):
         console.print(line, highlight=False)
@@ -26,7 +26,7 @@ def show(console: Console, results: Mapping[str, Any]) -> None:
 
 
 def rows(results: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Each run's cells under `HEADINGS`, its name first; no speed where none can be said."""
+    """The cells of each run: its name, then one per heading; without speeds if there are doubts about them."""
     plain, comparable = results["runs"][0], not doubts(results)
     for run in results["runs"]:
         same = results["identical_outputs"].get(run["name"])
@@ -44,7 +44,7 @@ def rows(results: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def sources(results: Mapping[str, Any]) -> Iterator[str]:
-    """For each run that proposed anything, by whom what was accepted had been proposed."""
+    """For each run that drafted: how many tokens were accepted, and which drafters had proposed them."""
     for run in results["runs"]:
         if run["num_draft_tokens"]:
             found = ", ".join(f"{count} by {source}" for source, count in run["accepted_by_source"].items())
@@ -70,5 +70,5 @@ def _differences(results: Mapping[str, Any]) -> Iterator[str]:
         kind = "near-tie" if difference["logit_gap"] < NEAR_TIE else "difference"
         yield (
             f"{kind}: {difference['run']}, request {difference['request']}, token {difference['position']}: "
-            f"the two tokens' logits lie {difference['logit_gap']:.2g} apart"
+            f"the two tokens' logits differ by {difference['logit_gap']:.2g}"
         )

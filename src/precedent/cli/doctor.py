@@ -1,4 +1,4 @@
-"""`precedent doctor`: what will work with a model, and why not, without loading its weights."""
+"""`precedent doctor`: says what works with a model and what does not, without loading its weights."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from precedent.cli.doctor_checks import Finding
 
 UNUSABLE = 1
-"""Exit status where the model, or the pair that was asked for, cannot be used."""
+"""Exit status if the model, or the model with the given draft model, cannot be used."""
 
 DRAFT_MODEL = "draft model"
-"""The check that says nothing of the model itself."""
+"""The check that concerns the draft model, not the model itself."""
 
 STYLES = {"yes": "green", "no": "red", "note": "yellow"}
 
@@ -30,17 +30,17 @@ def doctor(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="Hugging Face id or folder.")] = DEFAULT_TARGET,
     draft_model: Annotated[
-        str | None, typer.Option(help="A draft model to go with it: does its tokenizer fit?", show_default=False)
+        str | None, typer.Option(help="Check whether this draft model fits the model.", show_default=False)
     ] = None,
     device: DeviceOption = None,
     json: JsonOption = None,
 ) -> None:
-    """Look at a model's files: attention, chat template, tools, draft model, memory.
+    """Check a model from its files alone: attention, context, memory, chat template, tools, draft model.
 
-    Exit status 0 if the model (and the draft model with it) can be used, 1 if not, 2 if there is no such model.
+    The exit status is 0 if the model (with its draft model, if given) can be used, 1 if not, 2 if it does not exist.
     """
     progress: Progress = ctx.obj
-    progress.show(f"looking at {model}")
+    progress.show(f"checking {model}")
     from precedent.cli.doctor_checks import examine_files
 
     findings = examine_files(model, draft_model, device)
@@ -56,7 +56,7 @@ def doctor(
 
 
 def _conclusion(model: str, draft_model: str | None, failed: set[str]) -> str:
-    """What can be used and what cannot: a draft model that does not fit says nothing against its target."""
+    """What can be used: a model stays usable even if the draft model does not fit it."""
     if failed == {DRAFT_MODEL}:
         return f"{model} can be used, but not with the draft model {draft_model}"
     return f"{model} cannot be used: {', '.join(sorted(failed))}" if failed else f"{model} can be used"

@@ -1,4 +1,4 @@
-"""The single checks of `precedent doctor`: each looks at a model's files and finds one thing."""
+"""The checks of `precedent doctor`; each reads a model's files and reports one thing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; without `needed` the model can be used whatever the state is."""
+    """One line of the report; the model is unusable only if a `needed` finding has state `no`."""
 
     check: str
     state: State
@@ -49,7 +49,7 @@ class Finding:
 
 
 def examine_files(model: str, draft_model: str | None, device: str | None) -> list[Finding]:
-    """All findings on a model. Raises ModelLoadError when its config cannot be loaded."""
+    """All findings about a model. Raises ModelLoadError if its config cannot be loaded."""
     config = load_config(model)
     findings = [*_file(model), _attention(config), *_context(config), *_memory(config, device)]
     try:
@@ -62,7 +62,7 @@ def examine_files(model: str, draft_model: str | None, device: str | None) -> li
 
 def _file(model: str) -> Iterator[Finding]:
     if gguf_file(model) is not None:
-        yield Finding("file", "note", "GGUF: converted to bfloat16 in your cache folder when it is first loaded")
+        yield Finding("file", "note", "GGUF: the first load converts it to bfloat16 in your cache folder")
 
 
 def _attention(config: Any) -> Finding:
@@ -78,7 +78,7 @@ def _attention(config: Any) -> Finding:
 def _context(config: Any) -> Iterator[Finding]:
     text = config.get_text_config()
     if getattr(text, "max_position_embeddings", None):
-        yield Finding("context", "yes", f"{context_length(text):,} tokens, prompt and answer together")
+        yield Finding("context", "yes", f"{context_length(text):,} tokens for prompt and answer together")
 
 
 def _memory(config: Any, device: str | None) -> Iterator[Finding]:
@@ -86,33 +86,36 @@ def _memory(config: Any, device: str | None) -> Iterator[Finding]:
     free = free_bytes(place)
     weights = _weight_bytes(config)
     if weights is None:
-        yield Finding("memory", "note", "how large the weights are cannot be told from the config")
+        yield Finding("memory", "note", "the config does not tell how large the weights are")
         return
     per_token = _kv_bytes_per_token(config)
-    said = f"weights {weights / GIGABYTE:.2f} GB, {free / GIGABYTE:.2f} GB are free on {place}"
+    said = f"weights {weights / GIGABYTE:.2f} GB, {free / GIGABYTE:.2f} GB free on {place}"
     if weights > free:
-        yield Finding("memory", "no", f"{said}: take a smaller model, or a quantised one", needed=True)
+        yield Finding("memory", "no", f"{said}: use a smaller or a quantised model", needed=True)
     elif per_token:
         room = int((free - weights) / 2 / per_token)
         yield Finding(
-            "memory", "yes", f"{said}; {per_token / 1024:.0f} KiB a token, room for about {room:,} tokens", needed=True
+            "memory",
+            "yes",
+            f"{said}; {per_token / 1024:.0f} KiB per token, about {room:,} tokens fit",
+            needed=True,
         )
 
 
 def _weight_bytes(config: Any) -> int | None:
-    """Of a model of this config in the dtype that it names, None where none can be built or it is quantised."""
+    """Bytes of the weights in the config's dtype; None if the model is quantised or cannot be built."""
     if getattr(config, "quantization_config", None) is not None:
         return None
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-    except Exception:  # architectures refuse configs with whatever they like
+    except Exception:  # an architecture may raise anything for a config it refuses
         return None
     return int(sum(parameter.numel() for parameter in model.parameters())) * _itemsize(config)
 
 
 def _itemsize(config: Any) -> int:
-    """Bytes of a number in the dtype that the config names."""
+    """Bytes per number in the config's dtype."""
     dtype: torch.dtype = getattr(config, "dtype", None) or torch.float32
     return int(dtype.itemsize)
 
@@ -132,7 +135,7 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> Finding:
     except PrecedentError as error:
         return Finding("chat template", "no", str(error), needed=True)
     if not tokenizer.chat_template:
-        return Finding("chat template", "note", "none: a base model, not trained to chat; asked in ChatML", needed=True)
+        return Finding("chat template", "note", "none: a base model, not trained to chat; ChatML is used", needed=True)
     return Finding("chat template", "yes", "the model's own", needed=True)
 
 
@@ -151,9 +154,9 @@ def _grammar(tokenizer: PreTrainedTokenizerBase) -> Finding:
     if not is_installed():
         said = "llguidance is missing: pip install 'precedent-llm[grammar]'"
     elif not tokenizer.is_fast:
-        said = "its tokenizer is a slow one, which no grammar can read"
+        said = "grammars need a fast tokenizer, and this one is slow"
     else:
-        return Finding("structured output", "yes", "forced calls, schemas and JSON, by grammar")
+        return Finding("structured output", "yes", "forced tool calls, schemas and JSON, by grammar")
     return Finding("structured output", "no", said)
 
 
@@ -166,7 +169,7 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
     number = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if draft_model is None:
         return Finding(
-            "draft model", "note", f"none given; any smaller model with the same tokenizer, or {FIRST_LAYERS}N"
+            "draft model", "note", f"none given: use a smaller model with the same tokenizer, or {FIRST_LAYERS}N"
         )
     try:
         if draft_model.startswith(FIRST_LAYERS):
@@ -175,7 +178,7 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
         if holds_draft(draft_model):
             trained_for = read_settings(Path(draft_model).expanduser()).target
             return Finding(
-                "draft model", "note", f"trained for {trained_for}; loading it tells whether that is this model"
+                "draft model", "note", f"trained for {trained_for}; only loading it shows whether that is this model"
             )
         check_supported(load_config(draft_model))
         check_same_vocabulary(draft_model, load_tokenizer(draft_model), tokenizer)

@@ -1,4 +1,4 @@
-"""What a measurement was made on, in words."""
+"""Describes the machine that a measurement ran on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name as Linux tells it, elsewhere as Python does."""
+    """The processor's name: from `/proc/cpuinfo` on Linux, from Python's `platform` elsewhere."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:

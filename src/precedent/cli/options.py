@@ -1,4 +1,4 @@
-"""Options that several commands share, and the one way to write results for machines."""
+"""Options that several commands share, and the function that writes their JSON results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DEFAULT_TARGET = "smollm2-135m-instruct"
 
 
 def _in_a_folder(path: Path | None) -> Path | None:
-    """Refuse a file that could not be written, before the work is done rather than after."""
+    """Refuse a path in a missing folder before the work starts, not after it."""
     if path is not None and not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {str(path.absolute().parent)!r}")
+        raise typer.BadParameter(f"there is no folder {str(path.absolute().parent)!r}; create it first")
     return path
 
 
@@ -30,34 +30,39 @@ DraftModelOption = Annotated[
         help="Draft model: a Hugging Face id, a folder, or first-layers:N (the target's own first N layers).",
     ),
 ]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:0 ...; by default a GPU if any.")]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="cpu, cuda, cuda:0 and so on. Default: a GPU if there is one, else the CPU."),
+]
 DraftDeviceOption = Annotated[
-    str | None, typer.Option("--draft-device", help="Where the draft model sits; by default beside the target.")
+    str | None, typer.Option("--draft-device", help="Device of the draft model. Default: the target's.")
 ]
 PearlOption = Annotated[
     bool | None,
     typer.Option(
         "--pearl/--no-pearl",
-        help="Let the draft model draw while the target scores; by default where it sits on another device.",
+        help="Let the draft model draw while the target scores. Default: on if it has a device of its own.",
     ),
 ]
 CudaGraphsOption = Annotated[
-    bool, typer.Option("--cuda-graphs", help="Replay the target's steps as CUDA graphs, or refuse the model.")
+    bool,
+    typer.Option("--cuda-graphs", help="Replay the target's steps as CUDA graphs; fails if that is impossible."),
 ]
 DtypeOption = Annotated[
-    str | None, typer.Option("--dtype", help="float32, bfloat16, float16 or float64; by default as stored.")
+    str | None,
+    typer.Option("--dtype", help="float32, bfloat16, float16 or float64. Default: the stored dtype."),
 ]
 JsonOption = Annotated[
     Path | None,
-    typer.Option("--json", dir_okay=False, writable=True, callback=_in_a_folder, help="Write the results here."),
+    typer.Option("--json", dir_okay=False, writable=True, callback=_in_a_folder, help="Write the results as JSON."),
 ]
 
 HtmlOption = Annotated[
     Path | None,
-    typer.Option("--html", dir_okay=False, callback=_in_a_folder, help="Write a page with every token's source here."),
+    typer.Option("--html", dir_okay=False, callback=_in_a_folder, help="Write a page that shows every token's source."),
 ]
 
 
 def write_json(path: Path, results: Mapping[str, Any]) -> None:
-    """Write results as one JSON document with a final newline."""
+    """Write the results as one JSON document that ends with a newline."""
     path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

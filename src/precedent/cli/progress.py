@@ -1,7 +1,7 @@
-"""What a command is doing now, on stderr: bars on a terminal, elsewhere plain lines, one at least every 15 seconds.
+"""Shows on stderr what a command is doing: bars on a terminal, elsewhere a plain line at least every 15 seconds.
 
-A pipe, a log or a build server shows no bar, and silence looks like a command that hangs. Only the standard library is
-imported here: `.ci/install.py` uses this module before anything is installed.
+A pipe, a log or a build server cannot show a bar, and without output a command seems to hang. This module imports only
+the standard library, because `.ci/install.py` uses it before anything is installed.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Any, NamedTuple, Protocol, TextIO, TypeVar
 Item = TypeVar("Item")
 
 FIRST_SECONDS = 5.0
-"""A command that is over by then says nothing of its progress."""
+"""A command that finishes within this time prints no progress."""
 
 OFTEN_SECONDS = 5.0
-"""Counts of the same stage are not printed more often than this."""
+"""The shortest time between two printed counts of the same stage."""
 
 LONGEST_SILENCE = 10.0
-"""After so many seconds a line is printed even if nothing changed; the promise is 15."""
+"""A line is printed after this time even if nothing has changed; we promise one every 15 seconds."""
 
 
 class Clock:
-    """The time in seconds, and waiting for it; tests give one of their own."""
+    """Tells the time and waits; tests replace it."""
 
     def now(self) -> float:
         """Seconds since some fixed moment."""
         return time.monotonic()
 
     def wait(self, stopped: threading.Event, seconds: float) -> bool:
-        """Wait so long, or until `stopped` is set; whether it is."""
+        """Wait for `seconds` or until `stopped` is set; return whether it is set."""
         return stopped.wait(seconds)
 
 
 class State(NamedTuple):
-    """What is being done, how much of it is done, and a remark."""
+    """What a command is doing, how much of it is done, and a note."""
 
     what: str
     done: int | None = None
@@ -47,7 +47,7 @@ class State(NamedTuple):
 
     @property
     def counted(self) -> str:
-        """How much is done, in words."""
+        """How much is done, as text; empty if nothing is counted."""
         if self.done is None:
             return ""
         return f"{self.done} of {self.total}" if self.total else str(self.done)
@@ -66,9 +66,9 @@ class _Display(Protocol):
 
 
 class Progress:
-    """Says what a command is doing from `__enter__` to `rest` or `__exit__`. Any thread may call it.
+    """Shows what a command is doing, from `__enter__` until `rest` or `__exit__`. Thread-safe.
 
-    `terminal` None asks the stream whether it is one.
+    With `terminal=None` the stream is asked whether it is a terminal.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Progress:
         self._display: _Display | None = None
 
     def __enter__(self) -> Progress:
-        """Begin; from now on a command that takes long says so."""
+        """Start showing progress."""
         stream = self._stream or sys.stderr
         terminal = stream.isatty() if self._terminal is None else self._terminal
         self._display = _Bars(stream) if terminal else _Lines(stream, self._clock)
@@ -88,23 +88,23 @@ class Progress:
         self.rest()
 
     def show(self, what: str, done: int | None = None, total: int | None = None, note: str = "") -> None:
-        """What is being done now, and how much of it is done."""
+        """Show what is being done now, and how much of it is done."""
         if self._display is not None:
             self._display.show(State(what, done, total, note))
 
     def say(self, line: str) -> None:
-        """A line that is shown whatever the time."""
+        """Show this line immediately."""
         if self._display is not None:
             self._display.say(line)
 
     def rest(self) -> None:
-        """Results follow: say nothing more, and clear the bars away."""
+        """Stop showing progress and clear the bars, so that results can follow."""
         if self._display is not None:
             self._display.stop()
             self._display = None
 
     def counter(self, what: str, total: int) -> Callable[[int], None]:
-        """A function that is told how many more of `total` were dealt with."""
+        """A function to call with the number of further items done, out of `total`."""
         done = 0
 
         def more(number: int) -> None:
@@ -116,7 +116,7 @@ class Progress:
         return more
 
     def each(self, items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
-        """Yield the items, and count those that were dealt with."""
+        """Yield the items and show how many are done."""
         for number, item in enumerate(items):
             self.show(what, number, total)
             yield item
@@ -124,7 +124,7 @@ class Progress:
 
 
 class _Lines:
-    """Plain lines: the first after `FIRST_SECONDS`, then each new stage, counts now and then, no long silence."""
+    """Plain lines: the first after `FIRST_SECONDS`, then one per new stage, occasional counts, never a long silence."""
 
     def __init__(self, stream: TextIO, clock: Clock) -> None:
         self._stream, self._clock = stream, clock
@@ -160,18 +160,18 @@ class _Lines:
     def _print(self, line: str) -> None:
         now = self._clock.now()
         self._due, self._often = now + LONGEST_SILENCE, now + OFTEN_SECONDS
-        with suppress(BrokenPipeError):  # whoever listened has gone; the work goes on
+        with suppress(BrokenPipeError):  # nobody reads stderr any more; the work continues
             print(f"{line} ({elapsed(now - self._begun)})", file=self._stream, flush=True)
 
 
 def elapsed(seconds: float) -> str:
-    """A time as people write it."""
+    """A duration in minutes and seconds, for people."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 class _Bars:
-    """A spinner or a bar for each stage, gone when the work is done."""
+    """A spinner or a bar per stage, removed when the work is done."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._stage = stream, State("")
@@ -181,7 +181,7 @@ class _Bars:
     def show(self, state: State) -> None:
         bars = self._started()
         if state.what != self._stage.what and self._stage.what in self._tasks and self._stage.total is None:
-            bars.remove_task(self._tasks.pop(self._stage.what))  # a stage that counts nothing leaves nothing behind
+            bars.remove_task(self._tasks.pop(self._stage.what))  # a spinner is removed once its stage is over
         if state.what not in self._tasks:
             self._tasks[state.what] = bars.add_task(state.what, total=state.total, count="", note="")
         counted = {"completed": state.done or 0, "total": state.total, "count": state.counted, "note": state.note}
@@ -196,7 +196,7 @@ class _Bars:
             self._bars.stop()
 
     def _started(self) -> Any:
-        """The bars, on the screen from the first stage on."""
+        """The bars; they appear with the first stage."""
         if self._bars is None:
             from rich.console import Console
             from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn

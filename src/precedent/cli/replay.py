@@ -1,4 +1,4 @@
-"""`precedent replay`: what would speculation gain on these logs? No language model takes part."""
+"""`precedent replay`: measures what speculation would gain on recorded logs, without a language model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from precedent.replay.settings import MeasuredSteps, Settings
 
 MOST_SHOWN_TURNS = 40
-"""Turns on an HTML page."""
+"""Most turns shown on the HTML page."""
 
 LogsArgument = Annotated[
     list[Path],
@@ -31,60 +31,69 @@ def replay(
     ctx: typer.Context,
     traces: LogsArgument,
     warm: Annotated[
-        list[Path] | None, typer.Option(exists=True, dir_okay=False, help="Logs whose answers are in every pool.")
+        list[Path] | None, typer.Option(exists=True, dir_okay=False, help="Logs whose answers every pool includes.")
     ] = None,
     pool: Annotated[
-        str, typer.Option(help="What a turn may see: online (earlier runs), same-task, other-tasks, none.")
+        str,
+        typer.Option(help="Recorded answers to draft from: online (earlier ones), same-task, other-tasks, none."),
     ] = "online",
-    budget: Annotated[str, typer.Option(help="Most nodes of a tree; several: 16,32,64.")] = "32",
-    drafters: Annotated[str, typer.Option(help="Drafters to combine, comma-separated.")] = "recall,prompt",
+    budget: Annotated[str, typer.Option(help="Most nodes in a tree; or several limits: 16,32,64.")] = "32",
+    drafters: Annotated[str, typer.Option(help="Drafters to combine, separated by commas.")] = "recall,prompt",
     baselines: Annotated[
-        str | None, typer.Option(help="Beside prompt-lookup and suffix: suffix-tree, arctic; by default all installed.")
+        str | None,
+        typer.Option(help="Baselines beyond prompt-lookup and suffix: suffix-tree, arctic. Default: all installed."),
     ] = None,
-    alpha: Annotated[str, typer.Option(help="Draft lengths of the baseline SuffixDecoding, per matched token.")] = "1",
+    alpha: Annotated[
+        str, typer.Option(help="SuffixDecoding's draft length per matched token; or several: 1,4,8.")
+    ] = "1",
     target: Annotated[
         str | None,
-        typer.Option(help="Measure here what a step of this model costs, and say how much faster it would be."),
+        typer.Option(help="Measure the step time of this model on this machine, and report its speed-up."),
     ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     curve: Annotated[
         str | None,
         typer.Option(
-            help="What a step of so many tokens costs: flat, gpu, cpu; planned once for each. "
-            "By default as measured of --target, or flat."
+            help="Cost curves (step cost by number of tokens) to plan for: flat, gpu, cpu. "
+            "Default: the measured curve of --target, else flat."
         ),
     ] = None,
     ablate: Annotated[
         str | None,
         typer.Option(
-            help="Measure without one idea: a drafter, similarity, exact, anchors, holes, calibration; or each: all."
+            help="Measure again without one part: a drafter, similarity, exact, anchors, holes or calibration; "
+            "all leaves out each in turn."
         ),
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help=f"Hugging Face id or folder; by default the target's, or {DEFAULT_TARGET}'s."),
+        typer.Option(help=f"Hugging Face id or folder. Default: the tokenizer of --target, else of {DEFAULT_TARGET}."),
     ] = None,
     embedder: Annotated[
-        str | None, typer.Option(help="sentence-transformers id or folder for recall; 'none' leaves similarity out.")
+        str | None, typer.Option(help="sentence-transformers id or folder for recall; 'none' ignores similarity.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Measure only the first so many turns.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Measure only this many turns, from the first.")] = None,
     groups: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Groups to measure: one per line, or lists in a JSON object."),
+        typer.Option(
+            exists=True, dir_okay=False, help="File of the groups to measure: one per line, or a JSON object of lists."
+        ),
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Which list of a JSON file of --groups.")] = None,
+    split: Annotated[str | None, typer.Option(help="The list to use from a JSON file of --groups.")] = None,
     details: Annotated[
-        bool, typer.Option("--details", help="Show nodes, drafting times, kinds of turns and every curve.")
+        bool, typer.Option("--details", help="Show nodes, drafting times, kinds of turns and all curves.")
     ] = False,
-    calibration: Annotated[bool, typer.Option("--calibration", help="Show how true the estimates are.")] = False,
+    calibration: Annotated[
+        bool, typer.Option("--calibration", help="Compare estimated with observed acceptance.")
+    ] = False,
     html: HtmlOption = None,
     svg: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="Write the page's pictures into this folder.")
+        Path | None, typer.Option(exists=True, file_okay=False, help="Write the HTML page's pictures to this folder.")
     ] = None,
     json: JsonOption = None,
 ) -> None:
-    """Replay recorded chats: each recorded answer is taken as the target's, and every drafter set is measured on it."""
+    """Replay recorded chats: treat each recorded answer as the target's output and measure every drafter set on it."""
     progress: Progress = ctx.obj
     progress.show("loading the tokenizer")
     from precedent.cli.replay_table import show, show_calibration
@@ -124,7 +133,7 @@ def replay(
     if html:
         html.write_text(replay_page(found, shown, loaded), encoding="utf-8")
     for name, picture in pictures_of(found, shown, loaded).items() if svg else ():
-        (svg / name).write_text(picture, encoding="utf-8")  # type: ignore[operator]  # there are none without a folder
+        (svg / name).write_text(picture, encoding="utf-8")  # type: ignore[operator]  # empty without a folder
     if json:
         write_json(json, found | ({"calibration": reliability} if calibration else {}))
 
@@ -132,10 +141,10 @@ def replay(
 def _steps(
     progress: Progress, target: str | None, device: str | None, dtype: str | None, most_nodes: int
 ) -> MeasuredSteps | None:
-    """What steps of the target take here, None without one."""
+    """The target's step times on this machine; None without a target."""
     if target is None:
         if device or dtype:
-            raise ConfigError("--device and --dtype say how --target runs: give it as well")
+            raise ConfigError("--device and --dtype need a target: give --target as well")
         return None
     from precedent.replay.measured_steps import measured_steps
     from precedent.target.load.loading import load_target
@@ -146,7 +155,7 @@ def _steps(
 
 
 def _with_steps(asked: Settings, curves: tuple[str, ...], steps: MeasuredSteps | None) -> Settings:
-    """The settings with the measured curve before all others: what the verdict tells of was planned for it."""
+    """The settings with the measured curve first, so that the verdict's figures are planned for it."""
     if steps is None:
         return asked
     from precedent.replay.settings import MEASURED
@@ -157,7 +166,7 @@ def _with_steps(asked: Settings, curves: tuple[str, ...], steps: MeasuredSteps |
 def _listed(option: str, names: str) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not found:
-        raise ConfigError(f"{option} names none: see precedent replay --help")
+        raise ConfigError(f"{option} is empty: see precedent replay --help for its values")
     return found
 
 
@@ -177,7 +186,7 @@ def _groups(path: Path | None, split: str | None) -> frozenset[str]:
         return frozenset(text.split("\n")) - {""}
     lists = {name: names for name, names in jsonlib.loads(text).items() if isinstance(names, list)}
     if split not in lists:
-        raise ConfigError(f"--groups {path} holds several lists: choose one by --split {', '.join(lists)}")
+        raise ConfigError(f"--groups {path} holds several lists: choose one with --split: {', '.join(lists)}")
     return frozenset(lists[split])
 
 

@@ -1,4 +1,4 @@
-"""What `precedent replay` prints: a verdict below a short table; with `--details` everything that was measured."""
+"""Prints the results of `precedent replay`: a short table and a verdict, or with `--details` all measurements."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Row = Mapping[str, Any]
 
 
 RANKED = 10
-"""Rows of the ranking."""
+"""Rows in the ranking."""
 
-BEST = "* tokens per step, by those of the best baseline with no more nodes per step"
+BEST = "* tokens per step divided by those of the best baseline with no more nodes per step"
 
 
 def show(console: Console, found: Results, *, details: bool) -> None:
-    """The short table or all but the calibration, what was left out if anything was, and the verdict."""
+    """Print the short table (all tables with `details`), the ablations if there are any, and the verdict."""
     rows = [row for row in found["drafters"] if not row["without"]]
     for table in (_overview(found, rows), _by_kind(rows), _ranking(found, rows)) if details else (_short(found, rows),):
         console.print(table)
@@ -51,7 +51,7 @@ def _title(found: Results) -> str:
 
 
 def _short(found: Results, rows: Sequence[Row]) -> Table:
-    """Tokens per step of everybody, and how much faster where that can be said."""
+    """Tokens per step of each drafter set, and its speed-up if step times were measured."""
     timed = says_speed(found)
     table = _table(_title(found), "tokens/\nstep", "vs\nbest*", *(["times as\nfast here"] if timed else []))
     for row in rows:
@@ -65,7 +65,7 @@ def _against_best(row: Row, kind: str = "") -> str:
 
 
 def _overview(found: Results, rows: Sequence[Row]) -> Table:
-    """Tokens per step, and for every named curve tokens in the time of a plain step."""
+    """Tokens per step, and for each cost curve the tokens per plain step time."""
     curves = list(found["settings"]["curves"])
     costs = (f"tok/cost\n{curve}" for curve in curves)
     table = _table(_title(found), "tok/\nstep", "vs\nbest*", "nodes/\nstep", *costs, "µs/\nstep", "p99")
@@ -83,7 +83,7 @@ def _overview(found: Results, rows: Sequence[Row]) -> Table:
 
 
 def _by_kind(rows: Sequence[Row]) -> Table:
-    """Tool calls, text, and answers that the pool holds word for word."""
+    """Tokens per step for tool calls, for text, and for answers that the pool holds word for word."""
     headings = ("tool\ncalls", "vs\nbest*", "nodes", "text", "vs\nbest*", "nodes", "exact\nrepeats")
     table = _table("tokens per step by kind of turn", *headings)
     for row in rows:
@@ -98,9 +98,9 @@ def _by_kind(rows: Sequence[Row]) -> Table:
 
 
 def _ranking(found: Results, rows: Sequence[Row]) -> Table:
-    """The fastest under every named curve."""
+    """The fastest drafter sets under each cost curve."""
     curves = list(found["settings"]["curves"])
-    table = Table(title="fastest by tokens in the time of a plain step", box=box.SIMPLE, title_justify="left")
+    table = Table(title="fastest by tokens per plain step time", box=box.SIMPLE, title_justify="left")
     ranked = []
     for curve in curves:
         table.add_column(f"curve {curve}", overflow="fold")
@@ -115,7 +115,7 @@ def _ranking(found: Results, rows: Sequence[Row]) -> Table:
 
 
 def _ablations(rows: Sequence[Row]) -> Table:
-    """What is lost without an idea, as a share of the tokens per step."""
+    """The change in tokens per step when one part is left out."""
     table = _table("left out", "tok/\nstep", "nodes/\nstep", "change", "tool\ncalls", "text")
     for row in rows:
         changes = (_change(row[key]) for key in ("left", "left_tool_calls", "left_text"))
@@ -128,18 +128,17 @@ def _change(left: float | None) -> str:
 
 
 def _answers(found: Results) -> str:
-    """How much of the answers repeats others, and how much repeats itself."""
+    """How many answers repeat others, and how much they repeat themselves."""
     calls, text = (found["kinds"][kind]["repetition"] for kind in ("tool_calls", "text"))
     repeats, own = found["exact_repeats"], found["repetition"]
     return (
-        f"Answers that stand word for word in the pool: {repeats} ({repeats / max(1, found['turns']):.0%}); "
-        f"{own:.1%} of their tokens\n"
-        f"repeat four tokens of the same answer (tool calls {calls:.1%}, text {text:.1%})."
+        f"Answers found word for word in the pool: {repeats} ({repeats / max(1, found['turns']):.0%}).\n"
+        f"Tokens that repeat four tokens of their own answer: {own:.1%} (tool calls {calls:.1%}, text {text:.1%})."
     )
 
 
 def show_calibration(console: Console, reliability: Mapping[str, Any]) -> None:
-    """Predicted against observed acceptance, in tenths."""
+    """Print predicted against observed acceptance, in bins."""
     table = Table(title=f"calibration: Brier score {reliability['brier_score']:.4f}")
     for heading in ("predicted", "observed", "candidates"):
         table.add_column(heading, justify="right")

@@ -1,4 +1,4 @@
-"""`precedent run`: ask a model one thing and stream its answer."""
+"""`precedent run`: asks a model one question and streams its answer."""
 
 from __future__ import annotations
 
@@ -46,32 +46,35 @@ def run(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     bitwise: Annotated[
-        bool, typer.Option("--bitwise", help="The same answer to the last bit whatever was drafted, or a refusal.")
+        bool,
+        typer.Option("--bitwise", help="Exactly the tokens of plain decoding; fails if the model cannot do it."),
     ] = False,
     cuda_graphs: CudaGraphsOption = False,
     system: Annotated[str, typer.Option(help="System message.", show_default=False)] = "",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens of this total probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0 is off.")] = 0,
-    min_p: Annotated[float, typer.Option(help="Leave out tokens below this share of the likeliest one.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes repetition less likely.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Fixes the random coins.")] = None,
+    top_k: Annotated[int, typer.Option(help="Sample from this many of the most likely tokens; 0 is off.")] = 0,
+    min_p: Annotated[
+        float, typer.Option(help="Leave out tokens below this fraction of the highest probability.")
+    ] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Values above 1 make repetition less likely.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random numbers.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 512,
     cache: Annotated[
-        str | None, typer.Option(help="Speculation cache (folder, file or URL): recall from it, and store the answer.")
+        str | None, typer.Option(help="Speculation cache (folder, file or URL) to recall from and store the answer in.")
     ] = None,
     tenant: Annotated[
-        str, typer.Option(help="Whose completions to recall; tenants never see each other's.")
+        str, typer.Option(help="Tenant of the cache; tenants never see each other's completions.")
     ] = "default",
-    show_sources: Annotated[bool, typer.Option("--show-sources", help="Colour each token by who proposed it.")] = False,
+    show_sources: Annotated[bool, typer.Option("--show-sources", help="Colour each token by its source.")] = False,
     json: JsonOption = None,
 ) -> None:
-    """Ask a model one thing and stream its answer to standard output."""
+    """Ask a model one question and stream its answer to standard output."""
     from precedent.config import SamplingParams
 
     sampling = SamplingParams(
         temperature, top_k, top_p, min_p, repetition_penalty, seed=seed, max_tokens=max_tokens
-    )  # a wrong value is refused before the model is loaded
+    )  # raises for an invalid value before the model is loaded
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
     progress: Progress = ctx.obj
@@ -113,7 +116,7 @@ def _ask(engine: Engine, messages: list[dict[str, Any]], sampling: SamplingParam
 
 
 def _from_the_first(generation: Generation, progress: Progress) -> Iterator[Emission]:
-    """The emissions; once the first is there, the answer itself shows how far it is."""
+    """Yield the emissions; stop the progress display with the first, because the answer shows it from then on."""
     for emission in generation:
         progress.rest()
         yield emission
@@ -126,7 +129,7 @@ def _stream(emissions: Iterable[Emission]) -> None:
 
 
 def _stream_with_sources(emissions: Iterable[Emission], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Print the answer in colours, then the legend on stderr; the colours were asked for, so a pipe gets them too."""
+    """Print the answer in colours, even into a pipe, since the user asked for them; then the legend on stderr."""
     console, counts, palette = Console(force_terminal=True), Counter[str](), Palette()
     for source, text, num_tokens in _pieces(emissions, tokenizer):
         counts[source] += num_tokens
@@ -137,7 +140,7 @@ def _stream_with_sources(emissions: Iterable[Emission], tokenizer: PreTrainedTok
 
 
 def _pieces(emissions: Iterable[Emission], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str, int]]:
-    """The answer as (source, text, number of tokens), consecutive tokens of a step and a source in one piece."""
+    """The answer as (source, text, number of tokens); consecutive tokens of one step and source form one piece."""
     from precedent.text.detokenizer import IncrementalDetokenizer
 
     detokenizer, source = IncrementalDetokenizer(tokenizer), "target"

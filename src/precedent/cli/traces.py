@@ -1,4 +1,4 @@
-"""Reads chat traces in OpenAI format (JSON lines, optionally .gz), one line at a time."""
+"""Reads chat traces in OpenAI format (JSON Lines, optionally .gz) line by line."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from precedent.text.traces import records
 
 LONGEST_SYSTEM_TEXT = 600
-"""Characters kept of a system message: policies of real traces are longer than a small model's patience."""
+"""Characters kept of a system message: real policies are too long for a small model."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracePrompt:
-    """The messages before one recorded assistant turn (`turn` counts messages); `task` groups trials of a task."""
+    """The messages before one recorded assistant turn; `task` is shared by all trajectories of one task."""
 
     task: str
     trajectory: int
@@ -24,12 +24,12 @@ class TracePrompt:
 
     @property
     def turn(self) -> int:
-        """Messages before this one in its trajectory."""
+        """Number of messages before this turn in its trajectory."""
         return len(self.messages)
 
 
 def read_prompts(path: Path, *, most_trajectories: int) -> list[TracePrompt]:
-    """The prompts of all assistant turns of the first trajectories; long system messages are cut."""
+    """The prompts of all assistant turns in the first trajectories, with long system messages cut."""
     prompts = []
     for trajectory, (task, messages) in enumerate(read_conversations(path, most_trajectories=most_trajectories)):
         for turn, message in enumerate(messages):
@@ -39,13 +39,13 @@ def read_prompts(path: Path, *, most_trajectories: int) -> list[TracePrompt]:
 
 
 def read_conversations(path: Path, *, most_trajectories: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Task and messages of the first trajectories, as chat templates take them; long system messages are cut."""
+    """Task and messages of the first trajectories, ready for chat templates, with long system messages cut."""
     for trajectory, record in zip(range(most_trajectories), records(path), strict=False):
         yield str(record.get("task_id", trajectory)), [_plain(message) for message in record["messages"]]
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as chat templates take it: text content, tool calls in it as text."""
+    """A message that any chat template accepts: plain text content, with tool calls written into it."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "".join(part.get("text", "") for part in content if isinstance(part, dict))

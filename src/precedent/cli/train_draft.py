@@ -1,4 +1,4 @@
-"""`precedent train-draft` and `precedent measure-draft`: make a draft model for one's own target, and see its worth."""
+"""`precedent train-draft` and `precedent measure-draft`: train a draft model for a target, and measure its gain."""
 
 from __future__ import annotations
 
@@ -26,51 +26,54 @@ if TYPE_CHECKING:
 REPORT_FILE = "report.json"
 
 HELD_OUT_SEED = 1 << 40
-"""Added to the seeds of answers to held-out prompts."""
+"""Added to the seeds for answers to held-out prompts."""
 
 TargetOption = Annotated[str, typer.Option("--target", help="The target model: a Hugging Face id or a folder.")]
 PromptsOption = Annotated[
     Path,
     typer.Option(
-        exists=True, dir_okay=False, help="Chat traces or questions (JSONL, .gz), or prompts (.txt: one a line)."
+        exists=True, dir_okay=False, help="Chat traces or questions (JSONL, .gz), or prompts (.txt, one per line)."
     ),
 ]
-TemperatureOption = Annotated[float, typer.Option(help="At which answers are sampled and laws compared.")]
+TemperatureOption = Annotated[float, typer.Option(help="Temperature for sampling answers and comparing distributions.")]
 AnswerOption = Annotated[int, typer.Option(min=1, help="Longest answer to a prompt, in tokens.")]
-LongestOption = Annotated[int, typer.Option("--max-prompt-tokens", min=1, help="Longer prompts are left out.")]
-SeedOption = Annotated[int, typer.Option(help="Fixes prompts held out, answers and order of training.")]
+LongestOption = Annotated[int, typer.Option("--max-prompt-tokens", min=1, help="Leave out longer prompts.")]
+SeedOption = Annotated[int, typer.Option(help="Fixes the held-out prompts, the answers and the training order.")]
 
 
 def train_draft(
     ctx: typer.Context,
     target: TargetOption,
     prompts: PromptsOption,
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder to write the draft model into.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="New folder for the draft model.")],
     from_cache: Annotated[
-        Path | None, typer.Option(exists=True, help="Learn from this speculation cache's completions as well.")
+        Path | None, typer.Option(exists=True, help="Also learn from the completions of this speculation cache.")
     ] = None,
-    tenant: Annotated[str, typer.Option(help="Whose completions of --from-cache.")] = "default",
-    layers: Annotated[int, typer.Option(min=1, max=3, help="Layers of the draft.")] = 2,
+    tenant: Annotated[str, typer.Option(help="Tenant of --from-cache.")] = "default",
+    layers: Annotated[int, typer.Option(min=1, max=3, help="Layers of the draft model.")] = 2,
     start: Annotated[
-        str, typer.Option(help="Begins as: ends, first or last layers of the target, or a draft's folder.")
+        str, typer.Option(help="Initial weights: the target's ends, first or last layers, or a draft model's folder.")
     ] = "ends",
     head_tokens: Annotated[
-        int, typer.Option(min=0, help="Most frequent tokens that its head knows; 0 is the whole vocabulary.")
+        int, typer.Option(min=0, help="Size of its head, for the most frequent tokens; 0 is the whole vocabulary.")
     ] = 8192,
-    minutes: Annotated[float, typer.Option(min=0.1, help="About how long to collect and train.")] = 30.0,
-    rounds: Annotated[int, typer.Option(min=1, help="All but the first also learn from what the draft wrote.")] = 3,
+    minutes: Annotated[float, typer.Option(min=0.1, help="About how long to collect answers and train.")] = 30.0,
+    rounds: Annotated[
+        int,
+        typer.Option(min=1, help="Training rounds; from the second on it also learns from its own texts."),
+    ] = 3,
     temperature: TemperatureOption = 1.0,
     answer_tokens: AnswerOption = 128,
     max_prompt_tokens: LongestOption = 1024,
     seed: SeedOption = 0,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was begun in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the training begun in --out.")] = False,
     json: JsonOption = None,
 ) -> None:
     """Distil a small draft model from a target's own outputs, and report what it gains.
 
-    The draft shares the target's embeddings and head; its folder is given as --draft-model or draft_model=.
+    The draft model shares the target's embeddings and head. Use its folder as --draft-model or draft_model=.
     """
     _check_folder(out, resume)
     from precedent.training.distil import Distillation
@@ -78,7 +81,7 @@ def train_draft(
 
     recipe = Recipe(
         layers, start, head_tokens, temperature, answer_tokens, rounds=rounds, seed=seed
-    )  # a wrong value is refused before the model is loaded
+    )  # raises for an invalid value before the model is loaded
     progress: Progress = ctx.obj
     model, tokenizer = _load(progress, target, device, dtype)
     learned, held_out = _split(progress, prompts, tokenizer, max_prompt_tokens, seed)
@@ -99,7 +102,7 @@ def measure_draft(
     target: TargetOption,
     draft_model: Annotated[
         list[str],
-        typer.Option("--draft-model", help="A folder, an id or first-layers:N; may be given again."),
+        typer.Option("--draft-model", help="A folder, a Hugging Face id or first-layers:N; repeatable."),
     ],
     prompts: PromptsOption,
     temperature: TemperatureOption = 1.0,
@@ -110,9 +113,9 @@ def measure_draft(
     dtype: DtypeOption = None,
     json: JsonOption = None,
 ) -> None:
-    """Compare draft models by how much of them a target accepts and by what they cost.
+    """Compare draft models by how many of their tokens a target accepts and by what they cost.
 
-    They are measured on answers to the prompts that train-draft with the same --seed holds out.
+    The measurement uses answers to the prompts that train-draft holds out with the same --seed.
     """
     from precedent.target.load.loading import load_draft
     from precedent.training.plan import Recipe
@@ -131,14 +134,14 @@ def measure_draft(
 
 
 def _check_folder(out: Path, resume: bool) -> None:
-    """Raise ConfigError unless the folder is new, or holds what `--resume` goes on with."""
-    from precedent.training.distil import WORK_FOLDER  # also torch: refused before anything else is loaded
+    """Raise ConfigError unless the folder is new, or holds a training for `--resume` to continue."""
+    from precedent.training.distil import WORK_FOLDER  # imports torch too, so import it before any model is loaded
 
     begun = (out / WORK_FOLDER).is_dir()
     if resume and not begun:
-        raise ConfigError(f"there is nothing to resume in {out}; leave out --resume to begin")
+        raise ConfigError(f"there is nothing to resume in {out}; leave out --resume to start")
     if begun and not resume:
-        raise ConfigError(f"{out} holds a training that was begun; go on with --resume, or give another folder")
+        raise ConfigError(f"{out} holds an unfinished training; continue it with --resume, or give another folder")
     if out.is_dir() and any(out.iterdir()) and not begun:
         raise ConfigError(f"{out} is not empty; give a new folder")
 
@@ -160,7 +163,7 @@ def _split(
     progress.show("reading the prompts")
     prompts, left_out = read_prompts(path, tokenizer, longest)
     learned, held_out = split(prompts, seed)
-    note = f", {left_out} left out as longer than {longest} tokens" if left_out else ""
+    note = f", {left_out} longer than {longest} tokens and left out" if left_out else ""
     progress.say(f"{len(learned)} prompts to learn from, {len(held_out)} held out{note}")
     return learned, held_out
 
@@ -179,7 +182,7 @@ def _measured(
     recipe: Any,
     progress: Progress,
 ) -> dict[str, Any]:
-    """The report on all drafts, on the same answers of the target."""
+    """The report on all draft models, measured on the same answers of the target."""
     from precedent.target.load.trained_draft import name_of
     from precedent.training.measure import Measurement
     from precedent.training.teacher import Author
@@ -197,7 +200,7 @@ def _measured(
 
 def _show(report: dict[str, Any]) -> None:
     step = report["drafts"][0]["target_milliseconds"]
-    table = Table(title=f"beside {report['target']}, whose step takes {step:.1f} ms")
+    table = Table(title=f"target {report['target']}: {step:.1f} ms per step")
     for column in ("draft", "accepted", "same", "ms", "cost", "draws", "per step", "speed"):
         table.add_column(column, justify="left" if column == "draft" else "right")
     for each in report["drafts"]:
@@ -210,5 +213,5 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _show_phase(progress: Progress, phase: str, done: int, total: int, loss: float | None = None) -> None:
-    """Say how far a phase of the training is."""
+    """Show the progress of a training phase."""
     progress.show(phase, done, total, "" if loss is None else f"loss {loss:.3f}")

@@ -1,6 +1,6 @@
-"""LangChain: `ChatPrecedent` in place of another chat model, nothing else changed; `PrecedentRecorder` beside one.
+"""LangChain: `ChatPrecedent` replaces another chat model; `PrecedentRecorder` records its calls.
 
-Loaded on first use (PEP 562): whoever only records the calls of another model loads no torch.
+Public names load on first use (PEP 562), so that recording another model's calls does not load torch.
 """
 
 from __future__ import annotations

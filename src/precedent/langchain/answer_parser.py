@@ -1,4 +1,4 @@
-"""Answers as data: strictly read, whole or refused; while they are streamed, as far as they have come."""
+"""Parses answers into data: a complete answer strictly, a streamed one as far as it has arrived."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from precedent.langchain.wording import in_our_words
 from precedent.runtime.plain_values import shown
 
 NOTHING = object()
-"""What was read of an answer that has not come far enough."""
+"""The result while too little of an answer has arrived to parse."""
 
 
 class AnswerParser(BaseTransformOutputParser[Any]):
-    """Reads an answer's JSON, or the arguments of its call of `tool`: as an object of `schema_class`, or as a dict.
+    """Parses an answer's JSON, or the arguments of its call of `tool`, into a `schema_class` object or a dict.
 
-    Raises AnswerParsingError for an answer that `max_tokens` cut, that is not JSON, holds no such call or does not fit
-    the class. A stream yields what there is so far, each time that more of it can be read, and at last the whole; where
-    that cannot be, it raises.
+    Raises AnswerParsingError if `max_tokens` cut the answer, if it is not JSON, if it lacks the call, or if it does not
+    fit the class. A stream yields the data parsed so far each time it grows, and finally all of it, or raises.
     """
 
     schema_class: Any = None
     tool: str | None = None
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """The data of a whole answer, or of what there is of it (None where that is too little)."""
+        """The data of a complete answer; with `partial` the data so far, None if there is too little."""
         generation = result[0]
         whole = generation.message if isinstance(generation, ChatGeneration) else AIMessage(generation.text)
         if not partial:
@@ -44,12 +43,12 @@ class AnswerParser(BaseTransformOutputParser[Any]):
         return None if found is NOTHING else found
 
     def parse(self, text: str) -> Any:
-        """The data of a whole text."""
+        """The data of a complete text."""
         return self._whole(AIMessage(text))
 
     def _whole(self, message: BaseMessage) -> Any:
         if message.response_metadata.get("finish_reason") == "length":
-            raise _refused(message, f"the answer was cut {_where(message)}: allow it more with max_tokens=")
+            raise _refused(message, f"the answer was cut {_where(message)}: allow more with max_tokens=")
         found = self._json(message) if self.tool is None else self._arguments(message, self.tool)
         try:
             return self._as_class(found)
@@ -76,7 +75,7 @@ class AnswerParser(BaseTransformOutputParser[Any]):
             if self.tool is None:
                 return self._as_class(parse_partial_json(message.text))
             return self._as_class(self._arguments(message, self.tool))
-        except (ValueError, RecursionError, PrecedentError):  # of which pydantic's and JSON's are kinds
+        except (ValueError, RecursionError, PrecedentError):  # errors of pydantic and of json are ValueErrors
             return NOTHING
 
     def _as_class(self, found: Any) -> Any:
@@ -111,21 +110,21 @@ class AnswerParser(BaseTransformOutputParser[Any]):
 
 
 class _Seen:
-    """What was streamed of one answer, and what was last read of it."""
+    """The part of one answer that was streamed, and the data last parsed from it."""
 
     def __init__(self, parser: AnswerParser) -> None:
         self._parser, self._last = parser, NOTHING
         self._message: Any = None
 
     def more(self, chunk: str | BaseMessage) -> Iterator[Any]:
-        """What can be read now and could not before; nothing of the last chunk, which `end` reads."""
+        """The data if this chunk changes it; the last chunk is left to `end`."""
         new = AIMessageChunk(content=chunk) if isinstance(chunk, str) else chunk
         self._message = new if self._message is None else self._message + new
         if "finish_reason" not in self._message.response_metadata:
             yield from self._unless_known(self._parser._so_far(self._message))
 
     def end(self) -> Iterator[Any]:
-        """The whole. Raises AnswerParsingError."""
+        """The data of the complete answer. Raises AnswerParsingError."""
         if self._message is not None:
             yield from self._unless_known(self._parser._whole(self._message))
 
@@ -148,4 +147,4 @@ def _where(message: BaseMessage) -> str:
 
 
 def _no_json(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")

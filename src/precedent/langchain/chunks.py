@@ -1,4 +1,4 @@
-"""Emissions of the engine as LangChain chunks: text, thoughts, tool calls piece by piece, and last the figures."""
+"""Turns the engine's emissions into LangChain chunks: text, reasoning, pieces of tool calls, and finally statistics."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from precedent.text.answers import AnswerSyntax
 
 PROVIDER = "precedent"
-"""Who answered, for what LangChain reads differently by provider: nothing of ours."""
+"""Our provider name; LangChain has no special handling for it."""
 
 
 class AnswerChunks:
-    """One request's answer as chunks; merged, they are the same message however the answer came in bursts.
+    """One request's answer as chunks; they merge into the same message however the tokens arrived.
 
-    A chunk carries text, reasoning or a piece of one tool call, and the last one none: LangChain's content blocks are
-    built from chunks of one kind. The first piece of a call has its name and id, the others have its arguments. For
-    `output_version` "v1" the content is blocks in the order of the answer; LangChain itself would number them in a
-    stream alone. `notes` are added to the response metadata.
+    LangChain builds content blocks from chunks of one kind, so each chunk carries text, reasoning or a piece of one
+    tool call; the last carries none of them. The first piece of a call has its name and id, the others its arguments.
+    With `output_version` "v1" the content is numbered blocks in the order of the answer, which LangChain itself would
+    number only while streaming. `notes` are added to the response metadata.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class AnswerChunks:
         self._problems: list[str] = []
 
     def of(self, emission: Emission) -> Iterator[ChatGenerationChunk]:
-        """The chunks that an emission completes, often one, sometimes none."""
+        """The chunks that an emission completes; there may be none."""
         if emission.text:
             yield from self._chunks(self._parser.push(emission.text))
 
     def last(self, result: GenerationResult) -> Iterator[ChatGenerationChunk]:
-        """What the parser held back, then the one chunk with usage and figures."""
+        """The rest that the parser held back, then one chunk with usage and statistics."""
         yield from self._chunks(self._parser.finish())
         thinking = self._syntax.token_ranges(result.token_ids, self._parser.reasoning_spans)
         message = AIMessageChunk(
@@ -103,7 +103,7 @@ class AnswerChunks:
         return AIMessageChunk(content="", tool_call_chunks=[chunk])
 
     def _broken(self, call: InvalidCall) -> Iterator[AIMessageChunk]:
-        """A call that cannot be read, made such that LangChain does not repair it into a valid one."""
+        """A call that cannot be parsed, marked so that LangChain does not repair it into a valid one."""
         self._problems.append(call.error)
         if call.rest is None:
             yield self._beginning(call.name)
@@ -130,9 +130,9 @@ class AnswerChunks:
 
 
 class _Blocks:
-    """Numbers the blocks of an answer, each kind of text and each call a block as long as nothing else comes between.
+    """Numbers an answer's blocks: consecutive pieces of the same kind, or of the same call, form one block.
 
-    LangChain merges blocks of equal number when it merges chunks.
+    LangChain merges blocks with the same number when it merges chunks.
     """
 
     def __init__(self) -> None:
@@ -146,17 +146,17 @@ class _Blocks:
         return message.model_copy(update={"content": blocks, "response_metadata": metadata})
 
     def _number_of(self, block: Mapping[str, Any]) -> int:
-        kind = block["type"], block.get("index")  # pieces of one call have the number of the call
+        kind = block["type"], block.get("index")  # all pieces of a call carry the call's index
         if kind != self._open:
             self._number, self._open = self._number + 1, kind
         return self._number
 
 
 def _usage(result: GenerationResult, thinking: Sequence[range]) -> UsageMetadata:
-    """Tokens read and written, of those `reasoning` where the model thought, and `accepted_prediction` outside of it.
+    """Input and output tokens; the details count `reasoning`, and `accepted_prediction` outside of reasoning.
 
-    The details are disjoint, for LangChain's tests want their sum within the output; accepted tokens are counted only
-    where all of them made it into the answer.
+    The details are disjoint, because LangChain's tests require their sum to stay within the output. Accepted tokens are
+    reported only if all of them are part of the answer.
     """
     written = len(result.token_ids)
     details: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What LangChain asks about a chat model: its name in traces, the key of its answers, its written form, its tokens."""
+"""Answers LangChain's questions about a chat model: its name in traces, cache key, serialized form and token counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from precedent.text.prompt import render_prompt
 
 
 class Described(ChatFields):
-    """A chat model that answers for itself, without a call."""
+    """The part of a chat model that describes it without a call."""
 
     @property
     def _llm_type(self) -> str:
@@ -28,17 +28,17 @@ class Described(ChatFields):
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
-        """True: settings are written, weights never; a model that was handed over loaded is written by its name."""
+        """True. Settings are serialized, weights never are; a model that was passed in loaded is written by name."""
         return True
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
-        """Where the class is found when it is read back."""
+        """The namespace in which LangChain finds the class when it loads a serialized model."""
         return ["precedent", "langchain"]
 
     @property
     def lc_attributes(self) -> dict[str, Any]:
-        """Objects among the fields as plain values; what only speeds answers up and cannot be written is left out."""
+        """Fields that are objects, as plain values; those that cannot be written and affect only speed are left out."""
         return plain_fields(self)
 
     @property
@@ -47,7 +47,7 @@ class Described(ChatFields):
         return {**identifying_params(self), **{name: getattr(self, name) for name in names}}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        """The key of an answer in LangChain's caches: all that it depends on, and the weights that are meant."""
+        """The key of an answer in LangChain's caches: everything that it depends on, including the model's identity."""
         call = {name: value for name, value in kwargs.items() if name not in ONLY_SPEED}
         asked = {**self._identifying_params, **call, "call_stop": stop}
         return json.dumps(_with_text_keys(asked), sort_keys=True, default=str)
@@ -66,13 +66,13 @@ class Described(ChatFields):
         return params
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None) -> int:
-        """Tokens of the prompt that these messages and tools become. Raises PromptError for what cannot be a prompt."""
+        """Tokens in the prompt made of these messages and tools. Raises PromptError if they cannot form a prompt."""
         turns, shown = template_messages_of(messages), openai_tools(tools or ())
         return len(render_prompt(self.engine.tokenizer, turns, shown, self.template_settings({})))
 
 
 def _with_text_keys(value: Any) -> Any:
-    """A value whose dicts can be sorted; a key that is no text is told apart from the text of it."""
+    """The value with text keys, so that its dicts can be sorted; a converted key never equals an original text key."""
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else f"\0{key!r}": _with_text_keys(part) for key, part in value.items()}
     return [_with_text_keys(part) for part in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""`PrecedentEmbeddings`, LangChain embeddings by the model that the speculation cache embeds with."""
+"""`PrecedentEmbeddings`: LangChain embeddings from the speculation cache's embedding model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from precedent.cache.search.embedder import Embedder
 
 FROM_ENVIRONMENT = "PRECEDENT_EMBEDDER"
-"""Environment variable that names the model where none is given."""
+"""Environment variable with the default model."""
 
 
 class PrecedentEmbeddings(Embeddings):
-    """Unit vectors by a sentence-transformers model (id or folder), loaded at the first text, or by an object of yours.
+    """Unit vectors from your embedder, or from a sentence-transformers model (id or folder) loaded with the first text.
 
-    The default is all-MiniLM-L6-v2, the packaged one where it is installed. One model serves a vector store and the
-    speculation cache: `SpeculationCache.open(embedder=embeddings.embedder)`. Raises CacheError where it cannot be.
+    The default is all-MiniLM-L6-v2, from its package if that is installed. A vector store and the speculation cache can
+    share the model: `SpeculationCache.open(embedder=embeddings.embedder)`. Raises CacheError if it cannot be used.
     """
 
     def __init__(self, model: str | Embedder | None = None) -> None:
@@ -28,11 +28,11 @@ class PrecedentEmbeddings(Embeddings):
 
     @property
     def name(self) -> str:
-        """The model's id or folder, or what an object of yours calls itself."""
+        """The model's id or folder, or the name of your embedder."""
         return str(getattr(self.embedder, "name", type(self.embedder).__name__))
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """One vector for each text."""
+        """One vector per text."""
         vectors: list[list[float]] = self.embedder.embed(texts).tolist() if texts else []
         return vectors
 

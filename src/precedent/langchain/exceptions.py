@@ -1,6 +1,6 @@
-"""Our errors as LangChain's own as well, raised where LangChain calls us: retries and fallbacks look for its types.
+"""Errors that are both ours and LangChain's, raised where LangChain calls us: its retries and fallbacks need its types.
 
-Every class here is also the error of the same meaning in `precedent.errors`, which is what to catch.
+Each class derives from the corresponding error in `precedent.errors`; catch that one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from langchain_core import exceptions as theirs
 from precedent import errors
 
 _OF_OLDER_VERSIONS = theirs.LangChainException
-"""What stands for a type that an older langchain-core does not have."""
+"""Replaces error types that an older langchain-core lacks."""
 
 _ContextOverflow: Any = getattr(theirs, "ContextOverflowError", _OF_OLDER_VERSIONS)
 _InvalidRequest: Any = getattr(theirs, "ModelInvalidRequestError", _OF_OLDER_VERSIONS)
 _NotFound: Any = getattr(theirs, "ModelNotFoundError", _OF_OLDER_VERSIONS)
 
 
-class ContextOverflowError(errors.ContextOverflowError, _ContextOverflow):  # type: ignore[misc]  # a class of theirs
-    """Prompt and answer together do not fit into the model's context; LangChain's own type."""
+class ContextOverflowError(errors.ContextOverflowError, _ContextOverflow):  # type: ignore[misc]  # a base class known only at run time
+    """Prompt and answer together do not fit into the model's context; LangChain's context overflow."""
 
 
 class InvalidConfigError(errors.ConfigError, _InvalidRequest):  # type: ignore[misc]
@@ -34,18 +34,18 @@ class InvalidPromptError(errors.PromptError, _InvalidRequest):  # type: ignore[m
 
 
 class UnsupportedRequestError(errors.UnsupportedError, _InvalidRequest):  # type: ignore[misc]
-    """Something that this model cannot do; LangChain's invalid request."""
+    """The model cannot do what was requested; LangChain's invalid request."""
 
 
 class ModelNotLoadedError(errors.ModelLoadError, _NotFound):  # type: ignore[misc]
-    """The model cannot be loaded; LangChain's model that was not found."""
+    """The model cannot be loaded; LangChain's model-not-found error."""
 
 
 class AnswerParsingError(errors.PrecedentError, theirs.OutputParserException):
-    """An answer is not what the schema says, or was cut; LangChain's error of output parsers."""
+    """An answer does not fit its schema, or was cut; LangChain's output parser error."""
 
     def __init__(self, message: str, *, llm_output: str | None = None) -> None:
-        super().__init__(ValueError(message), llm_output=llm_output)  # of a text it would make a text with a link
+        super().__init__(ValueError(message), llm_output=llm_output)  # LangChain would append a link to a plain text
 
 
 _BOTH: dict[type[errors.PrecedentError], type[errors.PrecedentError]] = {
@@ -59,7 +59,7 @@ _BOTH: dict[type[errors.PrecedentError], type[errors.PrecedentError]] = {
 
 @contextmanager
 def of_both_kinds() -> Iterator[None]:
-    """Raise an error of ours as the one that is LangChain's as well, where LangChain has one."""
+    """Re-raise our errors as the class that is also LangChain's, if there is one."""
     try:
         yield
     except errors.PrecedentError as error:

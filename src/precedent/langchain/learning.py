@@ -1,4 +1,4 @@
-"""Completions that wait until it is known whether their run ended well."""
+"""Holds completions back until their run has ended well."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class PendingCompletions:
-    """What the calls of one run would have stored; `learning=` of a call. Nothing is stored before `store`."""
+    """The completions of one run's calls (`learning=` of a call); nothing is stored before `store`."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -21,19 +21,19 @@ class PendingCompletions:
         return len(self._waiting)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"  # the same for all: an answer cache's key must not depend on it
+        return f"{type(self).__name__}()"  # equal for all instances: it must not affect an answer cache's key
 
     def __deepcopy__(self, memo: object) -> PendingCompletions:
-        """Itself: what copies of a call's settings collect belongs to the same run."""
+        """Return itself: copies of a call's settings collect for the same run."""
         return self
 
     def add(self, cache: SpeculationCache, completion: NewCompletion) -> None:
-        """Keep a completion for `cache` until the end of the run; called on a thread of the engine's."""
+        """Keep a completion for `cache` until the run ends; called on one of the engine's threads."""
         with self._lock:
             self._waiting.append((cache, completion))
 
     def store(self) -> int:
-        """Store all of them; returns their number. Raises CacheError when a cache cannot be written."""
+        """Store all completions and return their number. Raises CacheError if a cache cannot be written."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for cache, completion in waiting:

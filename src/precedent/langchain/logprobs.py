@@ -1,4 +1,4 @@
-"""Log-probabilities in the form that OpenAI's clients know."""
+"""Log-probabilities in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 UNFINISHED = "�"
-"""What a token decodes to that is only a part of a character."""
+"""The text of a token that holds only part of a character."""
 
 
 def openai_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """`{"content": [{"token", "bytes", "logprob", "top_logprobs"}, …]}`, one for each token, the end too."""
+    """`{"content": [{"token", "bytes", "logprob", "top_logprobs"}, …]}`, one per token, including the end."""
     content = [
         {
             **_entry(tokenizer, one.token_id, one.logprob),

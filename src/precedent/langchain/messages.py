@@ -25,14 +25,14 @@ _ROLE_OF_TYPE = {"system": "system", "human": "user", "ai": "assistant", "tool":
 _TEXT_BLOCKS = frozenset({"text", "input_text", "output_text", "text-plain"})
 _REASONING_BLOCKS = frozenset({"thinking", "reasoning", "redacted_thinking"})
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call"})
-"""Blocks that mostly repeat what stands in `tool_calls` as well."""
+"""Blocks that mostly repeat the entries of `tool_calls`."""
 
 _ARGUMENTS_OF = {"tool_use": "input", "tool_call": "args"}
-"""Where Anthropic's blocks and LangChain's own have a call's arguments."""
+"""The key of a call's arguments in Anthropic's blocks and in LangChain's."""
 
 
 def template_messages_of(given: Iterable[Any]) -> list[Message]:
-    """Convert messages in any form that LangChain takes, or a text. Raises PromptError for what is none of them."""
+    """Convert a text, or messages in any form that LangChain accepts. Raises PromptError for anything else."""
     with input_in_our_words():
         messages = convert_to_messages([given] if isinstance(given, str) else given)
     return to_template_messages(messages)
@@ -41,9 +41,9 @@ def template_messages_of(given: Iterable[Any]) -> list[Message]:
 def to_template_messages(messages: Sequence[BaseMessage]) -> list[Message]:
     """Convert the messages of one request.
 
-    Anthropic `tool_use` and `tool_result` blocks become tool calls and tool turns; reasoning of earlier turns is kept
-    apart as `reasoning_content`. Raises PromptError on an empty list or an unknown role, UnsupportedError on images,
-    audio and files.
+    Anthropic's `tool_use` and `tool_result` blocks become tool calls and tool turns. The reasoning of earlier turns
+    goes into `reasoning_content`. Raises PromptError for an empty list or an unknown role, UnsupportedError for
+    images, audio and files.
     """
     if not messages:
         raise PromptError("the message list is empty: give at least one message")
@@ -105,7 +105,7 @@ def _call(name: str, arguments: Mapping[str, Any], call_id: str | None) -> dict[
 def _called_in_a_block(block: Mapping[str, Any], position: int) -> dict[str, Any]:
     name, arguments = block.get("name"), block.get(_ARGUMENTS_OF[str(block["type"])]) or {}
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
-        raise PromptError(f"message {position} holds a call without a name, or whose arguments are no dict")
+        raise PromptError(f"message {position} holds a tool call without a name, or with arguments that are not a dict")
     return _call(name, arguments, block.get("id"))
 
 
@@ -131,7 +131,7 @@ def _tool_result(block: Mapping[str, Any], position: int) -> Message:
 
 
 def _result_text(text: str, failed: bool) -> str:
-    """Templates know no error status, so the text has to say it."""
+    """Mark a failed result in its text, because templates have no error status."""
     return f"Error: {text}" if failed and not text.lower().startswith("error") else text
 
 
@@ -140,7 +140,7 @@ def _blocks(content: Any) -> list[Mapping[str, Any]]:
 
 
 def _text_of(content: Any, position: int) -> str:
-    """All text of a message's content; blocks that are not text are left to others or refused by name."""
+    """The text of a message's content; other blocks are handled elsewhere or refused by name."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -160,7 +160,7 @@ def _block_text(block: Mapping[str, Any], position: int) -> str:
 
 
 def _with_tool_names(messages: list[Message]) -> list[Message]:
-    """Some templates print the tool's name with its result: fill it in from the call that it answers."""
+    """Fill in the tool's name of each result from its call, because some templates print it."""
     names = {call["id"]: call["function"]["name"] for turn in messages for call in turn.get("tool_calls") or ()}
     for turn in messages:
         if turn["role"] == "tool" and "name" not in turn and names.get(turn.get("tool_call_id")):

@@ -1,4 +1,4 @@
-"""`SpeculationMiddleware`: tells an agent's calls whose they are, which workflow they belong to, and when to learn."""
+"""`SpeculationMiddleware`: sets the tenant, the workflow and the learning of an agent's calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ except ImportError as error:
     raise ConfigError("SpeculationMiddleware is for create_agent: pip install 'precedent-llm[agents]'") from error
 
 OPEN_RUNS = 1000
-"""Runs whose completions are kept while they go on; those of the oldest are dropped first."""
+"""Most unfinished runs with completions held back; the oldest are dropped first."""
 
 Tenant = str | Callable[["Runtime[Any]"], str]
 Workflow = str | Callable[["ModelRequest[Any]"], str]
@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 
 
 class SpeculationState(AgentState[Any]):
-    """An agent's state, and which run it is."""
+    """An agent's state with the id of its run."""
 
     precedent_run: NotRequired[Annotated[str, PrivateStateAttr]]
 
 
 def ended_well(state: AgentState[Any]) -> bool:
-    """True for a run that ended with an answer of the model, after no tool had failed and no call was malformed."""
+    """True if a run ended with an answer of the model, and no tool failed and no call was malformed."""
     messages = state["messages"]
     last = messages[-1] if messages else None
     failed = any(isinstance(message, ToolMessage) and message.status == "error" for message in messages)
@@ -50,11 +50,11 @@ def ended_well(state: AgentState[Any]) -> bool:
 class SpeculationMiddleware(AgentMiddleware[SpeculationState, Any, Any]):
     """Middleware of `create_agent` for a `ChatPrecedent`; calls of other chat models pass unchanged.
 
-    `tenant` is a text, or a function of the runtime (`lambda runtime: runtime.context["org"]`); what it returns must
-    be a text that is not empty, for no call may fall back to another tenant. `workflow` names the workflow step of the
-    calls, `budget` bounds the nodes of their candidate trees; either may be a function of the model request. With
-    `learn_from` (by default `ended_well`) completions are stored at the end of a run, and only if it says so of the
-    final state; None stores each at once. A run that raises, or goes on in another process, teaches nothing.
+    `tenant` is a text, or a function of the runtime (`lambda runtime: runtime.context["org"]`) that returns a non-empty
+    text, because no call may fall back to another tenant. `workflow` names the calls' workflow step and `budget` bounds
+    the nodes of their candidate trees; either may be a function of the model request. Completions are stored when a run
+    ends and `learn_from` (by default `ended_well`) returns true for its final state; with None each is stored at once.
+    A run that raises, or continues in another process, stores nothing.
 
         agent = create_agent(llm, tools, middleware=[SpeculationMiddleware(tenant=lambda rt: rt.context["org"])])
     """
@@ -74,7 +74,7 @@ class SpeculationMiddleware(AgentMiddleware[SpeculationState, Any, Any]):
         self._runs: Recent[str, PendingCompletions] = Recent(OPEN_RUNS)
 
     def before_agent(self, state: SpeculationState, runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Open the run."""
+        """Start the run."""
         if self._learn_from is None:
             return None
         run = uuid.uuid4().hex
@@ -94,7 +94,7 @@ class SpeculationMiddleware(AgentMiddleware[SpeculationState, Any, Any]):
         return await handler(self._with_settings(request))
 
     def after_agent(self, state: SpeculationState, runtime: Runtime[Any]) -> None:
-        """Learn from the run, or forget it. A cache that cannot be written fails no run."""
+        """Store the run's completions or drop them. A cache that cannot be written does not fail the run."""
         pending = self._runs.pop(state.get("precedent_run", ""), None)
         if not pending or self._learn_from is None or not self._learn_from(state):
             return
@@ -104,7 +104,7 @@ class SpeculationMiddleware(AgentMiddleware[SpeculationState, Any, Any]):
             log.warning("the completions of a run were not stored: %s", error)
 
     async def aafter_agent(self, state: SpeculationState, runtime: Runtime[Any]) -> None:
-        """The same, off the event loop: storing embeds texts and waits for the disk."""
+        """Do the same outside the event loop, because storing embeds texts and waits for the disk."""
         await asyncio.to_thread(self.after_agent, state, runtime)
 
     def _with_settings(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
@@ -124,7 +124,7 @@ class SpeculationMiddleware(AgentMiddleware[SpeculationState, Any, Any]):
             return self._tenant
         found = self._tenant(runtime)
         if not isinstance(found, str) or not found:
-            raise ConfigError(f"the tenant of this run is {found!r}: give a text that is not empty in its context")
+            raise ConfigError(f"the tenant of this run is {found!r}: give a non-empty text in its context")
         return found
 
 

@@ -1,4 +1,4 @@
-"""What a model can take and give, in LangChain's words, from the files of the model that lie on this machine."""
+"""LangChain's profile of a model (its inputs, outputs and abilities), from the model's files on this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def profile_of_engine(engine: Engine) -> ModelProfile:
 
 
 def profile_of_files(name: str) -> ModelProfile | None:
-    """The profile of a model's folder, or of a hub id that was fetched before; None where nothing is known."""
+    """The profile of a model's folder or of a downloaded Hugging Face id; None if its files are not here."""
     folder = _folder(name)
     return None if folder is None else _read(folder)
 
@@ -49,7 +49,7 @@ def _folder(name: str) -> Path | None:
 
     try:
         found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:  # neither a folder nor an id: a name of one's own
+    except HFValidationError:  # neither a folder nor an id, for instance a custom name
         return None
     return Path(found).parent if isinstance(found, str) else None
 

@@ -1,4 +1,4 @@
-"""A mapping of bounded length."""
+"""A mapping of bounded size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Value = TypeVar("_Value")
 
 
 class Recent(OrderedDict[_Key, _Value]):
-    """A mapping that keeps the `most` entries that were set last. A pickle holds none: runs stay in their process."""
+    """A mapping that keeps the `most` last set entries. Pickling drops them all: runs stay in their process."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Recorded calls of any chat model as completions of this one: prompt, query and answer as `ChatPrecedent` has them."""
+"""Converts recorded calls of any chat model to completions with the prompt, query and answer of `ChatPrecedent`."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ _PLACE = re.compile(r"^.*? line \d+ ")
 
 @dataclass(slots=True)
 class Skipped:
-    """What was left out: how often for each reason, and the first case of it."""
+    """What was skipped: a count and the first case for each reason."""
 
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
 
     def add(self, error: Exception) -> None:
-        """Count what an error says, whatever line it happened in."""
+        """Count an error by its reason, whichever line it comes from."""
         reason = _PLACE.sub("", str(error)).split(": ")[0]
         self.counts[reason] = self.counts.get(reason, 0) + 1
         self.first.setdefault(reason, str(error))
 
     def as_list(self) -> list[dict[str, Any]]:
-        """Reasons with count and first case, the most frequent first."""
+        """Reasons with their count and first case, most frequent first."""
         ordered = sorted(self.counts, key=lambda reason: -self.counts[reason])
         return [{"reason": reason, "count": self.counts[reason], "first": self.first[reason]} for reason in ordered]
 
 
 class AnswerReader:
-    """Cuts recorded runs into completions of one model; what it cannot use is counted in `skipped`."""
+    """Splits recorded runs into completions of one model; `skipped` counts what it cannot use."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, tenant: str = "default") -> None:
         check_tenant(tenant)
@@ -58,7 +58,7 @@ class AnswerReader:
         self.num_read = 0
 
     def completions(self, trajectory: Trajectory) -> Iterator[StoredCompletion]:
-        """The assistant turns of a run, or the last one of a call, in order."""
+        """The completions of a run's assistant turns in order, or of a single call's answer."""
         for place in answered_places(trajectory):
             self.num_read += 1
             try:
@@ -70,13 +70,13 @@ class AnswerReader:
     def _completion(self, trajectory: Trajectory, place: int) -> StoredCompletion:
         *before, answer = to_template_messages(_langchain_messages(trajectory.messages[: place + 1]))
         if not answer["content"] and not answer.get("tool_calls"):
-            raise PromptError("an answer without text and tool calls")
+            raise PromptError("an answer without text or tool calls")
         prompt = render_prompt(self._tokenizer, before, trajectory.tools)
         token_ids = self._behind(prompt, before, answer, trajectory.tools)
         return StoredCompletion(
             token_ids,
             self._codec.fingerprint,
-            model="",  # nobody can tell which weights would have given this answer
+            model="",  # unknown: no log says which weights gave this answer
             tenant=self._tenant,
             query=recall_query(before),
             prompt_fingerprint=prompt_fingerprint(prompt),
@@ -88,17 +88,17 @@ class AnswerReader:
     def _behind(
         self, prompt: list[int], before: list[Message], answer: Message, tools: Sequence[Mapping[str, Any]]
     ) -> tuple[int, ...]:
-        """The answer's ids: as the chat template tells it, or its text where the template tells it otherwise."""
+        """The answer's ids as the chat template renders it, or those of its plain text if the template cannot."""
         told = told_answer(self._tokenizer, prompt, before, answer, tools)
         if told is not None:
             return told
         if answer.get("tool_calls"):
-            raise PromptError("a tool call that the model's chat template does not tell behind its prompt")
+            raise PromptError("a tool call that the model's chat template does not render after the prompt")
         return self._codec.answer_ids(answer["content"])
 
 
 def answered_places(trajectory: Trajectory) -> list[int]:
-    """Where in its messages the answers stand."""
+    """The positions of the answers among the messages."""
     messages = trajectory.messages
     if trajectory.only_last:
         return [len(messages) - 1]
@@ -111,7 +111,7 @@ def _langchain_messages(messages: Iterable[Message]) -> list[BaseMessage]:
 
 
 def _complete(message: Message) -> Message:
-    """A logged message with what logs leave out and LangChain asks for."""
+    """A logged message with the fields that LangChain requires and logs omit."""
     calls = [{"type": "function", "id": "", **call} for call in message.get("tool_calls") or ()]
     complete = {**message, "content": message.get("content") or ""}
     complete.pop("tool_calls", None)
@@ -131,10 +131,10 @@ def store_answers(
     *,
     redact: Redact | None = None,
 ) -> Filled:
-    """Store the answers of recorded runs; those that are there already change nothing, so that it can be resumed.
+    """Store the answers of recorded runs; answers already stored change nothing, so that it can be resumed.
 
-    `progress` is called with the number of answers of every batch that is stored; `redact` sees each answer before
-    that. Raises CacheError.
+    `progress` is called with the number of answers in each stored batch. `redact` sees each answer before it is stored.
+    Raises CacheError.
     """
     found = (Record(one) for trajectory in trajectories for one in reader.completions(trajectory))
     return fill(store, found, vectors, progress, redact=redact)

@@ -1,4 +1,4 @@
-"""`PrecedentRecorder`: a callback that writes what any chat model was asked and answered, for `precedent replay`."""
+"""`PrecedentRecorder`: a callback that logs the calls of any chat model, for `precedent replay`."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from precedent.text.traces import TORN_MARK
 _log = logging.getLogger(__name__)
 
 REMEMBERED = 10_000
-"""Open calls, running chains and conversations that are remembered; the oldest is forgotten first."""
+"""Most open calls, running chains and conversations to remember; the oldest are forgotten first."""
 
 CONVERSATION_KEYS = ("thread_id", "conversation_id", "session_id")
-"""Metadata of a run that names its conversation."""
+"""Keys of a run's metadata that may name its conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call that has not ended."""
+    """A call that has started and not ended."""
 
     messages: Sequence[BaseMessage]
     parameters: Mapping[str, Any]
@@ -57,10 +57,10 @@ class _Call:
 class PrecedentRecorder(BaseCallbackHandler):
     """Writes every finished call of any LangChain chat model as one line of an OpenAI-format log.
 
-    `callbacks=[PrecedentRecorder("log.jsonl")]`, then `precedent replay log.jsonl`. `redact` is applied to every text
-    and every call's arguments before they are written; a call on which it fails is not written. `group_by` names a key
-    of the runs' metadata whose value tells whose conversation it is (a customer). Nothing is ever raised into the
-    chain: what fails is logged, once per kind, and counted in `num_lost`. Raises ConfigError when the file cannot be
+    Use `callbacks=[PrecedentRecorder("log.jsonl")]`, then `precedent replay log.jsonl`. `redact` is applied to every
+    text and to every call's arguments before they are written; a call for which it fails is not written. `group_by` is
+    the key of the runs' metadata that names the group of a conversation, such as a customer. No error is raised into
+    the chain: errors are logged once per kind and counted in `num_lost`. Raises ConfigError if the file cannot be
     opened.
     """
 
@@ -80,11 +80,11 @@ class PrecedentRecorder(BaseCallbackHandler):
         self._file: int | None = _opened(self.path)
 
     def __deepcopy__(self, memo: object) -> PrecedentRecorder:
-        """Itself: configurations are copied, and all copies write to one file."""
+        """Return itself: LangChain copies configurations, and all copies write to one file."""
         return self
 
     def __reduce__(self) -> tuple[Callable[..., PrecedentRecorder], tuple[Path]]:
-        """Pickled as its settings: where it arrives, it appends to the same file."""
+        """Pickle the settings; the copy appends to the same file."""
         return partial(type(self), redact=self._redact, group_by=self._group_by), (self.path,)
 
     def __enter__(self) -> PrecedentRecorder:
@@ -94,7 +94,7 @@ class PrecedentRecorder(BaseCallbackHandler):
         self.close()
 
     def close(self) -> None:
-        """Close the file; calls that end later are lost."""
+        """Close the file; calls that end later are not recorded."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
@@ -109,7 +109,7 @@ class PrecedentRecorder(BaseCallbackHandler):
         parent_run_id: UUID | None = None,
         **kwargs: Any,
     ) -> None:
-        """Remember which run this one belongs to: the calls of one agent run are one conversation."""
+        """Remember the agent run that this run belongs to: all calls of one agent run form one conversation."""
         with self._lock:
             self._roots[run_id] = self._roots.get(parent_run_id, parent_run_id) if parent_run_id else run_id
 
@@ -124,14 +124,14 @@ class PrecedentRecorder(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Keep what was asked until the answer is there."""
+        """Keep the call's input until its answer arrives."""
         with self._lock:
             root = self._roots.get(parent_run_id, parent_run_id) if parent_run_id else None
             parameters = kwargs.get("invocation_params") or {}
             self._calls[run_id] = _Call(tuple(messages[0]), parameters, metadata or {}, root)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        """Write the call; a stream arrives here whole."""
+        """Write the call; a streamed answer arrives here complete."""
         with self._lock:
             call = self._calls.pop(run_id, None)
         if call is None:
@@ -142,7 +142,7 @@ class PrecedentRecorder(BaseCallbackHandler):
             self._lose(error)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """A call that failed or was cancelled has no answer to learn from."""
+        """Forget a call that failed or was cancelled: it has no answer to record."""
         with self._lock:
             self._calls.pop(run_id, None)
 
@@ -171,7 +171,7 @@ class PrecedentRecorder(BaseCallbackHandler):
         self._write({key: value for key, value in record.items() if value is not None})
 
     def _conversation(self, call: _Call, talk: Sequence[Plain], run_id: UUID) -> str:
-        """By the run's own metadata, else that of its agent run, else that of the talk which it goes on with."""
+        """The conversation named by the call's metadata, else that of its agent run, else the one that it continues."""
         digests = prefix_digests(talk)
         with self._lock:
             known = self._conversations
@@ -186,7 +186,7 @@ class PrecedentRecorder(BaseCallbackHandler):
         return conversation
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        """Append one line in one write; after a write that stopped half-way the torn line is marked first."""
+        """Append one line in a single write; if the previous write was incomplete, first mark its line as torn."""
         line = (json.dumps(record, ensure_ascii=False, default=str) + "\n").encode("utf-8", "replace")
         with self._lock:
             if self._file is None:
@@ -194,7 +194,7 @@ class PrecedentRecorder(BaseCallbackHandler):
             whole = (TORN_MARK.encode() + b"\n" if self._torn else b"") + line
             self._torn = True
             if os.write(self._file, whole) < len(whole):
-                raise OSError(f"{self.path} took only part of a line: is the disk full?")
+                raise OSError(f"only part of a line was written to {self.path}: is the disk full?")
             self._torn = False
             self.num_recorded += 1
 
@@ -205,11 +205,13 @@ class PrecedentRecorder(BaseCallbackHandler):
             if kind in self._failures:
                 return
             self._failures.add(kind)
-        _log.warning("a call was not recorded in %s (%s: %s); more of this kind stay unsaid", self.path, kind, error)
+        _log.warning(
+            "a call was not recorded in %s (%s: %s); further errors of this kind are not logged", self.path, kind, error
+        )
 
 
 def _opened(path: Path) -> int:
-    """The log, to append to and readable by its owner alone; a line that a crash tore is marked as torn."""
+    """Open the log for appending, readable by its owner only; mark a last line that a crash left incomplete."""
     try:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
         if os.lseek(file, 0, os.SEEK_END):

@@ -1,4 +1,4 @@
-"""One finished call of a chat model as a line of an OpenAI-format log: plain data in, plain data out."""
+"""Converts the parts of a finished chat model call to plain data for an OpenAI-format log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Plain = dict[str, Any]
 
 
 def plain_messages(messages: Sequence[BaseMessage]) -> list[Plain]:
-    """Messages in OpenAI's form: texts and tool calls whole, of pictures, audio and files only the kind."""
+    """Messages in OpenAI's format, with full texts and tool calls, but only the kind of images, audio and files."""
     return [_plain(message) for message in messages]
 
 
@@ -40,7 +40,7 @@ def _text_or_kind(block: Any) -> Any:
 
 
 def answer_of(result: LLMResult) -> AIMessage | None:
-    """The message that a call ended with, None when it brought none."""
+    """The message that a call returned; None if there is none."""
     for generation in result.generations[0] if result.generations else ():
         if isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
             return generation.message
@@ -48,7 +48,7 @@ def answer_of(result: LLMResult) -> AIMessage | None:
 
 
 def plain_tools(parameters: Mapping[str, Any]) -> list[Plain]:
-    """The tool schemas of a call in OpenAI's form; one that cannot be converted stays as it was."""
+    """A call's tool schemas in OpenAI's format; a schema that cannot be converted stays as it is."""
     found = parameters.get("tools") or parameters.get("functions") or ()
     return [_plain_tool(tool) for tool in found]
 
@@ -56,12 +56,12 @@ def plain_tools(parameters: Mapping[str, Any]) -> list[Plain]:
 def _plain_tool(tool: Any) -> Plain:
     try:
         return dict(convert_to_openai_tool(tool))
-    except Exception:  # a provider's own tool, such as a web search, is no function
+    except Exception:  # a provider's built-in tool, such as web search, is not a function
         return dict(tool) if isinstance(tool, Mapping) else {"type": str(tool)}
 
 
 def model_name(answer: AIMessage, parameters: Mapping[str, Any], metadata: Mapping[str, Any]) -> str | None:
-    """The model as the provider calls it, else as it was asked for."""
+    """The model's name from the provider's answer, else from the request."""
     said = answer.response_metadata
     asked = parameters.get("model") or parameters.get("model_name") or metadata.get("ls_model_name")
     found = said.get("model_name") or said.get("model") or asked
@@ -69,7 +69,7 @@ def model_name(answer: AIMessage, parameters: Mapping[str, Any], metadata: Mappi
 
 
 def token_usage(answer: AIMessage) -> dict[str, int] | None:
-    """Token counts under OpenAI's names, where the model reported them."""
+    """Token counts under OpenAI's names; None if the model reported none."""
     usage = answer.usage_metadata
     if usage is None:
         return None
@@ -81,7 +81,7 @@ def token_usage(answer: AIMessage) -> dict[str, int] | None:
 
 
 def prefix_digests(messages: Sequence[Plain]) -> list[bytes]:
-    """For every message a digest of the conversation up to it."""
+    """For each message, a digest of the conversation up to and including it."""
     digests, running = [], hashlib.blake2b(digest_size=16)
     for message in messages:
         said = (message["role"], message["content"], _called(message))

@@ -1,4 +1,4 @@
-"""`RecordingCache`: an answer cache of LangChain that hands its answers on to a speculation cache."""
+"""`RecordingCache`: a LangChain answer cache that also stores its answers in a speculation cache."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from precedent.langchain.chat_model import ChatPrecedent
 
 REMEMBERED = 10_000
-"""Answers that were handed on already and are not looked at again."""
+"""Most answers to remember as already stored."""
 
 log = logging.getLogger(__name__)
 
 
 class RecordingCache(BaseCache):
-    """Answers from `inner`, and teaches `llm`'s speculation cache every answer of a chat that passes: found or new.
+    """Answers from `inner`, and stores every chat answer that it finds or keeps in `llm`'s speculation cache.
 
-    For moving to Precedent with a cache that is full: `set_llm_cache(RecordingCache(old_cache, llm))`. The answers of
-    other chat models count as well; those that `llm` gives itself are stored by its engine anyway. Answers go to
-    `llm`'s own tenant. What cannot be read as a chat is only cached; in a call nothing but `inner` ever raises. Raises
-    ConfigError for a model whose tenant only runs can name.
+    Use it to move to Precedent with a filled cache: `set_llm_cache(RecordingCache(old_cache, llm))`. Answers of other
+    chat models are stored too; `llm`'s own are skipped, because its engine stores them. All go to `llm`'s own tenant.
+    An entry that is not a chat is only cached, and during a call only `inner` can raise. Raises ConfigError if `llm`
+    takes its tenant only from runs.
     """
 
     def __init__(self, inner: BaseCache, llm: ChatPrecedent) -> None:
@@ -44,11 +44,11 @@ class RecordingCache(BaseCache):
         self._known: Recent[bytes, None] = Recent(REMEMBERED)
 
     def __reduce__(self) -> tuple[type[RecordingCache], tuple[BaseCache, ChatPrecedent]]:
-        """Pickled as what it was made of."""
+        """Pickle the arguments of the constructor."""
         return type(self), (self.inner, self._llm)
 
     def lookup(self, prompt: str, llm_string: str) -> RETURN_VAL_TYPE | None:
-        """What `inner` finds."""
+        """Look an answer up in `inner`."""
         found = self.inner.lookup(prompt, llm_string)
         self._record(prompt, found or ())
         return found
@@ -59,7 +59,7 @@ class RecordingCache(BaseCache):
         self._record(prompt, return_val)
 
     def clear(self, **kwargs: Any) -> None:
-        """Clear `inner`; the speculation cache forgets by its own `forget`."""
+        """Clear `inner`; use the speculation cache's own `forget` to clear that."""
         self.inner.clear(**kwargs)
 
     def _record(self, prompt: str, answers: Sequence[Generation]) -> None:
@@ -93,6 +93,6 @@ class RecordingCache(BaseCache):
 
 
 def _messages_in(prompt: str) -> list[BaseMessage]:
-    """The messages of a cache's key, which LangChain writes as constructors with their arguments."""
+    """The messages of a cache's key, which LangChain writes as serialized constructors."""
     written = [message["kwargs"] for message in json.loads(prompt)]
     return messages_from_dict([{"type": one["type"], "data": one} for one in written])

@@ -1,4 +1,4 @@
-"""What a run's configuration says, as arguments of the call: LangChain hands it to `_generate`, not to `_stream`."""
+"""Passes a run's configuration on as arguments of the call: LangChain gives it to `_generate` but not to `_stream`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAYS_IN = ("invoke", "ainvoke", "stream", "astream", "batch", "abatch", "stream_
 
 
 class FollowsConfigurable:
-    """On every way in, a tenant that `configurable` names goes into the metadata, where the model looks for it there.
+    """Copies a tenant from `configurable` into the metadata, in every entry method, if the model reads it there.
 
     Older versions of LangChain copy it themselves.
     """
@@ -45,7 +45,7 @@ for _way in WAYS_IN:
 
 
 class FollowsRunMetadata(ChatFields):
-    """A chat model whose every way in names tenant and workflow step: a tenant must never get lost on the way."""
+    """A chat model that passes tenant and workflow step on from every entry method, so that no tenant gets lost."""
 
     @of_both_kinds()
     def _with_run_keys(self, metadata: Mapping[str, Any] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class FollowsRunMetadata(ChatFields):
         with of_both_kinds():
             with input_in_our_words():
                 prompt = super()._convert_input(model_input)
-            for position, message in enumerate(prompt.to_messages(), start=1):  # before LangChain walks through them
+            for position, message in enumerate(prompt.to_messages(), start=1):  # before LangChain traverses them
                 check_plain(f"message {position}", dict(message), PromptError)
         return prompt
 
@@ -71,7 +71,7 @@ class FollowsRunMetadata(ChatFields):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AIMessage:
-        """Answer; see LangChain's `BaseChatModel.invoke`, which some of these arguments would not reach."""
+        """Answer; see LangChain's `BaseChatModel.invoke`, which would not pass on all of these arguments."""
         check_call(kwargs, stop)
         return super().invoke(input, config, stop=stop, **kwargs)
 
@@ -83,7 +83,7 @@ class FollowsRunMetadata(ChatFields):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AIMessage:
-        """Answer; see LangChain's `BaseChatModel.ainvoke`, which some of these arguments would not reach."""
+        """Answer; see LangChain's `BaseChatModel.ainvoke`, which would not pass on all of these arguments."""
         check_call(kwargs, stop)
         return await super().ainvoke(input, config, stop=stop, **kwargs)
 

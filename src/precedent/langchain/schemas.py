@@ -1,4 +1,4 @@
-"""Schemas as callers write them: classes, JSON Schemas, and OpenAI's wrappings of those."""
+"""Reads the schemas that callers give: classes, JSON Schemas, and JSON Schemas in OpenAI's wrappers."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from precedent.runtime.plain_values import check_plain, shown
 from precedent.text.tool_schema import schema_problem
 
 UNNAMED = "answer"
-"""The title of a JSON Schema that has none."""
+"""The title given to a JSON Schema without one."""
 
 _OF_SCHEMAS = frozenset({"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "items", "title"})
 _OF_TOOLS = frozenset({"name", "function", "toolSpec"})
 
 
 def is_json_schema(schema: Any) -> bool:
-    """True for a dict that is a JSON Schema itself, not a tool that has one, nor a wrapping."""
+    """True for a dict that is itself a JSON Schema, and not a tool or a wrapper that contains one."""
     return isinstance(schema, Mapping) and bool(schema.keys() & _OF_SCHEMAS) and not schema.keys() & _OF_TOOLS
 
 
 def kind_of(described: Mapping[str, Any]) -> str:
-    """What stands under `type`, where that is a text."""
+    """The value of `type` if it is a text, else an empty text."""
     kind = described.get("type")
     return kind if isinstance(kind, str) else ""
 
 
 def described_schema(schema: Any) -> tuple[Any, bool | None]:
-    """A schema out of OpenAI's wrappings, and whether they say that it is strict; a JSON Schema gets a title.
+    """The schema inside OpenAI's wrapper and the wrapper's `strict`; a JSON Schema without a title gets one.
 
-    Reads `{"name", "strict", "schema"}`, also below `{"type": "json_schema"}`; anything else is returned as it is.
-    Raises ConfigError for a wrapping without a schema, lone surrogates, and nesting that is too deep.
+    Reads `{"name", "strict", "schema"}`, also inside `{"type": "json_schema"}`, and returns anything else unchanged.
+    Raises ConfigError for a wrapper without a schema, for lone surrogates, and for nesting that is too deep.
     """
     check_plain("the schema", schema)
     wrapping = _wrapping(schema) if isinstance(schema, Mapping) else None
@@ -44,13 +44,13 @@ def described_schema(schema: Any) -> tuple[Any, bool | None]:
         return ({"title": UNNAMED, **schema} if is_json_schema(schema) else schema), None
     found, name, strict = wrapping.get("schema"), wrapping.get("name", UNNAMED), wrapping.get("strict")
     if not isinstance(found, Mapping) or not isinstance(name, str) or not isinstance(strict, bool | None):
-        raise ConfigError(f'{shown(schema)} is no schema: give {{"name": "…", "schema": {{…}}, "strict": True}}')
+        raise ConfigError(f'{shown(schema)} is not a schema: give {{"name": "…", "schema": {{…}}, "strict": True}}')
     told = {key: wrapping[key] for key in ("description",) if isinstance(wrapping.get(key), str)}
     return {"title": name, **told, **{key: value for key, value in found.items() if key != "title"}}, strict
 
 
 def _wrapping(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What holds name and schema, None for a schema that is not wrapped."""
+    """The dict that holds name and schema; None if the schema is not wrapped."""
     if kind_of(schema) == "json_schema":
         inner = schema.get("json_schema", schema)
         return inner if isinstance(inner, Mapping) else {}
@@ -58,10 +58,10 @@ def _wrapping(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def schema_of(response_format: Any) -> tuple[Mapping[str, Any] | None, bool]:
-    """The JSON Schema that a `response_format` asks for, None for text, and whether it is said to be strict.
+    """The JSON Schema that a `response_format` asks for (None for text), and whether it is marked strict.
 
     Reads OpenAI's dicts of type `text`, `json_object` and `json_schema`, and classes (pydantic, TypedDict).
-    Raises ConfigError on anything else.
+    Raises ConfigError for anything else.
     """
     if response_format is None:
         return None, False
@@ -84,12 +84,12 @@ def schema_of(response_format: Any) -> tuple[Mapping[str, Any] | None, bool]:
 def json_schema_of(schema: Any) -> dict[str, Any]:
     """The JSON Schema of a pydantic class (v2 or v1), a TypedDict, a function, or a dict that describes one.
 
-    Raises ConfigError on anything else.
+    Raises ConfigError for anything else.
     """
     found = dict(schema) if is_json_schema(schema) else _converted(schema)
     problem = schema_problem(found, "it")
     if problem:
-        raise ConfigError(f"{shown(schema)} is no JSON Schema: {problem}")
+        raise ConfigError(f"{shown(schema)} is not a JSON Schema: {problem}")
     return found
 
 
@@ -102,5 +102,6 @@ def _converted(schema: Any) -> dict[str, Any]:
         return convert_to_json_schema(schema)
     except Exception as error:  # whatever pydantic, LangChain or a class's own annotations raise
         raise ConfigError(
-            f"{shown(schema)} is no schema ({first_line(error)}): give a pydantic class, a TypedDict, or a JSON Schema"
+            f"{shown(schema)} is not a schema ({first_line(error)}): "
+            "give a pydantic class, a TypedDict, or a JSON Schema"
         ) from error

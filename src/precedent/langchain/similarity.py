@@ -1,7 +1,7 @@
-"""Any LangChain `VectorStore` as the similarity search of a speculation cache, the tenant a hard filter.
+"""Uses any LangChain `VectorStore` as the similarity search of a speculation cache, with the tenant as a hard filter.
 
-The vector store only says which completions may be near. Whether they are this tenant's, still there, and how near
-they are is decided by the cache's own records, so that a store that filters badly costs hits and leaks nothing.
+The vector store only suggests completions. The cache's own records decide whether they belong to the tenant, still
+exist, and how similar they are. A store that filters badly therefore costs hits but leaks nothing.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from precedent.errors import CacheError, ConfigError, PrecedentError
 from precedent.runtime.process import Lock
 
 AT_ONCE = 256
-"""Texts that are handed to the vector store together."""
+"""Texts added to the vector store in one batch."""
 
 TenantFilter = Callable[[str, str], Any]
-"""From tenant and tokenizer to what the vector store takes as `filter=`: only documents with both in their metadata."""
+"""Maps tenant and tokenizer to the store's `filter=` argument, which selects documents with both in their metadata."""
 
 
 class LangChainEmbedder:
     """LangChain `Embeddings` as the cache's embedder.
 
-    `fingerprint` must change whenever the vectors change; by default it is made of the class, its model's name and the
-    dimension. Raises ConfigError where there is no such name and none was given.
+    `fingerprint` must change whenever the vectors change. By default it combines the class, the model's name and the
+    dimension. Raises ConfigError if the embeddings name no model and no fingerprint is given.
     """
 
     def __init__(self, embeddings: Embeddings, *, fingerprint: str | None = None) -> None:
         model = getattr(embeddings, "model", None) or getattr(embeddings, "model_name", None)
         if fingerprint is None and not isinstance(model, str):
             raise ConfigError(
-                f"{type(embeddings).__name__} does not say which model it is: give fingerprint= a text that changes "
+                f"{type(embeddings).__name__} does not name its model: give fingerprint=, a text that changes "
                 "whenever its vectors change"
             )
         self.name = model if isinstance(model, str) else type(embeddings).__name__
@@ -49,12 +49,12 @@ class LangChainEmbedder:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for embedders whose vectors may be compared."""
+        """Equal for embedders with comparable vectors."""
         return self._given or f"{type(self._embeddings).__name__}:{self.name}:{self.dimension}"
 
     @property
     def dimension(self) -> int:
-        """Length of a vector; embeds a word when it is first asked for."""
+        """Length of a vector; the first access embeds a word to measure it."""
         if self._dimension is None:
             self._dimension = len(self._embeddings.embed_query("dimension"))
         return self._dimension
@@ -67,9 +67,9 @@ class LangChainEmbedder:
 def in_vector_store(vector_store: VectorStore, *, tenant_filter: TenantFilter | None = None) -> SimilarityOf:
     """`SpeculationCache.open(path, embedder=LangChainEmbedder(e), similarity=in_vector_store(vector_store))`.
 
-    `vector_store` embeds with the same `Embeddings`. `tenant_filter` says how it is told of tenant and tokenizer; by
-    default as a mapping of metadata, for `InMemoryVectorStore` as a function. It must be applied before the nearest are
-    chosen: a store that filters afterwards finds fewer, or nothing.
+    `vector_store` must embed with the same `Embeddings`. `tenant_filter` builds its filter for tenant and tokenizer;
+    the default is a mapping of metadata, or a function for `InMemoryVectorStore`. The store must filter before it picks
+    the nearest documents: one that filters afterwards finds fewer, or none.
     """
     return lambda store: VectorStoreSimilarity(store, vector_store, tenant_filter or _filter_of(vector_store))
 
@@ -86,7 +86,7 @@ def _is_of(document: Document, tenant: str, tokenizer: str) -> bool:
 
 @dataclass(slots=True)
 class _Followed:
-    """How far a partition has been handed to the vector store, and under which keys."""
+    """How much of a partition was added to the vector store, and under which keys."""
 
     stamp: object = None
     epoch: int = 0
@@ -95,7 +95,7 @@ class _Followed:
 
 
 class VectorStoreSimilarity:
-    """Follows a completion store: what is new in it is added to the vector store, what is gone is deleted there."""
+    """Keeps a vector store in step with a completion store: adds new completions and deletes removed ones."""
 
     def __init__(self, store: CompletionStore, vector_store: VectorStore, tenant_filter: TenantFilter) -> None:
         self._store, self._vectors, self._filter = store, vector_store, tenant_filter
@@ -103,7 +103,7 @@ class VectorStoreSimilarity:
         self._lock = Lock()
 
     def search(self, vector: Vector, tenant: str, tokenizer: str, k: int) -> list[Hit]:
-        """At most `k` hits, the nearest first and of equals the newer first. Raises CacheError if the store fails."""
+        """At most `k` hits, nearest first, newer first among equals. Raises CacheError if the store fails."""
         if k < 1:
             return []
         with self._lock, self._reported():
@@ -114,7 +114,7 @@ class VectorStoreSimilarity:
             return self._hits(found, vector, tenant, tokenizer)
 
     def _hits(self, found: Sequence[Document], vector: Vector, tenant: str, tokenizer: str) -> list[Hit]:
-        """The documents whose records are this partition's, with their exact similarities; stale ones are deleted."""
+        """The documents with a record in this partition, with exact similarities; deletes stale documents."""
         if not all(_is_of(document, tenant, tokenizer) for document in found):
             raise CacheError("the vector store ignored the filter for the tenant; give in_vector_store a tenant_filter")
         keys = {int(document.metadata["completion_id"]): document.id for document in found}
@@ -128,17 +128,17 @@ class VectorStoreSimilarity:
         return sorted(hits, key=lambda hit: (-hit.similarity, -hit.completion_id))
 
     def forget(self, selection: Selection) -> None:
-        """Delete what the store is about to forget. Raises CacheError if the vector store fails."""
+        """Delete the completions that the store is about to forget. Raises CacheError if the vector store fails."""
         with self._lock, self._reported():
             self._delete([_key(completion) for completion in self._store.list(selection, None)])
 
     def clear(self) -> None:
-        """Nothing is in memory but how far this has come; the next search looks again."""
+        """Forget what was added, which is all the state here; the next search starts over."""
         with self._lock:
             self._followed.clear()
 
     def close(self) -> None:
-        """Nothing: the vector store belongs to whoever opened it."""
+        """Do nothing: the caller owns the vector store."""
 
     def _catch_up(self, tenant: str, tokenizer: str) -> None:
         followed = self._followed.setdefault((tenant, tokenizer), _Followed(epoch=self._store.epoch()))
@@ -146,7 +146,7 @@ class VectorStoreSimilarity:
         if stamp == followed.stamp:
             return
         followed.epoch, gone = self._store.gone_since(followed.epoch)
-        if gone is None:  # too many to be known one by one: a search deletes what it meets of them
+        if gone is None:  # too many to list: a search deletes those that it finds
             gone = np.empty(0, dtype=np.int64)
         self._delete([followed.keys.pop(row_id) for row_id in gone.tolist() if row_id in followed.keys])
         fresh = self._store.since(tenant, tokenizer, followed.last_id)
@@ -156,7 +156,7 @@ class VectorStoreSimilarity:
         followed.stamp = stamp
 
     def _add(self, completions: Sequence[StoredCompletion], followed: _Followed) -> None:
-        """Add what the vector store, which other engines share, does not hold yet."""
+        """Add the completions that the vector store, shared with other engines, does not hold yet."""
         keys = {_key(one): one for one in completions}
         new = sorted(keys.keys() - self._held(list(keys)))
         if new:
@@ -168,7 +168,7 @@ class VectorStoreSimilarity:
     def _held(self, keys: list[str]) -> set[str]:
         try:
             return {str(document.id) for document in self._vectors.get_by_ids(keys)} if keys else set()
-        except NotImplementedError:  # it cannot tell; adding under the same keys again changes nothing
+        except NotImplementedError:  # unknown; adding the same keys again changes nothing
             return set()
 
     def _delete(self, keys: Sequence[str | None]) -> None:
@@ -188,7 +188,7 @@ class VectorStoreSimilarity:
 
 
 def _key(completion: StoredCompletion) -> str:
-    """The same in every process, and another for every record."""
+    """A key that is unique to the record and the same in every process."""
     parts = (completion.tenant, completion.tokenizer, str(completion.id), completion.query)
     return f"precedent-{digest(*parts, size=16).hex()}"
 

@@ -1,4 +1,4 @@
-"""What a call's answer must be: forced calls, schemas of arguments, JSON of a schema, as one grammar."""
+"""Combines a call's constraints (forced tool calls, argument schemas, an answer's JSON Schema) into one grammar."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ STRICT = ("auto", True, False)
 
 @dataclass(slots=True)
 class AnswerRules:
-    """What a call asks of its answer.
+    """The constraints that a call puts on its answer.
 
-    `choice` is `AUTO`, `NONE`, `ANY` or a tool's name. `strict` says how far schemas bind: True holds every call to its
-    tool's schema and refuses a schema that the grammar cannot enforce in full; "auto" does so for tools that say
-    `strict` themselves, leaves other calls of the model's own accord alone, holds forced ones and content to their
-    schemas, and where one cannot be enforced in full says so in `relaxed`; False asks for the outer form alone, a call
-    of a bound tool with some JSON object.
+    `choice` is `AUTO`, `NONE`, `ANY` or a tool's name. `strict` says how far schemas are enforced:
+
+    - True enforces the schema of every call and refuses a schema that the grammar cannot enforce in full.
+    - "auto" does the same for tools marked `strict`. It enforces the schemas of forced calls and of content as far as
+      possible, and lists in `relaxed` what it cannot enforce. Other calls are not constrained.
+    - False enforces only the outer form: a call of a bound tool with any JSON object.
     """
 
     choice: str = AUTO
@@ -51,7 +52,7 @@ class AnswerRules:
 
     @classmethod
     def of(cls, kwargs: Mapping[str, Any], choice: str, default_strict: Any) -> AnswerRules:
-        """From the arguments of a call. Raises ConfigError on a value that is none of those above."""
+        """Read the arguments of a call. Raises ConfigError for any other value."""
         strict = next(
             (kwargs[name] for name in ("strict", "strict_tools") if kwargs.get(name) is not None), default_strict
         )
@@ -62,12 +63,12 @@ class AnswerRules:
         return cls(choice, parallel is not False, strict, kwargs.get("response_format"))
 
     def grammar(self, syntax: AnswerSyntax) -> Grammar | None:
-        """The grammar of the answer to a prompt, None where the model may write what it likes.
+        """The grammar of the answer to a prompt; None if the answer is unconstrained.
 
-        Raises UnsupportedError where llguidance is missing, the model writes calls in a form that no grammar holds, or
-        `strict` meets a schema that cannot be enforced.
+        Raises UnsupportedError if llguidance is missing, if no grammar can express the model's format of tool calls, or
+        if a strict schema cannot be enforced.
         """
-        for tool in syntax.tools:  # whether or not a grammar follows them: the model was shown something else
+        for tool in syntax.tools:  # even without a grammar: the model was shown these schemas
             _check_patterns(tool["function"].get("parameters"), _of_tool(tool["function"]))
         content, reasoning = self._content(), _reasoning(syntax)
         tools = [tool["function"] for tool in syntax.tools if self.choice in (AUTO, ANY, tool["function"]["name"])]
@@ -79,7 +80,7 @@ class AnswerRules:
         check_installed()
         if syntax.channels:
             raise UnsupportedError(
-                "answers in channels (gpt-oss) cannot be held to a grammar: use another model for it"
+                "answers in channels (gpt-oss) cannot be constrained by a grammar: use another model"
             )
         if calls_are_free:
             return Answer(content=content, reasoning=reasoning)
@@ -93,7 +94,7 @@ class AnswerRules:
         )
 
     def notes(self) -> dict[str, Any]:
-        """What `response_metadata` says of a grammar that was used: what of the schemas it does not enforce."""
+        """The entry in `response_metadata` about the grammar, with the parts of schemas that it does not enforce."""
         return {"grammar": {"engine": "llguidance", "relaxed": list(self.relaxed)}}
 
     def _tool(self, function: Mapping[str, Any]) -> Tool:
@@ -101,7 +102,7 @@ class AnswerRules:
         return Tool(name, self._schema(parameters, _of_tool(function), self._strictness(function)))
 
     def _strictness(self, function: Mapping[str, Any]) -> Any:
-        """What the call says, else what the tool says of itself."""
+        """The call's `strict`, or with "auto" the tool's own."""
         own = function.get("strict")
         return own if self.strict == "auto" and isinstance(own, bool) else self.strict
 
@@ -111,7 +112,7 @@ class AnswerRules:
         return None if schema is None else self._schema(schema, "the schema of response_format", strict or self.strict)
 
     def _schema(self, schema: Mapping[str, Any], what: str, strict: Any) -> JsonSchema:
-        """A schema as far as it can be enforced, and a note where that is not far enough."""
+        """The schema as far as it can be enforced; notes the rest in `relaxed`."""
         check_plain(what, schema)
         _check_patterns(schema, what)
         if strict is False:
@@ -132,17 +133,19 @@ def _of_tool(function: Mapping[str, Any]) -> str:
 
 
 def _check_patterns(schema: Any, what: str) -> None:
-    """Raise ConfigError for a `pattern` that is none in any dialect: without it a schema would be another."""
+    """Raise ConfigError for a `pattern` that is invalid in every dialect; dropping it would change the schema."""
     for pattern in _patterns(schema):
         try:
             re.compile(pattern)
         except re.error as error:
             if is_installed() and unenforceable(JsonSchema.of({"type": "string", "pattern": pattern})) is not None:
-                raise ConfigError(f"{what} has pattern={pattern!r}, which is no regular expression: {error}") from error
+                raise ConfigError(
+                    f"{what} has pattern={pattern!r}, which is not a regular expression: {error}"
+                ) from error
 
 
 def _patterns(schema: Any) -> Iterator[str]:
-    """All patterns in a schema, wherever they stand."""
+    """All patterns in a schema, at any depth."""
     if isinstance(schema, Mapping):
         if isinstance(schema.get("pattern"), str):
             yield schema["pattern"]
@@ -154,17 +157,17 @@ def _patterns(schema: Any) -> Iterator[str]:
 
 
 def check_strict(strict: Any) -> None:
-    """Raise ConfigError unless `strict` is one of the three."""
+    """Raise ConfigError unless `strict` is "auto", True or False."""
     if not any(strict is known or (isinstance(strict, str) and strict == known) for known in STRICT):
         raise ConfigError(f"strict={shown(strict)} must be 'auto', True or False")
 
 
 def call_form(form: ToolFormat | None) -> CallForm:
-    """How the model writes calls, for a grammar. Raises UnsupportedError for formats whose arguments are not JSON."""
+    """The model's format of tool calls, for a grammar. Raises UnsupportedError if its arguments are not JSON."""
     if form is None or form.channels or form.arguments != "json":
         name = "of the tokenizer's response template" if form is None else repr(form.name)
         raise UnsupportedError(
-            f"calls in the tool format {name} cannot be held to a grammar: use tool_choice='auto' without strict=True, "
+            f"a grammar cannot constrain calls in the tool format {name}: use tool_choice='auto' without strict=True, "
             "parallel_tool_calls=False and response_format, or a model that writes calls in JSON"
         )
     begin, between, end = form.call_open, form.name_close, form.call_close

@@ -1,4 +1,4 @@
-"""`with_structured_output`: the model bound to a schema, and the parser that reads its answers."""
+"""`with_structured_output`: binds a model to a schema and adds the parser for its answers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ METHODS = {
     "function_calling": ("tools", "tool_choice", "parallel_tool_calls"),
     "json_mode": ("response_format",),
 }
-"""How an answer is made one of a schema, and the arguments of a call that say so."""
+"""The methods that make answers fit a schema, each with the call's arguments that it sets."""
 
 
 def structured(
     model: ChatPrecedent, schema: Any, method: str, strict: bool | None, include_raw: bool, kwargs: dict[str, Any]
 ) -> Runnable[LanguageModelInput, Any]:
-    """A runnable whose answers are of `schema`: objects of a pydantic class, dicts for everything else.
+    """A runnable that answers with objects of a pydantic class, or with dicts for any other `schema`.
 
-    Raises ConfigError on an unknown method, or without a schema where the method needs one.
+    Raises ConfigError for an unknown method, and without a schema if the method needs one.
     """
     if not isinstance(method, str) or method not in METHODS:
         raise ConfigError(f"method={shown(method)} is not one of {', '.join(METHODS)}")
@@ -40,7 +40,7 @@ def structured(
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
     for name in METHODS[method]:
         if name in kwargs:
-            raise ConfigError(f"{name}= is what method={method!r} says itself: leave it out")
+            raise ConfigError(f"method={method!r} sets {name}= itself: leave it out")
     if schema is None and method != "json_mode":
         raise ConfigError(f"method={method!r} needs a schema: give a pydantic class, a TypedDict, or a JSON Schema")
     if schema is not None:
@@ -76,7 +76,7 @@ def _by_call(model: ChatPrecedent, schema: Any, strict: bool | None, kwargs: dic
 
 
 def _with_raw(parser: AnswerParser) -> Runnable[Any, dict[str, Any]]:
-    """`{"raw": message, "parsed": …, "parsing_error": …}`; an answer that cannot be parsed raises nothing."""
+    """`{"raw": message, "parsed": …, "parsing_error": …}`; it does not raise if the answer cannot be parsed."""
 
     def read(chunks: Iterator[Any]) -> Iterator[Any]:
         whole: Any = None
@@ -95,12 +95,12 @@ def _with_raw(parser: AnswerParser) -> Runnable[Any, dict[str, Any]]:
     def parsed(message: Any) -> AddableDict:
         try:
             return AddableDict(parsed=parser.invoke(message), parsing_error=None)
-        except Exception as error:  # a class may refuse an answer by whatever its validators raise
+        except Exception as error:  # a class's validators may raise anything
             return AddableDict(parsed=None, parsing_error=error)
 
     return RunnableGenerator(read, aread, name="with_raw")
 
 
 def _class(schema: Any) -> Any:
-    """The pydantic class of whose objects answers are, None where they are dicts."""
+    """The pydantic class of the answers; None if they are dicts."""
     return schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None

@@ -1,7 +1,6 @@
-"""What users of other chat models write, and what it is here: names that mean the same, and hints for the others.
+"""Translates the argument names of other chat models: tables of synonyms, and hints for names without a counterpart.
 
-All of it stands in the tables of this module. A name that is in none of them, and near none that is known, is an error
-that lists what is known.
+A name in none of the tables raises an error with the nearest known name, or else with all known names.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ SAME: dict[str, str] = {
     "reasoning_effort": "reasoning",  # OpenAI
     "format": "response_format",  # ChatOllama
 }
-"""Names that mean what ours means."""
+"""Other libraries' names, each with ours."""
 
 OF_LOADING = (
     *("device_map", "max_memory", "quantization_config", "low_cpu_mem_usage", "offload_folder"),
     *("revision", "token", "cache_dir", "local_files_only", "subfolder", "variant"),
 )
-"""Arguments of transformers' `from_pretrained`, which go into `model_kwargs`."""
+"""Arguments of transformers' `from_pretrained`; they go into `model_kwargs`."""
 
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -51,28 +50,28 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "stream_usage": (True, False),
     "store": (False,),
 }
-"""Names that may be given with these values, or with None: they ask for nothing that does not happen anyway."""
+"""Names accepted with these values, or with None, because they ask only for what happens anyway."""
 
 IDLE = ("api_key", "timeout", "max_retries")
-"""Constructor arguments that LangChain gives every chat model and that mean nothing for weights in this process."""
+"""Constructor arguments that LangChain passes to every chat model; they mean nothing for a model in this process."""
 
 _SERVER = (
     "this model runs in this process, so leave it out; for a server use ChatOpenAI of langchain-openai with the "
     "server's base_url"
 )
 _ONE_ANSWER = "a request has one answer: leave it out, and call batch() for several"
-_TOKEN = "write token=, for a model of the hub that is private"
+_TOKEN = "write token= for a private model on the Hugging Face Hub"
 _QUANTISED = "write quantization_config=BitsAndBytesConfig(…) of transformers"
 _THREADS = "torch's threads do the work: set OMP_NUM_THREADS in the environment"
 _LAYERS = 'write device="cuda" or device="cpu", or device_map="auto" to spread the layers'
-_CONTEXT = "the context is as long as the model's own: leave it out, and bound the answer with max_tokens="
+_CONTEXT = "the context has the model's own length: leave it out, and bound the answer with max_tokens="
 _TO_THE_END = "the model itself ends its answers: leave it out, and bound them with max_tokens="
-_SAMPLER = "it is no sampler here: write temperature=, top_k=, top_p=, min_p=, or a penalty"
+_SAMPLER = "this sampler is not supported: write temperature=, top_k=, top_p=, min_p=, or a penalty"
 _BANNED = "write logit_bias={token id: -100}"
 _RESPONSE_FORMAT = "write response_format= with a class or a JSON Schema, or with_structured_output(schema)"
-_SPECULATION = "write drafters= for who proposes, and max_nodes= of a call for how much"
+_SPECULATION = "write drafters= to choose who proposes, and max_nodes= in a call to bound how much"
 _TOOLS = "write bind_tools([…], tool_choice=…)"
-_TENANT = "write tenant= for whose request it is"
+_TENANT = "write tenant= to say whose request it is"
 _OF_THE_RUN = ("callbacks", "metadata", "run_id", "run_name", "tags")
 
 HINTS: dict[str, str] = {
@@ -102,16 +101,16 @@ HINTS: dict[str, str] = {
     "keep_alive": "weights stay while a chat model holds them: call unload() to free them",
     "validate_model_on_init": "weights are loaded at the first call: read llm.engine to load them now",
     "llm": "there is nothing to wrap: write model= with a Hugging Face id or a folder",
-    **dict.fromkeys(("pipeline", "tokenizer"), "write from_model(model, tokenizer) for a model that you hold already"),
+    **dict.fromkeys(("pipeline", "tokenizer"), "write from_model(model, tokenizer) for a model that you have loaded"),
     **dict.fromkeys(("task", "backend"), "a model here continues a conversation or a text: leave it out"),
     **dict.fromkeys(
         ("pipeline_kwargs", "options"), "write its entries as arguments: max_tokens=, temperature=, top_p="
     ),
     "extra_body": "write its entries as arguments: chat_template_kwargs=, top_k=, min_p=, stop_token_ids=",
-    "do_sample": "write temperature=0 for the likeliest token, and a greater temperature= to sample",
+    "do_sample": "write temperature=0 for greedy decoding, and a greater temperature= to sample",
     "eos_token_id": "write stop_token_ids=; the model's own end tokens end an answer anyway",
     **dict.fromkeys(("bad_words_ids", "suppress_tokens"), _BANNED),
-    "repeat_penalty": "write repetition_penalty=, which counts the whole text and not its last tokens alone",
+    "repeat_penalty": "write repetition_penalty=, which counts the whole text and not only its last tokens",
     "repeat_last_n": "write repetition_penalty=, which counts the whole text, or frequency_penalty= for the answer",
     **dict.fromkeys(("mirostat", "mirostat_eta", "mirostat_tau", "tfs_z", "typical_p"), _SAMPLER),
     **dict.fromkeys(("no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff", "top_a"), _SAMPLER),
@@ -121,27 +120,27 @@ HINTS: dict[str, str] = {
     **dict.fromkeys(("user", "cache_salt"), _TENANT),
     "stream_usage": "the last chunk has the usage anyway: leave it out",
     "stream_options": "the last chunk has the usage anyway: leave it out",
-    "store": "answers are kept in the speculation cache alone: write speculation_cache=",
+    "store": "answers are kept only in the speculation cache: write speculation_cache=",
     "tiktoken_model_name": "tokens are counted by the model's own tokenizer: leave it out",
     "disabled_params": "leave out what you do not want to set",
     "verbosity": "say in the prompt how long the answer should be, and bound it with max_tokens=",
-    **{name: f'it belongs to the run: write config={{"{name}": …}} behind the messages' for name in _OF_THE_RUN},
+    **{name: f'it belongs to the run: write config={{"{name}": …}} after the messages' for name in _OF_THE_RUN},
 }
-"""What to write instead of a name that means nothing here, or that means it elsewhere."""
+"""What to write instead of a name that has no meaning here, or has it in another place."""
 
 ANSWER_CACHE = (
     "cache= is LangChain's cache of whole answers (True, False or a BaseCache); for a cache to draft from write "
     "speculation_cache="
 )
 
-IN_MODEL_KWARGS = "model_kwargs says how weights are loaded: write {name}= as an argument of its own"
+IN_MODEL_KWARGS = "model_kwargs says how weights are loaded: write {name}= as a separate argument"
 
 WITH_TOOLS = "write bind_tools([…], …)"
-LEFT_OUT = "it means nothing for weights in this process: leave it out"
-IN_A_CALL = "it is said in a call: write bind({name}=…)"
-IN_CHAT = "a text is continued without it: use ChatPrecedent"
-IN_THE_CONSTRUCTOR = "write it where the model is made: ChatPrecedent(model=…, {name}=…)"
-"""What to write for names that are known in another place."""
+LEFT_OUT = "it means nothing for a model in this process: leave it out"
+IN_A_CALL = "it belongs in a call: write bind({name}=…)"
+IN_CHAT = "text completion does not have it: use ChatPrecedent"
+IN_THE_CONSTRUCTOR = "it belongs in the constructor: write ChatPrecedent(model=…, {name}=…)"
+"""What to write for names that belong in another place."""
 
 
 def _format(value: Any) -> Any:
@@ -159,7 +158,7 @@ def _effort(value: Any) -> Any:
 
 
 def _device(value: Any) -> Any:
-    """A torch device, or a pipeline's number of one, as a text."""
+    """A torch device, or a pipeline's device number, as a text."""
     if is_whole(value) and value >= -1:
         return f"cuda:{value}" if value >= 0 else "cpu"
     return str(value) if type(value).__module__ == "torch" else value
@@ -182,12 +181,12 @@ VALUES: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("dtype", "torch_dtype"), _dtype),
     **dict.fromkeys(("model", "model_name", "model_id", "model_path"), _path),
 }
-"""How the values of these names are written here; others stay as they are."""
+"""Converts the values of these names to ours; other values stay as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Names that are known in another place, and the hint that says where; `{name}` stands for the name."""
+    """Names that belong in another place, and a hint that says where (`{name}` is replaced by the name)."""
 
     names: Collection[str]
     hint: str
@@ -196,17 +195,17 @@ class Elsewhere:
 def translated(
     given: Mapping[str, Any], known: Collection[str], where: str, elsewhere: Sequence[Elsewhere]
 ) -> dict[str, Any]:
-    """Arguments under the names that are `known`; errors say `where` they were given.
+    """The arguments under the names in `known`; errors say `where` the arguments were given.
 
-    Raises ConfigError with the best hint for a name that means nothing here and for one thing that is said twice,
-    UnsupportedError for a value that asks for what there is not.
+    Raises ConfigError with the best hint for a name without a meaning here, ConfigError for two names of the same
+    setting, and UnsupportedError for a value that asks for an unsupported feature.
     """
     found, loading, said = dict[str, Any](), dict[str, Any](), dict[str, str]()
     for name, value in given.items():
         ours = name if name in known else SAME.get(name, name)
         if ours in known and (value is not None or ours == name):
             if value is not None and said.setdefault(ours, name) != name:
-                raise ConfigError(f"{said[ours]}= and {name}= say the same: give one of the two")
+                raise ConfigError(f"{said[ours]}= and {name}= mean the same: give one of the two")
             if value is not None or ours not in found:
                 found[ours] = VALUES[name](value) if name in VALUES else value
         elif value is not None and name in OF_LOADING and "model_kwargs" in known:
@@ -217,18 +216,18 @@ def translated(
 
 
 def _with_loading(model_kwargs: Any, loading: Mapping[str, Any]) -> dict[str, Any]:
-    """`model_kwargs` and what belongs into it."""
+    """`model_kwargs` with the loading arguments added."""
     if model_kwargs is not None and not isinstance(model_kwargs, Mapping):
         raise ConfigError(f"model_kwargs={shown(model_kwargs)} must be a dict")
     if twice := loading.keys() & (model_kwargs or {}).keys():
-        raise ConfigError(f"{min(twice)}= says a second time what model_kwargs= says: give one of the two")
+        raise ConfigError(f"{min(twice)}= is also in model_kwargs=: give it once")
     return {**(model_kwargs or {}), **loading}
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:
     if value is None:
         known = name in SAME or name in OF_LOADING or name in HARMLESS or name in HINTS
-        return known and name not in _OF_THE_RUN  # which LangChain's own code would say a second time
+        return known and name not in _OF_THE_RUN  # LangChain itself passes those a second time
     return any(type(value) is type(one) and value == one for one in HARMLESS.get(name, ()))
 
 

@@ -1,6 +1,6 @@
-"""Attributes of a call on the OpenTelemetry span around it, by the conventions for generative AI (gen_ai.*).
+"""Sets a call's attributes on its OpenTelemetry span, by the conventions for generative AI (gen_ai.*).
 
-OpenTelemetry is never imported: who has a span has imported it.
+This module never imports OpenTelemetry: an application that has a span has imported it.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 PROVIDER = "precedent"
 
 OF_TOKEN_IDS = ("logit_bias", "stop_token_ids")
-"""Settings that the conventions have no attribute for."""
+"""Settings without an attribute in the conventions."""
 
 
 class Span(Protocol):
-    """What is used of a span of OpenTelemetry."""
+    """The parts of an OpenTelemetry span that are used here."""
 
     def is_recording(self) -> bool:
-        """True when somebody will see its attributes."""
+        """True if the span records attributes."""
 
     def set_attribute(self, key: str, value: Any, /) -> None:
         """Set one attribute."""
 
 
 def current_span() -> Span | None:
-    """The span in which this is called, None where nobody records one."""
+    """The current span; None if none is recording."""
     trace: Any = sys.modules.get("opentelemetry.trace")
     span: Span | None = trace.get_current_span() if trace else None
     return span if span is not None and span.is_recording() else None
 
 
 def describe_result(span: Span, model_name: str, result: GenerationResult) -> None:
-    """Write on the span what was read, written and speculated in a finished call."""
+    """Set the usage and speculation attributes of a finished call on the span."""
     stats = result.stats
     attributes = {
         "gen_ai.response.model": model_name,
@@ -57,7 +57,7 @@ def describe_result(span: Span, model_name: str, result: GenerationResult) -> No
 
 
 def describe_request(span: Span, operation: str, model_name: str, sampling: SamplingParams) -> None:
-    """Write on the span what was asked for; `operation` is "chat" or "text_completion"."""
+    """Set the request's attributes on the span; `operation` is "chat" or "text_completion"."""
     attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": PROVIDER,

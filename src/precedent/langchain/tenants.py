@@ -1,7 +1,7 @@
-"""Whose a call is: the tenant whose completions it drafts from, and among which its own is stored.
+"""Determines the tenant of a call: the call drafts from the tenant's completions and stores its own among them.
 
-The application says so, on the model or at the call. What a run's metadata says counts only where the model has
-`tenant_from="metadata"`; a run that then names nobody shares nothing with others.
+The application sets it on the model or in the call. A run's metadata counts only if the model has
+`tenant_from="metadata"`; a run that then names no tenant shares nothing with others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from precedent.langchain.fields import EngineFields
 
 DEFAULT_TENANT = "default"
-"""The tenant of a model that names none."""
+"""The tenant of a model that is given none."""
 
 RECALL = "recall"
 """The drafter that reads the cache."""
@@ -34,27 +34,27 @@ log = logging.getLogger(__name__)
 
 
 class Nobody(str):
-    """The tenant of one request alone, for a run that names none: nobody else can meet it."""
+    """The tenant of a single request, for a run that names none: no other request can share it."""
 
     __slots__ = ()
 
     @classmethod
     def alone(cls) -> Self:
-        """Another one each time."""
+        """A new, unique tenant."""
         return cls(f"nobody-{uuid.uuid4().hex}")
 
 
 def check_tenants(model: EngineFields) -> None:
-    """Raise ConfigError for fields of which no tenant can be told."""
+    """Raise ConfigError if the model's fields do not determine a tenant."""
     _checked("tenant", model.tenant)
     if model.tenant_from is not None and model.tenant != DEFAULT_TENANT:
         raise ConfigError(
-            f"tenant={model.tenant!r} and tenant_from={model.tenant_from!r} both say whose runs are: leave one out"
+            f"tenant={model.tenant!r} and tenant_from={model.tenant_from!r} both set the runs' tenant: leave one out"
         )
 
 
 def tenant_of(model: EngineFields, kwargs: Mapping[str, Any], metadata: Mapping[str, Any] | None) -> str:
-    """The call's own tenant, else the model's; where runs name theirs, the run's or `Nobody`."""
+    """The call's own tenant, else the model's, or with `tenant_from` the run's or `Nobody`."""
     given = kwargs.get("tenant")
     if given is not None:
         return given if isinstance(given, Nobody) else _checked("tenant", given)
@@ -67,7 +67,7 @@ def tenant_of(model: EngineFields, kwargs: Mapping[str, Any], metadata: Mapping[
 
 
 def own_tenant(model: EngineFields, given: str | None) -> str:
-    """Whose is what no run brings. Raises ConfigError where only runs could say."""
+    """The tenant for completions that come from no run. Raises ConfigError if only runs can name it."""
     if given is None and model.tenant_from is not None:
         raise ConfigError(f"with tenant_from={model.tenant_from!r} the model has no tenant of its own: give tenant=…")
     return model.tenant if given is None else _checked("tenant", given)
@@ -75,28 +75,26 @@ def own_tenant(model: EngineFields, given: str | None) -> str:
 
 @of_both_kinds()
 def tenant_of_batch(model: EngineFields, kwargs: Mapping[str, Any]) -> str:
-    """The tenant of a batch of texts, which LangChain hands on with the first one's run.
+    """The tenant of a batch of texts, which LangChain passes on with the first text's run.
 
-    Raises UnsupportedError for several tenants or workflow steps.
+    Raises UnsupportedError if the batch mixes tenants or workflow steps.
     """
     metadata = kwargs.get("metadata")
     runs = [run_metadata(model, one) for one in (metadata if isinstance(metadata, list) else [metadata])]
     named = model.tenant_from is not None and kwargs.get("tenant") is None
     told = {(workflow_step_of(run), _usable(run.get("tenant")) if named else None) for run in runs}
     if len(told) > 1:
-        raise UnsupportedError(
-            "one batch of texts cannot be of several tenants or workflow steps: give each of them a batch of its own"
-        )
+        raise UnsupportedError("one batch of texts cannot mix tenants or workflow steps: use a separate batch for each")
     return tenant_of(model, kwargs, runs[0] if runs else None)
 
 
 def run_metadata(model: Any, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A run's metadata under the model's own, as LangChain puts them together."""
+    """A run's metadata, overridden by the model's own, as LangChain merges them."""
     return {**(metadata or {}), **(model.metadata or {})}
 
 
 def with_tenant(config: RunnableConfig | None) -> RunnableConfig:
-    """A run's configuration, the tenant that `configurable` names in its metadata unless that names one itself."""
+    """A run's configuration with the tenant copied from `configurable` to its metadata, unless that has one."""
     config = ensure_config(config)
     named = config["configurable"].get("tenant")
     if named is not None and "tenant" not in config["metadata"]:
@@ -105,9 +103,9 @@ def with_tenant(config: RunnableConfig | None) -> RunnableConfig:
 
 
 def workflow_step_of(metadata: Mapping[str, Any] | None) -> str | None:
-    """The step that a run's metadata name.
+    """The workflow step that a run's metadata names.
 
-    LangChain's agents and graphs put `lc_agent_name` and `langgraph_node` there; together they name the step.
+    LangChain's agents and graphs set `lc_agent_name` and `langgraph_node`, which together name the step.
     """
     metadata = metadata or {}
     step = metadata.get("workflow_step") or "/".join(
@@ -117,7 +115,7 @@ def workflow_step_of(metadata: Mapping[str, Any] | None) -> str | None:
 
 
 def without_cache(speculation: SpeculationConfig) -> SpeculationConfig:
-    """The same without reading or writing the cache."""
+    """The same settings without reading or writing the cache."""
     drafters = tuple(name for name in speculation.drafters if name != RECALL)
     return dataclasses.replace(speculation, drafters=drafters, write_back=False)
 
@@ -140,6 +138,6 @@ def _checked(key: str, value: Any) -> str:
 
 def _text(key: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{key}={shown(value)} must be a text that is not empty")
+        raise ConfigError(f"{key}={shown(value)} must be a non-empty text")
     check_plain(key, value)
     return value

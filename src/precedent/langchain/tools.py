@@ -1,4 +1,4 @@
-"""Tools and tool choice as LangChain gives them."""
+"""Converts tools and tool choices from LangChain's forms."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 ToolChoice = str | bool | dict[str, Any] | None
 
 AUTO, NONE, ANY = "auto", "none", "any"
-"""The choices that name no tool: the model decides, no tool is shown, the model must call one."""
+"""The choices that name no tool: the model decides, no tool is shown, or the model must call some tool."""
 
 _SYNONYMS: dict[Any, str] = {None: AUTO, False: AUTO, True: ANY, AUTO: AUTO, NONE: NONE, ANY: ANY, "required": ANY}
 
 
 def openai_tools(tools: Sequence[ToolLike]) -> list[dict[str, Any]]:
-    """Tools, functions, pydantic classes and dicts as checked OpenAI function dicts. Raises PromptError by tool."""
+    """Tools, functions, pydantic classes and dicts as checked OpenAI function dicts. PromptError names a bad tool."""
     if not isinstance(tools, list | tuple):
         raise PromptError(f"tools={shown(tools)} must be a list of tools")
     converted = [_openai_tool(tool, position) for position, tool in enumerate(tools, start=1)]
     for position, tool in enumerate(converted, start=1):
         check_plain(f"tool number {position}", tool, PromptError)
     distinct: dict[str, dict[str, Any]] = {}
-    for tool in converted:  # one schema as a class and as a dict differs in titles, which say nothing
+    for tool in converted:  # the same schema as a class and as a dict differs only in titles
         distinct.setdefault(json.dumps(_untitled(tool), sort_keys=True, default=str), tool)
     check_tools(list(distinct.values()))
     return list(distinct.values())
 
 
 def _untitled(schema: Any) -> Any:
-    """A schema without the titles of its parts; a property of that name stays."""
+    """A schema without its titles; a property called "title" stays."""
     if isinstance(schema, Mapping):
         kept = {key: value for key, value in schema.items() if key != "title" or not isinstance(value, str)}
         return {key: _untitled(value) for key, value in kept.items()}
@@ -52,7 +52,7 @@ def _openai_tool(tool: ToolLike, position: int) -> dict[str, Any]:
         tool = _openai_dict(tool)
     try:
         return convert_to_openai_tool(tool)
-    except Exception as error:  # whatever pydantic, LangChain or a function's own annotations raise
+    except Exception as error:  # pydantic, LangChain and a function's annotations may raise anything
         name = tool.get("name") or tool.get("title") if isinstance(tool, dict) else getattr(tool, "name", None)
         name = name or getattr(tool, "__name__", None)
         titled = 'a "title" for its name, or give ' if is_json_schema(tool) else ""
@@ -64,7 +64,7 @@ def _openai_tool(tool: ToolLike, position: int) -> dict[str, Any]:
 
 
 def _openai_dict(tool: dict[str, Any]) -> dict[str, Any]:
-    """A dict of which LangChain would lose the schema, or which it passes on unread, in OpenAI's form."""
+    """The dict in OpenAI's form, where LangChain would lose its schema or pass it on unread."""
     if kind_of(tool) == "function" and "function" not in tool:
         return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
     wrapped = "schema" in tool or kind_of(tool) == "json_schema"
@@ -78,9 +78,9 @@ def _openai_dict(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def tool_choice_of(tool_choice: Any, tools: Sequence[Mapping[str, Any]]) -> str:
-    """`AUTO`, `NONE`, `ANY` or the name of one of the tools, from OpenAI's and Anthropic's ways of saying it.
+    """`AUTO`, `NONE`, `ANY` or the name of a tool, from OpenAI's and Anthropic's forms of a tool choice.
 
-    Raises ConfigError for a name that no tool has, a forced call without tools, or what is no tool choice at all.
+    Raises ConfigError for a name that no tool has, a forced call without tools, and anything that is not a tool choice.
     """
     names = [str(tool["function"]["name"]) for tool in tools]
     wanted = _named(tool_choice) if isinstance(tool_choice, Mapping) else tool_choice
@@ -88,7 +88,7 @@ def tool_choice_of(tool_choice: Any, tools: Sequence[Mapping[str, Any]]) -> str:
         return wanted
     choice = _SYNONYMS.get(wanted) if isinstance(wanted, str | bool | None) else None
     if choice == ANY and not names:
-        raise ConfigError(f"tool_choice={shown(tool_choice)} forces a call, and no tool is bound: bind_tools([…])")
+        raise ConfigError(f"tool_choice={shown(tool_choice)} forces a call, but no tool is bound: call bind_tools([…])")
     if choice is None:
         near = nearest(wanted, (*names, *filter(None, map(str, _SYNONYMS))))
         hint = f"did you mean {near!r}?" if near else f"tools: {', '.join(names) or 'none'}"
@@ -99,7 +99,7 @@ def tool_choice_of(tool_choice: Any, tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _named(choice: Mapping[str, Any]) -> Any:
-    """What a dict chooses: OpenAI's `{"type": "function", "function": {"name": …}}`, Anthropic's `{"type": …}`."""
+    """The choice in a dict: OpenAI's `{"type": "function", "function": {"name": …}}` or Anthropic's `{"type": …}`."""
     function = choice.get("function")
     if isinstance(function, Mapping):
         return function.get("name")

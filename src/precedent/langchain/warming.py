@@ -1,4 +1,4 @@
-"""Answers that were given before, as completions of a speculation cache: whatever model gave them."""
+"""Stores earlier answers of any model as completions in a speculation cache."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def warm(
     tenant: str = "default",
     workflow_step: str = "",
 ) -> int:
-    """Store every assistant turn of `conversations`; returns how many could be told as answers of this model.
+    """Store every assistant turn of `conversations`; return how many this model's chat template could render.
 
-    A path is an OpenAI-format log (JSON lines, optionally .gz); `settings` are what the chat template is told beside.
-    Raises ConfigError for an engine without a cache.
+    A path names an OpenAI-format log (JSON Lines, optionally .gz). `settings` are passed on to the chat template.
+    Raises ConfigError if the engine has no cache.
     """
     if engine.cache is None:
         raise ConfigError("there is no speculation cache to warm: give the chat model speculation_cache=…")
@@ -54,7 +54,7 @@ def warm(
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """A conversation in template messages; with `only_last` only its last turn counts, others were stored before."""
+    """A conversation in template messages; with `only_last` only its last turn is stored."""
 
     turns: list[Message]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -70,7 +70,7 @@ def completion_at(
     workflow_step: str = "",
     settings: Sequence[TemplateSettings] = (),
 ) -> NewCompletion | None:
-    """The turn at `place` as this engine's model would have generated it; None where it is no answer of it."""
+    """The turn at `place` as this engine's model would have generated it; None if it is not a usable answer."""
     before, turn = talk.turns[:place], talk.turns[place]
     if not before or turn["role"] != "assistant":
         return None
@@ -81,7 +81,7 @@ def completion_at(
     return NewCompletion(
         token_ids=token_ids,
         tokenizer=engine.tokenizer_fingerprint,
-        model="",  # nobody can tell which weights gave this answer
+        model="",  # unknown: the log does not say which weights gave this answer
         tenant=tenant,
         query=recall_query(before),
         prompt_fingerprint=prompt_fingerprint(prompt),
@@ -98,7 +98,7 @@ def answer_ids(
     tools: Sequence[Mapping[str, Any]],
     settings: Sequence[TemplateSettings] = (),
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The prompt's ids and those of `answer` behind it; None where the template tells no such turn, or an empty one."""
+    """The ids of the prompt and of `answer` after it; None if the template drops or empties the turn."""
     try:
         prompt = render_prompt(engine.tokenizer, before, tools, settings)
         told = told_answer(engine.tokenizer, prompt, before, answer, tools, settings)
@@ -118,5 +118,5 @@ def _talks(conversations: str | Path | Iterable[Conversation], tools: Sequence[M
 
 def _checked_list(given: Any) -> Iterable[Any]:
     if isinstance(given, BaseMessage | str | Mapping) or not isinstance(given, Iterable):
-        raise ConfigError("conversations to warm from are lists of messages, one list for each conversation")
+        raise ConfigError("conversations must be lists of messages: give one list for each conversation")
     return given

@@ -1,4 +1,4 @@
-"""What pydantic says of a value, in our words: in one line, that names the value and what it must be."""
+"""Rewords pydantic's errors: one line that names the value and says what it must be."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _KINDS = {
     "json": "must be JSON",
     "type": "must be of another type",
 }
-"""By the first word of the kinds of errors that pydantic knows (of both its generations)."""
+"""Wordings by a word of pydantic's error type (of v1 and v2)."""
 
 _LIMITS = {
     "gt": "must be greater than {}",
@@ -63,7 +63,7 @@ _LIMITS = {
     "expected_tags": "must be one of {}",
     "permitted": "must be one of {}",
 }
-"""By what an error of a bound carries."""
+"""Wordings by the key of the limit in an error's context."""
 
 
 @contextmanager
@@ -81,23 +81,23 @@ def settings_in_our_words(given: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def input_in_our_words() -> Iterator[None]:
-    """Turn LangChain's and pydantic's refusals of what a model is asked into a PromptError."""
+    """Turn LangChain's and pydantic's refusals of a model's input into a PromptError."""
     try:
         yield
     except PrecedentError:
         raise
-    except Exception as error:  # whatever a caller's own messages raise
+    except Exception as error:  # a caller's own message classes may raise anything
         why = in_our_words(error) if isinstance(error, AnyValidationError) else first_line(error)
         raise PromptError(f"the input is neither a text nor a list of messages: {why}") from error
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first, or its kind where it says nothing."""
+    """The first line of an error's text, or its type if the text is empty."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def in_our_words(error: AnyValidationError) -> str:
-    """Where a value does not fit its class, and why: the first place of them."""
+    """Where a value does not fit its class, and why: the first problem, and the number of others."""
     problems: list[Any] = list(error.errors())
     first = problems[0]
     place = ".".join(map(str, first["loc"])).replace("__root__", "")
@@ -107,7 +107,7 @@ def in_our_words(error: AnyValidationError) -> str:
 
 def _why(problem: Mapping[str, Any]) -> str:
     kind, context = str(problem["type"]), problem.get("ctx") or {}
-    if kind in ("value_error", "assertion_error"):  # what a class's own validator said, in its own words
+    if kind in ("value_error", "assertion_error"):  # the message of a class's own validator
         return f"is refused: {context.get('error', problem['msg'])}"
     for name, words in _LIMITS.items():
         if name in context:

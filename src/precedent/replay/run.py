@@ -55,7 +55,7 @@ def replay(
     pool = Pool(None)
     entries = lineup(pool, settings, reader.end_token_id)
     if embedder is not None:
-        pool.vectors = _embedded(reader, [*warm, *traces], embedder, settings, progress)
+        pool.vectors = _embedded(_queries(reader, warm, traces, settings), embedder, progress)
     shown = _fill(pool, reader, warm, traces, settings)
     result = Replay(settings, entries, {entry.name: Report() for entry in entries})
     for _, calls in groupby(read_trajectories(traces), key=lambda trajectory: trajectory.number):
@@ -130,17 +130,10 @@ def _fill(pool: Pool, reader: TurnReader, warm: Sequence[Path], traces: Sequence
     return shown
 
 
-def _embedded(
-    reader: TurnReader,
-    paths: Sequence[Path],
-    embedder: Embedder,
-    settings: Settings,
-    progress: Callable[[str, int], None],
-) -> Vectors:
+def _embedded(queries: Iterable[str], embedder: Embedder, progress: Callable[[str, int], None]) -> Vectors:
     """Embed every query that can occur."""
-    queries = dict.fromkeys(_queries(reader, paths, settings))
     vectors: dict[str, np.ndarray] = {}
-    names = list(queries)
+    names = list(dict.fromkeys(queries))
     for begin in range(0, len(names), EMBEDDED_AT_ONCE):
         batch = names[begin : begin + EMBEDDED_AT_ONCE]
         vectors.update(zip(batch, embedder.embed(batch), strict=True))
@@ -148,10 +141,12 @@ def _embedded(
     return vectors
 
 
-def _queries(reader: TurnReader, paths: Sequence[Path], settings: Settings) -> Iterator[str]:
+def _queries(reader: TurnReader, warm: Sequence[Path], traces: Sequence[Path], settings: Settings) -> Iterator[str]:
     """All queries; for the online pool, those up to the last measured turn."""
+    for trajectory in read_trajectories(warm):
+        yield from (turn.query for turn in reader.turns(trajectory))
     measured = 0
-    for trajectory in read_trajectories(paths):
+    for trajectory in read_trajectories(traces):
         for turn in reader.turns(trajectory):
             yield turn.query
             measured += not settings.groups or turn.group in settings.groups

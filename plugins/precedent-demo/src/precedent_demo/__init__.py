@@ -34,17 +34,17 @@ __all__ = [
 
 
 def make_database(seed: int, split: str = "held-out") -> OrderDesk:
-    """An order desk with about 400 orders of 200 customers in memory; seed and split fix every row.
+    """An order desk in memory with about 400 orders of 200 customers; seed and split determine every row.
 
-    The split "train" is what the adapter is trained on. Raises ConfigError for another split.
+    The adapter is trained on the split "train". Raises ConfigError for an unknown split.
     """
     return OrderDesk.from_seed(seed, split)
 
 
 def make_requests(set_name: str, full: bool = False, seed: int = 0) -> list[Request]:
-    """The requests of set "A" (30, full 60) or "B" (15, full 40) for the database of the same seed.
+    """The requests of set "A" (30, or 60 with `full`) or "B" (15, or 40) for the database of the same seed.
 
-    Raises ConfigError for another set name.
+    Raises ConfigError for an unknown set name.
     """
     desk = make_database(seed)
     try:
@@ -54,9 +54,9 @@ def make_requests(set_name: str, full: bool = False, seed: int = 0) -> list[Requ
 
 
 def adapted_target(adapter: Path | None = None) -> Path:
-    """Folder of the packaged target with the order desk's adapter (None: the package's own) merged in, made once.
+    """Folder of the packaged target with an adapter (by default the package's own) merged in; merged only once.
 
-    Raises ModelLoadError when the target, the adapter or the space for it is missing.
+    Raises ModelLoadError if the target, the adapter or the disk space is missing.
     """
     from precedent_demo import adapted  # loads torch
 
@@ -64,5 +64,5 @@ def adapted_target(adapter: Path | None = None) -> Path:
 
 
 def draft_folder() -> Path:
-    """Folder of the order desk's draft model, which was distilled from `adapted_target()`."""
+    """Folder of the order desk's draft model, distilled from `adapted_target()`."""
     return Path(__file__).parent / "models" / "draft"

@@ -22,7 +22,7 @@ from precedent.target.load.packaged import demo_folder
 NAME = "smollm2-135m-order-desk"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 MERGING = 1
-"""Raised whenever the merged model would differ, so that an older one in the user's cache folder is not used."""
+"""Increase it when the merged model changes, so that an older one in the user's cache folder is not used."""
 
 _PREFIX = "base_model.model."
 
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 
 def adapted_target(adapter: Path | None = None) -> Path:
-    """Folder of the packaged target with an adapter merged in (None: the package's own); merged there once.
+    """Folder of the packaged target with an adapter (by default the package's own) merged in; merged only once.
 
-    The folder is in the user's cache folder and named by the adapter's content, so that the engine and the caches
-    never take it for the plain model. Raises ModelLoadError when the target, the adapter or the space is missing.
+    It lies in the user's cache folder and is named by the adapter's content, so that the engine and the caches never
+    mistake it for the plain model. Raises ModelLoadError if the target, the adapter or the disk space is missing.
     """
     source = adapter or Path(str(files("precedent_demo"))) / "models" / "adapter"
     if not (source / WEIGHTS).is_file():
@@ -42,13 +42,13 @@ def adapted_target(adapter: Path | None = None) -> Path:
     folder = user_cache_path("precedent") / f"{NAME}-{_identity(source, plain)}"
     if not folder.is_dir():
         try:
-            with FileLock(f"{folder}.lock"):  # a second process waits here for the first one's merging
+            with FileLock(f"{folder}.lock"):  # a second process waits here until the first has merged
                 if not folder.is_dir():
                     _merge(plain, source, folder)
         except OSError as error:
             raise ModelLoadError(
-                f"cannot keep the merged {NAME} in {folder.parent} ({error.strerror or error}); "
-                "free 300 MB there, or set XDG_CACHE_HOME to a folder that you may write"
+                f"cannot store the merged {NAME} in {folder.parent} ({error.strerror or error}); "
+                "free 300 MB there, or set XDG_CACHE_HOME to a writable folder"
             ) from error
     return folder
 
@@ -61,14 +61,14 @@ def _identity(adapter: Path, plain: Path) -> str:
 
 
 def _merge(plain: Path, adapter: Path, folder: Path) -> None:
-    log.warning("merging the order desk's adapter into %s once, a few seconds ...", folder)
+    log.warning("merging the order desk's adapter into %s, once; this takes a few seconds", folder)
     partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # what a killed merging left behind; the lock is ours
+    shutil.rmtree(partial, ignore_errors=True)  # the remains of a killed merge; we hold the lock
     shutil.copytree(plain, partial)
     file = partial / "model.safetensors"
     save_file(merged(load_file(file), adapter), f"{file}.new", metadata={"format": "pt"})
     Path(f"{file}.new").replace(file)
-    partial.replace(folder)  # whole or not there at all
+    partial.replace(folder)  # complete or not there at all
 
 
 def merged(weights: dict[str, Tensor], adapter: Path) -> dict[str, Tensor]:

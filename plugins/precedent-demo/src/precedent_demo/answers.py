@@ -1,4 +1,4 @@
-"""What the expert says: sentences with blanks that the results of tools fill in."""
+"""The expert's sentences, with blanks for the results of tools."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ ANSWERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "send_by": (("Please send it by {send_by}.", "The last day is {send_by}."), ("send_by",)),
     "return number": (("The number is {number}.", "Please write {number} on it."), ("number",)),
 }
-"""By what there is to say: sentences of equal meaning, and which of their blanks the customer has to be told."""
+"""For each kind of answer: sentences of the same meaning, and the blanks that the customer must be told."""
 
 CONFIRM = {
     "cancel": (

@@ -1,7 +1,7 @@
-"""The words the order desk is made of: names, places and products, all invented for it.
+"""The invented names, places and products of the order desk.
 
-Databases of the split "train" and of the split "held-out" share no name, no street and no city, and no id (see
-database); most products occur in one of them only.
+Databases of the splits "train" and "held-out" share no name, street or city, and no id (see database). Most products
+occur in only one split.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Product = tuple[str, int, tuple[str, str, str]]
-"""Name, price in cents, and the three options it comes in."""
+"""Name, price in cents, and three options."""
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What the databases of one split are filled with."""
+    """The words for the databases of one split."""
 
     first_names: tuple[str, ...]
     last_names: tuple[str, ...]
@@ -85,7 +85,8 @@ _TRAIN: tuple[Product, ...] = (
 )
 
 HELD_OUT = Catalogue(
-    # Even and odd positions never meet in one customer (see database._customers): the two request sets share no name.
+    # A customer's names come from even positions only or from odd ones only (see database._customers), so that the two
+    # request sets share no name.
     first_names=(
         *("Ada", "Bruno", "Carla", "Dario", "Edith", "Felix", "Greta", "Hugo", "Irena", "Jonas"),
         *("Katja", "Leon", "Mira", "Nils", "Olga", "Pavel", "Quinn", "Rosa", "Stefan", "Tilda"),

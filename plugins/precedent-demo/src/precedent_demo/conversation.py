@@ -1,7 +1,7 @@
-"""A LangChain agent on the order desk, and the scripted customer who talks to it.
+"""Runs conversations between a LangChain agent on the order desk and a scripted customer.
 
-The model chooses every call and every word of the assistant. A turn without a call goes to the customer, who answers;
-the conversation ends when he has nothing more to say, or after `MAX_TURNS` turns of the assistant.
+The model chooses every call and every word of the assistant. The customer answers each turn without a call. The
+conversation ends when the customer has nothing more to say, or after `MAX_TURNS` turns of the assistant.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ SYSTEM_PROMPT = (
     "items can be returned or exchanged while returns are open. Ask for a yes before you change anything. "
     "Answer in one or two short sentences."
 )
-MAX_TOKENS_PER_TURN = 80  # give this to the chat model: a small one may not stop by itself
+MAX_TOKENS_PER_TURN = 80  # pass this to the chat model: a small one may not stop by itself
 MAX_TURNS = 14
 NODES_PER_TURN = 4  # turn check before the model, model, turn check after it, tools
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """One request as it went: every message, and whether the database ended as it should.
+    """One finished request: every message, and whether the request was fulfilled.
 
-    `gold_reached` compares every row of the database with one on which exactly the request's calls were made;
-    `facts_told` says whether all facts that the request asks for stand in the assistant's words.
+    `gold_reached` says whether the database equals, row by row, one on which exactly the request's calls were made.
+    `facts_told` says whether the assistant's words contain all facts that the request asks for.
     """
 
     request: Request
@@ -52,22 +52,22 @@ class Transcript:
 
     @property
     def num_calls(self) -> int:
-        """How many tool calls the model made that could be read."""
+        """The number of tool calls that could be parsed."""
         return sum(len(answer.tool_calls) for answer in self.answers)
 
     @property
     def num_invalid_calls(self) -> int:
-        """How many tool calls of the model could not be read."""
+        """The number of tool calls that could not be parsed."""
         return sum(len(answer.invalid_tool_calls) for answer in self.answers)
 
     @property
     def solved_by_model(self) -> bool:
-        """True when the database is as it should be and the customer was told what he wanted to know."""
+        """True if the database is as it should be and the customer was told all facts."""
         return self.gold_reached and self.facts_told
 
 
 class CustomerInTheLoop(AgentMiddleware[AgentState[Any], None, Any]):
-    """Lets the customer answer every turn of the model that makes no call, and ends the run when he is done."""
+    """Lets the customer answer each turn without a call, and ends the run when the customer is done."""
 
     def __init__(self, customer: Customer) -> None:
         super().__init__()
@@ -75,12 +75,12 @@ class CustomerInTheLoop(AgentMiddleware[AgentState[Any], None, Any]):
 
     @hook_config(can_jump_to=["end"])
     def before_model(self, state: AgentState[Any], runtime: Runtime[None]) -> dict[str, Any] | None:
-        """End the run after `MAX_TURNS` turns: a model may call tools for ever."""
+        """End the run after `MAX_TURNS` turns, because a model may call tools forever."""
         return {"jump_to": "end"} if len(_answers(state["messages"])) >= MAX_TURNS else None
 
     @hook_config(can_jump_to=["model"])
     def after_model(self, state: AgentState[Any], runtime: Runtime[None]) -> dict[str, Any] | None:
-        """Go on with the customer's reply to a turn without a call."""
+        """Continue with the customer's reply to a turn without a call."""
         answer = _answers(state["messages"])[-1]
         if answer.tool_calls:
             return None
@@ -91,7 +91,7 @@ class CustomerInTheLoop(AgentMiddleware[AgentState[Any], None, Any]):
 def run_request(chat_model: BaseChatModel, request: Request, desk: OrderDesk) -> Transcript:
     """Serve one request with a LangChain agent on a copy of `desk`; the model generates every assistant turn.
 
-    `desk` itself is left as it is. Errors of the chat model are passed on.
+    `desk` itself does not change. Errors of the chat model propagate.
     """
     own = desk.copy()
     try:

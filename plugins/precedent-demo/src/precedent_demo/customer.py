@@ -1,4 +1,4 @@
-"""The scripted customer: answers what he is asked, says what is left to say, and then goes."""
+"""The scripted customer: answers the assistant's questions, makes the remaining remarks, and then leaves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from precedent_demo.requests import Request
 
 
 class Customer:
-    """Leads one conversation; what he says depends on the request and on the assistant's words alone."""
+    """The customer of one conversation; its replies depend only on the request and on the assistant's words."""
 
     def __init__(self, request: Request) -> None:
         self.opening = request.opening
@@ -14,7 +14,7 @@ class Customer:
         self._remarks = list(request.remarks)
 
     def reply(self, text: str) -> str | None:
-        """What he says to these words of the assistant; None when he has nothing more to say."""
+        """The reply to these words of the assistant; None if there is nothing more to say."""
         topic = _asked(text)
         if topic in self._replies:
             return self._replies.pop(topic)
@@ -22,7 +22,7 @@ class Customer:
 
 
 def _asked(text: str) -> str | None:
-    """Whether the assistant asks who the customer is ("identify"), or for his consent ("confirm")."""
+    """Whether the assistant asks who the customer is ("identify") or asks for consent ("confirm")."""
     if "?" not in text:
         return None
     return "identify" if "email" in text.lower() or "order number" in text.lower() else "confirm"

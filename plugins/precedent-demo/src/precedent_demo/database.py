@@ -1,7 +1,7 @@
-"""The order desk's database: made from a seed, held in memory, changed only through the desk's own operations.
+"""The order desk's database: generated from a seed, held in memory, changed only through the desk's operations.
 
-Money is kept in cents; days are ISO dates counted from the fixed `TODAY`. Ids of returns, exchanges and refunds are
-made from the ids they belong to, so that the same calls in any order leave the same rows.
+Money is in cents; days are ISO dates relative to the fixed `TODAY`. The ids of returns, exchanges and refunds derive
+from those of their orders and items, so that the same calls leave the same rows in any order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TODAY = datetime.date(2026, 3, 16)
 NUM_CUSTOMERS = 200
 RETURN_WINDOW_DAYS = 30
 HELD_OUT_REMAINDER, ID_DIVISOR = 3, 7
-"""Numbers of this remainder make the ids of held-out databases and no others: no id of theirs occurs in training."""
+"""Only held-out databases use ids with this remainder, so that none of their ids occurs in training."""
 
 SCHEMA = """
 CREATE TABLE customers (customer_id TEXT PRIMARY KEY, number INTEGER, name TEXT, email TEXT UNIQUE, address TEXT);
@@ -45,12 +45,12 @@ def day(offset: int) -> str:
 
 
 def build(seed: int, split: str = "held-out") -> sqlite3.Connection:
-    """Open an in-memory database filled with about 400 orders of 200 customers; seed and split fix every row.
+    """Open an in-memory database with about 400 orders of 200 customers; seed and split determine every row.
 
-    Raises ConfigError for a split that is neither "held-out" nor "train".
+    Raises ConfigError for a split other than "held-out" and "train".
     """
     if split not in CATALOGUES:
-        raise ConfigError(f"there is no split {split!r}; the splits are held-out and train")
+        raise ConfigError(f"there is no split {split!r}; choose held-out or train")
     connection = sqlite3.connect(":memory:", check_same_thread=False)  # the agent's tool node runs tools on threads
     connection.row_factory = sqlite3.Row
     connection.executescript(SCHEMA)
@@ -60,7 +60,7 @@ def build(seed: int, split: str = "held-out") -> sqlite3.Connection:
 
 
 def dump(connection: sqlite3.Connection) -> dict[str, list[tuple[Any, ...]]]:
-    """Every row of every table, sorted, to compare two databases."""
+    """Every row of every table, sorted, for comparing two databases."""
     return {
         table: sorted((tuple(row) for row in connection.execute(f"SELECT * FROM {table}")), key=repr)
         for table in TABLES
@@ -68,7 +68,7 @@ def dump(connection: sqlite3.Connection) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def new_address(rng: random.Random, words: Catalogue) -> str:
-    """An address in one line: number and street, city and zip code."""
+    """An address on one line: number and street, city and zip code."""
     return f"{rng.randint(1, 99)} {rng.choice(words.streets)}, {rng.choice(words.cities)} {rng.randint(10_000, 99_999)}"
 
 
@@ -107,7 +107,7 @@ class _Builder:
                 self._insert("products", f"K{next(numbers)}", product, option, price, stock)
 
     def _customers(self) -> None:
-        """Names in a walk over both lists, so that pairs are unique and even positions meet even positions only."""
+        """Insert customers; walking both name lists keeps pairs unique and combines even positions only with even."""
         words, rng = self._words, self._rng
         first, last = (rng.sample(names, len(names) // 2 * 2) for names in (words.first_names, words.last_names))
         numbers = self._numbers(1_000, 9_999, NUM_CUSTOMERS)
@@ -117,7 +117,7 @@ class _Builder:
             self._insert("customers", f"C{next(numbers)}", i, f"{given} {family}", email, new_address(rng, words))
 
     def _email(self, given: str, family: str) -> str:
-        """One of several habits of naming a mailbox; a part of each is the whole family name, so that none is taken."""
+        """An address in one of several styles; each contains the whole family name, so that no address occurs twice."""
         form = self._rng.choice(("{g}.{f}", "{g}.{f}", "{f}.{g}", "{g}{f}{n}", "{g}_{f}", "{f}{n}.{g}", "{g}-{f}{n}"))
         mailbox = form.format(g=given, f=family, n=self._rng.randint(1, 99))
         return f"{mailbox}@{self._rng.choice(self._words.mail_hosts)}"

@@ -1,4 +1,4 @@
-"""The order desk: what staff may look up and change, and the policies that bind them."""
+"""The order desk: the operations that look up and change orders, and the policies that restrict them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CANCEL_REASONS = ("ordered by mistake", "no longer needed")
 
 
 class PolicyError(PrecedentError):
-    """An operation that the order desk refuses; its text is what a tool answers."""
+    """The order desk refuses an operation; the tool answers with the error's text."""
 
 
 class OrderDesk:
-    """One open order database and the operations on it; every operation is one transaction and thread-safe."""
+    """An open order database and its operations; each operation is one transaction and thread-safe."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -29,11 +29,11 @@ class OrderDesk:
 
     @classmethod
     def from_seed(cls, seed: int, split: str = "held-out") -> Self:
-        """A desk with a freshly made database (about 400 orders). Raises ConfigError for an unknown split."""
+        """A desk with a new database (about 400 orders). Raises ConfigError for an unknown split."""
         return cls(database.build(seed, split))
 
     def copy(self) -> OrderDesk:
-        """A desk of its own with the same rows."""
+        """An independent desk with the same rows."""
         connection = sqlite3.connect(":memory:", check_same_thread=False)
         connection.row_factory = sqlite3.Row
         with self._lock:
@@ -41,12 +41,12 @@ class OrderDesk:
         return OrderDesk(connection)
 
     def state(self) -> dict[str, list[tuple[Any, ...]]]:
-        """Every row of every table, sorted; equal for desks on which the same things happened."""
+        """Every row of every table, sorted; equal for desks with equal contents."""
         with self._lock:
             return database.dump(self._connection)
 
     def rows(self, query: str, *values: str) -> list[sqlite3.Row]:
-        """Run a SELECT; how requests are chosen and tests look inside."""
+        """Run a SELECT; used to choose requests, and by tests."""
         with self._lock:
             return self._connection.execute(query, values).fetchall()
 
@@ -60,14 +60,14 @@ class OrderDesk:
         self._connection.close()
 
     def find_customer(self, email: str) -> dict[str, Any]:
-        """The customer with this e-mail address. Raises PolicyError when there is none."""
+        """The customer with this e-mail address. Raises PolicyError if there is none."""
         found = self.rows("SELECT * FROM customers WHERE email = ?", email.strip().lower())
         if not found:
             raise PolicyError("no customer has this email")
         return {"customer": found[0]["customer_id"], "name": found[0]["name"], "address": found[0]["address"]}
 
     def list_orders(self, customer: str) -> dict[str, Any]:
-        """The orders of a customer, oldest first. Raises PolicyError when there is no such customer."""
+        """The orders of a customer, oldest first. Raises PolicyError if there is no such customer."""
         if not self.rows("SELECT 1 FROM customers WHERE customer_id = ?", customer):
             raise PolicyError(f"no customer has the number {customer}")
         query = "SELECT order_id, status FROM orders WHERE customer_id = ? ORDER BY placed_on, order_id"
@@ -82,7 +82,7 @@ class OrderDesk:
         return {"orders": shown}
 
     def get_order(self, order: str) -> dict[str, Any]:
-        """Status, items, total and address of an order. Raises PolicyError when there is no such order."""
+        """Status, items, total and address of an order. Raises PolicyError if there is no such order."""
         found = self._order(order)
         items = [
             {"item": row["item_id"], "name": _name(row), "price": money(row["price"])} for row in self._items(order)
@@ -103,7 +103,7 @@ class OrderDesk:
         return shown | {"due": spoken(found[0]["due_on"])}
 
     def get_refund_status(self, order: str) -> dict[str, Any]:
-        """The refunds of an order. Raises PolicyError when it has none."""
+        """The refunds of an order. Raises PolicyError if there are none."""
         status = self._order(order)["status"]
         found = self.rows("SELECT * FROM refunds WHERE order_id = ? ORDER BY refund_id", order)
         if not found:
@@ -120,14 +120,14 @@ class OrderDesk:
         return refunds[0] if len(refunds) == 1 else {"refunds": refunds}
 
     def change_address(self, order: str, address: str) -> dict[str, Any]:
-        """Send a pending order to another address. Raises PolicyError once it has left."""
+        """Send a pending order to another address. Raises PolicyError if it is no longer pending."""
         with self._transaction() as connection:
             self._demand(order, "pending", "its address cannot be changed")
             connection.execute("UPDATE orders SET address = ? WHERE order_id = ?", (address, order))
         return {"status": "pending", "address": address}
 
     def cancel_order(self, order: str, reason: str) -> dict[str, Any]:
-        """Cancel a pending order and refund it. Raises PolicyError once it has left or for an unknown reason."""
+        """Cancel a pending order and refund it. Raises PolicyError if it is not pending, or for an unknown reason."""
         if reason not in CANCEL_REASONS:
             raise PolicyError(f"reason must be one of: {', '.join(CANCEL_REASONS)}")
         with self._transaction() as connection:

@@ -1,4 +1,4 @@
-"""How many held-out requests does a target model solve, in a closed loop with real tools and a real database?
+"""Measures how many held-out requests a target model solves, in a closed loop with real tools and a real database.
 
 python -m precedent_demo.evaluation --requests 100
 """
@@ -52,7 +52,7 @@ class Report:
         self.by_workflow.setdefault(transcript.request.workflow, Counter())[transcript.solved_by_model] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        """Every figure, rates with their 95 % interval."""
+        """All figures; rates come with their 95 % interval."""
         return {
             "requests": self.requests,
             "solved": _rate(self.solved, self.requests),
@@ -71,7 +71,7 @@ def _rate(hits: int, total: int) -> dict[str, Any]:
 
 
 def wilson(hits: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a rate after Wilson; (0, 1) for no trial."""
+    """Wilson's 95 % interval of a rate; (0, 1) if `total` is 0."""
     if total == 0:
         return 0.0, 1.0
     z = 1.96
@@ -82,12 +82,12 @@ def wilson(hits: int, total: int) -> tuple[float, float]:
 
 
 def evaluate(chat_model: BaseChatModel, set_name: str, seed: int, requests: int, show: bool = False) -> Report:
-    """Serve that many requests of a set on the database of `seed`; `show` prints conversations that went wrong."""
+    """Serve the first `requests` of a set on the database of `seed`; `show` prints the failed conversations."""
     report, desk = Report(), OrderDesk.from_seed(seed, SPLITS[set_name])
     for request in islice(generate_requests(set_name, seed, desk), requests):
         transcript = run_request(chat_model, request, desk)
         report.add(transcript)
-        progress = f"{report.solved} of {report.requests} solved, {report.invalid_calls} unreadable calls"
+        progress = f"{report.solved} of {report.requests} solved, {report.invalid_calls} invalid calls"
         print(f"{request.request_id} {request.workflow}: {progress}", file=sys.stderr, flush=True)
         if show and not transcript.solved_by_model:
             _show(transcript)
@@ -110,21 +110,23 @@ def _chat_model(target: str | None, adapter: str | None) -> BaseChatModel:
     from precedent_demo.adapted import adapted_target
 
     name = target or str(adapted_target(Path(adapter) if adapter else None))
-    # earlier answers are proposed again, which changes the speed alone: greedy answers stay the target's own
+    # drafting from earlier answers changes only the speed: greedy answers stay the target's own
     return ChatPrecedent(
         model=name, speculation_cache=SpeculationCache.open(None), temperature=0.0, max_tokens=MAX_TOKENS_PER_TURN
     )
 
 
 def main() -> None:
-    """Print a report of one target model as JSON."""
+    """Print the report on one target model as JSON."""
     parser = argparse.ArgumentParser(prog="python -m precedent_demo.evaluation", description=__doc__)
-    parser.add_argument("--target", help="model id or folder instead of the adapted one, e.g. smollm2-135m-instruct")
-    parser.add_argument("--adapter", help="folder of another adapter than the package's own")
+    parser.add_argument(
+        "--target", help="model id or folder to use instead of the adapted model, e.g. smollm2-135m-instruct"
+    )
+    parser.add_argument("--adapter", help="folder of an adapter to use instead of the package's own")
     parser.add_argument("--set", default="A", choices=sorted(SPLITS), dest="set_name")
-    parser.add_argument("--seed", type=int, default=0, help="of the database and the requests")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the database and the requests")
     parser.add_argument("--requests", type=int, default=100)
-    parser.add_argument("--show", action="store_true", help="show conversations that went wrong")
+    parser.add_argument("--show", action="store_true", help="show the failed conversations")
     options = parser.parse_args()
     try:
         chat_model = _chat_model(options.target, options.adapter)

@@ -1,7 +1,7 @@
-"""The environment's own expert: it knows what a customer wants and serves him as an assistant should.
+"""The environment's expert: it knows what a customer wants and serves them as an assistant should.
 
-Its conversations are what the adapter is trained on, and what it does is what has to come of a request. It goes by what
-a real assistant could know at that point; only which order and item are meant, it knows from the goal.
+The adapter is trained on its conversations, and its calls define the expected outcome of a request. It uses only what a
+real assistant could know at that point, except that it reads the order and the item from the goal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from precedent_demo.requests import Call, Goal
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A turn of words, and the facts in it that the customer has to be told."""
+    """A turn of text, and the facts in it that the customer must be told."""
 
     text: str
     facts: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class Said:
 
 Turn = Call | Said
 Talk = Generator[Turn, Any, dict[str, Any]]
-"""Yields turns; a call is sent the tool's result, words are sent nothing. Returns the last result that matters."""
+"""Yields turns; send it the tool's result after a call and nothing after text. Returns the last relevant result."""
 
 _REFUSED = {"cancel": "too late to cancel", "change address": "too late to change"}
 _DONE = {"cancel": "cancelled", "change address": "address changed", "return": "returned", "exchange": "exchanged"}
@@ -41,14 +41,14 @@ _FOLLOW_UPS = {"number": "return number", "due": "refund due"}
 
 
 class Expert:
-    """Serves one goal; `rng` chooses between sentences of equal meaning."""
+    """Serves one goal; `rng` chooses among sentences of the same meaning."""
 
     def __init__(self, goal: Goal, rng: random.Random) -> None:
         self._goal, self._rng = goal, rng
         self._known: dict[str, Any] = {"order": goal.order, "product": goal.product, "option": goal.option}
 
     def turns(self) -> Generator[Turn, Any, None]:
-        """All turns of the assistant, in order; send each call's result and nothing to words."""
+        """All turns of the assistant, in order; send the result after each call and nothing after text."""
         goal = self._goal
         if goal.concern in ("list orders", "my address", "my number"):
             yield from self._about_customer()
@@ -60,7 +60,7 @@ class Expert:
             yield self._answer(_FOLLOW_UPS.get(question, question))
 
     def _call(self, name: str, **arguments: str) -> Talk:
-        """Make a call and remember what the result says."""
+        """Make a call and remember its result."""
         result: dict[str, Any] = yield Call(name, arguments)
         self._known |= result
         return result
@@ -111,7 +111,7 @@ class Expert:
             yield self._answer("arrived" if "delivered" in result else "on its way")
 
     def _act(self, concern: str) -> Generator[Turn, Any, None]:
-        """Look at the order unless that was done; refuse, or ask for a yes and do it."""
+        """Look up the order unless it is known; then refuse, or ask for consent and act."""
         if "items" not in self._known:
             yield from self._call("get_order", order=self._goal.order)
         refusal = self._refusal(concern)
@@ -149,7 +149,7 @@ class Expert:
 
 
 def gold(goal: Goal, desk: OrderDesk) -> tuple[tuple[Call, ...], tuple[str, ...]]:
-    """The calls that change the database, and the facts to be told; `desk` itself is left as it is."""
+    """The calls that change the database, and the facts to tell; `desk` itself does not change."""
     own = desk.copy()
     calls: list[Call] = []
     facts: list[str] = []
@@ -173,7 +173,7 @@ def gold(goal: Goal, desk: OrderDesk) -> tuple[tuple[Call, ...], tuple[str, ...]
 
 
 def outcome(call: Call, desk: OrderDesk) -> dict[str, Any]:
-    """What a tool call answers."""
+    """The answer to a tool call."""
     try:
         result: dict[str, Any] = getattr(desk, call.name)(**call.arguments)
     except PolicyError as refusal:

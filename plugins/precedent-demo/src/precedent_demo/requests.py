@@ -1,4 +1,4 @@
-"""What a customer wants, as data: the words that will be said, and the database that should come of it."""
+"""A customer's request as data: the words of the customer, and the expected outcome."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What stands behind a request: how the order is found, what is done with it, what is asked about it.
+    """The plan behind a request: how the order is found, what is done with it, and what is asked about it.
 
-    `found_by` is "number" or "email" (said at once), "asked number" or "asked email" (said when asked for), or
-    "wrong email" (corrected when asked). `concern` and `second_concern` name what is wanted, as in `wording`;
-    `questions` are asked after it is done.
+    `found_by` is "number" or "email" (given at once), "asked number" or "asked email" (given on request), or
+    "wrong email" (corrected on request). `concern` and `second_concern` name what the customer wants, as in `wording`;
+    `questions` follow afterwards.
     """
 
     concern: str
@@ -45,10 +45,10 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One customer's request: what he says, and what has to come of it.
+    """One customer's request: what the customer says, and the expected outcome.
 
-    `replies` are what he answers when asked to identify himself ("identify") or to agree ("confirm"); `remarks` follow
-    one by one after every other answer. `calls` lead to the gold state of the database; `facts` have to be told to him.
+    `replies` answer a question for identity ("identify") or for consent ("confirm"); after any other answer comes the
+    next of `remarks`. `calls` lead to the gold state of the database; the assistant must tell all `facts`.
     """
 
     request_id: str

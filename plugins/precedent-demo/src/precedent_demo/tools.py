@@ -1,4 +1,4 @@
-"""The order desk's operations as LangChain tools; a refusal is an answer (`{"error": ...}`), never an exception."""
+"""The order desk's operations as LangChain tools; a refusal becomes an answer (`{"error": ...}`), not an exception."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from precedent_demo.desk import OrderDesk, PolicyError
 
 
 class Email(BaseModel):
-    """Arguments that name a customer by e-mail."""
+    """Arguments that identify a customer by e-mail address."""
 
     email: str
 
 
 class Customer(BaseModel):
-    """Arguments that name a customer by number."""
+    """Arguments that identify a customer by number."""
 
     customer: str
 
 
 class Order(BaseModel):
-    """Arguments that name an order by number."""
+    """Arguments that identify an order by number."""
 
     order: str
 
@@ -43,7 +43,7 @@ class Cancellation(Order):
 
 
 class OrderItem(Order):
-    """Arguments that name one item of an order."""
+    """Arguments that identify one item of an order."""
 
     item: str
 
@@ -54,7 +54,7 @@ class Exchange(OrderItem):
     option: str
 
 
-# Names and descriptions are short on purpose: system prompt and schemas stand in front of every prompt.
+# Names and descriptions are short on purpose: every prompt starts with the system prompt and the schemas.
 _TOOLS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("find_customer", Email, "Find a customer."),
     ("list_orders", Customer, "List a customer's orders."),
@@ -86,7 +86,7 @@ def _tool(operation: Callable[..., dict[str, Any]], name: str, schema: type[Base
 
 
 def _wrong_arguments(error: Any) -> str:
-    """One short line instead of pydantic's page: the model has to read it."""
+    """One short line instead of pydantic's long message, because the model has to read it."""
     if not isinstance(error, ValidationError):
         return json.dumps({"error": "wrong arguments"})
     problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]

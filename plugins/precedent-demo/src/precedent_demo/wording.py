@@ -1,7 +1,7 @@
-"""What scripted customers say, in three sets that share no sentence: "train", and "A" and "B", which are held out.
+"""The sentences of scripted customers, in three sets without common sentences: "train" and the held-out "A" and "B".
 
-Every part of a customer's message is drawn from a set of its own, so that few messages are said twice. `{it}` stands
-for one of the `references`; the other blanks are filled in by `requests`.
+Each part of a customer's message is chosen separately, so that few messages occur twice. `{it}` is replaced by a
+reference to the order or item (`order_by_*`, `item_by_*`); `workflows` fills in the other blanks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a set of sentences consists of; see wording."""
+"""The parts of a set of sentences; see wording."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Sentences = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """One set's sentences: by concern, by what is asked in between, and by what the customer answers."""
+    """One set of sentences for the openings, replies and remarks of customers."""
 
     greetings: Sentences
     order_by_number: Sentences

@@ -1,7 +1,7 @@
-"""Which requests there are: workflows over the orders of one database, put into words by one set of sentences.
+"""Generates requests: workflows over the orders of one database, worded with one set of sentences.
 
-The sets "A" and "B" are for databases of the split "held-out" and never share a customer, an order, a name or a
-sentence; "train" is for databases of the split "train".
+The sets "A" and "B" use databases of the split "held-out" and share no customer, order, name or sentence. The set
+"train" uses databases of the split "train".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPLITS = {"train": "train", "A": "held-out", "B": "held-out"}
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """A concern, the orders that it fits, and what may be asked afterwards."""
+    """A concern, the SQL condition for its orders, and the questions that may follow."""
 
     concern: str
     condition: str
@@ -68,29 +68,29 @@ CHANGING = ("change address", "cancel", "return", "exchange")
 
 
 def make_requests(set_name: str, full: bool, seed: int, desk: OrderDesk) -> list[Request]:
-    """The requests of set "A" or "B" for the database of `desk`; without `full` the first 30 (A) or 15 (B) of them.
+    """The requests of set "A" or "B" for the database of `desk`: 60 or 40 with `full`, else the first 30 or 15.
 
-    Raises ConfigError for another set name.
+    Raises ConfigError for an unknown set name.
     """
     if set_name not in SIZES:
-        raise ConfigError(f"there is no request set {set_name!r}; the sets are A and B")
+        raise ConfigError(f"there is no request set {set_name!r}; choose A or B")
     return list(islice(generate_requests(set_name, seed, desk), SIZES[set_name][full]))
 
 
 def generate_requests(set_name: str, seed: int, desk: OrderDesk) -> Iterator[Request]:
-    """Requests without end, every workflow in turn; a customer comes again only after all others.
+    """Endless requests, one workflow after the other; a customer returns only when no new one fits.
 
-    `desk` must hold a database of the split of the set (`SPLITS`). Raises ConfigError for an unknown set name.
+    `desk` must hold a database of the set's split (`SPLITS`). Raises ConfigError for an unknown set name.
     """
     if set_name not in WORDINGS:
-        raise ConfigError(f"there is no set {set_name!r} of wordings; the sets are {', '.join(WORDINGS)}")
+        raise ConfigError(f"there is no set of wordings {set_name!r}; choose from {', '.join(WORDINGS)}")
     writer = _Writer(set_name, random.Random(f"requests {set_name} {seed}"), desk)
     names = list(WORKFLOWS)
     return (writer.request(f"{set_name}{i + 1:02d}", names[i % len(names)]) for i in count())
 
 
 class _Writer:
-    """Makes the requests of one set on one database."""
+    """Writes the requests of one set for one database."""
 
     def __init__(self, set_name: str, rng: random.Random, desk: OrderDesk) -> None:
         self._set, self._rng, self._desk = set_name, rng, desk
@@ -124,7 +124,7 @@ class _Writer:
         )
 
     def _pick(self, workflow: Workflow) -> Any:
-        """An order with one of its items, of a customer of this set who was not served yet, if there is one left."""
+        """An order that fits, with one of its items, if possible of a customer who was not served yet."""
         stock = "1"
         if workflow.needs_stock is not None:
             compared = ">" if workflow.needs_stock else "="
@@ -212,4 +212,4 @@ class _Writer:
 
 
 _WEIGHTS = {"number": 45, "email": 30, "asked number": 8, "asked email": 9, "wrong email": 8}
-"""How often an order is found in which way, of 100."""
+"""How often, in percent, an order is found in each way."""

@@ -1,4 +1,4 @@
-"""Trains the order desk's adapter: LoRA on SmolLM2-135M-Instruct, on conversations of the environment's expert.
+"""Trains the order desk's adapter: LoRA on SmolLM2-135M-Instruct, with conversations of the environment's expert.
 
 python -m precedent_demo.training.adapter --minutes 60 --out DIR --resume
 """
@@ -36,10 +36,10 @@ ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 
 
 class Trainer:
-    """One run of training: `model` with its adapter, whose `parameters` are trained, and the folder that keeps both.
+    """One training run: `model` with its adapter, the `parameters` to train, and the folder for checkpoint and adapter.
 
-    Time is processor time per thread, on an idle machine the time on the wall: other work on the machine, or a stop
-    for a while, does not change what a run learns.
+    Time is CPU time per thread, which equals wall-clock time on an idle machine. Other work on the machine, or an
+    interruption, therefore does not change what a run learns.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace) -> None:
@@ -57,7 +57,7 @@ class Trainer:
             self._progress = checkpoints.load(self._out, self.parameters, self._optimizer)
 
     def run(self) -> None:
-        """Train until the time is used up; checkpoints and held-out loss on the way."""
+        """Train until the time is used up, saving checkpoints and reporting the held-out loss on the way."""
         options, progress = self._options, self._progress
         last_saved = last_held_out = time.monotonic()
         for batch in batches(self._encoder, "train", options.batch_tokens, progress.pool, progress.number):
@@ -94,7 +94,7 @@ class Trainer:
         return self._progress.seconds / (self._options.minutes * 60)
 
     def _rate(self) -> float:
-        """Warm-up, then constant, then linear to `FINAL_RATE` of it over the last part of the time."""
+        """The learning rate: warm-up, then constant, then a linear decay to the fraction `FINAL_RATE`."""
         done = self._done()
         decay = (
             1.0 if done < DECAY_FROM else 1.0 - (1.0 - FINAL_RATE) * min(1.0, (done - DECAY_FROM) / (1 - DECAY_FROM))
@@ -110,7 +110,7 @@ class Trainer:
         )
 
     def report_held_out(self) -> None:
-        """Loss and hits on conversations of set A, whose names, ids and sentences occur nowhere in training."""
+        """Report loss and hits on conversations of set A; its names, ids and sentences do not occur in training."""
         head = Head(self._encoder.head, lifetime=HELD_OUT_BATCHES)
         with torch.no_grad():
             measured = [loss_of(self.model, head, batch) for batch in self._held_out()]
@@ -122,7 +122,7 @@ class Trainer:
         return islice(batches(self._encoder, "A", self._options.batch_tokens), HELD_OUT_BATCHES)
 
     def save(self) -> None:
-        """A checkpoint to resume from, and the adapter as peft and `precedent_demo.adapted_target` read it."""
+        """Save a checkpoint to resume from, and the adapter as peft and `precedent_demo.adapted_target` read it."""
         checkpoints.save(self._out, self.parameters, self._optimizer, self._progress)
         weights = {name: one.to(torch.bfloat16) for name, one in get_peft_model_state_dict(self.model).items()}
         partial = self._out / f"{ADAPTER_FILE}.partial"
@@ -143,20 +143,20 @@ def _say(line: str) -> None:
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The settings of a run, from the command line or from `arguments`."""
+    """The options of a run, from the command line or from `arguments`."""
     parser = argparse.ArgumentParser(prog="python -m precedent_demo.training.adapter", description=__doc__)
-    parser.add_argument("--minutes", type=float, required=True, help="processor time per thread, earlier runs included")
-    parser.add_argument("--out", required=True, help="folder of the checkpoint and the adapter")
+    parser.add_argument("--minutes", type=float, required=True, help="CPU time per thread, including earlier runs")
+    parser.add_argument("--out", required=True, help="folder for the checkpoint and the adapter")
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint in --out, if there is one")
     parser.add_argument("--rate", type=float, default=1.5e-3, help="highest learning rate")
     parser.add_argument("--batch-tokens", type=int, default=1200, help="positions in one step")
-    parser.add_argument("--dtype", default="float32", help="bfloat16 only on processors that multiply in it")
+    parser.add_argument("--dtype", default="float32", help="use bfloat16 only on processors that compute in it")
     parser.add_argument(
         "--full-head-from",
         type=float,
         default=0.6,
-        help="share of the time after which conversations follow the tool schemas, as at inference; before, they "
-        "follow the system text alone, which halves the cost of a step",
+        help="fraction of the time after which the prompt includes the tool schemas, as at inference; without them "
+        "a step costs half",
     )
     parser.add_argument("--save-seconds", type=float, default=150)
     parser.add_argument("--held-out-seconds", type=float, default=900)
@@ -167,7 +167,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, as the command line says."""
+    """Train with the options of the command line."""
     options = options_of()
     try:
         model, tokenizer = load_target(DEMO_TARGET, dtype=options.dtype, device="cpu")

@@ -1,4 +1,4 @@
-"""Batches of conversations of similar length, the same ones after every restart."""
+"""Batches of conversations of similar length; a restart yields the same ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from precedent_demo.training.trajectories import Conversation, Encoder, conversations
 
 POOL = 240
-"""Conversations sorted by length together: enough that a batch wastes few positions on padding."""
+"""Conversations sorted by length at a time, enough to waste few positions on padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Conversations `[batch, length]` padded on the right, which tokens the assistant wrote, and its place in order."""
+    """Conversations `[batch, length]` padded on the right, a mask of the assistant's tokens, and the place in order."""
 
     token_ids: Tensor
     written: Tensor
@@ -27,12 +27,12 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Positions of the batch, padding included."""
+        """Positions in the batch, including padding."""
         return self.token_ids.numel()
 
 
 def batches(encoder: Encoder, set_name: str, tokens: int, pool: int = 0, number: int = 0) -> Iterator[Batch]:
-    """Batches of at most `tokens` positions without end, from the batch of this pool and number on."""
+    """Endless batches of at most `tokens` positions, starting with batch `number` of pool `pool`."""
     for current in count(pool):
         found = sorted(islice(conversations(encoder, set_name, current), POOL), key=lambda one: len(one.token_ids))
         groups = list(_groups(found, tokens))
@@ -52,7 +52,7 @@ def _groups(ordered: Sequence[Conversation], tokens: int) -> Iterator[list[Conve
 
 
 def padded(group: Sequence[Conversation]) -> Batch:
-    """Several conversations as one batch; padding repeats token 0 and is never looked at by what stands before it."""
+    """Several conversations as one batch, padded with token 0; no earlier token attends to the padding."""
     length = max(len(one.token_ids) for one in group)
     token_ids = torch.zeros((len(group), length), dtype=torch.long)
     written = torch.zeros((len(group), length), dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: one safetensors file, replaced as a whole, so that a kill leaves the last one."""
+"""Checkpoints of a training run: one safetensors file, replaced atomically, so that a kill leaves the previous one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run is: steps, tokens (padding included), seconds of processor time per thread, the next batch."""
+    """The progress of a run: steps, tokens (including padding), seconds of CPU time per thread, and the next batch."""
 
     steps: int = 0
     tokens: int = 0
@@ -28,7 +28,7 @@ class Progress:
 
 
 def save(folder: Path, parameters: dict[str, Tensor], optimizer: AdamW, progress: Progress) -> None:
-    """Write parameters, moments and progress into `folder`."""
+    """Write parameters, moments and progress to `folder`."""
     tensors = {f"parameter.{name}": one.detach().contiguous() for name, one in parameters.items()}
     for moment in MOMENTS:
         tensors |= {f"{moment}.{name}": optimizer.state[one][moment] for name, one in parameters.items()}
@@ -38,7 +38,7 @@ def save(folder: Path, parameters: dict[str, Tensor], optimizer: AdamW, progress
 
 
 def load(folder: Path, parameters: dict[str, Tensor], optimizer: AdamW) -> Progress:
-    """Continue from the checkpoint in `folder`; a fresh `Progress` when there is none."""
+    """Restore the checkpoint in `folder`; return a new `Progress` if there is none."""
     file = folder / CHECKPOINT
     if not file.is_file():
         return Progress()

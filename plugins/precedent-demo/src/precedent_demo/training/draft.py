@@ -1,10 +1,10 @@
-"""Trains the order desk's draft model: two layers beside the adapted target, distilled from its own laws.
+"""Trains the order desk's draft model: two layers, distilled from the adapted target's own distributions.
 
 python -m precedent_demo.training.draft --prompts questions.jsonl --out DIR
 
-The target serves customers of the split "train"; to these conversations come others of the environment's expert, whose
-words the target was taught, and the target's answers to the prompts of a file. `precedent train-draft`'s distillation
-learns what the target thinks of them. A run that was killed goes on with --resume.
+The texts are conversations in which the target serves customers of the split "train", conversations of the
+environment's expert, on which the target was trained, and the target's answers to the prompts of a file. The
+distillation of `precedent train-draft` learns the target's distributions on them. --resume continues a killed run.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from precedent_demo.training.trajectories import Encoder
 
 TEMPERATURE = 0.7
-"""At which the target serves customers: the demo is run greedily and at this temperature."""
+"""The target serves customers at this temperature; the demo runs greedily and at this temperature."""
 
 HEAD_TOKENS, ANSWER_TOKENS, LONGEST_CONTEXT, LONGEST_PROMPT = 2048, 96, 256, 160
 BATCH_TOKENS = 256
 REQUESTS_PER_DATABASE = 40
 EXPERT_SEED = 900
-"""The adapter's training counts its databases up from another one."""
+"""Differs from the adapter's training, so that the databases differ as well."""
 
 
 def conversations(engine: Engine, turns: list[tuple[tuple[int, ...], GenerationResult]], number: int) -> list[Text]:
-    """Whole conversations of the target with customers of the training split, all behind the head as context.
+    """Whole conversations of the target with customers of the training split, with the head as their context.
 
-    `turns` is where the engine's `on_result` puts each finished turn.
+    The engine's `on_result` must append each finished turn to `turns`.
     """
     from precedent.langchain import ChatPrecedent
     from precedent_demo.conversation import MAX_TOKENS_PER_TURN, run_request
@@ -67,7 +67,7 @@ def conversations(engine: Engine, turns: list[tuple[tuple[int, ...], GenerationR
 
 
 def of_the_expert(tokenizer: PreTrainedTokenizerBase, number: int) -> list[Text]:
-    """Conversations of the expert with customers that neither the adapter nor the served conversations have seen."""
+    """Conversations of the expert with customers that occur in neither the adapter's training nor `conversations`."""
     from precedent_demo.training.trajectories import Encoder
     from precedent_demo.training.trajectories import conversations as generated
 
@@ -76,14 +76,14 @@ def of_the_expert(tokenizer: PreTrainedTokenizerBase, number: int) -> list[Text]
 
 
 def _text(encoder: Encoder, token_ids: Sequence[int]) -> Text:
-    """What follows the head; of it only the assistant's words are learned."""
+    """The text after the head; only the assistant's tokens in it are learned."""
     from precedent.training.texts import Text
 
     return Text((*encoder.head, *token_ids), len(token_ids), encoder.written(token_ids))
 
 
 def train(options: argparse.Namespace) -> Trained:
-    """Serve, answer, distil; the draft stands in the folder afterwards."""
+    """Serve customers, answer prompts, and distil the draft model into the output folder."""
     from precedent.target.load.loading import load_target
     from precedent.training.distil import Distillation
     from precedent.training.plan import Plan, Recipe
@@ -111,7 +111,7 @@ def train(options: argparse.Namespace) -> Trained:
 
 
 def _served(options: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[Text]:
-    """Conversations with customers, kept beside the draft's folder until somebody deletes them."""
+    """Conversations with customers; a file beside the draft's folder keeps them for --resume."""
     from precedent.cache import SpeculationCache
     from precedent.engine.engine import Engine
 
@@ -152,18 +152,18 @@ def _say(line: str) -> None:
 
 
 def options_of() -> argparse.Namespace:
-    """The settings of a run."""
+    """The options of a run, from the command line."""
     parser = argparse.ArgumentParser(prog="python -m precedent_demo.training.draft", description=__doc__)
-    parser.add_argument("--adapter", type=Path, help="folder of another adapter than the package's own")
-    parser.add_argument("--prompts", type=Path, required=True, help="general questions, as train-draft takes them")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the draft model")
-    parser.add_argument("--start", default="ends", help="what it begins as: ends, first, last or a draft's folder")
+    parser.add_argument("--adapter", type=Path, help="folder of an adapter to use instead of the package's own")
+    parser.add_argument("--prompts", type=Path, required=True, help="general questions, in train-draft's formats")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the draft model")
+    parser.add_argument("--start", default="ends", help="initial weights: ends, first, last or a draft model's folder")
     parser.add_argument("--requests", type=int, default=160, help="customers to serve first")
-    parser.add_argument("--experts", type=int, default=800, help="conversations of the expert to read")
-    parser.add_argument("--answers", type=int, default=160, help="of the target to the prompts")
-    parser.add_argument("--rollouts", type=int, default=160, help="of the draft in each round but the first")
+    parser.add_argument("--experts", type=int, default=800, help="conversations of the expert to learn from")
+    parser.add_argument("--answers", type=int, default=160, help="the target's answers to the prompts")
+    parser.add_argument("--rollouts", type=int, default=160, help="the draft's texts in each round but the first")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=4500, help="of all rounds")
+    parser.add_argument("--steps", type=int, default=4500, help="training steps of all rounds together")
     parser.add_argument("--resume", action="store_true")
     return parser.parse_args()
 
@@ -174,7 +174,7 @@ def main() -> None:
         trained = train(options_of())
     except PrecedentError as error:
         sys.exit(f"error: {error}")
-    _say(f"{trained.plan}, {trained.num_tokens:,} tokens of the target's own")
+    _say(f"{trained.plan}, {trained.num_tokens:,} tokens from the target")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Conversations of the environment's expert as chat traces (JSONL), for `replay`, `train-draft` and `measure-draft`.
+"""Writes conversations of the expert as chat traces (JSONL), for `replay`, `train-draft` and `measure-draft`.
 
 python -m precedent_demo.training.logs --set A --requests 40 --out desk.jsonl
 """
@@ -20,7 +20,7 @@ from precedent_demo.workflows import SPLITS, generate_requests
 
 
 def logged(set_name: str, seed: int) -> Iterator[dict[str, Any]]:
-    """Conversations of a set on the database of `seed`, without end."""
+    """Endless conversations of a set on the database of `seed`."""
     desk, rng = OrderDesk.from_seed(seed, SPLITS[set_name]), random.Random(f"log {set_name} {seed}")
     system = {"role": "system", "content": SYSTEM_PROMPT}
     for request in generate_requests(set_name, seed, desk):
@@ -29,10 +29,10 @@ def logged(set_name: str, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Write them."""
+    """Write the traces that the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m precedent_demo.training.logs", description=__doc__)
     parser.add_argument("--set", default="A", choices=sorted(SPLITS), dest="set_name")
-    parser.add_argument("--seed", type=int, default=0, help="of the database and the requests")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the database and the requests")
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The loss over what the assistant wrote, behind a head of the prompt whose keys and values are kept for a while."""
+"""The loss on the assistant's tokens, with cached keys and values for the head of the prompt."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ KeysAndValues = list[tuple[Tensor, Tensor]]
 
 
 class Head:
-    """Keys and values of the prompt's head, the same for all conversations: computed anew every `lifetime` uses.
+    """Keys and values of the prompt's head, the same for all conversations; recomputed every `lifetime` uses.
 
-    No gradient flows into them. The head is twice as long as a conversation, so this saves most of the work; what a few
-    steps change in its keys and values is little, and every evaluation computes them with the final weights.
+    No gradient flows into them. The head is twice as long as a conversation, so this saves most of the work. A few
+    steps change its keys and values only a little, and every evaluation recomputes them with the current weights.
     """
 
     def __init__(self, token_ids: Sequence[int], lifetime: int) -> None:
@@ -30,7 +30,7 @@ class Head:
         self._layers: KeysAndValues = []
 
     def cache(self, decoder: Any, rows: int) -> DynamicCache:
-        """A KV cache that holds the head once for each of `rows` conversations."""
+        """A KV cache with the head repeated for each of `rows` conversations."""
         if self._uses % self._lifetime == 0:
             with torch.no_grad():
                 found = decoder(input_ids=self._token_ids, use_cache=True).past_key_values
@@ -40,9 +40,9 @@ class Head:
 
 
 def written_logits(model: PreTrainedModel, head: Head, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Logits `[written, vocabulary]` for the tokens of the assistant, and the ids `[written]` of these tokens.
+    """Logits `[written, vocabulary]` for the assistant's tokens, and the ids `[written]` of these tokens.
 
-    The output layer sees only the positions that the loss looks at: over a large vocabulary it costs a third.
+    The output layer runs only on the positions that count for the loss: with a large vocabulary it costs a third.
     """
     decoder: Any = model.get_decoder()
     cache = head.cache(decoder, len(batch.token_ids))
@@ -53,7 +53,7 @@ def written_logits(model: PreTrainedModel, head: Head, batch: Batch) -> tuple[Te
 
 
 def loss_of(model: PreTrainedModel, head: Head, batch: Batch) -> tuple[Tensor, float]:
-    """Mean negative log-likelihood of the written tokens in nats, and the share of them that greedy decoding hits."""
+    """Mean negative log-likelihood of the assistant's tokens in nats, and the share that greedy decoding predicts."""
     logits, wanted = written_logits(model, head, batch)
     hits = (logits.detach().argmax(-1) == wanted).float().mean().item()
     return cross_entropy(logits.float(), wanted), hits

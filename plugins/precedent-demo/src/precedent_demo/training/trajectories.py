@@ -1,6 +1,6 @@
 """Conversations of the environment's expert, as the token ids that a model sees at inference.
 
-A conversation is kept without its head (the system turn with the tool schemas), which is the same for all of them.
+A conversation excludes its head (the system turn with the tool schemas), which is the same for all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REQUESTS_PER_DATABASE = 40
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Token ids after the head, and which of them the assistant wrote (`<|im_end|>` included)."""
+    """Token ids after the head, and which of them the assistant wrote (including `<|im_end|>`)."""
 
     token_ids: tuple[int, ...]
     written: tuple[bool, ...]
@@ -66,7 +66,7 @@ def _as_made(call: Call) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def tool_schemas() -> tuple[dict[str, Any], ...]:
-    """The tools as `create_agent` gives them to a chat model."""
+    """The tools in the form in which `create_agent` gives them to a chat model."""
     desk = OrderDesk.from_seed(0)
     try:
         return tuple(convert_to_openai_tool(tool) for tool in make_tools(desk))
@@ -77,7 +77,7 @@ def tool_schemas() -> tuple[dict[str, Any], ...]:
 class Encoder:
     """Turns messages into the ids that `precedent.text.prompt.render_prompt` gives at inference.
 
-    `head` is the system turn with the tool schemas, `short_head` the one without.
+    `head` is the system turn with the tool schemas, `short_head` the system turn without them.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -102,7 +102,7 @@ class Encoder:
         return Conversation(tuple(token_ids), self.written(token_ids))
 
     def written(self, token_ids: Sequence[int]) -> tuple[bool, ...]:
-        """Which tokens behind the head the assistant wrote, the ends of its turns included."""
+        """Which tokens after the head the assistant wrote, including the ends of its turns."""
         return tuple(self._written(token_ids))
 
     def _written(self, token_ids: Sequence[int]) -> Iterator[bool]:
@@ -115,7 +115,7 @@ class Encoder:
 
 
 def conversations(encoder: Encoder, set_name: str, seed: int) -> Iterator[Conversation]:
-    """Conversations without end, on a new database every `REQUESTS_PER_DATABASE` requests."""
+    """Endless conversations, on a new database after every `REQUESTS_PER_DATABASE` requests."""
     for number in count(seed * 100_000):
         desk, rng = OrderDesk.from_seed(number, SPLITS[set_name]), random.Random(f"expert {set_name} {number}")
         requests = generate_requests(set_name, number, desk)
