@@ -193,7 +193,7 @@ def test_requests_fail_when_another_process_does_not_answer_in_time(launch: Any,
         (
             "gpt2",
             None,
-            "UnsupportedError: tensor_parallel=True is not to be had with this gpt2: transformers has no",
+            "UnsupportedError: tensor_parallel=True is not available for this gpt2: transformers has no",
             1,
         ),
         ("llama", "other-tokens", "ModelLoadError: the draft model", 0),
