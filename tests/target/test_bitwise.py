@@ -296,7 +296,9 @@ def test_what_forwards_of_one_size_would_round_otherwise_is_found_at_load(monkey
 def test_models_that_cannot_run_in_one_size_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this mistral: .*sliding_attention"):
         TargetModel(model(family="mistral", sliding_window=8), bitwise=True, static=ONE_SIZE)
-    with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this llama: .*CUDA graphs need CUDA devices"):
+    with pytest.raises(
+        UnsupportedError, match=r"bitwise=True is not available for this llama: .*CUDA graphs need CUDA devices"
+    ):
         TargetModel(model(), bitwise=True, static=StaticSettings())
     with pytest.raises(ConfigError, match="no attention called 'split'; choose auto, ordered"):
         TargetModel(model(), bitwise=True, static=StaticSettings(capture=False, attention="split", arena_tokens=1024))
@@ -308,7 +310,7 @@ def test_who_finds_no_place_in_forwards_of_one_size_is_refused_and_the_next_is_s
     """Computed otherwise it would round otherwise. An engine lets requests wait for a place instead."""
     go_without_kernels(monkeypatch)
     wide = model(max_position_embeddings=1024)
-    with pytest.raises(UnsupportedError, match="its arena has no room to try three texts of 257 tokens"):
+    with pytest.raises(UnsupportedError, match="its arena has no room to test three texts of 257 tokens"):
         TargetModel(wide, bitwise=True, static=StaticSettings(arena_tokens=1024, capture=False))
     target = TargetModel(wide, bitwise=True, static=StaticSettings(arena_tokens=2048, capture=False))
     slots, prompt = [target.new_slot() for _ in range(3)], tokens(600, seed=1)

@@ -51,9 +51,7 @@ def static_runner(runner: Runner, shape: KVShape, settings: StaticSettings) -> S
         return use_fixed_sizes(runner, shape, settings)
     except Hindrance as hindrance:
         name = runner.model.config.get_text_config().model_type
-        raise UnsupportedError(
-            f"{name} cannot run as CUDA graphs: {hindrance}; leave cuda_graphs out"
-        ) from hindrance
+        raise UnsupportedError(f"{name} cannot run as CUDA graphs: {hindrance}; leave cuda_graphs out") from hindrance
 
 
 def _check_settings(runner: Runner, settings: StaticSettings) -> None:
