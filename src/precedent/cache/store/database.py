@@ -126,7 +126,7 @@ class Database(OfOneProcess):
             raise CacheError(self._not_erased("another process is reading it"))
 
     def _not_erased(self, reason: str) -> str:
-        return f"the records are forgotten, but {self} still holds their bytes ({reason}); run forget once more later"
+        return f"the records are forgotten, but {self} still holds their bytes ({reason}); run forget again later"
 
     def refuses_writes(self) -> bool:
         """True when the cache is read-only; says so once."""

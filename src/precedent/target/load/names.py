@@ -40,8 +40,9 @@ def check_name(name: str) -> None:
         raise ModelLoadError(f"write {rest!r}, without huggingface: before it")
     if HOSTED.match(name) or (service in OF_A_SERVICE and rest):
         raise ModelLoadError(
-            f"{name!r} is available only through its provider's API, so its weights cannot run here; give a Hugging Face "
-            f"id such as {HUB_EXAMPLE!r} or a folder (`precedent replay` shows what your logs of {name!r} would gain)"
+            f"{name!r} is available only through its provider's API, so its weights cannot run here; give a Hugging "
+            f"Face id such as {HUB_EXAMPLE!r} or a folder (`precedent replay` shows what your logs of {name!r} would "
+            "gain)"
         )
     if TAG.fullmatch(name):
         tag = name.removeprefix("ollama:")
