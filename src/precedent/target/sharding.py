@@ -76,7 +76,6 @@ class Part(NamedTuple):
 
 def parts(weights: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict that can be read without communicating with the other processes."""
-
     return {
         name: Part(tuple(weight.shape), weight.to_local()) if hasattr(weight, "to_local") else weight
         for name, weight in weights.items()

@@ -70,7 +70,6 @@ def _block(bands: int, columns: int, places: tuple[int, int, int, int, int, int]
 @compiled
 def _write(at: Places, rows: int, out: int, row: int, sums: int, number: int) -> None:
     """Write one tile of sums to the outputs of its rows."""
-
     turned = sums + BANDS * COLUMNS * TILE_BYTES
     _turn((sums + number * TILE_BYTES, 4 * TILE, TILE, turned, 4 * TILE))
     biases = at[5] + 4 * out if at[5] else 0

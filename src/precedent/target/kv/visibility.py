@@ -131,7 +131,6 @@ def within(rows: Rows, device: torch.device) -> Tensor:
 
 def _ruled(rule: Rule, positions: NDArray[np.int64], first: int, length: int, device: torch.device) -> Tensor:
     """What the rule allows by position alone, `[rows, keys from first on]`."""
-
     queries = placed(positions, device)
     keys = torch.cat([torch.arange(first, length, device=device), queries])
     batch = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
