@@ -94,7 +94,7 @@ def check_fit(model: PreTrainedModel, *, packed: bool) -> None:
 
 
 def prove(target: TargetModel) -> None:
-    """Raise UnsupportedError if a tree and plain decoding differ in any bit, at lengths where sums are cut anew.
+    """Raise UnsupportedError if a tree and plain decoding differ in any bit, at lengths where sums are split anew.
 
     Those are the lengths at which a piece of keys, and a bucket of keys, overflows.
     """

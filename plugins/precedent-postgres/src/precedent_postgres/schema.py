@@ -127,7 +127,7 @@ def _check_format(connection: psycopg.Connection[Any], tables: Mapping[str, Sequ
     names = {"tables": [f"{SCHEMA}.{name}" for name in TABLES], "completion": f"{SCHEMA}.completion"}
     planted = connection.execute(_PLANTED, names).fetchone()
     if planted is not None:
-        raise _not_ours(f"somebody has changed what happens to its records: {planted[0]}")
+        raise _not_ours(f"its triggers, rules or policies were changed: {planted[0]}")
 
 
 def _not_ours(reason: str) -> CacheMismatchError:

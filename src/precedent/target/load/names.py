@@ -26,7 +26,7 @@ HOSTED = re.compile(
     r"(latest|\d{4}))",
     re.IGNORECASE,
 )
-"""How the names of models begin whose weights are not public."""
+"""How the names of some models without public weights begin."""
 
 TAG = re.compile(r"[\w.-]+(/[\w.-]+)*:[\w.-]+")
 
