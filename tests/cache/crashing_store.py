@@ -91,7 +91,7 @@ class Worker:
         try:
             self._store.forget(Selection(ids=(row_id,)))
         except CacheError as error:
-            if "run forget once more" not in str(error):  # others hold the file: the record is gone all the same
+            if "run forget again" not in str(error):  # others hold the file: the record is gone all the same
                 raise
         self._say("forgot", row_id)
 

@@ -177,7 +177,7 @@ def test_records_behind_damage_in_the_log_are_found_missing(tmp_path):
     file = write(tmp_path / "b", {"": found[""], "-wal": bytes(log)})
     before = contents(file)
     (finding,) = verify_cache(file).findings
-    assert "records stand behind the damage" in finding.detail
+    assert "there are records after the damage" in finding.detail
     assert contents(file) == before
     assert verify_cache(file, repair=True).sound
     saved = tokens_in(file)
@@ -204,7 +204,7 @@ def test_a_log_that_cannot_be_read_here_is_not_left_out_silently(tmp_path):
     found = logged(tmp_path / "a")
     file = write(tmp_path / "b", found)
     Path(f"{file}-shm").symlink_to(tmp_path / "nowhere" / "else")
-    refused(file, "cannot be looked at now: unable to open database file; .* make it writable")
+    refused(file, "cannot be inspected now: unable to open database file; .* make it writable")
 
 
 @pytest.mark.parametrize("journal", ["hot", "hot, and a log"])
@@ -241,15 +241,15 @@ def test_a_file_that_another_program_switched_writes_a_log_again(tmp_path):
 # --- schemas that are not ours ---------------------------------------------------------------------------------------
 
 PLANTED = {
-    "trigger 'planted' is none": "CREATE TRIGGER planted AFTER INSERT ON completion BEGIN "
+    "trigger 'planted' does not belong to a cache": "CREATE TRIGGER planted AFTER INSERT ON completion BEGIN "
     "DELETE FROM completion WHERE id = new.id; END",
-    "view 'planted' is none": "CREATE VIEW planted AS SELECT * FROM completion",
-    "table 'planted' is none": "CREATE TABLE planted (x)",
-    "index 'planted' is none": "CREATE INDEX planted ON completion (abs(accepted - 9223372036854775807))",
+    "view 'planted' does not belong to a cache": "CREATE VIEW planted AS SELECT * FROM completion",
+    "table 'planted' does not belong to a cache": "CREATE TABLE planted (x)",
+    "index 'planted' does not belong to a cache": "CREATE INDEX planted ON completion (abs(accepted - 9223372036854775807))",
     "index 'completion_identity' is missing": "DROP INDEX completion_identity",
     "trigger 'completion_went' is missing": "DROP TRIGGER completion_went",
     "table 'gone' is missing": "DROP TABLE gone",
-    "table 'completion' is not a cache's own": "ALTER TABLE completion ADD COLUMN more TEXT DEFAULT 'x'",
+    "table 'completion' differs from a cache's": "ALTER TABLE completion ADD COLUMN more TEXT DEFAULT 'x'",
 }
 
 
@@ -285,13 +285,13 @@ def test_what_is_checked_is_every_object_of_every_format(tmp_path):
             with inspecting(file):
                 pass
             changed(file, f"DROP {kind} {name}")
-            refused(file, "is missing|is not a cache's own|no such table", RepairableError)
+            refused(file, "is missing|differs from a cache's|no such table", RepairableError)
 
 
 def test_a_number_that_does_not_fit_the_tables_is_said(tmp_path):
     file = filled(tmp_path / "a")
     changed(file, "PRAGMA user_version=1")
-    refused(file, "says that it has format 1, and its tables are those of format 2", CacheMismatchError)
+    refused(file, "its header says format 1, and its tables have format 2", CacheMismatchError)
     assert verify_cache(file, repair=True).sound
     assert tokens_in(file) == list(range(COUNT))
 
@@ -300,7 +300,7 @@ def test_a_newer_number_asks_for_an_upgrade_first(tmp_path):
     """With tables of today it may also be damage, and is repaired when that is asked for; with others it never is."""
     file = filled(tmp_path / "a")
     changed(file, "PRAGMA user_version=999")
-    refused(file, "format 999.*reads 1 to 2.*upgrade precedent.*its tables are those of format 2", CacheMismatchError)
+    refused(file, "format 999.*reads 1 to 2.*upgrade precedent.*its tables have format 2", CacheMismatchError)
     assert verify_cache(file, repair=True).sound
     newer = filled(tmp_path / "b")
     changed(newer, "PRAGMA user_version=999", "CREATE TABLE of_the_future (x)")

@@ -52,7 +52,7 @@ def test_an_installed_package_opens_its_urls_with_the_settings_of_the_cache(inst
 
 
 def test_what_nobody_opens_or_cannot_be_imported_is_named(installed):
-    with pytest.raises(ConfigError, match="nothing installed here opens a cache at etcd://"):
+    with pytest.raises(ConfigError, match="no installed package opens a cache at etcd://"):
         open_store("etcd://host")
     with pytest.raises(ConfigError, match="at etcd://"):
         verify_store("ETCD://host")

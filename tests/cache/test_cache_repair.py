@@ -314,7 +314,7 @@ def test_a_repair_that_is_cut_short_is_finished_by_the_next(tmp_path, monkeypatc
         else:
             assert len(steps) < killed_at, "all steps were tried"
     if Path(f"{file}.repaired").exists():
-        with pytest.raises(CacheError, match="its repair was interrupted; repairing it once more finishes that"):
+        with pytest.raises(CacheError, match="its repair was interrupted; repair it again to finish that"):
             SQLiteStore.open(file)
     assert set(range(100, 100 + COUNT)) <= set(repaired(file))
     assert kept(file).read_bytes() == main[:PAGE]

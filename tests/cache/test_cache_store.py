@@ -238,7 +238,7 @@ def test_forget_says_so_when_another_process_keeps_the_bytes(tmp_path, monkeypat
     reader = sqlite3.connect(tmp_path / "precedent.sqlite", isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM completion").fetchone()
-    with pytest.raises(CacheError, match="run forget once more"):
+    with pytest.raises(CacheError, match="run forget again"):
         store.forget(Selection(ids=(row_id,)))
     assert store.list(Selection(), None) == []
     reader.execute("COMMIT")

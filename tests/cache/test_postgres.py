@@ -91,7 +91,7 @@ CREATE TRIGGER planted BEFORE INSERT ON precedent.completion FOR EACH ROW EXECUT
 """
 
 FOREIGN = {
-    "its table meta is none of a cache's": "DROP TABLE precedent.meta; CREATE TABLE precedent.meta (id int)",
+    "its table meta is not a cache's": "DROP TABLE precedent.meta; CREATE TABLE precedent.meta (id int)",
     "table meta is missing": "DROP TABLE precedent.meta",
     "table gone is not one of that format": "DROP TABLE precedent.gone",
     "table completion is not one of that format": "ALTER TABLE precedent.completion DROP COLUMN text",
@@ -123,10 +123,10 @@ def test_what_is_planted_while_the_store_is_open_is_a_clear_error(store, server)
     """Nobody is told that a record is stored which is not."""
     add(store, completion(1))
     server.execute(PLANTED)
-    with pytest.raises(CacheError, match="the server has stored nothing"):
+    with pytest.raises(CacheError, match="the server stored nothing"):
         add(store, completion(2))
     server.execute("DELETE FROM precedent.meta WHERE key = 'epoch'")
-    with pytest.raises(CacheError, match="a row that every cache has is gone"):
+    with pytest.raises(CacheError, match="a row that every cache has is missing"):
         store.epoch()
 
 

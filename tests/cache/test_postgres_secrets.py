@@ -112,7 +112,7 @@ def test_a_connection_that_fails_tells_no_password(failing: str, operation: str,
     seen = "\n".join(logging.Formatter().format(record) for record in caplog.records)
     assert CANARY not in whole_story(failed.value)
     assert CANARY not in seen + caplog.text + repr([vars(record) for record in caplog.records])
-    if isinstance(failed.value, CacheError) and "no PostgreSQL URL" not in str(failed.value):
+    if isinstance(failed.value, CacheError) and "not a PostgreSQL URL" not in str(failed.value):
         assert "speculation goes on without it" in seen
 
 
@@ -228,7 +228,7 @@ def test_every_secret_that_libpq_knows_is_one_here() -> None:
 
 @pytest.mark.parametrize("url", ["postgresql://host/db?nonsense=1", f"postgresql://me:{CANARY}%00@host/db"])
 def test_a_url_that_is_none_is_refused_at_once(url: str) -> None:
-    with pytest.raises(CacheError, match="is no PostgreSQL URL") as raised:
+    with pytest.raises(CacheError, match="is not a PostgreSQL URL") as raised:
         PostgresStore(url)
     assert CANARY not in whole_story(raised.value)
 

@@ -400,7 +400,7 @@ def test_the_loser_skips_sealing_and_a_forgetful_one_says_so(tmp_path, monkeypat
     memory.read(store, TENANT, TOKENIZER)
     with FileLock(tmp_path / "precedent.sqlite-index" / "lock"):
         assert not memory.seal()
-        with pytest.raises(CacheError, match="run forget once more"):
+        with pytest.raises(CacheError, match="run forget again"):
             store.forget(Selection(ids=(1,)))
     assert 1 not in [row.id for row in store.list()]
     assert as_bytes(answer(0)[:4]) in raw(tmp_path / "precedent.sqlite-index")

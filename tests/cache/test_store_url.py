@@ -149,8 +149,8 @@ def test_a_scheme_is_read_without_regard_to_case() -> None:
     ("where", "says"),
     [
         (Path(f"postgresql://me:{CANARY}@host/db"), "a Path cannot be a URL"),
-        (f"host=db user=me password={CANARY}", "named by a URL, not by keywords"),
-        (f"password={CANARY} host=db", "named by a URL, not by keywords"),
+        (f"host=db user=me password={CANARY}", "a database needs a URL, not keywords"),
+        (f"password={CANARY} host=db", "a database needs a URL, not keywords"),
         (f"postgresql://me:{CANARY}@host/db".encode(), "a bytes names no cache"),
         ({"password": CANARY}, "a dict names no cache"),
     ],
@@ -166,7 +166,7 @@ def test_the_embedded_store_makes_no_folder_of_a_url(
     use: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CacheError, match="postgresql://me@host/db is no folder or file") as refused:
+    with pytest.raises(CacheError, match="postgresql://me@host/db is not a folder or file") as refused:
         use(f"postgresql://me:{CANARY}@host/db")
     assert CANARY not in str(refused.value)
     assert list(tmp_path.iterdir()) == []

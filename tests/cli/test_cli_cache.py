@@ -120,8 +120,8 @@ def test_forget_erases_what_is_selected_and_nothing_else(folder, tmp_path):
         (["verify", "{tmp}/none"], "there is no cache"),
         (["compact", "{tmp}/none"], "there is no cache"),
         (["export", "{cache}", "{tmp}"], "is not empty"),
-        (["import", "{cache}", "{tmp}"], "is no finished export"),
-        (["import", "{tmp}/none", "{tmp}"], "is no finished export"),
+        (["import", "{cache}", "{tmp}"], "is not a finished export"),
+        (["import", "{tmp}/none", "{tmp}"], "is not a finished export"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_2_and_harms_nothing(folder, tmp_path, arguments, says):

@@ -348,7 +348,7 @@ def test_what_cannot_draw_ahead_is_refused_by_name() -> None:
         Engine(model, tokenizer, name="tiny", draft_model=first_layers(model, 1), pearl=True, cost=FlatCost())
     with pytest.raises(ConfigError, match="draft_device='cpu' is for a draft model"):
         Engine.load(model, tokenizer=tokenizer, draft_device="cpu")
-    with pytest.raises(ConfigError, match="move it there"):
+    with pytest.raises(ConfigError, match="move the model there"):
         Engine.load(model, tokenizer=tokenizer, draft_model=tiny_causal_lm(), draft_device="cpu")
     with pytest.raises(ConfigError, match="draft_device='toaster'"):
         load_draft("first-layers:1", model, tokenizer, device="toaster")

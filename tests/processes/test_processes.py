@@ -23,7 +23,7 @@ CACHE = (
     "CacheError: this SpeculationCache was made before the process was forked: give its path or URL, and open it only"
 )
 AMID = "UnsupportedError: this process was forked while another thread was loading or running a model"
-OPEN = "was open when this process was forked, and SQLite cannot open it here as well"
+OPEN = "was open when this process was forked, and SQLite cannot open it here too"
 
 ENDING = {
     "ends_while_the_embedder_is_loaded": (0, [False]),

@@ -210,16 +210,16 @@ def test_texts_are_the_same_off_cold_warm_adversarial_continued_and_together(
 @pytest.mark.parametrize(
     ("unfit", "reason"),
     [
-        (lambda: model(torch.float64), "have no arithmetic by rows on cpu in float64"),
-        (lambda: model(torch.float16), "have no arithmetic by rows on cpu in float16"),
-        (lambda: model(num_key_value_heads=2, head_dim=24), "have no arithmetic by rows"),
-        (lambda: model(family="gpt2"), "have no arithmetic by rows"),
+        (lambda: model(torch.float64), "have no row-wise kernels on cpu in float64"),
+        (lambda: model(torch.float16), "have no row-wise kernels on cpu in float16"),
+        (lambda: model(num_key_value_heads=2, head_dim=24), "have no row-wise kernels"),
+        (lambda: model(family="gpt2"), "have no row-wise kernels"),
         (lambda: model(family="mistral", sliding_window=8), "sliding_attention"),
-        (lambda: with_eager_attention(model()), r"its attention is not ours \(eager\)"),
+        (lambda: with_eager_attention(model()), r"it does not use our attention \(eager\)"),
     ],
 )
 def test_models_that_round_otherwise_are_refused_by_name(unfit: Any, reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=rf"bitwise=True is not to be had with this .*{reason}"):
+    with pytest.raises(UnsupportedError, match=rf"bitwise=True is not available for this .*{reason}"):
         TargetModel(unfit(), bitwise=True)
 
 
@@ -247,7 +247,7 @@ def test_a_machine_that_rounds_otherwise_is_refused(monkeypatch: pytest.MonkeyPa
         return [row + 1e-2 * (len(row) > 1) for row in rows]
 
     monkeypatch.setattr(TargetModel, "score", wrong)
-    with pytest.raises(UnsupportedError, match="round otherwise on this machine"):
+    with pytest.raises(UnsupportedError, match="round differently on this machine"):
         TargetModel(model(), bitwise=True)
 
 
@@ -289,14 +289,14 @@ def test_what_forwards_of_one_size_would_round_otherwise_is_found_at_load(monkey
     """A negative control of the proof: attention that sums a tree apart from its prefix."""
     go_without_kernels(monkeypatch)
     monkeypatch.setattr(static_runner, "ordered_named", lambda *arguments: split_attention.split)
-    with pytest.raises(UnsupportedError, match="round otherwise on this machine"):
+    with pytest.raises(UnsupportedError, match="round differently on this machine"):
         TargetModel(model(), bitwise=True, static=ONE_SIZE)
 
 
 def test_models_that_cannot_run_in_one_size_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"bitwise=True is not to be had with this mistral: .*sliding_attention"):
+    with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this mistral: .*sliding_attention"):
         TargetModel(model(family="mistral", sliding_window=8), bitwise=True, static=ONE_SIZE)
-    with pytest.raises(UnsupportedError, match=r"bitwise=True is not to be had with this llama: .*CUDA devices only"):
+    with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this llama: .*need CUDA devices"):
         TargetModel(model(), bitwise=True, static=StaticSettings())
     with pytest.raises(ConfigError, match="no attention called 'split'; choose auto, ordered"):
         TargetModel(model(), bitwise=True, static=StaticSettings(capture=False, attention="split", arena_tokens=1024))
@@ -308,7 +308,7 @@ def test_who_finds_no_place_in_forwards_of_one_size_is_refused_and_the_next_is_s
     """Computed otherwise it would round otherwise. An engine lets requests wait for a place instead."""
     go_without_kernels(monkeypatch)
     wide = model(max_position_embeddings=1024)
-    with pytest.raises(UnsupportedError, match="its arena has no room to try three texts of 257 tokens"):
+    with pytest.raises(UnsupportedError, match="its arena has no room to test three texts of 257 tokens"):
         TargetModel(wide, bitwise=True, static=StaticSettings(arena_tokens=1024, capture=False))
     target = TargetModel(wide, bitwise=True, static=StaticSettings(arena_tokens=2048, capture=False))
     slots, prompt = [target.new_slot() for _ in range(3)], tokens(600, seed=1)

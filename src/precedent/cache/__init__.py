@@ -1,6 +1,6 @@
-"""The speculation cache: completion store, similarity index and embedder; knows no language model.
+"""The speculation cache: completion store, similarity index and embedder; it needs no language model.
 
-Importing it loads none of FAISS, sentence-transformers and torch; they are imported when first needed.
+Importing it loads none of FAISS, sentence-transformers and torch; they are imported at first use.
 """
 
 from precedent.cache.maintain.verifying import verify_cache

@@ -1,7 +1,7 @@
-"""What a completion store of one's own is built from; see `CompletionStore` for what it has to do.
+"""The building blocks of a custom completion store; `CompletionStore` defines what it has to do.
 
-A package offers its store under the entry points `precedent.stores`: the name is a URL's scheme, the object is called
-with a `StoreURL` and the settings of `precedent.cache.opening.open_store`.
+A package offers its store under the entry points `precedent.stores`: the entry's name is a URL scheme, and its object
+is called with a `StoreURL` and the settings of `precedent.cache.opening.open_store`.
 `precedent.testing.store_contract.StoreContract` tests it.
 """
 

@@ -1,4 +1,4 @@
-"""Opening a store by where it lies: a folder or file is SQLite's, a URL a plugin's that knows its scheme."""
+"""Opens the store at a place: SQLite for a folder or file, for a URL the plugin that handles its scheme."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUP = "precedent.stores"
 """Entry points whose names are URL schemes and whose objects are called like `open_store`, with a `StoreURL`."""
 
 KNOWN_PLUGINS = {"postgresql": "precedent-postgres", "postgres": "precedent-postgres"}
-"""Which package to install for a scheme that nobody here opens."""
+"""The package to install for a scheme that nothing installed opens."""
 
 
 def open_store(
@@ -31,9 +31,9 @@ def open_store(
     create: bool = True,
     read_only: bool = False,
 ) -> CompletionStore:
-    """Open the store at a folder, a file or a URL; in memory without any.
+    """Open the store at a folder, a file or a URL; without a place, in memory.
 
-    Raises ConfigError for a URL that no installed package opens, and CacheError as the store itself does.
+    Raises ConfigError for a URL that no installed package opens, and CacheError if the store cannot be opened.
     """
     place = place_of(where)
     opener: Callable[..., CompletionStore] = _opener(place) if isinstance(place, StoreURL) else SQLiteStore.open
@@ -41,7 +41,7 @@ def open_store(
 
 
 def verify_store(where: Place, *, repair: bool = False) -> VerifyReport:
-    """Check the store at a folder, a file or a URL, with `repair` mend it; see `verify_cache`. Raises CacheError."""
+    """Check the store at a folder, file or URL, and with `repair` mend it; see `verify_cache`. Raises CacheError."""
     place = place_of(where)
     if isinstance(place, str | Path):
         return verify_cache(place, repair=repair)
@@ -59,4 +59,4 @@ def _opener(url: StoreURL) -> Callable[..., CompletionStore]:
         return opener
     known = KNOWN_PLUGINS.get(scheme)
     advice = f"pip install {known}" if known else f"give a folder, or install the package that opens {scheme}://"
-    raise ConfigError(f"nothing installed here opens a cache at {scheme}://; {advice}")
+    raise ConfigError(f"no installed package opens a cache at {scheme}://; {advice}")

@@ -1,4 +1,4 @@
-"""The speculation cache: prior completions, found again by what was asked and handed to drafters as token ids."""
+"""The speculation cache: finds prior completions by their requests, and gives drafters their token ids."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from precedent.runtime.process import Lock, OfOneProcess, check_fork
 REMEMBERED_QUERIES = 256
 
 DEFAULT_MAX_INDEX_BYTES = 256 * 2**20
-"""Bytes that the token indexes of a cache in memory take unless told otherwise: some 20 million tokens."""
+"""Default limit on the token indexes of a cache in memory: some 20 million tokens."""
 
 DEFAULT_MAX_MAPPED_BYTES = 4 * 2**30
-"""The same of a cache on disk, whose large arrays are mapped (`snapshot.scratch`): some 300 million tokens."""
+"""The same for a cache on disk, which maps large arrays (`snapshot.scratch`): some 300 million tokens."""
 
 
 class SpeculationCache(OfOneProcess):
     """Stores completions and recalls them by similarity; safe for several threads and processes.
 
-    Each process opens its own: one that was forked while the cache was open gets CacheError.
+    Each process opens its own cache: a process forked while the cache was open gets CacheError.
 
-    A tenant is a hard partition: no method returns a completion of another tenant than the one it was given.
-    `max_index_bytes` bounds what drafting keeps of it in memory. `redact` sees each completion before it is embedded
+    A tenant is a hard partition: no method returns a completion of another tenant than the given one.
+    `max_index_bytes` bounds the token indexes that drafting holds. `redact` gets each completion before it is embedded
     and stored (`precedent.cache.store.redaction`).
     """
 
@@ -64,7 +64,7 @@ class SpeculationCache(OfOneProcess):
         self._vectors_lock = Lock()
         self._memories: list[weakref.WeakMethod[Callable[[], None]]] = []
         self.path: str | None = None
-        """What `open` was given, made absolute, a URL without its secrets; None in memory."""
+        """The path or URL passed to `open`, absolute and without secrets; None in memory."""
 
     @classmethod
     def open(
@@ -84,13 +84,13 @@ class SpeculationCache(OfOneProcess):
         """Open a cache, in memory without a `path`.
 
         `path` is a folder, a file that ends in .sqlite, .sqlite3 or .db, or a URL that an installed package opens (see
-        `precedent.cache.opening`). `embedder` is a sentence-transformers id or folder, or an object of one's own; the
-        default is all-MiniLM-L6-v2. It is loaded on first use, or here if the file holds vectors, which must be its
-        own. `max_bytes` bounds tokens, vectors and texts of all completions, `max_tenant_bytes` those of any one
-        tenant, `max_records` the number of completions, `max_age` the seconds since one was first stored;
-        `max_index_bytes` the token indexes that drafting keeps (256 MiB in memory, 4 GiB for a cache on disk, of which
-        large arrays are mapped), from which the oldest completions go first. `redact` gives what is stored in
-        the place of a completion, or None. `similarity` finds the nearest completions, by default FAISS in memory.
+        `precedent.cache.opening`). `embedder` is a sentence-transformers id or folder, or an embedder object; the
+        default is all-MiniLM-L6-v2. It is loaded at first use, or here if the file holds vectors, which it must have
+        made. `max_bytes` bounds tokens, vectors and texts of all completions, `max_tenant_bytes` those of any one
+        tenant, `max_records` the number of completions, `max_age` the seconds since one was first stored.
+        `max_index_bytes` bounds the token indexes of drafting (default 256 MiB in memory, 4 GiB on disk, where large
+        arrays are mapped); the oldest completions leave them first. `redact` returns what to store instead of a
+        completion, or None for nothing. `similarity` finds the nearest completions, by default FAISS in memory.
         Raises CacheError; a file that is refused is left untouched.
         """
         check_fork()
@@ -117,9 +117,9 @@ class SpeculationCache(OfOneProcess):
         embed_one(self._embedder, "warm-up")
 
     def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
-        """At most `k` stored completions whose queries are nearest to `query`, the nearest first.
+        """The at most `k` stored completions with the queries nearest to `query`, nearest first.
 
-        The text is embedded once; an empty one recalls nothing. Raises CacheError when the embedder fails.
+        The text is embedded once; an empty text recalls nothing. Raises CacheError if the embedder fails.
         """
         check_tenant(tenant)
         vector = self._vector(query)
@@ -131,9 +131,9 @@ class SpeculationCache(OfOneProcess):
     def insert(self, completion: NewCompletion) -> int:
         """Store a completion; it is on disk when this returns its id.
 
-        The same answer to the same query is counted, not stored twice. Returns 0 when nothing could be stored (a
-        read-only file, a full disk), which is logged once, or where `redact` says that nothing shall be. Raises
-        CacheError for a completion that is not valid.
+        Repeating the same answer to the same query increases its count. Returns 0 if nothing could be stored (a
+        read-only file, a full disk), which is logged once, or if `redact` returned None. Raises CacheError for an
+        invalid completion.
         """
         check_tenant(completion.tenant)
         if self._redact is not None:
@@ -146,21 +146,21 @@ class SpeculationCache(OfOneProcess):
         return self._store.insert(completion, vector, identity)
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> Completions:
-        """The completions of a partition with an id above `after_id`, in rising order; cheap when there are none."""
+        """The completions of a partition with an id above `after_id`, in increasing order; cheap if there are none."""
         check_tenant(tenant)
         return self._store.since(tenant, tokenizer, after_id)
 
     def partition(self, tenant: str, tokenizer: str) -> Partition | None:
-        """A partition with its sealed segments; None where there are none to be had: in memory, or in another store."""
+        """A partition with its sealed segments; None for a cache in memory or in a store without segments."""
         check_tenant(tenant)
         return self._store.partition(tenant, tokenizer) if isinstance(self._store, SQLiteStore) else None
 
     def epoch(self) -> int:
-        """Grows whenever completions were forgotten or evicted: what was read by `since` must then be read anew."""
+        """Increases when completions are forgotten or evicted: results of `since` must then be read again."""
         return self._store.epoch()
 
     def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The epoch now, and the ids that went after `epoch`; None for ids where too many have gone since."""
+        """The current epoch and the ids removed after `epoch`; None for ids if too many have been removed since."""
         return self._store.gone_since(epoch)
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
@@ -168,19 +168,19 @@ class SpeculationCache(OfOneProcess):
         self._store.credit(counts)
 
     def stats(self) -> CacheStats:
-        """Records, tokens and bytes, in all and by tenant."""
+        """Records, tokens and bytes, in total and by tenant."""
         return self._store.stats()
 
     def list(self, *, tenant: str | None = None, limit: int | None = 100) -> Completions:
-        """Stored completions, the newest first."""
+        """Stored completions, newest first."""
         return self._store.list(Selection(tenant=tenant), limit)
 
     def search(self, text: str, *, tenant: str | None = None, limit: int | None = 100) -> Completions:
-        """Completions whose query or text contains `text`, without regard to case, the newest first."""
+        """Completions whose query or text contains `text`, ignoring case, newest first."""
         return self._store.list(Selection(tenant=tenant, containing=text), limit)
 
     def among(self, ids: Iterable[int], *, tenant: str) -> Completions:
-        """A tenant's completions of these ids, those that are still there."""
+        """A tenant's completions with these ids; missing ids are skipped."""
         check_tenant(tenant)
         return self._store.list(Selection(tenant=tenant, ids=tuple(ids)), None)
 
@@ -192,10 +192,10 @@ class SpeculationCache(OfOneProcess):
         containing: str | None = None,
         ids: Iterable[int] | None = None,
     ) -> int:
-        """Erase the completions for which all given conditions hold, from table, files, log, indexes and drafting.
+        """Erase the completions that meet all given conditions from table, files, log, indexes and drafting.
 
-        `before` is in seconds since the epoch, `containing` is looked for in query and text. Returns the number of
-        completions. Raises CacheError without a condition, when read-only, or when another process keeps the bytes.
+        `before` is in seconds since the epoch; `containing` is searched for in query and text. Returns the number of
+        completions. Raises CacheError without a condition, if read-only, or if another process keeps the bytes.
         """
         self.check_process()
         selection = Selection(tenant, before, containing, None if ids is None else tuple(ids))
@@ -211,12 +211,12 @@ class SpeculationCache(OfOneProcess):
                     erase()
 
     def on_forget(self, erase: Callable[[], None]) -> None:
-        """Call a method at the end of every `forget`, before it returns, as long as its object lives."""
+        """Call a method at the end of every `forget`, before it returns, while its object lives."""
         self._memories = [reference for reference in self._memories if reference() is not None]
         self._memories.append(weakref.WeakMethod(erase))
 
     def close(self) -> None:
-        """Close the store; more than once does no harm, and nothing is done to it in a forked process."""
+        """Close the store; may be called again, and does nothing in a forked process."""
         if not self.is_here:
             return
         self._index.close()
@@ -233,11 +233,11 @@ class SpeculationCache(OfOneProcess):
 
     def _check_embedder(self) -> None:
         recorded = self._store.embedder()
-        if recorded is not None:  # also when another process wrote the first vector after this one had opened the cache
+        if recorded is not None:  # checked each time: another process may have written the first vector
             require_same(recorded, identity_of(self._embedder), "the cache")
 
     def _vector(self, query: str) -> Vector | None:
-        """The query's vector: a request is embedded when it is recalled and found here when it is written back."""
+        """The query's vector, remembered: recall embeds a request, and write-back needs the same vector."""
         if not query.strip():
             return None
         self.check_process()
@@ -258,18 +258,18 @@ class SpeculationCache(OfOneProcess):
 
 
 def _built_in(store: CompletionStore) -> SimilarityIndex:
-    """Vectors in memory, grouped beside an SQLite store when they are many."""
+    """Vectors in memory; with an SQLite store, large partitions are grouped and sealed beside it."""
     return SimilarityIndex(store, store.partition_vectors if isinstance(store, SQLiteStore) else None)
 
 
 def check_index_bytes(max_index_bytes: int) -> None:
-    """Raise CacheError unless it is a number of bytes that an index can have."""
+    """Raise CacheError unless an index can have this many bytes."""
     if max_index_bytes < 1:
         raise CacheError(f"max_index_bytes={max_index_bytes} must be at least 1")
 
 
 def _written(place: Place | None) -> str | None:
-    """Where a cache lies, as settings may be written down."""
+    """A cache's place in the form in which settings record it."""
     if isinstance(place, str | Path):
         return str(Path(place).expanduser().resolve())
     return None if place is None else str(place)

@@ -1,4 +1,4 @@
-"""The embedded store: completions in one SQLite file, which is the truth of the cache."""
+"""The embedded store: completions in one SQLite file, the cache's source of truth."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ ALL = Selection()
 class SQLiteStore(Transfers):
     """The embedded store: one SQLite file in WAL mode, or a database in memory.
 
-    Safe for several threads and processes; an insertion is on disk when it returns. Beyond `bounds` the least useful
-    completions are evicted. `clock` gives seconds since the epoch.
+    Safe for several threads and processes; an insertion is on disk when it returns. Beyond `bounds`, the least useful
+    completions are evicted. `clock` returns seconds since the epoch.
     """
 
     def __init__(
@@ -77,9 +77,10 @@ class SQLiteStore(Transfers):
         read_only: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> Self:
-        """Open or create a store; in memory without a `path`. `bounds` stands for `max_bytes` and more.
+        """Open or create a store; in memory without a `path`. `bounds` replaces `max_bytes` and has further limits.
 
-        A file of an earlier format is brought up to date. Raises CacheError when the file is damaged, foreign, missing
+        A file of an earlier format is upgraded. Raises CacheError, and leaves the file untouched, if it is damaged or
+        foreign, missing with `create` off, or filled by an embedder other than `embedder`.
         and not to be created, or (where an `embedder` is given) filled by another embedder; it is left untouched.
         """
         chosen = bounds or Bounds(max_bytes)
@@ -95,13 +96,13 @@ class SQLiteStore(Transfers):
                 sweep(file.parent)
                 IndexFolder(file).sweep()
             return cls(Database(file, read_only=fixed), chosen, clock=clock)
-        except (OSError, ValueError, sqlite3.Error) as error:  # ValueError: a path that holds a NUL character
+        except (OSError, ValueError, sqlite3.Error) as error:  # ValueError: a path with a NUL character
             raise CacheError(
                 f"cannot open the cache {str(path)!r}: {error}; give a folder that you may write"
             ) from error
 
     def insert(self, completion: NewCompletion, vector: Vector | None, embedder: EmbedderIdentity | None) -> int:
-        """Store durably and return the id; 0 if the store is read-only or the completion larger than its bounds."""
+        """Store durably and return the id; 0 if the store is read-only or the completion exceeds its bounds."""
         payload = Payload(storable(completion), vector)
         if self._too_large(payload):
             return 0
@@ -116,7 +117,7 @@ class SQLiteStore(Transfers):
         return completion_id
 
     def _unless_refused(self, write: Callable[[sqlite3.Connection], Result]) -> Result | None:
-        """What a transaction returns, None where the store is read-only or its disk has just run full."""
+        """The result of a transaction; None if the store is read-only or its disk has just run full."""
         if self._database.refuses_writes():
             return None
         try:
@@ -134,7 +135,7 @@ class SQLiteStore(Transfers):
         return payload.size > most
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> Completions:
-        """The partition's completions with a higher id, in rising order; microseconds when there are none."""
+        """The partition's completions with a higher id, in increasing order; takes microseconds if there are none."""
         stamp, partition = self._database.stamp(), (tenant, tokenizer)
         known = self._nothing_after.get(partition)
         if known is not None and known[0] == stamp and known[1] <= after_id:
@@ -144,7 +145,7 @@ class SQLiteStore(Transfers):
         return found
 
     def vectors_since(self, tenant: str, tokenizer: str, after_id: int = 0) -> tuple[Ids, Vector]:
-        """Ids `[n]` in rising order and vectors `[n, dimension]` of the partition's completions that have one."""
+        """Ids `[n]` in increasing order and vectors `[n, dimension]` of the partition's completions that have one."""
         query = "SELECT id, vector, vector_checksum FROM completion WHERE tenant = ? AND tokenizer = ? AND id > ?"
         with self._database.read() as connection:
             found = connection.execute(f"{query} AND vector IS NOT NULL ORDER BY id", (tenant, tokenizer, after_id))
@@ -156,19 +157,19 @@ class SQLiteStore(Transfers):
         return ids, np.array([vector for _, vector in whole], dtype=np.float32)
 
     def stamp(self) -> tuple[int, int]:
-        """Changes whenever records may have come or gone, in whatever process; costs microseconds."""
+        """Changes whenever any process may have added or removed records; takes microseconds."""
         return self._database.stamp()
 
     def partition(self, tenant: str, tokenizer: str) -> Partition | None:
-        """The partition with its segments, None in memory."""
+        """The partition with its segments; None in memory."""
         return None if self._segments is None else Partition(self._database, self._segments, tenant, tokenizer)
 
     def partition_vectors(self, tenant: str, tokenizer: str) -> PartitionVectors:
-        """The partition's vectors, to be grouped when they are many."""
+        """The partition's vectors, for grouping once there are many."""
         return PartitionVectors(self._database, self._segments, tenant, tokenizer)
 
     def epoch(self) -> int:
-        """Grows whenever records have gone."""
+        """Increases whenever records are removed."""
         stamp = self._database.stamp()
         if self._epoch is None or self._epoch[0] != stamp:
             with self._database.read() as connection:
@@ -176,7 +177,7 @@ class SQLiteStore(Transfers):
         return self._epoch[1]
 
     def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The epoch now, and the ids that went after `epoch`; None for ids where too many have gone since."""
+        """The current epoch and the ids removed after `epoch`; None for ids if too many have been removed since."""
         number = rows.as_number("gone.id")
         query = f"SELECT value, gone.id, {number} FROM meta LEFT JOIN gone ON gone.epoch > ? WHERE key = 'epoch'"
         with self._database.read() as connection:
@@ -186,12 +187,12 @@ class SQLiteStore(Transfers):
         return now, np.array(ids, dtype=np.int64) if len(ids) == now - epoch else None
 
     def embedder(self) -> EmbedderIdentity | None:
-        """Which embedder made the vectors, None as long as there are none."""
+        """The embedder that made the vectors; None while there are none."""
         with self._database.read() as connection:
             return rows.recorded_embedder(connection)
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Add (accepted, rejected) tokens to completions; ids that are gone are ignored, and so is a read-only file."""
+        """Add (accepted, rejected) tokens to completions; ignores missing ids, and does nothing if read-only."""
         if any(accepted < 0 or rejected < 0 for accepted, rejected in counts.values()):
             raise CacheError("credit takes numbers of accepted and rejected tokens, which cannot be negative")
         if counts:
@@ -202,15 +203,15 @@ class SQLiteStore(Transfers):
         rows.add_credit(connection, counts)
 
     def list(self, selection: Selection = ALL, limit: int | None = None) -> Completions:
-        """The selected completions, the newest first."""
+        """The selected completions, newest first."""
         where, values = rows.conditions(selection)
         return self._select(f"{where} ORDER BY id DESC LIMIT ?", (*values, -1 if limit is None else limit))
 
     def forget(self, selection: Selection) -> int:
         """Erase the selected completions from table, file, log and segments; returns their number.
 
-        Raises CacheError when the store is read-only, nothing is selected, or another process keeps their bytes (they
-        are forgotten all the same).
+        Raises CacheError if the store is read-only, nothing is selected, or another process keeps their bytes (they
+        are forgotten nevertheless).
         """
         if selection.everything:
             raise CacheError("forget needs a condition: tenant, before, containing or ids")
@@ -223,9 +224,9 @@ class SQLiteStore(Transfers):
         return number
 
     def compact(self) -> tuple[int, int]:
-        """Give back what evicted completions have left in file, log and segments; bytes on disk before and after.
+        """Free the space of evicted completions in file, log and segments; returns bytes on disk before and after.
 
-        Raises CacheError when the store is read-only or another process holds the file.
+        Raises CacheError if the store is read-only or another process holds the file.
         """
         if self._database.read_only:
             raise CacheError(f"{self._database} is read-only, so it cannot be compacted")
@@ -234,7 +235,7 @@ class SQLiteStore(Transfers):
         return before, self._bytes_on_disk()
 
     def _erase(self) -> None:
-        """Rewrite segments and file without what is no longer in the table."""
+        """Rewrite segments and file without completions that are no longer in the table."""
         try:
             if self._segments is not None:
                 self._segments.erase_gone(lambda: directory_of_all(self._database))
@@ -245,13 +246,13 @@ class SQLiteStore(Transfers):
         return self._database.size() + (0 if self._segments is None else self._segments.size())
 
     def verify(self, *, repair: bool = False) -> VerifyReport:
-        """Check every record, and with `repair` mend what is damaged; see `verify_cache`. Raises CacheError."""
-        if self._database.path is None:  # nobody else can have changed it
+        """Check every record, and with `repair` mend the damage; see `verify_cache`. Raises CacheError."""
+        if self._database.path is None:  # no other process can have changed it
             return VerifyReport(str(self._database), self.stats().records, ())
         return verify_cache(self._database.path, repair=repair)
 
     def stats(self) -> CacheStats:
-        """The cache at a glance."""
+        """A summary of the cache."""
         with self._database.read() as connection:
             tenants = rows.stats_by_tenant(connection)
             embedder = rows.recorded_embedder(connection)
@@ -268,7 +269,7 @@ class SQLiteStore(Transfers):
         )
 
     def close(self) -> None:
-        """Release everything; more than once does no harm."""
+        """Release everything; may be called again."""
         self._database.close()
 
     def _select(self, clause: str, values: tuple[object, ...]) -> Completions:

@@ -1,9 +1,9 @@
-"""All decoder layers of a model on a CPU in one call, for a few rows.
+"""A forward on a CPU that runs every decoder layer in one call, for few rows.
 
-transformers' own forward calls a model's layers one by one, and between two of them a small model waits for Python.
-Where every layer is one of ours (`cpu_layer`) and nothing but embeddings, rotary angles, final norm and head stands
-around them, they are run together. Whether that is so is tried at load: the same bits must come out both ways. What is
-out of the ordinary later (hooks, replaced modules, training) goes the model's own way.
+transformers calls a model's layers one by one, and a small model waits for Python between them. This module bypasses
+that loop: it computes the embeddings, hands all layers to `cpu.row_layer` at once, and applies the final norm and head.
+It applies to models whose layers are all fused (`cpu.fused_layer`) and whose forward does nothing else. A test at load
+requires bit-identical logits. Later changes (hooks, replaced modules, training) go through the model's own forward.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from precedent.target.runner import Runner
 from precedent.tree import ROOT, TreeBuilder
 
 TRIED = (0, 1, 1, 0, 1, 0, 0)
-"""Token ids of the trial, fit for any vocabulary."""
+"""Token ids of the test at load, valid in any vocabulary."""
 
 _ALONE = Sight(None, 1)
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def use_all_layers(runner: Runner, kv_shape: KVShape) -> None:
-    """Let a runner compute its few rows with all layers in one call, if that gives the same bits."""
+    """Let a runner compute few rows with all layers in one call, if that gives bit-identical logits."""
     try:
         found = _all_layers(runner, kv_shape)
         if found is not None and found.untouched() and _agrees(runner, found, kv_shape):
@@ -51,7 +51,7 @@ def use_all_layers(runner: Runner, kv_shape: KVShape) -> None:
 
 
 class RowForward:
-    """A model whose layers are run together. Made by `use_all_layers`."""
+    """A model whose layers run together. Made by `use_all_layers`."""
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[FusedLayer]) -> None:
         base: Any = model.base_model
@@ -65,7 +65,7 @@ class RowForward:
         self._kinds = tuple((layer, type(layer)) for layer in base.layers)
 
     def logits(self, forward: Forward) -> Tensor | None:
-        """Logits `[rows, vocab_size]`; None for rows that it does not take."""
+        """Logits `[rows, vocab_size]`; None for rows that it does not support."""
         hidden = self._hidden(forward)
         if hidden is None:
             return None
@@ -73,15 +73,15 @@ class RowForward:
         return logits
 
     def fill(self, forward: Forward) -> bool:
-        """Compute keys and values alone; False for rows that it does not take."""
+        """Compute keys and values only; False for rows that it does not support."""
         return self._hidden(forward) is not None
 
     def untouched(self) -> bool:
-        """Whether the model and its layers are what they were."""
+        """Whether the model and its layers are unchanged."""
         return all(type(layer) is kind for layer, kind in self._kinds) and self._watched.untouched()
 
     def _hidden(self, forward: Forward) -> Tensor | None:
-        """What the last layer leaves, `[1, rows, hidden]`."""
+        """Output of the last layer, `[1, rows, hidden]`; None for rows that it does not support."""
         if forward.spans[-1][1] > self._few_rows or torch.is_grad_enabled() or self._model.training:
             return None
         if not self.untouched():
@@ -98,14 +98,14 @@ class RowForward:
 
 
 def _sight(rows: Rows) -> Sight:
-    """What some rows see of each other."""
+    """Which of a sequence's new rows each of them sees."""
     if len(rows) == 1:
         return _ALONE
     return Sight(np.tri(len(rows), dtype=np.bool_) if rows.ancestors is None else rows.ancestors, len(rows))
 
 
 def _all_layers(runner: Runner, kv_shape: KVShape) -> RowForward | None:
-    """What runs the layers together, None unless all of them are ours and alike, and see the whole prefix."""
+    """The combined forward; None unless every layer is fused, all have one shape, and each sees the whole prefix."""
     model: Any = runner.model
     layers: list[Any] = list(model.base_model.layers)
     right = (
@@ -121,7 +121,7 @@ def _all_layers(runner: Runner, kv_shape: KVShape) -> RowForward | None:
 
 
 def _watched(model: PreTrainedModel, layers: Sequence[FusedLayer]) -> Watched:
-    """All that must stay as it is, of the layers and of what holds them."""
+    """Everything in the layers and in the modules that hold them that must not change."""
     base: nn.Module = model.base_model
     holders = (model, base, base.get_submodule("layers"))
     hooked = (*holders, *holders[-1].children())
@@ -139,26 +139,26 @@ def _watched(model: PreTrainedModel, layers: Sequence[FusedLayer]) -> Watched:
 
 @torch.inference_mode()
 def _agrees(runner: Runner, found: RowForward, kv_shape: KVShape) -> bool:
-    """Whether a tree and a second sequence, behind prompts, come out with the same bits both ways."""
+    """Whether a tree and a second sequence, each behind a prompt, give bit-identical logits both ways."""
     results = []
     for way in (None, found):
         runner.all_layers = way
         try:
-            results.append(torch.cat(_tried(runner, kv_shape)))
+            results.append(torch.cat(_logits_of_test(runner, kv_shape)))
         finally:
             runner.all_layers = None
     return torch.equal(*results)
 
 
-def _tried(runner: Runner, kv_shape: KVShape) -> list[Tensor]:
-    """Logits of a tree behind a prompt, beside a single row behind another."""
+def _logits_of_test(runner: Runner, kv_shape: KVShape) -> list[Tensor]:
+    """Logits of a tree behind a prompt, batched with a single row behind another prompt."""
     caches = KVCache(kv_shape), KVCache(kv_shape)
     for cache, prompt in zip(caches, (TRIED[:4], TRIED[:2]), strict=True):
         runner.fill(chain_rows(cache, prompt))
         cache.keep(range(len(prompt)))
     builder = TreeBuilder()
-    node = builder.add_fixed(ROOT, TRIED[4], "trial")
-    builder.add_fixed(ROOT, TRIED[3], "trial")
-    builder.add_fixed(node, TRIED[5], "trial")
+    node = builder.add_fixed(ROOT, TRIED[4], "test")
+    builder.add_fixed(ROOT, TRIED[3], "test")
+    builder.add_fixed(node, TRIED[5], "test")
     rows = tree_rows(caches[0], TRIED[6], builder.build()), chain_rows(caches[1], TRIED[:1])
     return runner.logits(rows)

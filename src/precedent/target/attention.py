@@ -1,9 +1,9 @@
 """Attention over committed prefixes and candidate trees, behind transformers' attention interface.
 
-`precedent` differs from transformers' `sdpa` in three things. It serves rows of several sequences in one forward, each
-with its own keys (`packing`). With grouped key/value heads and a mask, `sdpa` copies keys and values once per group;
-here the query heads of a group become extra query rows, which reads the KV cache in place. And it honours attention
-sinks and capped scores, which `sdpa` does not know.
+`precedent` attention differs from transformers' `sdpa` in three ways. It serves rows of several sequences in one
+forward, each with its own keys. With grouped key/value heads and a mask, `sdpa` copies keys and values once per group;
+here the query heads of a group become extra query rows, so the KV cache is read in place. And it supports attention
+sinks and capped scores, which `sdpa` does not.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from precedent.target.kv.visibility import RowMasks, Rule, View
 NAME = "precedent"
 
 FOLDED_ROWS = 64
-"""Up to this many rows query heads are folded into rows (keys are read once); above it the mask would grow too much."""
+"""Up to this many rows, query heads are folded into rows: keys are read once. Above it the mask would grow too big."""
 
 SCORES_AT_ONCE = 1 << 24
-"""Scores `[heads, rows, keys]` that attention written out here holds at a time."""
+"""Scores `[heads, rows, keys]` that `written_out` holds at a time."""
 
 REFUSED = ("position_bias", "sinks", "indices", "block_indices")
-"""Terms of attention that some architectures pass and that are not computed here."""
+"""Attention terms that some architectures pass and that this module does not compute."""
 
 
 class Terms(NamedTuple):
@@ -45,7 +45,7 @@ class Terms(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether torch's fused attention computes it."""
+        """Whether torch's fused attention supports these terms."""
         return self.softcap is None and self.sinks is None
 
 
@@ -63,7 +63,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Scaled dot-product attention, `query [batch, heads, rows, dim]`, `key/value [batch, kv_heads, keys, dim]`.
 
-    Returns `[batch, rows, heads, dim]` and no weights. Raises UnsupportedError for terms that it does not compute.
+    Returns `[batch, rows, heads, dim]` and no weights. Raises UnsupportedError for unsupported terms.
     """
     _refuse(module, kwargs)
     terms = Terms(scaling, softcap, s_aux)
@@ -93,7 +93,7 @@ def _of_each_sequence(query: Tensor, key: Tensor, value: Tensor, masks: RowMasks
 
 
 def _by_rows(query: Tensor, key: Tensor, value: Tensor, masks: RowMasks, index: int, terms: Terms) -> Tensor | None:
-    """Attention that rounds a row alike in a tree and alone, None where it is not to be had."""
+    """Attention that rounds a row identically in a tree and alone; None where these inputs do not allow it."""
     if not (terms.plain and query.is_cpu and query.shape[2] <= FOLDED_ROWS):
         return None
     keys, values = masks.forward.keys_and_values(index, key, value, 0)
@@ -124,8 +124,8 @@ def _attend_view(query: Tensor, keys: Tensor, values: Tensor, view: View, terms:
 def written_out(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool, terms: Terms) -> Tensor:
     """Attention with capped scores or sinks, `[batch, heads, rows, dim]`, a bounded number of scores at a time.
 
-    `mask` is additive or boolean, `[batch or 1, heads or 1, rows, keys]`. Scores are at least float32. A sink is one
-    more score per head that takes its share of the softmax and gives no value (gpt-oss).
+    `mask` is additive or boolean, `[batch or 1, heads or 1, rows, keys]`. Scores are at least float32. A sink is an
+    extra score per head that takes its share of the softmax and adds no value (gpt-oss).
     """
     rows, num_keys = query.shape[2], keys.shape[2]
     if causal:
@@ -171,12 +171,12 @@ def row_masks(
     device: torch.device,
     **kwargs: Any,
 ) -> RowMasks | StaticForward | Tensor | None:
-    """The mask of one kind of layer, as transformers asks for it: something of ours in our forwards, else `sdpa`'s."""
+    """The mask of one kind of layer, as transformers asks for it: ours in our own forwards, `sdpa`'s otherwise."""
     forward = running_forward()
     if forward is None:
         return sdpa_mask(mask_function=mask_function, local_size=local_size, use_vmap=use_vmap, device=device, **kwargs)
     if use_vmap:
-        raise UnsupportedError("the model lays a mask of its own over causal attention, which a tree cannot follow")
+        raise UnsupportedError("the model combines causal attention with a mask of its own, which a tree cannot follow")
     if isinstance(forward, StaticForward):
         return forward.mask(mask_function)
     assert isinstance(forward, Forward)
@@ -185,7 +185,7 @@ def row_masks(
 
 def _unplain(module: torch.nn.Module) -> float:
     raise UnsupportedError(
-        f"{type(module).__name__} caps its scores or has sinks, which static forwards do not compute"
+        f"{type(module).__name__} caps its scores or has sinks, which fixed-size forwards do not support"
     )
 
 

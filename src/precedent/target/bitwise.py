@@ -1,11 +1,12 @@
-"""Logits that do not depend on what is computed beside them, to the last bit: what it takes, and a proof at load.
+"""Bit-identical logits, whatever else is computed in the same forward: the requirements, and a check at load.
 
-A greedy text in bfloat16 hangs on rounding, and rounding on the order of sums. There are two ways to keep that order
-whether a row stands alone, in a candidate tree, in a piece of a prompt or beside other requests. On a CPU the kernels
-of few rows (`row_products`, `cpu_norm`, `row_attention`, `row_layer`, `row_forward`) compute each row alike. On a GPU
-every forward has the same number of rows, so that libraries choose the same kernels, and attention sums keys in the
-order of their positions (`static_runner`, `ordered_attention`). So a model that goes through nothing else, never more
-than `MOST_ROWS` rows at a time, stores and says the same bits whatever was drafted, reused or answered beside it.
+Greedy text in bfloat16 depends on rounding, and rounding depends on the order of sums. That order must not change
+whether a row stands alone, in a candidate tree, in a piece of a prompt or beside other requests. There are two ways to
+ensure this. On a CPU, the kernels for few rows (`cpu.row_products`, `cpu.norm`, `cpu.row_attention`, `cpu.row_layer`,
+`all_layers`) compute every row alike. On a GPU, every forward has the same number of rows, so that libraries choose the
+same kernels, and attention sums keys in the order of their positions (`cuda.static_runner`, `cuda.ordered_attention`).
+A model that uses nothing else, and never more than `MOST_ROWS` rows at a time, stores and returns the same bits
+whatever was drafted, reused or answered beside it.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ if TYPE_CHECKING:
     from precedent.target.runner import Runner
 
 MOST_ROWS = FEW_ROWS
-"""Rows of one forward, prompts included: the most that the kernels of few rows take."""
+"""Rows of one forward, prompts included: the most that the kernels for few rows support."""
 
 _TRIED = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8)
-"""Token ids of the proof, brought into the vocabulary: a prompt, then the path of a tree."""
+"""Token ids of the check, reduced to the vocabulary: a prompt, then the path of a tree."""
 
 _PATH = 3
 
 _DECODED = 15
-"""Tokens of the proof's prompt that are decoded one by one, at most."""
+"""Prompt tokens that the check decodes one by one, at most."""
 
 
 def by_rows(model: PreTrainedModel, *, packed: bool) -> None:
-    """Let the kernels of few rows do all the work. Raises UnsupportedError for a model that also needs others."""
+    """Let the kernels for few rows do all the work. Raises UnsupportedError for a model that also needs others."""
     widen(model)
     check_fit(model, packed=packed)
 
 
 def by_size(runner: Runner, shape: KVShape, settings: StaticSettings) -> StaticRunner:
-    """Let all forwards have `MOST_ROWS` rows; returns what computes them. Raises UnsupportedError, naming the model."""
+    """Give all forwards `MOST_ROWS` rows; returns the runner. Raises UnsupportedError, naming the model."""
     try:
         return use_fixed_sizes(runner, shape, settings, MOST_ROWS)
     except Hindrance as hindrance:
@@ -61,7 +62,7 @@ def by_size(runner: Runner, shape: KVShape, settings: StaticSettings) -> StaticR
 
 
 def widen(model: PreTrainedModel) -> None:
-    """Let the kernels of few rows do all the work up to `MOST_ROWS`, also where others would be faster."""
+    """Let the kernels for few rows do all the work up to `MOST_ROWS` rows, even where others would be faster."""
     for module in model.modules():
         if isinstance(module, PackedLinear) and module.few_rows:
             module.few_rows = max(module.few_rows, MOST_ROWS)
@@ -72,30 +73,30 @@ def widen(model: PreTrainedModel) -> None:
 
 
 def check_fit(model: PreTrainedModel, *, packed: bool) -> None:
-    """Raise UnsupportedError for a model that goes through other arithmetic than that of few rows, and say where.
+    """Raise UnsupportedError for a model that needs more than the kernels for few rows, and say which part does.
 
-    `packed` says that its attention is ours; with attention of its own no layer runs in one piece.
+    `packed` says that the model uses our attention; a layer with its own attention cannot be fused.
     """
     config = model.config.get_text_config()
     layers = config.num_hidden_layers
     fused = sum(is_swapped(module) and hasattr(module, "fused") for module in model.modules())
     others = sorted(attention_kinds(config) - {FULL_ATTENTION})
     if others:
-        raise _refusal(model, f"it has {', '.join(others)} layers, and a window changes how a row is summed")
+        raise _refusal(model, f"it has {', '.join(others)} layers, and a window changes the order of a row's sums")
     if not packed:
-        raise _refusal(model, f"its attention is not ours ({config._attn_implementation})")
+        raise _refusal(model, f"it does not use our attention ({config._attn_implementation})")
     if fused < layers:
         where = f"on {model.device.type} in {str(model.dtype).removeprefix('torch.')}"
-        raise _refusal(model, f"{layers - fused} of its {layers} layers have no arithmetic by rows {where}")
+        raise _refusal(model, f"{layers - fused} of its {layers} layers have no row-wise kernels {where}")
     for name, module in model.named_modules():
         if next(module.parameters(recurse=False), None) is not None and not _by_rows(module):
-            raise _refusal(model, f"{name} ({type(module).__name__}) has no arithmetic by rows")
+            raise _refusal(model, f"{name} ({type(module).__name__}) has no row-wise kernels")
 
 
 def prove(target: TargetModel) -> None:
-    """Raises UnsupportedError where a tree and plain decoding give other bits, at lengths at which sums are cut anew.
+    """Raise UnsupportedError if a tree and plain decoding differ in any bit, at lengths where sums are split anew.
 
-    Those are pieces of keys in the order of positions, and what a bucket of keys holds.
+    Those are the lengths at which a piece of keys, and a bucket of keys, overflows.
     """
     tokens = [token % target.vocab_size for token in _TRIED]
     lengths = [len(tokens), *((PIECE + 1, LEAST_KEYS + 1) if target.static else ())]
@@ -104,11 +105,11 @@ def prove(target: TargetModel) -> None:
             try:
                 _prove(target, [*(tokens * length)[: length - len(tokens)], *tokens])
             except OutOfMemory as error:
-                raise _refusal(target.model, f"its arena has no room to try three texts of {length} tokens") from error
+                raise _refusal(target.model, f"its arena has no room to test three texts of {length} tokens") from error
 
 
 def _prove(target: TargetModel, tokens: list[int]) -> None:
-    """Score a tree beside another request and decode its path plainly, prompts computed in three ways: equal bits."""
+    """Score a tree beside another request and decode its path plainly, with prompts computed in three ways."""
     prompt, path = tokens[:-_PATH], tokens[-_PATH:]
     whole, pieces, decoded = (target.new_slot() for _ in range(3))
     read = max(1, len(prompt) - _DECODED)
@@ -124,7 +125,7 @@ def _prove(target: TargetModel, tokens: list[int]) -> None:
     tree = builder.build()
     scored, plain = target.score([(whole, tree), (pieces, tree)]), _decode(target, decoded, path)
     if not all(torch.equal(rows[::2], plain) for rows in scored):
-        raise _refusal(target.model, "a scored tree and plain decoding round otherwise on this machine")
+        raise _refusal(target.model, "a scored tree and plain decoding round differently on this machine")
 
 
 def _decode(target: TargetModel, slot: Slot, path: list[int]) -> Tensor:
@@ -139,7 +140,7 @@ def _decode(target: TargetModel, slot: Slot, path: list[int]) -> Tensor:
 
 
 def _by_rows(module: nn.Module) -> bool:
-    """Whether a module with weights of its own computes by rows, or only looks them up."""
+    """Whether a module with weights of its own computes row by row, or only looks rows up."""
     if isinstance(module, PackedLinear):
         return module.few_rows >= MOST_ROWS
     return isinstance(module, nn.Embedding) or is_swapped(module)
@@ -147,7 +148,7 @@ def _by_rows(module: nn.Module) -> bool:
 
 def _refusal(model: PreTrainedModel, reason: str) -> UnsupportedError:
     return UnsupportedError(
-        f"bitwise=True is not to be had with this {model.config.model_type}: {reason}. It takes layers made as Llama's "
-        "are (Llama, Mistral, Qwen 2 and 3, SmolLM), on a CPU in bfloat16 or float32, or on a GPU; without it, float32 "
-        "leaves only differences of rounding far below any likelihood that matters"
+        f"bitwise=True is not available for this {model.config.model_type}: {reason}. It supports Llama-like layers "
+        "(Llama, Mistral, Qwen 2 and 3, SmolLM), on a CPU in bfloat16 or float32, or on a GPU; without it, float32 "
+        "leaves only rounding differences far below any probability that matters"
     )

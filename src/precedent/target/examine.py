@@ -1,7 +1,7 @@
-"""Looks at a model before it is used: what its layers store, and whether a scored tree equals plain forwards.
+"""Examines a model at load: what its layers store, and whether a scored tree equals plain forwards.
 
-An architecture may keep state between tokens, ignore masks or positions, or mix rows in a way that no config tells. So
-one small tree is scored in the first moments of every model, and a model that gets it wrong is refused.
+An architecture may keep state between tokens, ignore masks or positions, or mix rows, and no config says so. So every
+model scores one small tree when it is loaded, and a model that gets it wrong is refused.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from precedent.target.runner import Runner, use_tree_attention
 from precedent.tree import ROOT, TreeBuilder
 
 TEXT = (0, 1, 1, 0, 1)
-"""Token ids of the examination, fit for any vocabulary: two prompt tokens, the pending one, two of a path."""
+"""Token ids of the examination, valid in any vocabulary: two prompt tokens, the pending one, two of a path."""
 
 SIBLING = 1
-"""Stands between the pending token and the path, and must not be seen by it."""
+"""A node between the pending token and the path, which the path must not see."""
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
 """Accepted relative difference between a scored tree and plain forwards; wrong masks or positions give about 1."""
 
 LOW_PRECISION = 0.25
-"""The same for bfloat16, float16 and quantised weights. More goes to the log, for it may be rounding after all."""
+"""The same for bfloat16, float16 and quantised weights. A larger difference is logged: it may still be rounding."""
 
 SURELY_WRONG = 0.5
-"""A larger difference is no rounding in any precision, not even of a token that was sent to another expert."""
+"""A larger difference is not rounding in any precision, not even for a token that was routed to another expert."""
 
 Result = TypeVar("Result")
 
@@ -60,11 +60,11 @@ def examine(model: PreTrainedModel) -> Examined:
             error = tree_error(runner, lambda: KVCache(shape), expected)
             if error <= tolerance(model):
                 return Examined(runner, shape, expected.shape[-1])
-            log.warning("%s is scored one sequence after the other: together %.2g off", type(model).__name__, error)
+            log.warning("%s scores one sequence at a time: a batch is %.2g off", type(model).__name__, error)
         except torch.OutOfMemoryError:
             raise
         except MISFITS as misfit:
-            log.debug("%s is scored one sequence after the other: %r", type(model).__name__, misfit)
+            log.debug("%s scores one sequence at a time: %r", type(model).__name__, misfit)
     _check(model, _attempt(model, lambda: tree_error(runners[-1], lambda: KVCache(shape), expected)))
     return Examined(runners[-1], shape, expected.shape[-1])
 
@@ -78,7 +78,7 @@ def _check(model: PreTrainedModel, error: float) -> None:
 
 
 def _attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
-    """Whatever a forward stumbles over is this model's not fitting, except that the machine is too small."""
+    """Run an action; any error other than out of memory means that this model is not supported."""
     try:
         return action()
     except torch.OutOfMemoryError:
@@ -89,7 +89,7 @@ def _attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
 
 def _unfit(model: PreTrainedModel, reason: str) -> UnsupportedError:
     name = model.config.get_text_config().model_type
-    return UnsupportedError(f"{name} cannot be the target: its forward pass does not fit candidate trees ({reason})")
+    return UnsupportedError(f"{name} cannot be the target: its forward pass cannot score candidate trees ({reason})")
 
 
 def observe(runner: Runner) -> tuple[KVShape, Tensor]:
@@ -103,7 +103,7 @@ def observe(runner: Runner) -> tuple[KVShape, Tensor]:
 
 
 def tree_error(runner: Runner, new_kv: Callable[[], KVCache], expected: Tensor) -> float:
-    """Score `TEXT` beside another sequence and with a sibling in its way; largest relative difference."""
+    """Score `TEXT` beside another sequence and with a sibling in its way; returns the largest relative difference."""
     long, short = new_kv(), new_kv()
     runner.logits([chain_rows(long, TEXT[:2]), chain_rows(short, TEXT[:1])])
     long.keep(range(2))
@@ -119,7 +119,7 @@ def tree_error(runner: Runner, new_kv: Callable[[], KVCache], expected: Tensor) 
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:
-    """Distance of two rows of logits, as a part of their spread; infinite when they differ in what is finite."""
+    """Distance between two rows of logits relative to their spread; infinite where only one of them is finite."""
     found, finite = found.to(expected.device), expected.isfinite()  # ids that a draft model lacks have -inf
     if not torch.equal(found.isfinite(), finite):
         return float("inf")
@@ -129,6 +129,6 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 
 
 def tolerance(model: PreTrainedModel) -> float:
-    """How far off, relatively, a right forward of this model may be by rounding."""
+    """The relative difference that rounding may cause in a correct forward of this model."""
     quantised = getattr(model.config, "quantization_config", None) is not None
     return LOW_PRECISION if quantised else TOLERANCE.get(model.dtype, LOW_PRECISION)

@@ -1,4 +1,4 @@
-"""Which models can run in forwards of fixed size (`cuda.static_runner`), and a test of that when they are loaded."""
+"""Decides at load whether a model can run in forwards of fixed size (`cuda.static_runner`), and tests that it does."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Hindrance(Exception):
 def use_fixed_sizes(
     runner: Runner, shape: KVShape, settings: StaticSettings, every_rows: int | None = None
 ) -> StaticRunner:
-    """Let `runner` compute in fixed sizes where they fit, once that is seen to be right; returns what does it.
+    """Let `runner` compute in fixed sizes where the rows fit, once a test has passed; returns the static runner.
 
-    Raises Hindrance for a model that cannot.
+    Raises Hindrance for a model that cannot run in fixed sizes.
     """
     _check_settings(runner, settings)
     static = StaticRunner(runner.model, shape, runner.device, settings, every_rows)
@@ -46,22 +46,20 @@ def use_fixed_sizes(
 
 
 def static_runner(runner: Runner, shape: KVShape, settings: StaticSettings) -> StaticRunner:
-    """`use_fixed_sizes` for CUDA graphs. Raises UnsupportedError, naming the model and what hinders."""
+    """`use_fixed_sizes` for CUDA graphs. Raises UnsupportedError, naming the model and the hindrance."""
     try:
         return use_fixed_sizes(runner, shape, settings)
     except Hindrance as hindrance:
         name = runner.model.config.get_text_config().model_type
-        raise UnsupportedError(
-            f"{name} cannot run as CUDA graphs: {hindrance}; give it without cuda_graphs"
-        ) from hindrance
+        raise UnsupportedError(f"{name} cannot run as CUDA graphs: {hindrance}; leave cuda_graphs out") from hindrance
 
 
 def _check_settings(runner: Runner, settings: StaticSettings) -> None:
-    """Raise Hindrance as far as can be said without running the model."""
+    """Raise Hindrance for what can be known without running the model."""
     others = sorted(attention_kinds(runner.model.config.get_text_config()) - {FULL_ATTENTION})
     devices = {parameter.device for parameter in runner.model.parameters()}
     if settings.capture and runner.device.type != "cuda":
-        raise Hindrance(f"there are CUDA graphs on CUDA devices only, and it is on {runner.device.type}")
+        raise Hindrance(f"CUDA graphs need CUDA devices, and it is on {runner.device.type}")
     if not runner.packed:
         raise Hindrance("its attention does not go through transformers' attention interface")
     if others:
@@ -72,9 +70,9 @@ def _check_settings(runner: Runner, settings: StaticSettings) -> None:
 
 @torch.inference_mode()
 def _prove(runner: Runner, static: StaticRunner) -> None:
-    """Raise Hindrance where something is wrong with forwards that were computed.
+    """Raise Hindrance if forwards of fixed size compute wrong results.
 
-    They are compared thrice: the second time a size comes it is captured, the third time only replayed.
+    Each size is compared three times: it is captured at the second run and only replayed at the third.
     """
     kv = KVCache(static.arena.shape, static.arena)
     kv.reserve(1)
@@ -82,8 +80,8 @@ def _prove(runner: Runner, static: StaticRunner) -> None:
     shape, _ = static.shape_for(alone), static.logits(alone)
     assert shape is not None
     with HostWaits() as waits:
-        static.run(shape, split)  # compiled attention cannot be looked into; it is the model that is in question
-    if waits.names:  # found before anything is captured: what waits cannot be
+        static.run(shape, split)  # HostWaits cannot look into compiled attention; the model is what is tested here
+    if waits.names:  # checked before any capture: a forward that waits cannot be captured
         raise Hindrance(f"its forward makes the host wait ({waits.reasons})")
     _, expected = observe(runner)
     for _ in range(3):

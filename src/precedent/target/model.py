@@ -34,13 +34,13 @@ from precedent.target.sharding import check_whole
 from precedent.tree import EMPTY_TREE, CandidateTree
 
 PREFILL_CHUNK = 512
-"""Tokens per prefill forward: bounds the memory of activations, costs nothing measurable."""
+"""Tokens per prefill forward: bounds the memory of activations at no measurable cost."""
 
 
 Tokens = Sequence[int] | NDArray[np.int64]
 
 Commit = tuple["Slot", CandidateTree, Sequence[int], int]
-"""A slot, the tree that was scored, the nodes that were accepted of it, and the token that becomes pending."""
+"""A slot, the tree that was scored, its accepted nodes, and the token that becomes pending."""
 
 NOTHING_PENDING = -1
 """`Slot.pending` while a prompt is still being computed."""
@@ -48,7 +48,7 @@ NOTHING_PENDING = -1
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Slot:
-    """One sequence: `token_ids` have their keys and values in `kv`, `pending` is chosen but not computed."""
+    """One sequence: the keys and values of `token_ids` are in `kv`, `pending` is chosen but not computed."""
 
     kv: KVCache
     token_ids: list[int] = field(default_factory=list)
@@ -58,10 +58,10 @@ class Slot:
 class TargetModel:
     """Wraps an `AutoModelForCausalLM`. Raises UnsupportedError for layers that cannot be rewound.
 
-    `kv_shape` is what its layers store of a token. With `bitwise` a token's logits, and what is stored of it, are the
-    same bits whatever is computed beside it (`target.bitwise`): no forward has more than `most_rows` rows, and on a
-    GPU none has fewer. Raises UnsupportedError where that is not to be had. With `static` forwards are padded to one of
-    a few sizes and replayed as CUDA graphs (`target.static_runner`); UnsupportedError says why a model cannot.
+    `kv_shape` is what its layers store per token. With `bitwise`, a token's logits and stored values are bit-identical
+    whatever is computed beside it (`target.bitwise`): no forward has more than `most_rows` rows, and on a GPU none has
+    fewer. Raises UnsupportedError for models that cannot guarantee it. With `static`, forwards are padded to one of a
+    few sizes and replayed as CUDA graphs (`cuda.static_runner`); UnsupportedError says why a model cannot.
     """
 
     def __init__(self, model: PreTrainedModel, *, bitwise: bool = False, static: StaticSettings | None = None) -> None:
@@ -81,17 +81,17 @@ class TargetModel:
             same_bits.prove(self)
 
     def run_in_sizes(self, settings: StaticSettings) -> None:
-        """From now on, before there is a slot, run forwards of fixed size. Raises UnsupportedError where it cannot."""
+        """From now on run forwards of fixed size; call it before the first slot exists. Raises UnsupportedError."""
         self.static = static_runner(self._runner, self.kv_shape, settings)
 
     def _fixed_sizes(self, static: StaticSettings | None) -> StaticRunner | None:
-        """What computes forwards of fixed size: where they are asked for, and where bits on a GPU hang on them."""
+        """The runner for forwards of fixed size: if asked for, and on a GPU if `bitwise` requires it."""
         if self.bitwise and (static is not None or self.device.type == "cuda"):
             return same_bits.by_size(self._runner, self.kv_shape, static or StaticSettings())
         return None if static is None else static_runner(self._runner, self.kv_shape, static)
 
     def _prepare(self) -> None:
-        """Let a CPU's own kernels do the work of the layers that they fit."""
+        """Replace layers by CPU kernels where they fit."""
         check_whole(self.model)
         pack_linears(self.model, copies=not self.bitwise)
         fuse_norms(self.model)
@@ -99,25 +99,25 @@ class TargetModel:
 
     @classmethod
     def of(cls, model: PreTrainedModel | TargetModel, *, bitwise: bool, cuda_graphs: bool = False) -> TargetModel:
-        """A target of a model, or the target itself. Raises ConfigError for one that was made without what is asked."""
+        """Wrap a model, or return a target as it is. Raises ConfigError for a target made without these options."""
         if not isinstance(model, TargetModel):
             return cls(model, bitwise=bitwise, static=StaticSettings() if cuda_graphs else None)
         if cuda_graphs and model.static is None:
             raise ConfigError(
-                "this TargetModel was made without static=StaticSettings(): make it so, or give its model"
+                "this TargetModel was made without static=StaticSettings(): make it with that, or pass its model"
             )
         if bitwise and not model.bitwise:
-            raise ConfigError("this TargetModel was made without bitwise=True: make it with it, or give its model")
+            raise ConfigError("this TargetModel was made without bitwise=True: make it with that, or pass its model")
         return model
 
     @property
     def most_rows(self) -> int | None:
-        """Rows that a sequence may have in a forward, its pending token included; None where nothing bounds them."""
+        """Rows that a sequence may have in a forward, its pending token included; None if unbounded."""
         return self._runner.most_rows
 
     @property
     def keeps_to_arena(self) -> bool:
-        """Whether sequences without a place in the arena are refused: computed otherwise they would round otherwise."""
+        """Whether sequences that do not fit in the arena are refused: outside it they would round differently."""
         return self.bitwise and self.static is not None
 
     @property
@@ -127,16 +127,16 @@ class TargetModel:
 
     @property
     def processes_here(self) -> int:
-        """How many processes of this machine hold keys and values of every token."""
+        """How many processes on this machine store keys and values of every token."""
         return 1
 
     def weights(self) -> Mapping[str, Any]:
-        """The state dict, to look a model's numbers up in."""
+        """The state dict, for reading the model's weights."""
         weights: Mapping[str, Any] = self.model.state_dict()
         return weights
 
     def close(self) -> None:
-        """Let go of what computes beside this process, once nothing runs any more; harmless at any time."""
+        """Stop helper processes once nothing runs any more; may be called at any time."""
 
     def new_slot(self) -> Slot:
         """An empty slot."""
@@ -147,11 +147,11 @@ class TargetModel:
 
     @torch.inference_mode()
     def fork(self, slot: Slot, length: int, room: int = 0) -> Slot:
-        """A new slot with a copy of the first `length` tokens and room for `room`; leaves `slot` as it is."""
+        """A new slot with a copy of the first `length` tokens and room for `room` tokens; `slot` is unchanged."""
         return Slot(slot.kv.fork(length, room), slot.token_ids[:length])
 
     def prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
-        """Bring `slot` to `prompt_ids`, the last one pending; returns how many tokens were reused from its KV cache.
+        """Bring `slot` to `prompt_ids`, the last one pending; returns how many tokens its KV cache already held.
 
         A failed prefill leaves the slot at the last whole chunk. Raises what `begin_prefill` raises.
         """
@@ -161,7 +161,7 @@ class TargetModel:
         return reused
 
     def begin_prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
-        """Keep the longest common prefix of `prompt_ids` and what the slot holds, rewind the rest; returns its length.
+        """Keep the longest common prefix of `prompt_ids` and the slot, rewind the rest; returns the prefix length.
 
         Computes nothing: `continue_prefill` does. Raises PromptError when the prompt is empty, ContextOverflowError
         when it does not fit.
@@ -180,7 +180,7 @@ class TargetModel:
 
     @torch.inference_mode()
     def continue_prefill(self, slot: Slot, prompt_ids: Sequence[int], max_tokens: int) -> bool:
-        """Compute at most `max_tokens` more tokens of the prompt that `begin_prefill` was given.
+        """Compute at most `max_tokens` more tokens of the prompt passed to `begin_prefill`.
 
         True when all but the last prompt token are in the KV cache and the last is pending. A failed forward leaves the
         slot as it was before the call.
@@ -196,12 +196,12 @@ class TargetModel:
         return done == goal
 
     def kv_bytes(self, num_tokens: int) -> int:
-        """Bytes that a sequence of `num_tokens` (prompt, answer and the largest tree) takes in the KV cache at most."""
+        """The most bytes that a sequence of `num_tokens` (prompt, answer and largest tree) takes in the KV cache."""
         return self.kv_shape.nbytes(num_tokens)
 
     @property
     def arena_bytes(self) -> int:
-        """Memory set aside for keys and values of forwards of fixed size."""
+        """Bytes set aside for the keys and values of forwards of fixed size."""
         return 0 if self.static is None else self.static.arena.nbytes
 
     def _prefill_chunk(self, slot: Slot, token_ids: Sequence[int]) -> None:
@@ -232,7 +232,7 @@ class TargetModel:
 
     @torch.inference_mode()
     def commit_all(self, batch: Sequence[Commit]) -> list[Exception | None]:
-        """`commit` for several sequences, what lies in the arena moved together; says which failed, and of what."""
+        """`commit` for several sequences, moving arena rows together; returns each sequence's error, or None."""
         errors: list[Exception | None] = [None] * len(batch)
         moves = Moves()
         for place, commit in enumerate(batch):
@@ -248,12 +248,12 @@ class TargetModel:
         return errors
 
     def rewind(self, slot: Slot, length: int) -> None:
-        """Forget all committed tokens from `length` on, and whatever was scored behind them."""
+        """Forget all committed tokens from `length` on, and everything scored after them."""
         slot.kv.rewind(length)
         del slot.token_ids[length:]
 
     def discard(self, slot: Slot) -> None:
-        """Forget whatever was scored but not committed; safe at any time, also after a failed forward."""
+        """Forget everything scored but not committed; may be called at any time, also after a failed forward."""
         self.rewind(slot, min(slot.kv.length, len(slot.token_ids)))
 
     def plain_step(self, slot: Slot) -> Tensor:
@@ -269,7 +269,7 @@ def _commit(slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: in
 
 
 def common_prefix(left: Tokens, right: Tokens) -> int:
-    """Length of the longest common prefix, in tokens: compared in growing pieces, arrays and sequences at C speed."""
+    """Length of the longest common prefix, in tokens; compares growing pieces, so that long inputs run at C speed."""
     length, start, width = min(len(left), len(right)), 0, 64
     while start < length:
         stop = min(start + width, length)

@@ -1,4 +1,4 @@
-"""Slots of finished requests, kept so that the next call of a conversation prefills only what is new."""
+"""Keeps slots of finished requests, so that the next call of a conversation prefills only its new tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTINUED_WITHIN = 16
 
 @dataclass(slots=True, eq=False)
 class _Idle:
-    """A slot that nobody uses, with its tokens as an array: prompts are compared with many of them."""
+    """A slot that is not in use, with its tokens as an array for fast comparison with prompts."""
 
     tenant: str
     slot: Slot
@@ -34,8 +34,8 @@ class _Idle:
 class PrefixPool:
     """Idle slots per tenant, least recently used first; `max_bytes` bounds their KV caches together.
 
-    A slot never crosses tenants: how fast a prompt is prefilled would tell whether somebody else sent it before. Slots
-    in use lend their prefix as well: concurrent requests under one system prompt compute it once. To be used by the
+    A slot never crosses tenants: the time that a prefill takes would reveal whether another tenant sent that prompt.
+    Slots in use lend their prefix too, so concurrent requests under one system prompt compute it once. Call it from the
     thread that runs the target, between forwards.
     """
 
@@ -50,12 +50,12 @@ class PrefixPool:
         return sum(idle.nbytes for idle in self._idle)
 
     def acquire(self, tenant: str, prompt_ids: Sequence[int], room: int | None = None) -> Slot:
-        """A slot that holds as much of the prompt as any of the tenant's slots does; it is no longer idle.
+        """The tenant's slot that holds most of the prompt, or a fork of it; it is no longer idle.
 
-        A copy gets `room` for so many tokens (None: for the prompt).
+        A fork gets room for `room` tokens (None: for the prompt).
 
-        An idle slot that the prompt continues is taken over. One that it merely resembles (another conversation under
-        the same system prompt) or that is in use is forked, so that its own conversation finds it as it was.
+        An idle slot that the prompt continues is taken over. One that only shares a prefix with it (another
+        conversation under the same system prompt), or that is in use, is forked, so its own conversation can continue.
         """
         room = len(prompt_ids) if room is None else room
         slot = self._best(tenant, np.asarray(prompt_ids[:-1], dtype=np.int64), room)
@@ -63,7 +63,7 @@ class PrefixPool:
         return slot
 
     def release(self, tenant: str, slot: Slot) -> None:
-        """Take a slot back; the oldest ones go when the pool holds more than `max_bytes`."""
+        """Take a slot back; drops the oldest idle slots when the pool holds more than `max_bytes`."""
         self._in_use.pop(slot, None)
         self.target.discard(slot)
         if slot.token_ids and slot.kv.nbytes <= self.max_bytes:
@@ -71,11 +71,11 @@ class PrefixPool:
             self.shrink(self.max_bytes)
 
     def drop(self, slot: Slot) -> None:
-        """Lend no more from a slot that was in use: what failed cannot be trusted."""
+        """Stop lending from a slot that was in use: after a failure its content cannot be trusted."""
         self._in_use.pop(slot, None)
 
     def shrink(self, max_bytes: int) -> None:
-        """Let the least recently used idle slots go until the others hold at most `max_bytes`."""
+        """Drop the least recently used idle slots until the others hold at most `max_bytes`."""
         held, gone = self.nbytes, 0
         while held > max_bytes:
             held -= self._idle[gone].nbytes
@@ -92,11 +92,11 @@ class PrefixPool:
         self._idle.remove(idle)
         if len(idle.token_ids) - length <= CONTINUED_WITHIN:
             return idle.slot
-        self._idle.append(idle)  # it was of use: others go before it
+        self._idle.append(idle)  # most recently used: others are dropped before it
         return self.target.fork(idle.slot, length, room)
 
     def _longest_idle(self, tenant: str, context: NDArray[np.int64]) -> tuple[int, _Idle | None]:
-        """The idle slot that shares most with `context`, of equals the one used last; None when none shares a token."""
+        """The idle slot that shares most with `context`, the most recent of equals; None if none shares a token."""
         best: tuple[int, _Idle | None] = (0, None)
         for idle in reversed(self._idle):
             if idle.tenant == tenant:

@@ -1,4 +1,4 @@
-"""Runs the rows of one or several sequences through the model, in the way that this architecture allows."""
+"""Runs the rows of one or several sequences through the model, batched where its architecture allows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from precedent.target.kv.visibility import Rule, additive, visible_keys
 
 
 def use_tree_attention(model: PreTrainedModel) -> bool:
-    """Switch a model to `precedent` attention; False when its architecture has no such switch or `eager` was asked for.
+    """Switch a model to `precedent` attention; False if its architecture has no such switch or `eager` was asked for.
 
-    A model that offers no `sdpa` (gpt-oss) comes with `eager` unasked, so there `eager` says nothing.
+    A model without `sdpa` support (gpt-oss) has `eager` as its default, so there `eager` does not count as asked for.
     """
     chosen = model.config._attn_implementation
     if not model._supports_attention_backend or (chosen == "eager" and model._supports_sdpa):
@@ -37,27 +37,27 @@ class FixedSizes(Protocol):
     """Computes forwards in fixed sizes (`static_runner`)."""
 
     def logits(self, sequences: Sequence[Rows]) -> list[Tensor] | None:
-        """As `Runner.logits`; None for rows that it leaves to others."""
+        """As `Runner.logits`; None for rows that it does not support."""
 
 
 class AllLayers(Protocol):
-    """Computes the few rows of a packed forward without going through the model's own (`row_forward`)."""
+    """Computes few rows of a packed forward without the model's own forward (`all_layers`)."""
 
     def logits(self, forward: Forward) -> Tensor | None:
-        """Logits `[rows, vocab_size]`; None for rows that it does not take."""
+        """Logits `[rows, vocab_size]`; None for rows that it does not support."""
 
     def fill(self, forward: Forward) -> bool:
-        """Compute keys and values alone; False for rows that it does not take."""
+        """Compute keys and values only; False for rows that it does not support."""
 
 
 class Runner:
-    """A model and how it is called: `packed`, all sequences in one forward, or one sequence after the other.
+    """A model and how it is called: all sequences in one forward (`packed`), or one sequence at a time.
 
-    With `most_rows` no forward has more, and one that leaves the arithmetic that rounds all rows alike is refused
-    (`target.bitwise`).
-    `static` and `all_layers`, if given, compute what they take.
-    One after the other is for architectures that do not go through transformers' attention interface, or change keys or
-    masks on the way; they get the tree as a 4D mask.
+    With `most_rows`, no forward has more rows, and a forward that would round rows differently is refused
+    (`target.bitwise`). `static` and `all_layers`, if set, compute the rows that they support.
+
+    Architectures that bypass transformers' attention interface, or change keys or masks on the way, run one sequence at
+    a time and get the tree as a 4D mask.
     """
 
     def __init__(self, model: PreTrainedModel, *, packed: bool) -> None:
@@ -68,13 +68,13 @@ class Runner:
 
     @property
     def device(self) -> torch.device:
-        """Where input ids go; accelerate moves them on where the first layer's weights are kept elsewhere."""
+        """Where input ids go; accelerate moves them if the first layer's weights are stored elsewhere."""
         embeddings: Any = self.model.get_input_embeddings()
         device: torch.device = embeddings.weight.device
         return torch.device("cpu") if device.type == "meta" else device
 
     def logits(self, sequences: Sequence[Rows]) -> list[Tensor]:
-        """Logits after every row, `[rows, vocab_size]` for each sequence; their keys and values wait to be kept."""
+        """Logits after every row, `[rows, vocab_size]` for each sequence; keys and values are stored, not yet kept."""
         for rows in sequences:
             rows.kv.reserve(rows.kv.length + len(rows))
         return [logits for together in batches(sequences, self.most_rows) for logits in self._together(together)]
@@ -93,7 +93,7 @@ class Runner:
         return [logits[start:stop] for start, stop in forward.spans]
 
     def fill(self, rows: Rows) -> None:
-        """Compute keys and values of a chain of rows, and no more logits than the architecture insists on."""
+        """Compute keys and values of a chain of rows, and as few logits as the architecture allows."""
         rows.kv.reserve(rows.kv.length + len(rows))
         if self.static is not None and self.static.logits([rows]) is not None:
             return
@@ -114,7 +114,7 @@ class Runner:
         return logits
 
     def _mask(self, rows: Rows) -> Tensor | dict[str, Tensor] | None:
-        """A 4D mask, or one per kind of layer; None for a chain, which every model masks itself."""
+        """A 4D mask, or one per kind of layer; None for a chain, which every model masks by itself."""
         if rows.ancestors is None:
             return None
         masks = {kind: self._mask_of(rows, rule) for kind, rule in self._rules.items()}
@@ -122,7 +122,7 @@ class Runner:
 
     def _mask_of(self, rows: Rows, rule: Rule) -> Tensor:
         allowed = visible_keys(rows, rule, None, self.device).allowed
-        assert allowed is not None  # only a chain or a single row can do without
+        assert allowed is not None  # only a chain or a single row needs no mask
         num_keys = rows.kv.length + len(rows)
         if self.model.config._attn_implementation == "eager":
             return additive(allowed, num_keys, self.model.dtype)[None, None]
@@ -137,7 +137,7 @@ class Runner:
             rules[SLIDING_ATTENTION] = sliding_window_causal_mask_function(config.sliding_window)
         unknown = sorted(kinds - rules.keys())
         if unknown:
-            raise UnsupportedError(f"{config.model_type} with eager attention: {', '.join(unknown)} is not supported")
+            raise UnsupportedError(f"{config.model_type} with eager attention does not support {', '.join(unknown)}")
         return {kind: rule for kind, rule in rules.items() if kind in kinds}
 
     @cached_property
@@ -146,7 +146,7 @@ class Runner:
 
 
 def batches(sequences: Sequence[Rows], most_rows: int | None) -> Iterator[list[Rows]]:
-    """The sequences in their order, together as long as they have at most `most_rows` rows; a wider one goes alone."""
+    """Batches of sequences in their order, at most `most_rows` rows each; a wider sequence gets its own batch."""
     batch: list[Rows] = []
     for rows in sequences:
         if batch and most_rows is not None and sum(map(len, batch)) + len(rows) > most_rows:

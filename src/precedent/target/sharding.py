@@ -1,4 +1,4 @@
-"""Which models can be divided among processes, how transformers is asked to, and what a divided model still tells."""
+"""The rules of tensor parallelism: which models can be divided, how each part is loaded, what a part still tells."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from precedent.errors import UnsupportedError
 
 SETTING = "distributed_config"
-"""The argument of `from_pretrained` by which each process loads its part only."""
+"""The `from_pretrained` argument that makes each process load only its part."""
 
 
 def divided_by(count: int) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a model that `count` processes hold together, by its own `tp_plan`."""
+    """`from_pretrained` arguments for a model divided among `count` processes by its own `tp_plan`."""
     return {SETTING: DistributedConfig(tp_size=count)}
 
 
 def check_divisible(config: Any, settings: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError for a model, or settings of `from_pretrained`, that cannot be divided so."""
+    """Raise UnsupportedError for a model, or `from_pretrained` settings, that cannot be divided like that."""
     text, count = config.get_text_config(), settings[SETTING].tp_size
     reason = _obstacle(config, text, count, settings)
     if reason:
-        raise UnsupportedError(f"tensor_parallel=True is not to be had with this {text.model_type}: {reason}")
+        raise UnsupportedError(f"tensor_parallel=True is not available for this {text.model_type}: {reason}")
 
 
 def _obstacle(config: Any, text: Any, count: int, settings: Mapping[str, Any]) -> str | None:
@@ -52,7 +52,7 @@ def is_divided(model: nn.Module) -> bool:
 
 
 def check_whole(model: nn.Module) -> None:
-    """Raise UnsupportedError for a model whose other parts nobody would run."""
+    """Raise UnsupportedError for a divided model that was loaded without the processes that run its other parts."""
     if is_divided(model):
         raise UnsupportedError(
             f"this {type(model).__name__} is divided among processes: load it by name, with tensor_parallel=True, "
@@ -61,21 +61,21 @@ def check_whole(model: nn.Module) -> None:
 
 
 class Part(NamedTuple):
-    """A divided weight as a fingerprint looks at it: the shape of the whole, the numbers of the first part.
+    """A divided weight as a fingerprint sees it: the shape of the whole weight, the values of this process's part.
 
-    Divided by columns or by rows, the first process's part begins as the whole does.
+    Whether divided by columns or by rows, the first process's part begins as the whole does.
     """
 
     shape: tuple[int, ...]
     own: Tensor
 
     def reshape(self, *shape: int) -> Tensor:
-        """The numbers of the own part."""
+        """The values of this process's part."""
         return self.own.reshape(*shape)
 
 
 def parts(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict that can be read without asking the other processes."""
+    """A state dict that can be read without communicating with the other processes."""
     return {
         name: Part(tuple(weight.shape), weight.to_local()) if hasattr(weight, "to_local") else weight
         for name, weight in weights.items()

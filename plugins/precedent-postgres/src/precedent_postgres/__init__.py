@@ -1,4 +1,4 @@
-"""A completion store in PostgreSQL: `SpeculationCache.open("postgresql://user@host/database")` after installing it."""
+"""A completion store in PostgreSQL: once installed, `SpeculationCache.open("postgresql://user@host/database")`."""
 
 from precedent_postgres.store import PostgresStore, open_store
 

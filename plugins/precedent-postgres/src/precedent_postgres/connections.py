@@ -1,4 +1,4 @@
-"""Connections to one server: pooled, each transaction bound to a tenant, and silent for a while after a failure."""
+"""Connections to one server: pooled, with transactions restricted to a tenant, and paused after a failure."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ Work = Callable[[Connection], Result]
 POOL_SIZE = 4
 CONNECT_SECONDS = 3
 STATEMENT_SECONDS = 5
-"""Longest statement that a request may wait for."""
+"""Time limit of a statement that a request waits for."""
 
 PATIENT_SECONDS = 3600
-"""The same for keeping order: moving, listing and erasing many records takes its time."""
+"""The same for maintenance: moving, listing and erasing many records takes time."""
 
 PAUSE_SECONDS = 30.0
-"""So long the server is left alone after a failure, so that no request waits for it again and again."""
+"""Seconds without calls to the server after a failure, so that requests do not wait for it again and again."""
 
 NO_PASSWORD = "set PGPASSWORD, or a line in ~/.pgpass: a URL that was written down or pickled has lost its password"
 
 ATTEMPTS = 3
-"""How often a transaction is tried that PostgreSQL ended because two of them waited for each other."""
+"""How often a transaction is tried if PostgreSQL ends it because of a deadlock."""
 
 
 class NoPassword(psycopg.OperationalError):
-    """The server asked for a password, and there was none."""
+    """The server asked for a password, and none was given."""
 
 
 class Connections(OfOneProcess):
-    """Opens at most `POOL_SIZE` connections, each when it is needed; safe for several threads.
+    """Opens at most `POOL_SIZE` connections, each when needed; safe for several threads.
 
-    `first` is called with the first connection that works, before anything else. Raises CacheError for everything that
-    goes wrong between here and the server.
+    `first` is called with the first working connection, before anything else. Raises CacheError for every failure of
+    the connection or the server.
     """
 
     instead = "open the cache only in the process that uses it"
@@ -63,19 +63,19 @@ class Connections(OfOneProcess):
             self._slots.put(None)
         if not _readable(self._url):
             raise CacheError(
-                f"{self.name} is no PostgreSQL URL; write postgresql://USER@HOST/DATABASE, other characters as %XX"
+                f"{self.name} is not a PostgreSQL URL; write postgresql://USER@HOST/DATABASE, other characters as %XX"
             )
 
     def of_tenant(self, tenant: str, work: Work[Result], *, patient: bool = False) -> Result:
-        """What `work` returns in a transaction that sees one tenant's records only."""
+        """The result of `work` in a transaction that sees only one tenant's records."""
         return self._transact(("precedent.tenant", tenant), _seconds(patient), work)
 
     def of_every_tenant(self, work: Work[Result], *, patient: bool = False) -> Result:
-        """What `work` returns in a transaction that sees all records: for counting and keeping order, not to draft."""
+        """The result of `work` in a transaction that sees all records: for counts and maintenance, not drafting."""
         return self._transact(("precedent.scope", "every tenant"), _seconds(patient), work)
 
     def without_records(self, work: Work[Result]) -> Result:
-        """What `work` returns in a transaction that sees no record at all."""
+        """The result of `work` in a transaction that sees no records."""
         return self._transact(("precedent.tenant", ""), _seconds(False), work)
 
     def _transact(self, setting: tuple[str, str], seconds: int, work: Work[Result]) -> Result:
@@ -93,13 +93,13 @@ class Connections(OfOneProcess):
 
     @contextlib.contextmanager
     def outside_transactions(self) -> Iterator[Connection]:
-        """A connection for what PostgreSQL does only outside of one (VACUUM)."""
+        """A connection for commands that PostgreSQL runs only outside of transactions (VACUUM)."""
         with self._reported(), self._connection() as connection:
             yield connection
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """A connection that works, given back at the end."""
+        """A working connection, returned to the pool at the end."""
         connection = self._slots.get(timeout=STATEMENT_SECONDS)
         try:
             if connection is None or not _answers(connection):
@@ -123,7 +123,7 @@ class Connections(OfOneProcess):
         if self._closed:
             raise CacheError(f"{self.name} is closed; open it again")
         if monotonic() < self._silent_until:
-            raise CacheError(f"{self.name} failed a moment ago; it is asked again in less than {PAUSE_SECONDS:.0f} s")
+            raise CacheError(f"{self.name} failed a moment ago; it is tried again in less than {PAUSE_SECONDS:.0f} s")
         try:
             yield
         except PrecedentError:
@@ -131,17 +131,17 @@ class Connections(OfOneProcess):
         except queue.Empty as error:
             raise CacheError(f"{self.name}: all {POOL_SIZE} connections are busy; try again") from error
         except psycopg.Error as error:
-            if isinstance(error, psycopg.OperationalError):  # the server, not the statement; a timeout is one as well
+            if isinstance(error, psycopg.OperationalError):  # the server, not the statement; includes timeouts
                 self._silent_until = monotonic() + PAUSE_SECONDS
                 logger.warning("%s cannot be used, speculation goes on without it: %s", self.name, _one_line(error))
             advice = "" if isinstance(error, NoPassword) else "; check the server and the URL"
             raise CacheError(f"{self.name}: {_one_line(error)}{advice}") from error
 
     def close(self) -> None:
-        """Close all connections; more than once does no harm."""
+        """Close all connections; may be called again."""
         if not self._closed and self.is_here:
             self._closed = True
-            while not self._slots.empty():  # those that are in use are closed when they come back
+            while not self._slots.empty():  # connections in use are closed when they are returned
                 connection = self._slots.get()
                 if connection is not None:
                     connection.close()
@@ -150,13 +150,13 @@ class Connections(OfOneProcess):
 def _readable(url: StoreURL) -> bool:
     try:
         psycopg.conninfo.conninfo_to_dict(url.reveal())
-    except psycopg.ProgrammingError:  # its text may hold the password
+    except psycopg.ProgrammingError:  # its text may contain the password
         return False
     return True
 
 
 def _connected(url: StoreURL) -> Connection:
-    """A new connection. What went wrong is told anew: the driver's error and its frames hold the password."""
+    """A new connection. Raises a new error, because the driver's error and its frames contain the password."""
     try:
         return psycopg.connect(url.reveal(), autocommit=True, connect_timeout=CONNECT_SECONDS)
     except psycopg.OperationalError as error:
@@ -170,7 +170,7 @@ def _seconds(patient: bool) -> int:
 
 
 def _answers(connection: Connection) -> bool:
-    """Whether the server has not dropped a connection since it was used last; it is closed if so."""
+    """Whether the server still holds a connection since its last use; closes it if not."""
     try:
         connection.execute("")
     except psycopg.OperationalError:

@@ -1,4 +1,4 @@
-"""Whose vectors the server holds: the embedder of the first one, written down beside the records."""
+"""Ensures one embedder per server: the first vector's embedder is recorded beside the records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Connection = psycopg.Connection[Any]
 
 
 def recorded_embedder(connection: Connection, lock: str = "") -> EmbedderIdentity | None:
-    """The embedder that made the vectors, or None as long as there are none."""
+    """The embedder that made the vectors; None while there are none."""
     found = connection.execute(f"SELECT value FROM {SCHEMA}.meta WHERE key = 'embedder' {lock}").fetchone()
     if found is None:
         return None
@@ -28,14 +28,14 @@ def recorded_embedder(connection: Connection, lock: str = "") -> EmbedderIdentit
 
 
 def claim(connection: Connection, payloads: Iterable[Payload], embedder: EmbedderIdentity | None, where: str) -> None:
-    """The first vector's embedder is the cache's; every other one is refused, and it stays until this has ended."""
+    """Record the first vector's embedder as the cache's and refuse every other, until the transaction ends."""
     makers = [maker_of(payload.vector, embedder) for payload in payloads if payload.vector is not None]
     if not makers:
         return
     maker = makers[0]
     insert = f"INSERT INTO {SCHEMA}.meta VALUES ('embedder', %s) ON CONFLICT (key) DO NOTHING"
     recorded = recorded_embedder(connection, "FOR SHARE")
-    while recorded is None:  # once more where another engine was first, or the last vector has just gone
+    while recorded is None:  # again, if another engine was first or the last vector has just been removed
         connection.execute(insert, (json.dumps(asdict(maker)),))
         recorded = recorded_embedder(connection, "FOR SHARE")
     require_same(recorded, maker, where)

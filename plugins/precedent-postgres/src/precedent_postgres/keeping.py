@@ -1,4 +1,4 @@
-"""What a store does beside drafting: listing, moving, erasing, checking and counting records of all tenants."""
+"""A store's work besides drafting: listing, moving, erasing, checking and counting records of all tenants."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ RowIds = list[int]
 
 ALL = Selection()
 LOCK_SECONDS = 20
-"""So long an erasure waits for those who read the table."""
+"""How long an erasure waits for readers of the table."""
 
 
 class Keeping:
-    """The part of `PostgresStore` that keeps order; it may see every tenant's records."""
+    """The maintenance part of `PostgresStore`; it may see every tenant's records."""
 
     def __init__(self, server: Connections, bounds: Bounds, *, read_only: bool) -> None:
         self._server, self._bounds, self._read_only = server, bounds, read_only
@@ -50,16 +50,16 @@ class Keeping:
         self._damaged: set[int] = set()
 
     def holds(self, completions: Sequence[NewCompletion]) -> Flags:
-        """For each whether the same answer to the same query is there."""
+        """For each completion, whether the same answer to the same query is stored."""
         payloads = [Payload(storable(completion), None) for completion in completions]
         return self._server.of_every_tenant(
             lambda connection: [rows.row_of_same(connection, payload) is not None for payload in payloads], patient=True
         )
 
     def restore(self, records: Sequence[Record], embedder: EmbedderIdentity | None) -> RowIds:
-        """Store records with their times and counters, all or none; those that are there keep the larger of each.
+        """Store records with their times and counters, all or none; existing records keep the larger of each.
 
-        Returns their ids, 0 for one that was refused. Raises CacheError.
+        Returns their ids, 0 for a refused one. Raises CacheError.
         """
         payloads = [payload_of(record) for record in records]
         fitting = [not self._refuses(payload) for payload in payloads]
@@ -80,7 +80,7 @@ class Keeping:
         return ids
 
     def list(self, selection: Selection = ALL, limit: int | None = None) -> Completions:
-        """The selected completions, the newest first."""
+        """The selected completions, newest first."""
 
         def work(connection: Connection) -> Numbered:
             found = islice(rows.selected(connection, selection, "DESC"), limit)
@@ -89,7 +89,7 @@ class Keeping:
         return self._whole(self._reading(selection, work))
 
     def records(self, selection: Selection, after_id: int, limit: int) -> Records:
-        """At most `limit` selected records above an id, in rising order; damaged ones are left out."""
+        """At most `limit` selected records above an id, in increasing order; damaged ones are left out."""
 
         def work(connection: Connection) -> Records:
             found = (rows.record_in(*row) for row in rows.selected(connection, selection, "ASC", after_id))
@@ -100,8 +100,8 @@ class Keeping:
     def forget(self, selection: Selection) -> int:
         """Erase the selected completions and rewrite the table without them; returns their number.
 
-        Raises CacheError when the store is read-only, nothing is selected, or somebody keeps the table locked (the
-        completions are forgotten all the same).
+        Raises CacheError if the store is read-only, nothing is selected, or another session keeps the table locked
+        (the completions are forgotten nevertheless).
         """
         if selection.everything:
             raise CacheError("forget needs a condition: tenant, before, containing or ids")
@@ -113,7 +113,7 @@ class Keeping:
         return number
 
     def verify(self, *, repair: bool = False) -> VerifyReport:
-        """Check every record, vector and sum; with `repair`, delete damaged records and count anew."""
+        """Check every record, vector and sum; with `repair`, delete damaged records and recount."""
         if repair:
             self._check_writable("it cannot be repaired")
         records, findings = self._server.of_every_tenant(
@@ -122,28 +122,28 @@ class Keeping:
         return VerifyReport(self._server.name, records, findings)
 
     def compact(self) -> tuple[int, int]:
-        """Give back what records that went have left in the table; its bytes on disk before and after."""
+        """Free the space of removed records in the table; returns its bytes on disk before and after."""
         self._check_writable("it cannot be compacted")
         before = self.stats().file_bytes
         self._rewrite()
         return before, self.stats().file_bytes
 
     def _rewrite(self) -> None:
-        """VACUUM FULL writes the table anew: what was deleted is then in none of its files."""
+        """Rewrite the table with VACUUM FULL, after which deleted data is in none of its files."""
         with self._server.outside_transactions() as connection:
             connection.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
             try:
                 connection.execute(f"VACUUM (FULL, ANALYZE) {rows.TABLE}")
             except psycopg.errors.LockNotAvailable as error:
                 raise CacheError(
-                    f"the records are forgotten, but {self._server.name} still holds their bytes (the table is used); "
-                    "run forget or compact once more later"
+                    f"the records are forgotten, but {self._server.name} still holds their bytes (the table is in use)"
+                    "; run forget or compact again later"
                 ) from error
             finally:
                 connection.execute("RESET lock_timeout")
 
     def stats(self) -> CacheStats:
-        """The cache at a glance."""
+        """A summary of the cache."""
         sums = "count(*), sum(length(token_ids) / 4), sum(size), sum(hits), sum(accepted), sum(rejected)"
         query = f"SELECT tenant, {sums} FROM {rows.TABLE} GROUP BY tenant ORDER BY sum(size) DESC, tenant"
         size = f"SELECT pg_total_relation_size('{rows.TABLE}')"
@@ -166,13 +166,13 @@ class Keeping:
         )
 
     def _reading(self, selection: Selection, work: Work[Result]) -> Result:
-        """What `work` returns in a transaction that sees no more tenants than are selected."""
+        """The result of `work` in a transaction that sees no more tenants than are selected."""
         if selection.tenant is not None:
             return self._server.of_tenant(selection.tenant, work, patient=True)
         return self._server.of_every_tenant(work, patient=True)
 
     def _refuses(self, payload: Payload) -> bool:
-        """True where the store is read-only or the completion larger than its bounds; says so."""
+        """Whether the store is read-only or the completion exceeds its bounds; logs it."""
         if payload.size > self._bounds.largest:
             most = self._bounds.largest
             logger.warning("a completion of %d bytes was not stored: at most %d bytes are allowed", payload.size, most)
@@ -189,7 +189,7 @@ class Keeping:
             raise CacheError(f"{self._server.name} is read-only, so {consequence}")
 
     def _evict(self) -> None:
-        """Keep the bounds, in a transaction of its own: two insertions that waited for each other would fail."""
+        """Enforce the bounds in a separate transaction: two insertions that wait for each other would fail."""
         if self._server.of_every_tenant(lambda connection: removal.exceeds(connection, self._bounds)):
             self._server.of_every_tenant(lambda connection: removal.evict(connection, self._bounds))
 

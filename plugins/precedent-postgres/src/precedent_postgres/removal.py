@@ -1,4 +1,4 @@
-"""How records leave the server: forgotten ones, and the least useful ones of a cache that is full."""
+"""Removes records from the server: forgotten ones, and the least useful ones of a full cache."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ Connection = psycopg.Connection[Any]
 
 EVICTION_LOCK = int.from_bytes(b"precevic", "big")
 REMEMBERED_EPOCHS = 100_000
-"""So many of the last deletions can be followed one by one."""
+"""Number of recent deletions that readers can follow one by one."""
 
 EVICTED_AT_ONCE = 5000
-"""So many records of a tenant go at most at one insertion, which others wait for; the rest at the next ones."""
+"""Most records of a tenant that one insertion evicts, since others wait for it; later insertions evict the rest."""
 
 LEAST_USEFUL = f"""
 SELECT id, size FROM {TABLE} WHERE tenant = %s
 ORDER BY (accepted + 0.5) / ((SELECT max(id) FROM {TABLE}) - id + 20.0) / (size + 400), id LIMIT %s
 """
-"""As the embedded store: saved tokens per byte, decayed by what was stored since."""
+"""As in the embedded store: saved tokens per byte, decayed by the number of completions stored since."""
 
 
 def lock_all(connection: Connection) -> None:
-    """Wait for all insertions and let none begin until the transaction ends, in one order for everybody."""
+    """Wait for all insertions and block new ones until the transaction ends; every caller locks in the same order."""
     connection.execute(f"SELECT tenant FROM {SCHEMA}.tenant ORDER BY tenant FOR UPDATE").fetchall()
 
 
 def delete_selected(connection: Connection, selection: Selection) -> int:
-    """Delete what is selected; returns the number."""
+    """Delete the selected completions; returns their number."""
     lock_all(connection)
     ids = [row[ID] for row, _ in selected(connection, selection, "ASC")]
     delete(connection, ids)
@@ -44,7 +44,7 @@ def delete_selected(connection: Connection, selection: Selection) -> int:
 
 
 def delete(connection: Connection, ids: Sequence[int]) -> None:
-    """Delete rows by id, with what was counted of them, and note that they went. All tenants are locked."""
+    """Delete rows by id, update the tenants' sums, and record the removed ids. All tenants must be locked."""
     if not ids:
         return
     gone = connection.execute(
@@ -69,14 +69,14 @@ def _note_gone(connection: Connection, ids: Sequence[int]) -> None:
 
 
 def _drop_unused_embedder(connection: Connection) -> None:
-    """Without a vector left, the next one may come from any embedder."""
+    """Once no vector is left, the next one may come from any embedder."""
     connection.execute(f"SELECT 1 FROM {SCHEMA}.meta WHERE key = 'embedder' FOR UPDATE").fetchone()
     left = f"EXISTS (SELECT 1 FROM {TABLE} WHERE vector IS NOT NULL)"
     connection.execute(f"DELETE FROM {SCHEMA}.meta WHERE key = 'embedder' AND NOT {left}")
 
 
 def evict(connection: Connection, bounds: Bounds) -> None:
-    """Delete until the bounds hold again, each down to `KEPT_SHARE`; nothing while another engine does so."""
+    """Delete until the bounds hold again, each down to `KEPT_SHARE`; does nothing while another engine evicts."""
     if not one(connection, "SELECT pg_try_advisory_xact_lock(%s)", (EVICTION_LOCK,))[0]:
         return
     lock_all(connection)
@@ -93,12 +93,12 @@ def _delete_older(connection: Connection, time_of_oldest: float) -> None:
 
 
 def bounds_by_measure(bounds: Bounds) -> dict[str, float]:
-    """What the columns of the table `tenant` may add up to."""
+    """The limits on the sums of the columns of the table `tenant`."""
     return {"bytes": bounds.max_bytes, "records": math.inf if bounds.max_records is None else bounds.max_records}
 
 
 def exceeds(connection: Connection, bounds: Bounds) -> bool:
-    """Whether `evict` would delete anything; costs a look at one small table."""
+    """Whether `evict` would delete anything; reads one small table."""
     sums = ", ".join(f"coalesce({sum_of}, 0)" for sum_of in ("sum(bytes)", "sum(records)", "max(bytes)"))
     num_bytes, num_records, largest = one(connection, f"SELECT {sums} FROM {SCHEMA}.tenant")
     most = bounds_by_measure(bounds)
@@ -107,7 +107,7 @@ def exceeds(connection: Connection, bounds: Bounds) -> bool:
 
 
 def _to_free(connection: Connection, measure: str, bound: float, quota: int | None) -> dict[str, float]:
-    """How much each tenant has to give up: its quota's excess, and the largest come down to a common level."""
+    """How much each tenant has to free: the excess over its quota, and what brings the largest to a common level."""
     query = f"SELECT tenant, {measure} FROM {SCHEMA}.tenant ORDER BY {measure} DESC, tenant"
     held = {tenant: float(share) for tenant, share in connection.execute(query).fetchall()}
     most = quota if quota is not None and measure == "bytes" else math.inf
@@ -119,7 +119,7 @@ def _to_free(connection: Connection, measure: str, bound: float, quota: int | No
 
 
 def _least_useful(connection: Connection, measure: str, tenant: str, wanted: float) -> list[int]:
-    """The ids of a tenant's least useful completions that free so many bytes or records."""
+    """The ids of a tenant's least useful completions that free `wanted` bytes or records."""
     gone: list[int] = []
     for row_id, size in connection.execute(LEAST_USEFUL, (tenant, EVICTED_AT_ONCE)):
         if wanted <= 0:
@@ -130,8 +130,8 @@ def _least_useful(connection: Connection, measure: str, tenant: str, wanted: flo
 
 
 def one(connection: Connection, query: str, values: tuple[object, ...] = ()) -> tuple[Any, ...]:
-    """The first row of what a query finds. Raises CacheError where somebody has deleted it."""
+    """The first row that a query finds. Raises CacheError if it was deleted."""
     found: tuple[Any, ...] | None = connection.execute(query, values).fetchone()
     if found is None:
-        raise CacheError("a row that every cache has is gone from the server; restore a backup")
+        raise CacheError("a row that every cache has is missing on the server; restore a backup")
     return found

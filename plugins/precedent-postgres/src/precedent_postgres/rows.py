@@ -1,4 +1,4 @@
-"""How a completion becomes a row on the server, and a row a completion again."""
+"""Converts completions to rows on the server and rows to completions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Row = tuple[Any, ...]
 
 TABLE = f"{SCHEMA}.completion"
 
-# in the order of StoredCompletion's fields, and the checksum
+# the order of StoredCompletion's fields, then the checksum
 COLUMNS = (
     "token_ids, tokenizer, model, tenant, query, prompt_fingerprint, tools, workflow_step, text, "
     "id, created, count, hits, accepted, rejected, checksum"
@@ -42,16 +42,16 @@ VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING id
 
 
 def lock_tenant(connection: Connection, tenant: str) -> None:
-    """Let nobody else insert for this tenant until the transaction ends, and note that something changes.
+    """Block other insertions for this tenant until the transaction ends, and record a change.
 
-    Ids then rise in the order in which transactions end: whoever has read up to an id has missed none below it.
+    So ids increase in the order in which transactions end: a reader that has read up to an id has missed none below.
     """
     row = f"INSERT INTO {SCHEMA}.tenant VALUES (%s, 0, 0, 1)"
     connection.execute(f"{row} ON CONFLICT (tenant) DO UPDATE SET changes = tenant.changes + 1", (tenant,))
 
 
 def row_of_same(connection: Connection, payload: Payload) -> int | None:
-    """The id of the same answer to the same query, None where there is none."""
+    """The id of the same answer to the same query; None if there is none."""
     key = (payload.completion.tenant, payload.completion.tokenizer.encode(), payload.identity)
     query = f"SELECT id FROM {TABLE} WHERE tenant = %s AND tokenizer = %s AND identity = %s"
     found = connection.execute(query, key).fetchone()
@@ -59,7 +59,7 @@ def row_of_same(connection: Connection, payload: Payload) -> int | None:
 
 
 def add_row(connection: Connection, payload: Payload, created: float) -> int:
-    """Add a completion that is not there; returns its id. The tenant is locked."""
+    """Add a completion that is not stored yet; returns its id. The tenant must be locked."""
     new = payload.completion
     key = (new.tenant, new.tokenizer.encode(), payload.identity)
     soft = [text.encode() for text in (new.model, new.prompt_fingerprint, new.tools, new.workflow_step)]
@@ -68,13 +68,13 @@ def add_row(connection: Connection, payload: Payload, created: float) -> int:
     update = f"UPDATE {SCHEMA}.tenant SET records = records + 1, bytes = bytes + %s WHERE tenant = %s"
     connection.execute(update, (payload.size, new.tenant))
     found = connection.execute(INSERT, values).fetchone()
-    if found is None:  # a trigger or a rule that was not there when the store was opened
-        raise CacheError("the server has stored nothing, though it says that it has; look for triggers on its tables")
+    if found is None:  # a trigger or rule added after the store was opened
+        raise CacheError("the server stored nothing without reporting an error; look for triggers on its tables")
     return int(found[0])
 
 
 def insert(connection: Connection, payload: Payload) -> int:
-    """Add a completion, or count it once more if the same answer to the same query is there; returns its id."""
+    """Add a completion, or increase its count if the same answer to the same query is stored; returns its id."""
     tenant = payload.completion.tenant
     lock_tenant(connection, tenant)
     known = row_of_same(connection, payload)
@@ -85,7 +85,7 @@ def insert(connection: Connection, payload: Payload) -> int:
 
 
 def restore(connection: Connection, payload: Payload, recorded: StoredCompletion) -> int:
-    """Add a record with its time and counters; one that is there keeps the larger of each. The tenant is locked."""
+    """Add a record with its time and counters; an existing one keeps the larger of each. The tenant must be locked."""
     row_id = row_of_same(connection, payload) or add_row(connection, payload, recorded.created)
     names = ("count", "hits", "accepted", "rejected")
     larger = ", ".join(f"{name} = greatest({name}, %s)" for name in names)
@@ -97,7 +97,7 @@ def restore(connection: Connection, payload: Payload, recorded: StoredCompletion
 
 
 def completion_in(row: Row) -> StoredCompletion | None:
-    """The completion in a row of `COLUMNS`, or None if its bytes are not those that were written."""
+    """The completion in a row of `COLUMNS`, or None if its bytes differ from those that were written."""
     values = [
         value.decode("utf-8", "replace")
         if isinstance(value, bytes) and name not in ("token_ids", "checksum")
@@ -108,7 +108,7 @@ def completion_in(row: Row) -> StoredCompletion | None:
 
 
 def selected(connection: Connection, selection: Selection, order: str, after_id: int = 0) -> Iterator[tuple[Row, Row]]:
-    """Rows of `COLUMNS` with vector and its checksum apart, read as they are asked for; `order` is ASC or DESC."""
+    """Rows of `COLUMNS`, each with its vector and checksum apart, read on demand; `order` is ASC or DESC."""
     clauses = {"tenant = %s": selection.tenant, "created < %s": selection.before, "id = ANY(%s)": _as_list(selection)}
     given = {"id > %s": after_id, **{clause: value for clause, value in clauses.items() if value is not None}}
     query = f"SELECT {COLUMNS}, vector, vector_checksum FROM {TABLE} WHERE {' AND '.join(given)} ORDER BY id {order}"
@@ -125,7 +125,7 @@ def _as_list(selection: Selection) -> list[int] | None:
 
 
 def _said(row: Row) -> str:
-    """What `containing` looks through; here and not on the server, whose rules of case are others."""
+    """The text that `containing` searches; compared here, because the server has other rules for case."""
     return "\n".join(row[NAMES.index(name)].decode("utf-8", "replace") for name in ("query", "text"))
 
 

@@ -1,10 +1,10 @@
-"""The tables on the server: created once, under a lock, and only ever used in the format that is written down there.
+"""The tables on the server: created once, under a lock, and used only in the format that is recorded there.
 
 Texts and keys are stored as bytes, since PostgreSQL's text cannot hold a NUL character, which a model may write.
-`tenant.changes` grows with every insertion, `meta.epoch` by one for every record that goes; `gone` says which went.
+`tenant.changes` increases with every insertion, `meta.epoch` by one for every removed record, which `gone` names.
 
-Row security is a second lock on the door: a statement sees the rows of the tenant that its transaction named, and none
-without, unless it asked for every tenant's (`precedent_postgres.connections`).
+Row security is a second safeguard: a statement sees only the rows of the tenant that its transaction named, and none
+without a tenant, unless it asked for every tenant's (`precedent_postgres.connections`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ TABLES = {
         *("token_ids bytea", "query bytea", "text bytea", "vector bytea"),
     ),
 }
-"""What `CREATE` makes: columns and their types in their order."""
+"""What `CREATE` makes: columns with their types, in order."""
 
 _COLUMNS = """
 SELECT relation.relname, relation.relkind = 'r',
@@ -94,10 +94,10 @@ UNION ALL SELECT 'missing policy' WHERE NOT EXISTS (SELECT FROM pg_policy WHERE 
 
 
 def prepare(connection: psycopg.Connection[Any], *, create: bool) -> bool:
-    """Create the tables unless they are there, or only look; False where there are none and none were wanted.
+    """Create the tables if they are missing and `create` is set; returns whether they exist now.
 
-    Raises CacheMismatchError for tables of another format or another program, and for what somebody has added to them
-    that could act on records.
+    Raises CacheMismatchError for tables of another format or another program, and for additions to them that could act
+    on records.
     """
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (CREATION_LOCK,))
@@ -112,22 +112,22 @@ def prepare(connection: psycopg.Connection[Any], *, create: bool) -> bool:
 
 def _check_format(connection: psycopg.Connection[Any], tables: Mapping[str, Sequence[str]]) -> None:
     if tables.get("meta") != TABLES["meta"]:
-        raise _not_ours("its table meta is none of a cache's" if "meta" in tables else "the table meta is missing")
+        raise _not_ours("its table meta is not a cache's" if "meta" in tables else "the table meta is missing")
     numbers = dict(connection.execute(f"SELECT key, value FROM {SCHEMA}.meta").fetchall())
     if numbers.get("format") != str(FORMAT_VERSION):
         raise CacheMismatchError(
-            f"the cache on the server has format {numbers.get('format')}, this version of precedent-postgres reads "
+            f"the cache on the server has format {numbers.get('format')}, and this version of precedent-postgres reads "
             f"{FORMAT_VERSION}; left untouched, upgrade precedent-postgres or give another database"
         )
     for name, columns in TABLES.items():
         if tables.get(name) != columns:
             raise _not_ours(f"it has format {FORMAT_VERSION}, and the table {name} is not one of that format")
     if not numbers.get("epoch", "").isdecimal():
-        raise _not_ours("the table meta has no epoch, which counts what went")
+        raise _not_ours("the table meta has no epoch, which counts removed records")
     names = {"tables": [f"{SCHEMA}.{name}" for name in TABLES], "completion": f"{SCHEMA}.completion"}
     planted = connection.execute(_PLANTED, names).fetchone()
     if planted is not None:
-        raise _not_ours(f"somebody has changed what happens to its records: {planted[0]}")
+        raise _not_ours(f"its triggers, rules or policies were changed: {planted[0]}")
 
 
 def _not_ours(reason: str) -> CacheMismatchError:

@@ -1,4 +1,4 @@
-"""`PostgresStore`: the completions of several engines on one server."""
+"""`PostgresStore`: completions that several engines share on one server."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class PostgresStore(Keeping):
     """Completions in the schema `precedent` of one database; safe for several threads, processes and machines.
 
     An insertion is committed when it returns. Every statement that reads completions for drafting names its tenant, and
-    the server's row security hides all others. When the server fails it is left alone for half a minute: each call then
-    raises CacheError at once, drafting goes on without the cache, and no request fails. Nothing is asked of the server
-    before the first call. Raises CacheError for a URL that is none.
+    the server's row security hides all others. After a failure, the server is not called for half a minute: each call
+    then raises CacheError at once, drafting continues without the cache, and no request fails. The first call connects.
+    Raises CacheError for an invalid URL.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PostgresStore(Keeping):
         self._wanted, self._create = embedder, create and not read_only
 
     def _first(self, connection: Connection) -> None:
-        """With the first connection: the tables, and whether their vectors are this embedder's."""
+        """Prepare the first connection: create or check the tables, and check their embedder."""
         if not prepare(connection, create=self._create):
             raise CacheError(f"there is no cache at {self._server.name}")
         recorded = recorded_embedder(connection)
@@ -73,12 +73,12 @@ class PostgresStore(Keeping):
         return row_id
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> Completions:
-        """The partition's completions with a higher id, in rising order; one small question when there are none."""
+        """The partition's completions with a higher id, in increasing order; one small query if there are none."""
         found = self._rows_after(tenant, tokenizer, after_id, rows.COLUMNS)
         return self._whole([(row_id, rows.completion_in(tuple(row))) for row_id, *row in found])
 
     def vectors_since(self, tenant: str, tokenizer: str, after_id: int = 0) -> tuple[Ids, Vector]:
-        """Ids `[n]` in rising order and vectors `[n, dimension]` of the partition's completions that have one."""
+        """Ids `[n]` in increasing order and vectors `[n, dimension]` of the partition's completions that have one."""
         found = self._rows_after(tenant, tokenizer, after_id, "vector, vector_checksum", "AND vector IS NOT NULL")
         read = [(row[0], vector_of(row[1], row[2])) for row in found]
         self._report_damaged(row_id for row_id, vector in read if vector is None)
@@ -89,7 +89,7 @@ class PostgresStore(Keeping):
     def _rows_after(
         self, tenant: str, tokenizer: str, after_id: int, columns: str, condition: str = ""
     ) -> list[rows.Row]:
-        """The partition's rows with a higher id, which stands first; in pages, so that no statement takes long."""
+        """The partition's rows with a higher id, their first column; paged, so that no statement takes long."""
         where = f"tenant = %s AND tokenizer = %s AND id > %s {condition} ORDER BY id LIMIT {rows.ROWS_AT_ONCE}"
         query = f"SELECT id, {columns} FROM {rows.TABLE} WHERE {where}"
         found: list[rows.Row] = []
@@ -105,30 +105,30 @@ class PostgresStore(Keeping):
         return self._server.of_tenant(tenant, lambda connection: connection.execute(query, values).fetchall())
 
     def stamp(self) -> tuple[int, int]:
-        """Changes whenever records may have come or gone, by whatever engine; one small question to the server."""
+        """Changes whenever any engine may have added or removed records; takes one small query."""
         epoch = f"(SELECT value::bigint FROM {SCHEMA}.meta WHERE key = 'epoch')"
         query = f"SELECT {epoch}, coalesce(sum(changes), 0)::bigint FROM {SCHEMA}.tenant"
         epoch_now, changes = self._server.without_records(lambda connection: removal.one(connection, query))
         return epoch_now, changes
 
     def epoch(self) -> int:
-        """Grows by one for every record that went."""
+        """Increases by one for every removed record."""
         query = f"SELECT value::bigint FROM {SCHEMA}.meta WHERE key = 'epoch'"
         return int(self._server.without_records(lambda connection: removal.one(connection, query))[0])
 
     def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The epoch now, and the ids that went after `epoch`; None for ids where too many have gone since."""
+        """The current epoch and the ids removed after `epoch`; None for ids if too many have been removed since."""
         query = f"SELECT value::bigint, id FROM {SCHEMA}.meta LEFT JOIN {SCHEMA}.gone ON epoch > %s WHERE key = 'epoch'"
         found = self._server.without_records(lambda connection: connection.execute(query, (epoch,)).fetchall())
         now, ids = int(found[0][0]), [row_id for _, row_id in found if row_id is not None]
         return now, np.array(ids, dtype=np.int64) if len(ids) == now - epoch else None
 
     def embedder(self) -> EmbedderIdentity | None:
-        """Which embedder made the vectors, None as long as there are none."""
+        """The embedder that made the vectors; None while there are none."""
         return self._server.without_records(recorded_embedder)
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Add (accepted, rejected) tokens to completions; ids that are gone are ignored; nothing where read-only."""
+        """Add (accepted, rejected) tokens to completions; ignores missing ids, and does nothing if read-only."""
         if any(accepted < 0 or rejected < 0 for accepted, rejected in counts.values()):
             raise CacheError("credit takes numbers of accepted and rejected tokens, which cannot be negative")
         if not counts or self._refuses_writes():
@@ -143,7 +143,7 @@ class PostgresStore(Keeping):
         self._server.of_every_tenant(work)
 
     def close(self) -> None:
-        """Close all connections; more than once does no harm."""
+        """Close all connections; may be called again."""
         self._server.close()
 
 
@@ -155,5 +155,5 @@ def open_store(
     create: bool = True,
     read_only: bool = False,
 ) -> PostgresStore:
-    """Open the cache in a database, as `SQLiteStore.open` opens a file; its schema is created where it is missing."""
+    """Open the cache in a database, as `SQLiteStore.open` opens a file; creates its schema if it is missing."""
     return PostgresStore(url, bounds=bounds, embedder=embedder, create=create, read_only=read_only)

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own for tests: in a temporary folder, reached by a socket in it, then removed."""
+"""A temporary PostgreSQL server for tests: it runs in a temporary folder, listens on a socket there, and is removed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any, Self
 import psycopg
 
 UNPRIVILEGED = "postgres"
-"""Who runs the server where the tests run as root, which PostgreSQL refuses to do."""
+"""The user that runs the server if the tests run as root, which PostgreSQL refuses."""
 
 START_SECONDS = 600
-"""A busy machine takes its time."""
+"""Generous, for busy machines."""
 
 SETTINGS = ("-c", "listen_addresses=''", "-c", "fsync=off", "-c", "max_connections=60")
 
 
 def programs() -> Path | None:
-    """The folder of `initdb` and `pg_ctl`, the newest of several versions; None where there is no PostgreSQL."""
+    """The folder of `initdb` and `pg_ctl`, the newest of several versions; None without PostgreSQL."""
     found = shutil.which("initdb")
     versions = Path("/usr/lib/postgresql").glob("*/bin/initdb")
     folders = [Path(found).parent] if found else []
@@ -32,7 +32,7 @@ def programs() -> Path | None:
 
 
 def why_not() -> str | None:
-    """Why no server can be started here, None where one can."""
+    """Why no server can be started here; None if one can."""
     if programs() is None:
         return "PostgreSQL is not installed (Debian: apt-get install postgresql)"
     if os.geteuid() == 0 and not _account():
@@ -65,21 +65,21 @@ class TemporaryServer:
 
     @property
     def data(self) -> Path:
-        """Where its files lie."""
+        """The server's data folder."""
         return self.folder / "data"
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the server, and wait until it answers."""
         options = " ".join((*SETTINGS, "-k", str(self.folder)))
         log = str(self.folder / "log")
         self._run("pg_ctl", "start", "--wait", f"--timeout={START_SECONDS}", "-o", options, "-l", log)
 
     def stop(self) -> None:
-        """Stop it as a crash would: without a word to those who are connected."""
+        """Stop the server as a crash would, without notice to its clients."""
         self._run("pg_ctl", "stop", "--mode=immediate", check=False)
 
     def execute(self, statement: str, *, database: str = "precedent") -> list[tuple[Any, ...]]:
-        """What a statement finds, run by the server's superuser."""
+        """The result of a statement, run by the server's superuser."""
         where = f"postgresql://postgres@/{database}?host={self.folder}"
         with psycopg.connect(where, autocommit=True) as connection:
             cursor = connection.execute(statement)
@@ -98,7 +98,7 @@ class TemporaryServer:
 
 
 def _account() -> int | None:
-    """The group of the user who runs the server, None where there is no such user."""
+    """The group of the user who runs the server; None if there is no such user."""
     try:
         return pwd.getpwnam(UNPRIVILEGED).pw_gid
     except KeyError:

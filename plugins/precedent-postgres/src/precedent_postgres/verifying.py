@@ -22,7 +22,7 @@ WHERE (tenant.records, tenant.bytes) IS DISTINCT FROM (counted.records, counted.
 
 
 def check(connection: Connection, *, repair: bool) -> tuple[int, tuple[Finding, ...]]:
-    """The number of sound records, and what is not as it was written; with `repair` it is mended in the transaction."""
+    """The number of sound records, and all findings; with `repair`, mends them within the transaction."""
     if repair:
         removal.lock_all(connection)
     sound, damaged = 0, []
@@ -55,4 +55,4 @@ def _sums(connection: Connection, repair: bool) -> Iterator[Finding]:
         )
         connection.execute(f"UPDATE {SCHEMA}.meta SET value = (value::bigint + 1)::text WHERE key = 'epoch'")
     if wrong:
-        yield Finding("sums", f"the sums of {len(wrong)} tenants are not those of their records", repaired=repair)
+        yield Finding("sums", f"the sums of {len(wrong)} tenants do not match their records", repaired=repair)

@@ -1,4 +1,4 @@
-"""Whole caches: verify, repair, export, import, fill.
+"""Operations on whole caches: verify, repair, export, import, fill.
 
-May import the store, the snapshot and the search; none of them may import it, and no running request calls it.
+It may import the store, the snapshot and the search; none of them may import it, and no running request calls it.
 """

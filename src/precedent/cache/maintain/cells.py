@@ -1,4 +1,4 @@
-"""The rows on one page of an SQLite file, found by the shape of the page alone (no tree is followed to it)."""
+"""Parses the rows of one page of an SQLite file from the page alone, without following the tree to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 
 def rows_on(number: int, pages: Pages) -> Iterator[Row]:
-    """The rows on a page, with what overflows to others; those that cannot be read are left out."""
+    """The rows on a page, with their overflow pages; rows that cannot be read are left out."""
     data = pages.page(number)
     if data is None:
         return
@@ -46,7 +46,7 @@ def _row(data: bytes, at: int, kind: int, pages: Pages) -> Row:
 
 
 def _payload(data: bytes, at: int, size: int, kind: int, pages: Pages) -> bytes:
-    """All bytes of a row: on its own page, and on those to which it overflows."""
+    """All bytes of a row: on its own page, and on its overflow pages."""
     usable = len(data)
     least = (usable - 12) * 32 // 255 - 23
     most = usable - 35 if kind == TABLE_LEAF else (usable - 12) * 64 // 255 - 23
@@ -57,7 +57,7 @@ def _payload(data: bytes, at: int, size: int, kind: int, pages: Pages) -> bytes:
     while left > 0:
         further = pages.followed(following)
         if further is None:
-            raise ValueError("the row goes on where there is no page")
+            raise ValueError("the row continues on a page that does not exist")
         parts.append(further[4 : 4 + min(left, usable - 4)])
         left -= len(parts[-1])
         following = int.from_bytes(further[:4], "big")
@@ -78,13 +78,13 @@ def _values(payload: bytes) -> tuple[Any, ...]:
 
 
 def _value(payload: bytes, at: int, kind: int) -> tuple[Any, int]:
-    """A value and where it ends."""
+    """A value and its end."""
     if kind in CONSTANTS:
         return CONSTANTS[kind], at
     size = INTEGERS.get(kind, 8 if kind == 7 else (kind - 12) // 2)
     data = payload[at : at + size]
     if len(data) < size or kind in (10, 11):
-        raise ValueError("the row is cut short")
+        raise ValueError("the row is truncated")
     if kind in INTEGERS:
         return int.from_bytes(data, "big", signed=True), at + size
     if kind == 7:
@@ -93,7 +93,7 @@ def _value(payload: bytes, at: int, kind: int) -> tuple[Any, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of one to nine bytes, and where it ends."""
+    """A number of one to nine bytes, and its end."""
     number = 0
     for place in range(at, at + 8):
         number = number << 7 | data[place] & 0x7F

@@ -1,11 +1,11 @@
-"""A cache as plain files: records as JSON lines, token ids and vectors as safetensors, and a manifest that comes last.
+"""Exports a cache as plain files: records as JSON lines, token ids and vectors as safetensors, and a manifest.
 
     export.json               format, embedder, for every part its number of records and checksums, and its own
     part-00001.jsonl          texts, keys, times and counters, one record a line
-    part-00001.safetensors    `token_ids` int32 [sum of lengths], `lengths` int64 [n], and where there are vectors
-                              `vectors` float32 [m, dimension] and `places` int64 [m]: whose vectors these are
+    part-00001.safetensors    `token_ids` int32 [sum of lengths], `lengths` int64 [n], and with vectors `vectors`
+                              float32 [m, dimension] and `places` int64 [m], the indices of their records
 
-Nothing depends on the machine, the store or the library that wrote it; without the manifest an export is unfinished.
+An export depends on no machine, store or library. The manifest is written last: without it an export is unfinished.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ KINDS = ("jsonl", "safetensors")
 def export_cache(
     store: CompletionStore, folder: Path, selection: Selection, progress: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
-    """Write the selected records into a new folder, readable by its owner only; returns the manifest.
+    """Write the selected records to a new folder that only its owner can read; returns the manifest.
 
-    `progress` is called with the number of records of every part. Raises CacheError when the folder holds anything, or
+    `progress` is called with the number of records of every part. Raises CacheError if the folder is not empty or
     cannot be written.
     """
     try:
@@ -69,7 +69,7 @@ def _written(
 
 
 def checksum_of(manifest: Mapping[str, Any]) -> str:
-    """The checksum that a manifest carries of all the rest of it."""
+    """The manifest's own checksum, over everything else in it."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -112,7 +112,7 @@ def _tensors(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all, and on disk when this returns: a power cut must not leave a manifest of lost parts."""
+    """Write a file completely or not at all, and to disk: a power cut must not leave a manifest of missing parts."""
     new = path.with_name(path.name + ".new")
     new.touch(mode=0o600, exist_ok=False)
     with new.open("wb") as file:

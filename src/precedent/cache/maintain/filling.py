@@ -1,4 +1,4 @@
-"""Putting many records into a store: in batches, each one transaction; what is there already is not embedded."""
+"""Stores many records in batches, each in one transaction; records that are already there are not embedded."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from precedent.cache.store.records import EmbedderIdentity, NewCompletion, Recor
 from precedent.cache.store.redaction import Redact, apply
 
 BATCH = 64
-"""Records of one transaction: so many at most are embedded once more after a kill."""
+"""Records per transaction: after a kill, at most this many are embedded again."""
 
 Progress = Callable[[int], None]
-"""Called with the number of records of every batch that is done."""
+"""Called with the number of records of every finished batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What became of the records: newly `stored`, `known` before, `refused` (read-only or too large), or `withheld`.
+    """How many records were newly `stored`, already `known`, `refused` or `withheld`.
 
-    Refused is what the store did not take, withheld what redaction left nothing of.
+    The store refuses records if it is read-only or they are too large; redaction withholds records entirely.
     """
 
     stored: int = 0
@@ -40,8 +40,8 @@ class Filled:
 class Vectors:
     """Gives records the vectors they lack.
 
-    `given` made the vectors that records bring along. They are taken as they are where they fit: if the store's are its
-    too, or the store has none yet and no other embedder was `chosen`. All others are made anew.
+    `given` made the vectors that come with records. These are used if they match the store's embedder, or if the store
+    has none yet and no other embedder was `chosen`. All other vectors are computed again.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Vectors:
 
     @cached_property
     def identity(self) -> EmbedderIdentity:
-        """Whose vectors are stored; may load the embedder. Raises CacheMismatchError if they are not the store's."""
+        """The embedder of the stored vectors; may load it. Raises CacheMismatchError if it is not the store's."""
         recorded = self._store.embedder()
         if self._given is not None and _fits(self._given, recorded, self._chosen):
             return self._given
@@ -64,7 +64,7 @@ class Vectors:
         return resolve(self._chosen)
 
     def complete(self, records: Sequence[Record]) -> list[Record]:
-        """The records, each that has a query with its vector. Raises CacheError when the embedder fails."""
+        """The records, with a vector for each that has a query. Raises CacheError if the embedder fails."""
         asked = [record for record in records if record.completion.query.strip()]
         if not asked:
             return [replace(record, vector=None) for record in records]
@@ -88,7 +88,7 @@ def fill(
     *,
     redact: Redact | None = None,
 ) -> Filled:
-    """Store what `redact` leaves of records, with their times and counters; the same ones once more change nothing.
+    """Store records after `redact`, with their times and counters; storing the same ones again changes nothing.
 
     Raises CacheError.
     """
@@ -102,7 +102,7 @@ def fill(
 
 
 def _redacted(record: Record, redact: Redact) -> Record | None:
-    """What may be stored of a record; a query that was changed gets a vector of its own."""
+    """The record to store after redaction, or None; a changed query gets a new vector."""
     completion = record.completion
     left = apply(redact, completion)
     if left is None:

@@ -1,4 +1,4 @@
-"""Reads what `exporting` wrote into any store, also for another tokenizer or another embedder."""
+"""Imports what `exporting` wrote into any store, optionally for another tokenizer or another embedder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AnswerWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What became of the records of an export; `rewritten` were written anew by another tokenizer."""
+    """The outcome of an import; `rewritten` records were tokenized again with another tokenizer."""
 
     read: int
     rewritten: int
@@ -49,7 +49,7 @@ class Imported:
 
 @dataclass(slots=True)
 class _Adapted:
-    """Records as they suit the store that takes them, and the count of what was done to them."""
+    """Records adapted to the store, with counts of the adaptations."""
 
     tenant: str | None
     tokenizer: AnswerWriter | None
@@ -71,7 +71,7 @@ class _Adapted:
 
 
 def _rewritten(completion: StoredCompletion, tokenizer: AnswerWriter) -> StoredCompletion:
-    """The same answer in another tokenizer's ids; what was said of model and prompt does not hold for the new ones."""
+    """The same answer in another tokenizer's ids; the recorded model and prompt do not apply to them."""
     ids = tokenizer.answer_ids(completion.text)
     return replace(completion, token_ids=ids, tokenizer=tokenizer.fingerprint, model="", prompt_fingerprint="")
 
@@ -88,10 +88,10 @@ def import_cache(
 ) -> Imported:
     """Store the records of an export; importing again changes nothing.
 
-    Records of another tokenizer than `tokenizer` are written anew from their texts, vectors of another embedder than
-    the store's (or, in an empty one, than `embedder`) are made anew. `tenant` takes the place of the recorded one;
-    `redact` sees each record as it would be stored.
-    Raises CacheError for an export that is not whole, naming the file; what was read before stays stored.
+    Records of a tokenizer other than `tokenizer` are tokenized again from their texts. Vectors of an embedder other
+    than the store's (or, in an empty store, than `embedder`) are computed again. `tenant` replaces the recorded one;
+    `redact` gets each record as it would be stored.
+    Raises CacheError for an incomplete export, naming the file; what was read before stays stored.
     """
     if tenant is not None:
         check_tenant(tenant)
@@ -102,7 +102,7 @@ def import_cache(
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of an export. Raises CacheError if there is none that this version reads."""
+    """The manifest of an export. Raises CacheError unless there is one that this version reads."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         assert manifest["format"] == FORMAT
@@ -111,7 +111,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         for part in manifest["parts"]:
             _check_part(part)
     except FileNotFoundError as error:
-        raise CacheError(f"{folder} is no finished export: it has no {MANIFEST}") from error
+        raise CacheError(f"{folder} is not a finished export: it has no {MANIFEST}") from error
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise CacheError(f"{folder / MANIFEST} is not the manifest of an export, or is damaged") from error
     if version != VERSION:
@@ -179,8 +179,8 @@ def _vectors(tensors: Mapping[str, NDArray[Any]], number: int) -> list[NDArray[n
 
 
 def _completion(values: Mapping[str, Any], token_ids: NDArray[Any]) -> StoredCompletion:
-    """A record's fields, each of its type, whatever is more or less of them: others may have written the file."""
+    """A record's fields with checked types, ignoring unknown ones: another program may have written the file."""
     for name, kind in _FIELDS.items():
         if not isinstance(values[name], kind) or isinstance(values[name], bool):
-            raise ValueError(f"{name}={values[name]!r} is of another type")
+            raise ValueError(f"{name}={values[name]!r} has the wrong type")
     return StoredCompletion(tuple(token_ids.tolist()), **{name: values[name] for name in _FIELDS})

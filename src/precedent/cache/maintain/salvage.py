@@ -1,10 +1,10 @@
-"""A new file in the place of a damaged one, from every record that can still be read of it and its log.
+"""Replaces a damaged file by a new one with every record that can still be read from the file and its log.
 
-The damaged file is only read, page by page and without SQLite, so that neither its tables nor its trees are believed: a
-record is what has the shape and the checksum of one. What is listed as gone is not brought back.
+The damaged file is only read, page by page and without SQLite, so neither its tables nor its trees are trusted: a
+record is whatever has a record's shape and checksum. Records listed as removed are not brought back.
 
-The new file is complete and on disk, beside the damaged one, before anything else changes. Nobody opens the cache from
-then on until it has taken the damaged one's place, which a later repair finishes if this one is killed.
+The new file is complete and on disk, beside the damaged one, before anything else changes. From then on no process
+opens the cache until the new file has replaced the damaged one; if this repair is killed, a later one finishes it.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ _STORED = (
     *("prompt_fingerprint", "tools", "workflow_step", "checksum", "vector_checksum", "token_ids", "query", "text"),
     "vector",
 )
-"""The columns of a completion that are stored, in the order of all formats."""
+"""The stored columns of a completion, in the order of all formats."""
 
 _INSERT = f"INSERT OR IGNORE INTO completion ({', '.join(_STORED)}) VALUES ({', '.join('?' * len(_STORED))})"
 
 
 def salvage(file: Path, refusal: RepairableError) -> str:
-    """Put a new file with all readable records in the place of a damaged one; returns a line about it.
+    """Replace a damaged file by a new one with all readable records; returns a line about it.
 
-    The damaged file and its log stay beside it with the ending `.damaged`. Raises CacheError when the file is in use or
-    there is no room for the new one, and the `refusal` itself where nothing shows that it ever was a cache.
+    The damaged file and its log stay beside it with the ending `.damaged`. Raises CacheError if the file is in use or
+    the new one does not fit on the disk, and `refusal` itself if nothing shows that the file ever was a cache.
     """
     try:
         with _alone(file) as opened:
@@ -70,9 +70,9 @@ def salvage(file: Path, refusal: RepairableError) -> str:
 
 @contextlib.contextmanager
 def _alone(file: Path) -> Iterator[BinaryIO]:
-    """The file, opened, and locked against everybody who would use it through SQLite.
+    """The file, opened, and locked against all use through SQLite.
 
-    Closing it drops whatever locks this process has on it, so it must not be in use here either.
+    Closing it drops all locks that this process has on it, so this process must not use it either.
     """
     with repairing(file), file.open("rb+") as opened:
         give_up = time.monotonic() + connections.BUSY_SECONDS
@@ -95,7 +95,7 @@ def _write_repaired(file: Path, opened: BinaryIO, refusal: RepairableError) -> N
         if not found.saved and something and not (refusal.surely_a_cache and bytes_in(file)):
             raise refusal
         shutil.copymode(file, new)
-        with contextlib.suppress(PermissionError, AttributeError):  # only the superuser gives files away
+        with contextlib.suppress(PermissionError, AttributeError):  # only the superuser can change a file's owner
             os.chown(new, file.stat().st_uid, file.stat().st_gid)
         new.replace(repaired_of(file))
     wait_for_folder(file.parent)
@@ -112,7 +112,7 @@ class _Found:
     highest_id: int = 0
 
     def note(self, row: Row) -> None:
-        """Take what a row of two columns says, whichever table it is of."""
+        """Record the content of a row with two columns, whichever table it is from."""
         first, second = row.values
         if first is None and type(second) is int and 0 < second < rows.MOST_RECORDS:
             self.gone.add(second)
@@ -143,7 +143,7 @@ def _fill(target: sqlite3.Connection, pages: Pages, found: _Found) -> None:
 
 
 def _rows(pages: Pages) -> Iterator[Row]:
-    """All rows that can be read: first those that SQLite would read, then what stands behind damage in the log."""
+    """All readable rows: first those that SQLite would read, then those after damage in the log."""
     for number in range(1, pages.count + 1):
         yield from rows_on(number, pages)
     for number in pages.behind_damage():
@@ -151,7 +151,7 @@ def _rows(pages: Pages) -> Iterator[Row]:
 
 
 def _stored(row: Row) -> tuple[Any, ...] | None:
-    """The columns of a completion as they were written, None for one that is damaged; a damaged vector is left out."""
+    """The columns of a completion as they were written; None for a damaged one. A damaged vector is left out."""
     if row.values[0] is not None or not 0 < row.rowid < rows.MOST_RECORDS:  # the id is the row's own number
         return None
     values = dict(zip(_STORED, (row.rowid, *row.values[1:]), strict=True))
@@ -165,7 +165,7 @@ def _stored(row: Row) -> tuple[Any, ...] | None:
 
 
 def _fill_meta(target: sqlite3.Connection, found: _Found) -> None:
-    """The embedder, without which vectors are worthless, and numbers that nothing lost can have had."""
+    """Restore the embedder, without which vectors are useless, and numbers above any that lost records can have had."""
     recorded = None if found.embedder is None else rows.embedder_in(found.embedder)
     wrong = "vector IS NOT NULL" if recorded is None else f"length(vector) != {4 * recorded.dimension}"
     target.execute(f"{rows.DROP_VECTOR} WHERE {wrong}")
@@ -180,9 +180,9 @@ def _fill_meta(target: sqlite3.Connection, found: _Found) -> None:
 
 
 def _swap(file: Path, opened: BinaryIO) -> Path:
-    """Put the new file in the damaged one's place; returns the name under which that is kept.
+    """Put the new file in the damaged one's place; returns the path under which the damaged file is kept.
 
-    The log goes before the new file comes, since SQLite would replay it into that.
+    The log is moved before the new file comes, because SQLite would replay it into that.
     """
     kept = _kept(file)
     _keep(file, kept, opened)
@@ -190,7 +190,7 @@ def _swap(file: Path, opened: BinaryIO) -> Path:
         if beside(file).exists():
             beside(file).replace(beside(kept))
     wait_for_folder(file.parent)
-    if not HAS_LOCKS:  # Windows replaces no file that is open
+    if not HAS_LOCKS:  # Windows cannot replace an open file
         opened.close()
     repaired_of(file).replace(file)
     wait_for_folder(file.parent)
@@ -198,10 +198,10 @@ def _swap(file: Path, opened: BinaryIO) -> Path:
 
 
 def _kept(file: Path) -> Path:
-    """A name that is free: what an earlier repair kept may be the only copy of something."""
+    """A free name: the file that an earlier repair kept may hold the only copy of something."""
     for number in itertools.count(1):
         kept = file.with_name(f"{file.name}.damaged" + (f"-{number}" if number > 1 else ""))
-        if not kept.exists() or kept.samefile(file):  # the same: a repair was interrupted that had come so far
+        if not kept.exists() or kept.samefile(file):  # the same file: an interrupted repair linked it already
             return kept
     raise AssertionError("there is always one more number")
 

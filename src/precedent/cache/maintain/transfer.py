@@ -1,4 +1,4 @@
-"""Completions on their way from one store to another: whole records, read in pages, stored without counting twice."""
+"""Whole records between stores: read in pages, and stored with their times and counters."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def payload_of(record: Record) -> Payload:
     if not has_plausible_record(one):
         counters = (one.hits, one.accepted, one.rejected)
         raise CacheError(
-            f"a record's time and counters ({one.created}, {one.count}, {counters}) are none that a cache can hold"
+            f"a record has an impossible time or counters ({one.created}, {one.count}, {counters}); export it again"
         )
     return Payload(storable(one), record.vector)
 
 
 class Transfers(ABC):
-    """What an SQLite store does with whole records."""
+    """The part of an SQLite store that reads and writes whole records."""
 
     _database: Database
     _bounds: Bounds
@@ -47,14 +47,14 @@ class Transfers(ABC):
 
     @abstractmethod
     def _unless_refused(self, write: Callable[[sqlite3.Connection], Result]) -> Result | None:
-        """What a transaction returns, None where nothing can be written."""
+        """The result of a transaction; None if nothing can be written."""
 
     @abstractmethod
     def _too_large(self, payload: Payload) -> bool:
-        """Whether a completion is larger than the store may hold."""
+        """Whether a completion exceeds the store's bounds."""
 
     def records(self, selection: Selection, after_id: int, limit: int) -> list[Record]:
-        """At most `limit` selected records above an id, in rising order; damaged ones are left out."""
+        """At most `limit` selected records above an id, in increasing order; damaged ones are left out."""
         where, values = rows.conditions(selection)
         clause = f"{where} AND id > ?" if where else "WHERE id > ?"
         query = f"SELECT {rows.COLUMNS}, vector, vector_checksum FROM completion {clause} ORDER BY id"
@@ -63,15 +63,15 @@ class Transfers(ABC):
             return list(islice((record for record in found if record is not None), limit))
 
     def holds(self, completions: Sequence[NewCompletion]) -> list[bool]:
-        """For each whether the same answer to the same query is there."""
+        """For each completion, whether the same answer to the same query is stored."""
         payloads = [Payload(storable(completion), None) for completion in completions]
         with self._database.read() as connection:
             return [rows.id_of_same(connection, payload) is not None for payload in payloads]
 
     def restore(self, records: Sequence[Record], embedder: EmbedderIdentity | None) -> list[int]:
-        """Store records with their times and counters, all or none; those that are there keep the larger of each.
+        """Store records with their times and counters, all or none; existing records keep the larger of each.
 
-        Returns their ids, 0 for one that was refused (the store is read-only, or it is too large). Raises CacheError.
+        Returns their ids, 0 for a refused one (the store is read-only, or the record too large). Raises CacheError.
         """
         payloads = [payload_of(record) for record in records]
         fitting = [not self._too_large(payload) for payload in payloads]

@@ -1,7 +1,7 @@
-"""Checks a whole cache, every byte of it, and repairs what can be repaired.
+"""Checks every byte of a cache, and repairs what can be repaired.
 
-The table is the truth. Records whose bytes are not those that were written go; sums, indexes and segments are made
-from the records again. Opening a cache checks less, since it has to be fast.
+The table is the source of truth. Records whose bytes have changed are dropped; sums, indexes and segments are rebuilt
+from the records. Opening a cache checks less, because it has to be fast.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ RECORDS_AT_ONCE = 1000
 
 
 def verify_cache(path: str | Path, *, repair: bool = False) -> VerifyReport:
-    """Check structure, records, vectors, sums and segments of a cache; with `repair`, mend what was found.
+    """Check structure, records, vectors, sums and segments of a cache; with `repair`, mend the findings.
 
-    Repairing loses damaged records only. A file whose structure is damaged is rewritten from the records that can be
-    read, and kept beside the new one. Raises CacheError where there is no cache, or where it cannot be repaired now.
+    Repairing loses only damaged records. A file with a damaged structure is rewritten from the readable records, and
+    kept beside the new one. Raises CacheError if there is no cache, or if it cannot be repaired now.
     """
     file = database_path(path)
     if not file.exists():
@@ -56,7 +56,7 @@ def verify_cache(path: str | Path, *, repair: bool = False) -> VerifyReport:
 
 
 def _refusal_of(file: Path) -> RepairableError | None:
-    """Why the file cannot be used as it is; None where its structure is sound."""
+    """Why the file cannot be used as it is; None if its structure is sound."""
     try:
         with inspecting(file, whole=True):
             return None
@@ -73,11 +73,11 @@ class _Check:
         self._damaged: list[int] = []
 
     def findings(self) -> Iterator[Finding]:
-        """All of them, each mended when this goes on to the next where that was asked for."""
+        """All findings; with `repair`, each is mended before the next one is returned."""
         yield from self._embedder()
         damaged = list(self._records())
         yield from damaged
-        if self._repair or not damaged:  # sums over damaged records say nothing
+        if self._repair or not damaged:  # sums over damaged records mean nothing
             yield from self._sums()
         yield from self._segments()
         yield from self._vectors()
@@ -130,7 +130,7 @@ class _Check:
             with self._database.write() as connection:
                 rows.count_again(connection)
         if differ:
-            yield Finding("sums", "the sums by tenant are not those of the records", self._repair)
+            yield Finding("sums", "the sums by tenant do not match the records", self._repair)
 
     def _segments(self) -> Iterator[Finding]:
         assert self._database.path is not None
@@ -139,7 +139,7 @@ class _Check:
             if not files.has_sound_manifest():
                 if self._repair:
                     self._without(index, files, set())
-                yield Finding("segment", f"{files.folder.name} has a manifest that cannot be read", self._repair)
+                yield Finding("segment", f"{files.folder.name} has an unreadable manifest", self._repair)
             damaged = {sealed.name: reason for sealed in files.listed() if (reason := self._wrong(files, sealed))}
             if damaged and self._repair:
                 self._without(index, files, set(damaged))
@@ -154,10 +154,10 @@ class _Check:
             if damaged or not files.has_sound_manifest():
                 if self._repair:
                     self._without(index, files, damaged)
-                yield Finding("segment", f"vectors in {files.folder.name} are not the table's", self._repair)
+                yield Finding("segment", f"vectors in {files.folder.name} differ from the table", self._repair)
 
     def _wrong_vectors(self, files: VectorFiles, sealed: Sealed) -> bool:
-        """Whether sealed vectors cannot be read, or are not those of the records they name."""
+        """Whether sealed vectors cannot be read, or differ from the records that they name."""
         grouped = files.read_set(sealed)
         if grouped is None:
             return sealed in files.listed()
@@ -172,14 +172,14 @@ class _Check:
         )
 
     def _wrong(self, files: SegmentFiles, sealed: Sealed) -> str | None:
-        """What is wrong with a segment; one that holds records that are gone is only behind the table."""
+        """What is wrong with a segment; one that still holds removed records is merely outdated, not wrong."""
         segment = files.read(sealed)
         if segment is None:
             return None if sealed not in files.listed() else "cannot be read"
         return "holds other tokens than the table" if self._contradicts(segment) else None
 
     def _contradicts(self, segment: Segment) -> bool:
-        """Whether a record that is there as the segment names it has other tokens in the table."""
+        """Whether a record that still has the segment's checksum has other tokens in the table."""
         ends = np.append(segment.completions["begin"], segment.tokens.size)
         tokens = {i: segment.tokens[b + 1 : e] for i, b, e in zip(segment.ids.tolist(), ends, ends[1:], strict=False)}
         sums = dict(zip(segment.ids.tolist(), segment.completions["checksum"].tolist(), strict=True))
@@ -193,12 +193,12 @@ class _Check:
     def _without(self, index: IndexFolder, files: ArrayFiles, damaged: set[str]) -> None:
         with index.alone(LOCK_SECONDS) as alone:
             if not alone:
-                raise CacheError(f"another process is writing in {index.path}; run verify once more later")
+                raise CacheError(f"another process is writing in {index.path}; run verify again later")
             without_gone(files, directory_of_all(self._database), damaged)
 
 
 def _sums_differ(connection: sqlite3.Connection) -> bool:
-    connection.execute("BEGIN")  # both as they are at one moment, whoever is writing
+    connection.execute("BEGIN")  # read both at one moment, even during writes
     try:
         kept = connection.execute("SELECT tenant, bytes, records FROM usage ORDER BY tenant").fetchall()
         counted = connection.execute(f"{rows.COUNTED} ORDER BY tenant").fetchall()

@@ -1,4 +1,4 @@
-"""Turning a request's text into a unit vector; by default with a sentence-transformers model, loaded on first use."""
+"""Turns a request's text into a unit vector, by default with a sentence-transformers model loaded at first use."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 class Embedder(Protocol):
-    """What the cache needs of an embedder. It may be called from several threads at once."""
+    """What the cache needs from an embedder. Several threads may call it at once."""
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two embedders whose vectors may be compared."""
+        """Equal for two embedders whose vectors are comparable."""
 
     @property
     def dimension(self) -> int:
@@ -39,20 +39,20 @@ class Embedder(Protocol):
 
 
 class SentenceTransformerEmbedder:
-    """A sentence-transformers model by id or folder, on the CPU unless told otherwise, loaded when first needed.
+    """A sentence-transformers model by id or folder, by default on the CPU, loaded at first use.
 
-    Raises CacheError when the library or the model is missing.
+    Raises CacheError if the library or the model is missing.
     """
 
     def __init__(self, model: str | None = None, *, device: str = "cpu") -> None:
         self.name, self._given = model or DEFAULT_MODEL, model
         self._source, self._device = model or default_model(), device
-        # the fast tokenizers refuse concurrent use ("Already borrowed"), so one lock guards loading and encoding
+        # fast tokenizers fail under concurrent use ("Already borrowed"), so one lock guards loading and encoding
         self._lock = Lock()
         self._loaded: tuple[Any, str, int] | None = None
 
     def __reduce__(self) -> tuple[Callable[..., SentenceTransformerEmbedder], tuple[str | None, str]]:
-        """Name and device are pickled, never the model, which is loaded where it is used."""
+        """Pickle name and device, never the model: it is loaded where it is used."""
         return _again, (self._given, self._device)
 
     def __deepcopy__(self, memo: object) -> SentenceTransformerEmbedder:
@@ -60,7 +60,7 @@ class SentenceTransformerEmbedder:
 
     @property
     def fingerprint(self) -> str:
-        """Of the weights, so that a folder and an id of the same model agree; loads the model."""
+        """Fingerprint of the weights, the same for a folder and an id of one model; loads the model."""
         return self._load()[1]
 
     @property
@@ -69,7 +69,7 @@ class SentenceTransformerEmbedder:
         return self._load()[2]
 
     def embed(self, texts: Sequence[str]) -> Vector:
-        """Unit vectors, float32 `[len(texts), dimension]`; a text longer than the model reads is cut at its end."""
+        """Unit vectors, float32 `[len(texts), dimension]`; texts longer than the model's limit are truncated."""
         model = self._load()[0]
         with self._lock, computing():
             return _encode(model, texts)
@@ -105,14 +105,14 @@ def _load_model(name: str, device: str) -> Any:
         here = Path(name).is_dir() or silence_of_hub(name) is not None
         with _no_progress_bars():
             return library.SentenceTransformer(name, device=device, local_files_only=here)
-    except Exception as error:  # the library passes on whatever its own dependencies raise
+    except Exception as error:  # the library passes on errors of its dependencies
         reason = str(error).strip().split("\n", 1)[0]
         raise CacheError(f"cannot load the embedder {name!r}: {reason}; give its folder or id") from error
 
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """A bar for the embedder's hundred tensors would stand in the middle of somebody's answer."""
+    """Hide the bar for the embedder's hundred tensors, which would appear in the middle of an answer."""
     logging = importlib.import_module("transformers.utils.logging")
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -127,19 +127,19 @@ def _encode(model: Any, texts: Sequence[str]) -> Vector:
     try:
         vectors = model.encode(list(texts), normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False)
     finally:
-        release_workers()  # the target goes on computing, on another thread
+        release_workers()  # the target computes on another thread meanwhile
     return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
 def resolve(embedder: str | Embedder | None) -> Embedder:
-    """The embedder itself, or a sentence-transformers model by id or folder, or the default one."""
+    """The embedder itself, a sentence-transformers model by id or folder, or the default model."""
     if embedder is None or isinstance(embedder, str):
         return SentenceTransformerEmbedder(embedder)
     return embedder
 
 
 def identity_of(embedder: Embedder) -> EmbedderIdentity:
-    """How the embedder is written down in a cache; may load its model."""
+    """The embedder's identity as a cache records it; may load its model."""
     name = getattr(embedder, "name", type(embedder).__name__)
     return EmbedderIdentity(str(name), embedder.fingerprint, embedder.dimension)
 

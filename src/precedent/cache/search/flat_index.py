@@ -1,4 +1,4 @@
-"""Exact nearest neighbours by cosine: every vector is looked at."""
+"""Exact nearest neighbours by cosine, over every vector."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from precedent.cache.store.records import Vector
 
 
 class VectorIndex(Protocol):
-    """Vectors in order of arrival; `search` gives positions. The caller excludes concurrent use."""
+    """Vectors in order of arrival; `search` returns positions. The caller prevents concurrent use."""
 
     def add(self, vectors: Vector) -> None:
         """Append unit vectors, `[n, dimension]`."""
 
     def search(self, vector: Vector, k: int) -> tuple[Ids, Vector]:
-        """Positions and inner products of the `k` best, both `[k]`; `k` is at most the number of vectors left."""
+        """Positions and inner products of the `k` best, both `[k]`; `k` is at most the number of remaining vectors."""
 
     def erase(self, positions: Ids) -> None:
-        """Never find these again; positions stay what they are."""
+        """Never find these again; other positions stay the same."""
 
 
 class NumpyFlatIndex:
@@ -46,7 +46,7 @@ class NumpyFlatIndex:
     def search(self, vector: Vector, k: int) -> tuple[Ids, Vector]:
         """Positions and inner products of the `k` best."""
         scores = self._rows[: self._length] @ vector
-        best = np.argpartition(-scores, k - 1)[:k]  # NaN is sorted behind everything
+        best = np.argpartition(-scores, k - 1)[:k]  # NaN sorts last
         return best.astype(np.int64), scores[best]
 
     def erase(self, positions: Ids) -> None:
@@ -72,7 +72,7 @@ class FaissFlatIndex:
         return positions[0], scores[0]
 
     def erase(self, positions: Ids) -> None:
-        """Overwrite with NaN, which FAISS never takes for a neighbour."""
+        """Overwrite with NaN, which FAISS never returns as a neighbour."""
         size = self._index.ntotal * self._index.d
         rows = self._faiss.rev_swig_ptr(self._index.get_xb(), size).reshape(-1, self._index.d)
         rows[positions] = np.nan
@@ -80,9 +80,9 @@ class FaissFlatIndex:
 
 @contextmanager
 def one_thread(faiss: Any) -> Iterator[None]:
-    """FAISS on one thread, and the number of threads afterwards as it was."""
-    # FAISS and PyTorch may share one OpenMP runtime: without restoring the number, a search would slow this thread's
-    # PyTorch for good; without setting it, two runtimes in one process (macOS) can crash.
+    """Run FAISS on one thread, and restore the number of threads afterwards."""
+    # FAISS and PyTorch may share one OpenMP runtime: without restoring the number, a search would slow PyTorch on this
+    # thread for good; without setting it, two runtimes in one process (macOS) can crash.
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:
@@ -92,7 +92,7 @@ def one_thread(faiss: Any) -> Iterator[None]:
 
 
 def new_flat_index(dimension: int) -> VectorIndex:
-    """FAISS where it is installed, else the exact NumPy index (same results, slower beyond some 10,000 vectors)."""
+    """FAISS if it is installed, else the exact NumPy index (same results, slower beyond some 10,000 vectors)."""
     try:
         return FaissFlatIndex(dimension)
     except ImportError:

@@ -1,8 +1,8 @@
-"""Nearest neighbours among many vectors: they are grouped by centres, and only the nearest groups are looked at.
+"""Nearest neighbours among many vectors: groups them by centres, and searches only the nearest groups.
 
-Exact search reads every vector, 1.5 KB each; from some ten thousand on that takes longer than a step of decoding. Here
-a search reads `GROUPS_READ` groups. It may miss a neighbour that lies at the edge of another group: that costs a weight
-in drafting, never a token of the answer.
+Exact search reads every vector, 1.5 KB each; beyond some ten thousand vectors that takes longer than a decoding step.
+Here a search reads `GROUPS_READ` groups. It may miss a neighbour at the edge of another group, which affects a weight
+in drafting but never a token of the answer.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from precedent.cache.store.arrays import Ids
 from precedent.cache.store.records import Vector
 
 GROUPED_FROM = 8192
-"""So many vectors of a partition are worth grouping: below, exact search takes a millisecond or two."""
+"""Number of vectors from which grouping pays off: below, exact search takes a millisecond or two."""
 
 GROUPS_READ = 16
 
 GROUP_SIZE = 64
-"""Vectors per group that are aimed at; a sample of `SAMPLED` per group places the centres, in `ROUNDS` rounds."""
+"""Vectors per group to aim at; a sample of `SAMPLED` per group places the centres in `ROUNDS` rounds."""
 
 MAX_GROUPS = 2048
 SAMPLED = 48
@@ -44,7 +44,7 @@ class GroupedIndex:
         self._fill(grouped)
 
     def _fill(self, grouped: GroupedVectors) -> None:
-        """Put the vectors into the lists as they are, without looking for their groups again."""
+        """Put the vectors into their known groups, without searching for these again."""
         order = np.argsort(grouped.entries["group"], kind="stable")
         positions = np.searchsorted(self.ids, grouped.entries["id"][order])
         codes, swig = np.ascontiguousarray(grouped.vectors[order]).view(np.uint8), self._faiss.swig_ptr
@@ -63,7 +63,7 @@ class GroupedIndex:
         self._gone = np.append(self._gone, np.zeros(len(vectors), dtype=bool))
 
     def search(self, vector: Vector, k: int) -> tuple[Ids, Vector]:
-        """Positions and inner products of at most `k` of the nearest, the best first."""
+        """Positions and inner products of at most `k` of the nearest, best first."""
         with one_thread(self._faiss):
             scores, positions = self._index.search(vector[None, :], k + min(k, self._num_gone))
         stays = (positions[0] >= 0) & ~self._gone[positions[0]]
@@ -91,18 +91,18 @@ def can_group() -> bool:
 
 
 def num_groups(num_vectors: int) -> int:
-    """A power of two, so that groups have `GROUP_SIZE` vectors or some more."""
+    """The number of groups: a power of two that gives groups at least `GROUP_SIZE` vectors."""
     return int(min(MAX_GROUPS, 2 ** int(np.log2(max(2, num_vectors / GROUP_SIZE)))))
 
 
 Pages = Callable[[Ids], Iterator[tuple[Ids, Vector]]]
-"""The vectors of some completions, a few thousand at a time; those that cannot be read are left out."""
+"""The vectors of some completions, a few thousand at a time; unreadable ones are left out."""
 
 
 def group(ids: Ids, pages: Pages, stopped: Callable[[], bool]) -> GroupedVectors | None:
-    """Group the vectors of these completions, without checksums; None when stopped or nothing can be read.
+    """Group the vectors of these completions, without checksums; None if stopped or if nothing can be read.
 
-    Takes seconds per 100,000 on one thread, and leaves the interpreter to others.
+    Takes seconds per 100,000 vectors on one thread, and releases the GIL.
     """
     faiss = importlib.import_module("faiss")
     count = num_groups(ids.size)
@@ -115,7 +115,7 @@ def group(ids: Ids, pages: Pages, stopped: Callable[[], bool]) -> GroupedVectors
 
 
 def _centres(faiss: Any, sample: Vector, count: int, stopped: Callable[[], bool]) -> Vector | None:
-    """Spherical k-means, a round at a time."""
+    """Spherical k-means, one round at a time."""
     centres: Vector | None = None
     for _ in range(ROUNDS):
         if stopped():
@@ -131,7 +131,7 @@ def _centres(faiss: Any, sample: Vector, count: int, stopped: Callable[[], bool]
 def assigned(
     centres: Vector, pages: Iterator[tuple[Ids, Vector]], stopped: Callable[[], bool]
 ) -> GroupedVectors | None:
-    """Each vector with its nearest centre, without checksums; None when stopped or nothing can be read."""
+    """Each vector with its nearest centre, without checksums; None if stopped or if nothing can be read."""
     faiss = importlib.import_module("faiss")
     nearest = faiss.IndexFlatIP(centres.shape[1])
     nearest.add(centres)

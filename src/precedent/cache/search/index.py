@@ -1,7 +1,7 @@
-"""The nearest stored completions by cosine. An index holds nothing of its own: the store is read again at any time.
+"""The nearest stored completions by cosine. An index can always be rebuilt from the store.
 
-One index per (tenant, tokenizer): a search cannot meet another tenant's vectors, because they are not in there. It is
-exact while there are few vectors; many are grouped in the background (`precedent.cache.search.grouped_index`).
+There is one index per (tenant, tokenizer), so a search cannot find another tenant's vectors. It is exact for few
+vectors; many vectors are grouped in the background (`precedent.cache.search.grouped_index`).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ logger = logging.getLogger("precedent.cache")
 
 
 class VectorSource(Protocol):
-    """What the index is built from; every `CompletionStore` offers it."""
+    """What the index is built from; every `CompletionStore` provides it."""
 
     def stamp(self) -> Hashable:
-        """Changes whenever records may have come or gone, in whatever process; costs microseconds."""
+        """Changes whenever any process may have added or removed records; takes microseconds."""
 
     def epoch(self) -> int:
-        """Grows whenever records have gone."""
+        """Increases whenever records are removed."""
 
     def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The epoch now, and the ids that went after `epoch`; None for ids where they are not known one by one."""
+        """The current epoch and the ids removed after `epoch`; None for ids if they are not known one by one."""
 
     def vectors_since(self, tenant: str, tokenizer: str, after_id: int) -> tuple[Ids, Vector]:
-        """Ids in rising order, `[n]`, and their vectors, `[n, dimension]`."""
+        """Ids in increasing order, `[n]`, and their vectors, `[n, dimension]`."""
 
 
 Shelves = Callable[[str, str], PartitionVectors]
-"""The vectors of a partition that can be grouped and sealed."""
+"""Returns the vectors of a partition that can be grouped and sealed."""
 
 
 @dataclass(slots=True)
@@ -56,15 +56,15 @@ class _Partition:
     num_gone: int = 0
     last_id: int = 0
     looked_at: int = 0
-    """How many vectors there were when it was last asked whether they should be grouped."""
+    """Number of vectors when grouping was last considered."""
 
     def append(self, ids: Ids, vectors: Vector) -> None:
-        """Add vectors. Raises CacheError for one without unit length."""
+        """Add vectors. Raises CacheError for a vector without unit length."""
         if not len(ids):
             return
         lengths = np.linalg.norm(vectors, axis=1)
-        if not np.allclose(lengths, 1.0, atol=1e-3):  # NaN is not close either; FAISS would take it and never find it
-            raise CacheError("a stored vector has no unit length; `precedent cache verify` says more about the cache")
+        if not np.allclose(lengths, 1.0, atol=1e-3):  # also catches NaN, which FAISS would store and never find
+            raise CacheError("a stored vector does not have unit length; run `precedent cache verify` on the cache")
         if self.index is None:
             self.index = new_flat_index(vectors.shape[1])
         self.index.add(vectors)
@@ -73,15 +73,15 @@ class _Partition:
 
     @classmethod
     def grouped(cls, epoch: int, index: GroupedIndex) -> _Partition:
-        """A partition of the vectors in an index that was just built."""
+        """A partition of the vectors in a newly built index."""
         ids = index.ids.tolist()
         return cls(epoch, index, ids, last_id=ids[-1] if ids else 0, looked_at=len(ids))
 
 
 class SimilarityIndex:
-    """Nearest stored completions within one partition; follows the store, also when another process writes to it.
+    """Nearest stored completions within one partition; follows the store, even when another process writes to it.
 
-    `shelves` says where the vectors of a partition can be sealed; without it they are not grouped.
+    `shelves` returns a partition's vectors for grouping and sealing; without it, vectors are not grouped.
     """
 
     def __init__(self, source: VectorSource, shelves: Shelves | None = None) -> None:
@@ -93,7 +93,7 @@ class SimilarityIndex:
         self._closed, self._cleared = False, 0
 
     def search(self, vector: Vector, tenant: str, tokenizer: str, k: int) -> list[Hit]:
-        """At most `k` hits, the nearest first and of equals the newer first. `vector` is `[dimension]`, of length 1."""
+        """At most `k` hits, nearest first, newer first among equals. `vector` is `[dimension]`, of length 1."""
         with self._lock, computing():
             partition = self._caught_up(tenant, tokenizer, vector.size)
             left = len(partition.ids) - partition.num_gone
@@ -105,7 +105,7 @@ class SimilarityIndex:
         return sorted(hits, key=lambda hit: (-hit.similarity, -hit.completion_id))
 
     def forget(self, selection: Selection) -> None:
-        """Drop all vectors from memory: nothing else is kept."""
+        """Drop all vectors from memory; the index keeps nothing else."""
         self.clear()
 
     def clear(self) -> None:
@@ -115,13 +115,13 @@ class SimilarityIndex:
             self._cleared += 1
 
     def close(self) -> None:
-        """Drop everything, and wait for what runs in the background, which gives up early."""
+        """Drop everything, and wait for background work, which stops early."""
         self._closed = True
         self.clear()
         self._beside.shutdown()
 
     def wait(self) -> None:
-        """Until nothing runs in the background."""
+        """Wait until nothing runs in the background."""
         if self._grouping is not None:
             self._grouping.exception()
 
@@ -138,7 +138,7 @@ class SimilarityIndex:
         return partition
 
     def _without_gone(self, partition: _Partition) -> bool:
-        """Take out what was forgotten or evicted; False when reading the partition anew is better."""
+        """Remove what was forgotten or evicted; False if reading the partition again is better."""
         if partition.epoch == self._source.epoch():
             return True
         partition.epoch, gone = self._source.gone_since(partition.epoch)
@@ -151,7 +151,7 @@ class SimilarityIndex:
         return 2 * partition.num_gone <= len(partition.ids)
 
     def _opened(self, tenant: str, tokenizer: str, dimension: int) -> _Partition:
-        """A partition with its sealed vectors; what is in none of them follows from the rows."""
+        """A partition with its sealed vectors; the others are read from rows."""
         epoch = self._source.epoch()
         if self._shelves is None or not can_group():
             return _Partition(epoch)
@@ -165,7 +165,7 @@ class SimilarityIndex:
         return partition
 
     def _group_if_many(self, key: tuple[str, str], partition: _Partition, dimension: int) -> None:
-        """Ask in the background for grouping each time a partition has grown by an eighth."""
+        """Start grouping in the background each time a partition has grown by an eighth."""
         count = len(partition.ids)
         due = count >= grouped_index.GROUPED_FROM and count > partition.looked_at + partition.looked_at // 8
         running = self._grouping is not None and not self._grouping.done()
@@ -180,13 +180,13 @@ class SimilarityIndex:
     def _group(self, shelf: PartitionVectors, key: tuple[str, str], dimension: int) -> None:
         cleared = self._cleared
         try:
-            epoch = self._source.epoch()  # what goes from now on may be in the groups, and is taken out when swapped in
+            epoch = self._source.epoch()  # removals from now on may be in the groups; the next search takes them out
             grouped = shelf.regrouped(dimension, self._stopped)
             if grouped is None or not grouped.entries.size or self._stopped():
                 return
             fresh = _Partition.grouped(epoch, GroupedIndex(grouped))
         except (CacheError, OSError) as error:
-            logger.info("vectors are searched one by one, grouping them failed: %s", error)
+            logger.info("vectors are searched one by one, because grouping them failed: %s", error)
             return
         with self._lock:
             if key in self._partitions and self._cleared == cleared:
@@ -199,4 +199,4 @@ class SimilarityIndex:
 def _report(grouping: Future[None]) -> None:
     error = grouping.exception()
     if error is not None and not ending():
-        logger.warning("vectors are searched one by one, grouping them failed: %r", error)
+        logger.warning("vectors are searched one by one, because grouping them failed: %r", error)

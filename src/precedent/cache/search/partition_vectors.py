@@ -1,4 +1,4 @@
-"""One tenant's vectors under one tokenizer, as rows and as the sealed groups that save reading the rows."""
+"""One tenant's vectors under one tokenizer: as rows, and as sealed groups that are faster to read."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from precedent.cache.store.directory import Directory, read_by_ids, vector_direc
 from precedent.cache.store.records import Vector
 
 UNSEALED_SHARE = 16
-"""Vectors in no sealed group are sealed when they are one in so many."""
+"""Ungrouped vectors are sealed once there is one for this many grouped ones."""
 
 OUTGROWN = 4
-"""Centres are placed anew when there should be this many times as many."""
+"""Centres are placed again once this many times as many are needed."""
 
 PAGE = 2000
 
@@ -27,7 +27,7 @@ PAGE = 2000
 class PartitionVectors:
     """What similarity search reads at start, and groups in the background when there are many vectors.
 
-    `folder` is None for a database in memory, where groups are only kept by whoever searches.
+    `folder` is None for a database in memory, where the searching index alone holds the groups.
     """
 
     def __init__(self, database: Database, folder: IndexFolder | None, tenant: str, tokenizer: str) -> None:
@@ -36,12 +36,12 @@ class PartitionVectors:
         self._seen: tuple[tuple[int, int], Directory] | None = None
 
     def ids(self) -> Ids:
-        """All completions with a vector, in rising order. Raises CacheError when the file cannot be read."""
+        """All completions with a vector, in increasing order. Raises CacheError if the file cannot be read."""
         directory = self._directory()
         return np.asarray(directory.ids[directory.vector_checksums != 0])
 
     def pages(self, ids: Ids) -> Iterator[tuple[Ids, Vector]]:
-        """The vectors of these completions a few thousand at a time, without those that are damaged or gone."""
+        """The vectors of these completions, a few thousand at a time, without damaged or removed ones."""
         for begin in range(0, ids.size, PAGE):
             yield self._page(ids[begin : begin + PAGE])
 
@@ -56,7 +56,7 @@ class PartitionVectors:
         return numbers, np.array([vector for _, vector in whole], dtype=np.float32)
 
     def sealed(self, dimension: int) -> GroupedVectors | None:
-        """The sealed vectors whose rows are there; None when there are none."""
+        """The sealed vectors whose rows still exist; None if nothing is sealed."""
         if self._folder is None:
             return None
         grouped = self._folder.vector_files(self._tenant, self._tokenizer).read(dimension)
@@ -66,14 +66,14 @@ class PartitionVectors:
         return grouped.kept(self._directory().holds_vectors(grouped.entries))
 
     def _directory(self) -> Directory:
-        """The partition's rows, read once as long as nobody writes."""
+        """The partition's rows, read again only after a write."""
         stamp = self._database.stamp()
         if self._seen is None or self._seen[0] != stamp:
             self._seen = stamp, vector_directory_of(self._database, self._tenant, self._tokenizer)
         return self._seen[1]
 
     def regrouped(self, dimension: int, stopped: Callable[[], bool]) -> GroupedVectors | None:
-        """Group all vectors, or those that are new since the last time, and seal them; None when nothing was to do."""
+        """Group all vectors, or only the new ones, and seal them; None if there was nothing to do."""
         ids, sealed = self.ids(), self.sealed(dimension)
         if ids.size < GROUPED_FROM:
             return None
@@ -93,17 +93,17 @@ class PartitionVectors:
         return GroupedVectors(entries, np.concatenate([sealed.vectors, more.vectors]), sealed.centres)
 
     def _seal(self, grouped: GroupedVectors) -> GroupedVectors:
-        """Write them where there are files, nobody else writes, and only what is in the table at that moment."""
+        """Write the vectors still in the table, if there are files and no other process is writing."""
         if self._folder is None or self._database.read_only:
             return self._marked(grouped)
         with self._folder.alone() as alone:
-            marked = self._marked(grouped)  # the lock is held: `forget` cannot be between this look and the writing
+            marked = self._marked(grouped)  # reads with the lock held, so no `forget` comes before the write
             if alone:
                 self._folder.vector_files(self._tenant, self._tokenizer).replace(marked)
             return marked
 
     def _marked(self, grouped: GroupedVectors) -> GroupedVectors:
-        """With the checksums of the rows, and without those that are gone."""
+        """Add the checksums of the rows, and drop the vectors whose rows are gone."""
         alive = vector_directory_of(self._database, self._tenant, self._tokenizer)
         grouped.entries["checksum"] = alive.vector_checksums_of(grouped.entries["id"])
         return grouped.kept(grouped.entries["checksum"] != 0)

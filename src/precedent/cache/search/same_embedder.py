@@ -1,4 +1,4 @@
-"""One cache, one embedder: vectors of two cannot be compared."""
+"""Ensures one embedder per cache, because vectors of two embedders cannot be compared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from precedent.errors import CacheError, CacheMismatchError
 
 
 def claim(connection: sqlite3.Connection, vector: Vector, embedder: EmbedderIdentity | None, where: str) -> None:
-    """The first vector's embedder is the cache's; every other one is refused."""
+    """Record the first vector's embedder as the cache's, and refuse every other one."""
     maker = maker_of(vector, embedder)
     recorded = rows.recorded_embedder(connection)
     if recorded is None:
@@ -20,18 +20,18 @@ def claim(connection: sqlite3.Connection, vector: Vector, embedder: EmbedderIden
 
 
 def maker_of(vector: Vector, embedder: EmbedderIdentity | None) -> EmbedderIdentity:
-    """The embedder that made a vector. Raises CacheError if none was named, or if the vector is none of its own."""
+    """The embedder that made a vector. Raises CacheError if none was given, or if the vector's shape is not its own."""
     if embedder is None:
         raise CacheError("a vector needs the identity of the embedder that made it")
     if vector.shape != (embedder.dimension,):
-        raise CacheError(f"a vector of shape {vector.shape} is not one of the embedder {embedder}")
+        raise CacheError(f"a vector of shape {vector.shape} does not come from the embedder {embedder}")
     return embedder
 
 
 def require_same(recorded: EmbedderIdentity, given: EmbedderIdentity, where: str) -> None:
-    """Raise CacheMismatchError unless the vectors of both embedders may be compared."""
+    """Raise CacheMismatchError unless the vectors of both embedders are comparable."""
     if (recorded.fingerprint, recorded.dimension) != (given.fingerprint, given.dimension):
         raise CacheMismatchError(
-            f"{where} was filled with the embedder {recorded}, not with {given}; left untouched, open it with the "
-            "first one or give another path"
+            f"{where} was filled with the embedder {recorded}, not with {given}; it is left untouched: open it with "
+            "the first one or give another path"
         )

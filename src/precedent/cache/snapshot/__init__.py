@@ -1,4 +1,4 @@
-"""The tokens of a tenant's completions as sealed, memory-mapped segments: what drafting reads instead of the rows.
+"""The tokens of a tenant's completions as sealed, memory-mapped segments, which drafting reads instead of the rows.
 
-Can be deleted at any time, since it is believed only where it agrees with the store; may import the store alone.
+Segments can be deleted at any time: they count only where they agree with the store. May import only the store.
 """

@@ -1,4 +1,4 @@
-"""One tenant's completions under one tokenizer, as rows and as the segments that save reading the rows."""
+"""One tenant's completions under one tokenizer: as rows, and as segments that are faster to read."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from precedent.cache.store.records import StoredCompletion
 logger = logging.getLogger("precedent.cache")
 
 GROWTH = 2
-"""A segment that is not larger than the new one by this factor is merged into it, so that a few hold everything."""
+"""A new segment absorbs segments that are at most this many times larger, so that a few segments hold everything."""
 
 MAX_SEGMENTS = 12
-"""Above this number segments are merged whatever their sizes; what is not in memory of them goes back to its rows."""
+"""Above this number, segments are merged whatever their sizes; parts not in memory are then read from rows again."""
 
 READ_AGAIN = 3
-"""How often segments are read before those that another process keeps replacing are left to their rows."""
+"""How often to read segments again while another process replaces them; after that, their rows are read."""
 
 
 class Partition:
-    """What drafting reads at start and writes when its memory has grown."""
+    """What drafting reads at start, and writes once it has grown."""
 
     def __init__(self, database: Database, folder: IndexFolder, tenant: str, tokenizer: str) -> None:
         self._database, self._folder = database, folder
@@ -38,27 +38,27 @@ class Partition:
 
     @property
     def scratch(self) -> Scratch:
-        """Where the large arrays of this partition's index may lie."""
+        """The place for the large arrays of this partition's index."""
         return Scratch(self._folder.path)
 
     def directory(self) -> Directory:
-        """The partition's rows at a glance. Raises CacheError when the file cannot be read."""
+        """An overview of the partition's rows. Raises CacheError if the file cannot be read."""
         return directory_of(self._database, self._tenant, self._tokenizer)
 
     def lengths(self) -> tuple[Ids, Ids]:
-        """The ids of all rows and how many tokens each has; Raises CacheError."""
+        """The ids of all rows and the number of tokens of each. Raises CacheError."""
         return lengths_of(self._database, self._tenant, self._tokenizer)
 
     def most_tokens(self) -> int:
-        """More tokens than this the partition cannot have; costs microseconds. Raises CacheError."""
+        """An upper bound for the partition's tokens; takes microseconds. Raises CacheError."""
         return payload_bytes(self._database, self._tenant) // TOKEN.itemsize
 
     def completions(self, ids: Ids) -> list[StoredCompletion]:
-        """These completions as they are in the table. Raises CacheError when the file cannot be read."""
+        """These completions as they are in the table. Raises CacheError if the file cannot be read."""
         return read_completions(self._database, self._tenant, self._tokenizer, ids)
 
     def segments(self, alive: Directory) -> list[Segment]:
-        """What the segments hold of the rows that are there, each completion once, the oldest segment first."""
+        """The segments reduced to rows that still exist, each completion once, oldest segment first."""
         found: list[Segment] = []
         seen = np.empty(0, dtype=np.int64)
         for segment in self._whole_segments(self._files()):
@@ -68,7 +68,7 @@ class Partition:
         return [segment for segment in found if segment.completions.size]
 
     def _whole_segments(self, files: SegmentFiles) -> list[Segment]:
-        """All that can be read; once more where another process has just replaced some of them."""
+        """All readable segments; reads again if another process has just replaced some of them."""
         listed = files.listed()
         for _ in range(READ_AGAIN):
             read = {sealed.name: files.read(sealed) for sealed in listed}
@@ -79,11 +79,11 @@ class Partition:
         return [segment for segment in read.values() if segment is not None]
 
     def seal(self, in_memory: Mapping[int, int], extract: Callable[[Ids], Segment], least: int = 1) -> bool:
-        """Write what no segment holds yet, if that is at least `least` tokens; False when nothing was written.
+        """Write what no segment holds yet, if it is at least `least` tokens; returns whether anything was written.
 
-        `in_memory` says how many tokens each completion has that is in memory, and `extract` gives those of some ids,
-        checksums left out. Small segments are merged
-        into the new one. Skipped when another thread or process is writing. Raises CacheError or OSError.
+        `in_memory` maps each completion in memory to its number of tokens; `extract` returns the segment of some ids,
+        without checksums. Small segments are merged into the new one. Does nothing while another thread or process is
+        writing. Raises CacheError or OSError.
         """
         if self._database.read_only:
             return False
@@ -115,9 +115,9 @@ class Partition:
 
 
 def _to_merge(sealed: Sequence[Sealed], held: Sequence[Ids], in_memory: Ids, size: int) -> set[int]:
-    """Which segments to write anew with `size` new tokens: from the smallest on, while they are not much larger.
+    """Which segments to merge with `size` new tokens: from the smallest on, while they are not much larger.
 
-    One that holds what is not in this process's memory stays as it is, unless there are too many.
+    A segment with completions that are not in this process's memory stays, unless there are too many segments.
     """
     merged: set[int] = set()
     for place in sorted(range(len(sealed)), key=lambda place: sealed[place].tokens):

@@ -1,6 +1,6 @@
-"""Large arrays in an unnamed file of this process, so that the system may take their memory and read them back.
+"""Large arrays in an unnamed file of this process, so that the system can page them out and in.
 
-The file has no name: nobody can cut it short under the process that maps it, and it is gone with the process.
+The file has no name: no other process can truncate it while it is mapped, and it disappears with the process.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAPPED_FROM = 128 * 2**20
-"""Arrays from this size on are mapped: smaller ones are never worth reading back."""
+"""Arrays from this size on are mapped; paging smaller ones never pays off."""
 
 
 class Scratch:
-    """Makes arrays; in memory without a `folder`, or where there is no room on its disk."""
+    """Allocates arrays; in memory without a `folder` or without room on its disk."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
 
     def empty(self, size: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """An array of `size` elements, not filled."""
+        """An uninitialised array of `size` elements."""
         num_bytes = size * np.dtype(dtype).itemsize
         if self._folder is None or num_bytes < MAPPED_FROM:
             return np.empty(size, dtype)
         try:
             return np.frombuffer(_mapped(self._folder, num_bytes), dtype)
-        except (OSError, AttributeError):  # no such folder, a full disk, a system that cannot reserve room on one
+        except (OSError, AttributeError):  # no such folder, a full disk, a system without posix_fallocate
             return np.empty(size, dtype)
 
     def placed(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The array itself, or a copy that is mapped."""
+        """The array itself, or a mapped copy of it if it is large."""
         if self._folder is None or array.nbytes < MAPPED_FROM:
             return array
         copy = self.empty(array.size, array.dtype.type)
@@ -52,5 +52,5 @@ class Scratch:
 
 def _mapped(folder: Path, num_bytes: int) -> mmap.mmap:
     with tempfile.TemporaryFile(prefix=".scratch-", dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, num_bytes)  # a page that found no room later would end the process
+        os.posix_fallocate(file.fileno(), 0, num_bytes)  # later, a page without room would kill the process
         return mmap.mmap(file.fileno(), num_bytes)

@@ -1,7 +1,7 @@
-"""Who may change the segments of a cache, and when they go: one process at a time, and never later than the rows.
+"""Locks and cleans the segments of a cache: one process writes at a time, and erased rows leave the segments too.
 
-A completion that is forgotten goes from the table first and from the segments then. Whoever seals looks into the table
-after it has got the lock, so that no segment can bring back what `forget` has just erased.
+`forget` erases a completion from the table first and from the segments next. A process that seals reads the table only
+after it has the lock, so no segment can bring back what `forget` has just erased.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class IndexFolder:
         self.path = database.with_name(database.name + "-index")
 
     def files(self, tenant: str, tokenizer: str) -> SegmentFiles:
-        """The segments of one partition; its folder's name tells nothing about the tenant."""
+        """The segments of one partition; the folder's name reveals nothing about the tenant."""
         return SegmentFiles(self.path / _key(tenant, tokenizer), self._mode())
 
     def vector_files(self, tenant: str, tokenizer: str) -> VectorFiles:
@@ -58,9 +58,9 @@ class IndexFolder:
 
     @contextlib.contextmanager
     def alone(self, seconds: float = 0.0) -> Iterator[bool]:
-        """True for the only one, of all threads and processes, that may write now; False when that is another one.
+        """Yields True to the one thread or process that may write now, and False to all others.
 
-        What one before left half-made is erased first: a mark is there from its beginning to its good end.
+        First erases what an interrupted writer left: a marker file exists from the start of a write to its end.
         """
         self.path.mkdir(mode=self._mode() | 0o100 | (self._mode() & 0o044) >> 2, exist_ok=True)
         lock = FileLock(self.path / _LOCK, mode=self._mode())
@@ -71,7 +71,7 @@ class IndexFolder:
             return
         try:
             self._erase_half_made()
-            with contextlib.suppress(OSError):  # no room for it: what is left is erased by the partition's next seal
+            with contextlib.suppress(OSError):  # no room for the marker: the partition's next seal erases leftovers
                 self._mark.touch(mode=self._mode())
             yield True
             self._mark.unlink(missing_ok=True)
@@ -89,9 +89,9 @@ class IndexFolder:
                     files.erase_unlisted()
 
     def erase_gone(self, look: Callable[[], Directory]) -> None:
-        """Erase from all segments what is no longer in the table, by a `look` at it once nobody else can seal.
+        """Erase from all segments what is no longer in the table, which `look` reads once the lock is held.
 
-        Raises CacheError when that cannot be done now.
+        Raises CacheError if that is not possible now.
         """
         if not self.path.is_dir():
             return
@@ -106,34 +106,34 @@ class IndexFolder:
             raise CacheError(self._not_erased(str(error))) from error
 
     def sweep(self) -> None:
-        """Erase what a process left here that was killed while it sealed; nothing where another one is writing."""
+        """Erase what a process left that was killed while sealing; does nothing while another one is writing."""
         if not self._mark.exists():
             return
         try:
             with self.alone():
                 pass
-        except OSError as error:  # a full disk, a folder of somebody else: whoever writes next tries again
-            logger.info("what was left half-made in %s stays there: %s", self.path, error)
+        except OSError as error:  # a full disk or a folder of another user: the next writer tries again
+            logger.info("unfinished files in %s stay there: %s", self.path, error)
 
     def size(self) -> int:
-        """Bytes of all files in it."""
+        """Bytes of all files in the folder."""
         return sum(bytes_in(file) for file in self.path.rglob("*") if file.is_file())
 
     def _not_erased(self, reason: str) -> str:
         return (
-            f"the records are forgotten, but {self.path} still holds their tokens ({reason}); run forget once more "
+            f"the records are forgotten, but {self.path} still holds their tokens ({reason}); run forget again "
             "later, or delete that folder while no process uses the cache"
         )
 
     def _mode(self) -> int:
-        """Whoever may read the cache may read its segments, and nobody else."""
+        """File mode of the segments: readable by exactly those who can read the cache."""
         return self._database.stat().st_mode & 0o666
 
 
 def without_gone(files: ArrayFiles, alive: Directory, damaged: Container[str] = ()) -> list[Sealed]:
-    """Rewrite what holds a completion that is gone, erase what it replaces; returns what counts.
+    """Rewrite the sets that hold removed completions, and erase the old ones; returns the sets that remain.
 
-    `damaged` names segments that go as a whole. For the one who is alone.
+    Sets named in `damaged` are dropped entirely. Call it with the lock held.
     """
     listed = files.listed()
     whole = [one for one in listed if one.name not in damaged]

@@ -1,4 +1,4 @@
-"""A sealed batch of completions as plain arrays, ready to be searched: what drafting reads instead of the rows."""
+"""A sealed batch of completions as plain arrays, ready to be searched, which drafting reads instead of the rows."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from precedent.cache.store.arrays import Ids, Mask
 
 COMPLETION = np.dtype([("id", "<i8"), ("checksum", "<u8"), ("begin", "<i4")])
-"""A completion in a segment: its id, the checksum of its row, and where its tokens begin."""
+"""A completion in a segment: its id, its row's checksum, and where its tokens begin."""
 
 TOKEN = np.dtype("<i4")
 
 BYTES_PER_TOKEN = 8
-"""Of a segment's arrays: the token and its place in the order; each completion adds a mark and a `COMPLETION`."""
+"""Bytes per token of a segment: token and its place in the order. Each completion adds a mark and a `COMPLETION`."""
 
 PIECE = 1 << 16
-"""Positions that are summed at once: few enough to stay in the processor's cache."""
+"""Positions summed at a time: few enough to stay in the processor's cache."""
 
 _WRAP = 1 << 64
 
@@ -26,10 +26,10 @@ Int32s = NDArray[np.int32]
 
 
 class Segment(NamedTuple):
-    """Completions one behind the other, and the positions in their tokens in a sorted order.
+    """Completions one after another, and the positions in their tokens in a sorted order.
 
-    `tokens` holds a mark below zero before each completion's tokens; `order` holds every position but the last of each
-    completion. How the order is sorted is the affair of whoever searches it.
+    `tokens` holds a negative mark before each completion's tokens; `order` holds every position except the last of each
+    completion. The code that searches a segment defines the sort order.
     """
 
     completions: NDArray[np.void]
@@ -43,17 +43,17 @@ class Segment(NamedTuple):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How many tokens each completion takes with its mark, `[n]`."""
+        """Tokens per completion, its mark included, `[n]`."""
         return np.diff(self.completions["begin"], append=self.tokens.size)
 
     @property
     def owners(self) -> Int32s:
-        """For each token the number of its completion."""
+        """The number of its completion for each token."""
         return np.repeat(np.arange(self.completions.size, dtype=np.int32), self.lengths)
 
 
 def kept(segment: Segment, stays: Mask) -> Segment:
-    """The segment without the completions for which `stays` is false; the order stays sorted."""
+    """The segment reduced to the completions for which `stays` is true; the order stays sorted."""
     owners = segment.owners
     completions, lengths = segment.completions[stays].copy(), segment.lengths
     shift = np.cumsum(np.where(stays, 0, lengths)).astype(np.int32)
@@ -63,7 +63,7 @@ def kept(segment: Segment, stays: Mask) -> Segment:
 
 
 def is_sound(segment: Segment) -> bool:
-    """Whether nobody who follows the arrays can leave them: compiled code checks no index."""
+    """Whether following the arrays stays within them: compiled code does not check indices."""
     begins, size, order = segment.completions["begin"], segment.tokens.size, segment.order
     if not begins.size:
         return size == 0 and segment.order.size == 0
@@ -79,9 +79,9 @@ def is_sound(segment: Segment) -> bool:
 
 
 def power_sums(positions: NDArray[np.integer[Any]]) -> tuple[int, int]:
-    """The sum of some numbers and that of their squares, modulo 2^64: two sets that differ by a slip do not share both.
+    """The sums of some numbers and of their squares, modulo 2^64; an accidental difference changes at least one.
 
-    Piece by piece, so that reading memory is all it costs.
+    Works piece by piece, so it takes no longer than reading the memory.
     """
     total = squares = 0
     for begin in range(0, positions.size, PIECE):

@@ -1,8 +1,8 @@
-"""Arrays on disk: a few `.npy` files, written whole or not at all, and a manifest that says which ones count.
+"""Arrays on disk: a few `.npy` files, each written completely or not at all, and a manifest that lists the valid ones.
 
-Nothing here is trusted or needed: the rows in SQLite are the truth, and an array that is missing, torn, of another
-format or not what the manifest says is left out. Files are copied into memory when they are read, so that one that
-shrinks or changes later can neither crash a process nor mislead it.
+Nothing here is trusted or needed, because the rows in SQLite are the source of truth: an array that is missing, torn,
+in another format or different from its manifest is left out. Files are copied into memory when they are read, so a
+file that shrinks or changes later can neither crash nor mislead a process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A set of arrays as the manifest lists it: completions, tokens or values, and a checksum per file."""
+    """A set of arrays as the manifest lists it: its completions, tokens or values, and a checksum per file."""
 
     name: str
     completions: int
@@ -49,27 +49,27 @@ class Sealed:
 
 
 class ArrayFiles(ABC):
-    """Sets of arrays in a folder of their own, each array of a `kind` in the file `NAME.PART.npy`.
+    """Sets of arrays in one folder, each array in a file `NAME.PART.npy`.
 
-    Reading needs no lock; whoever writes holds the lock of the whole index (`precedent.cache.snapshot.sealing`).
+    Reading needs no lock; writing needs the lock of the whole index (`precedent.cache.snapshot.sealing`).
     """
 
     parts: ClassVar[dict[str, np.dtype[Any]]]
-    """The arrays of a set by name; the first says which completions it holds, in its fields `id` and `checksum`."""
+    """The arrays of a set by name; the first identifies its completions by the fields `id` and `checksum`."""
 
     def __init__(self, folder: Path, file_mode: int = 0o600) -> None:
         self.folder, self._mode = folder, file_mode
 
     def listed(self) -> list[Sealed]:
-        """What the manifest lists, the oldest first; nothing when there is none that can be read."""
+        """The sets in the manifest, oldest first; none if there is no readable manifest."""
         try:
             return self._listed()
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            logger.info("the index in %s is built anew: %s", self.folder, error)
+            logger.info("the index in %s is rebuilt: %s", self.folder, error)
             return []
 
     def has_sound_manifest(self) -> bool:
-        """Whether the manifest can be read, or there is none yet."""
+        """Whether the manifest is readable, or there is none yet."""
         try:
             self._listed()
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -85,12 +85,12 @@ class ArrayFiles(ABC):
 
     def read_arrays(self, sealed: Sealed) -> Arrays:
         """The arrays of a set in memory. Raises OSError or ValueError unless they are exactly what was sealed."""
-        with ThreadPoolExecutor(len(self.parts)) as readers:  # disk and checksums need no interpreter
+        with ThreadPoolExecutor(len(self.parts)) as readers:  # reading and checksums release the GIL
             arrays = readers.map(partial(self._array, sealed), self.parts)
             return dict(zip(self.parts, arrays, strict=True))
 
     def completions(self, sealed: Sealed) -> NDArray[np.void]:
-        """Which completions a set holds, none when that cannot be read."""
+        """The completions in a set; none if they cannot be read."""
         first = next(iter(self.parts))
         try:
             return self._array(sealed, first)
@@ -98,20 +98,20 @@ class ArrayFiles(ABC):
             return np.empty(0, self.parts[first])
 
     def _array(self, sealed: Sealed, part: str) -> NDArray[Any]:
-        """One array, read and not mapped: a mapped file that another process cuts short would kill this one."""
+        """One array, read rather than mapped: if another process truncated a mapped file, this one would crash."""
         with self._file(sealed.name, part).open("rb") as file:
             shape, dtype = _header(file, part)
             if dtype != self.parts[part] or len(shape) != 1:
-                raise ValueError(f"its {part} are of another kind")
+                raise ValueError(f"its {part} have the wrong type")
             if shape[0] * dtype.itemsize != os.fstat(file.fileno()).st_size - file.tell():
-                raise ValueError(f"its {part} are not as many as their header says")
+                raise ValueError(f"its {part} do not match the size in their header")
             array = np.fromfile(file, dtype, shape[0])
         if _checksum(array) != sealed.checksums[part]:
             raise ValueError(f"its {part} have another checksum")
         return array
 
     def write_arrays(self, arrays: Arrays, completions: int, tokens: int) -> Sealed:
-        """Write a set's files and wait for the disk; it does not count before `publish` lists it."""
+        """Write a set's files and wait for the disk; the set is valid once `publish` lists it."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=_folder_mode(self._mode))
         name = secrets.token_hex(8)
         for part, array in arrays.items():
@@ -120,7 +120,7 @@ class ArrayFiles(ABC):
         return Sealed(name, completions, tokens, {part: _checksum(array) for part, array in arrays.items()})
 
     def publish(self, segments: Iterable[Sealed]) -> None:
-        """From now on exactly these count, also after a power cut."""
+        """Make exactly these sets valid, durably even after a power cut."""
         entries = [asdict(sealed) for sealed in segments]
         self.folder.mkdir(parents=True, exist_ok=True, mode=_folder_mode(self._mode))
         with self._new_file(self.folder / MANIFEST) as file:
@@ -128,9 +128,9 @@ class ArrayFiles(ABC):
         wait_for_folder(self.folder)
 
     def erase_unlisted(self) -> None:
-        """Overwrite and delete every file that the manifest does not list; without segments the folder goes as well.
+        """Overwrite and delete every file that the manifest does not list; without segments, delete the folder too.
 
-        Raises OSError when a file can be neither overwritten nor deleted.
+        Raises OSError if a file can be neither overwritten nor deleted.
         """
         if not self.folder.is_dir():
             return
@@ -147,12 +147,12 @@ class ArrayFiles(ABC):
         return self.folder / f"{name}.{part}.npy"
 
     def held_by(self, alive: Directory, sealed: Sealed) -> Mask:
-        """For each completion of a set whether its row is there, and is the one it was made from."""
+        """For each completion of a set, whether its row still exists unchanged."""
         return alive.holds(self.completions(sealed))
 
     @abstractmethod
     def without_gone(self, sealed: Sealed, stays: Mask) -> Sealed | None:
-        """What stays of a set, written anew; None when it cannot be read."""
+        """Write what stays of a set as a new set; None if it cannot be read."""
 
     def _sealed(self, entry: dict[str, Any]) -> Sealed:
         sealed = Sealed(str(entry["name"]), int(entry["completions"]), int(entry["tokens"]), dict(entry["checksums"]))
@@ -162,7 +162,7 @@ class ArrayFiles(ABC):
 
     @contextlib.contextmanager
     def _new_file(self, target: Path) -> Iterator[Any]:
-        """A file that appears under its name when it is complete and on disk."""
+        """A file that appears under its name once it is complete and on disk."""
         handle, name = tempfile.mkstemp(prefix=".", suffix=".new", dir=self.folder)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -181,29 +181,29 @@ class SegmentFiles(ArrayFiles):
     parts: ClassVar = {"completions": COMPLETION, "tokens": TOKEN, "order": TOKEN}
 
     def read(self, sealed: Sealed) -> Segment | None:
-        """The segment in memory, None unless it is exactly what was sealed."""
+        """The segment in memory; None unless it is exactly what was sealed."""
         try:
             segment = Segment(**self.read_arrays(sealed))
             sizes = (segment.completions.size, segment.tokens.size)
             if sizes != (sealed.completions, sealed.tokens) or not is_sound(segment):
-                raise ValueError("it is not what the manifest says")
+                raise ValueError("it differs from its manifest")
             return segment
         except (OSError, ValueError) as error:
-            logger.info("segment %s in %s is built anew: %s", sealed.name, self.folder, error)
+            logger.info("segment %s in %s is rebuilt: %s", sealed.name, self.folder, error)
             return None
 
     def write(self, segment: Segment) -> Sealed:
-        """Write a segment; it does not count before `publish` lists it."""
+        """Write a segment; it is valid once `publish` lists it."""
         return self.write_arrays(segment._asdict(), segment.completions.size, segment.tokens.size)
 
     def without_gone(self, sealed: Sealed, stays: Mask) -> Sealed | None:
-        """What stays of a segment, written anew; None when it cannot be read."""
+        """Write what stays of a segment as a new one; None if it cannot be read."""
         segment = self.read(sealed)
         return None if segment is None else self.write(kept(segment, stays))
 
 
 def _header(file: Any, part: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of an array, as `np.save` wrote them; nothing is unpickled. Raises ValueError or OSError."""
+    """Shape and dtype of an array that `np.save` wrote; nothing is unpickled. Raises ValueError or OSError."""
     try:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("another version of the format")
@@ -211,8 +211,8 @@ def _header(file: Any, part: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         return shape, dtype
     except OSError:
         raise
-    except Exception as error:  # numpy hands a header that is damaged to Python's parsers, which raise all sorts
-        raise ValueError(f"its {part} have no header that can be read") from error
+    except Exception as error:  # numpy passes damaged headers to Python's parsers, which raise many kinds of errors
+        raise ValueError(f"its {part} have an unreadable header") from error
 
 
 def _checksum(array: NDArray[Any]) -> str:
@@ -224,7 +224,7 @@ def _folder_mode(file_mode: int) -> int:
 
 
 def _erase(file: Path) -> None:
-    """Overwrite, then delete: a reader that still has the file open finds nothing in it either."""
+    """Overwrite, then delete: so even a reader that still has the file open finds nothing in it."""
     with contextlib.suppress(PermissionError), file.open("r+b") as opened:
         opened.write(bytes(file.stat().st_size))
         opened.flush()

@@ -1,4 +1,4 @@
-"""Vectors on disk, grouped by the centres they are nearest to: what saves reading and grouping them at every start."""
+"""Vectors on disk, grouped by their nearest centres, so that they need not be read and grouped again at every start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from precedent.cache.store.records import Vector
 logger = logging.getLogger("precedent.cache")
 
 ENTRY = np.dtype([("id", "<i8"), ("checksum", "<u8"), ("group", "<i4")])
-"""A vector: its completion's id, the checksum of the vector in its row, and the number of its centre."""
+"""A vector: its completion's id, the vector's checksum in the row, and the number of its centre."""
 
 HALF = np.dtype("<f2")
 
@@ -29,7 +29,7 @@ class GroupedVectors(NamedTuple):
     centres: Vector
 
     def kept(self, stays: Mask) -> GroupedVectors:
-        """Those for which `stays` is true."""
+        """The vectors for which `stays` is true."""
         return GroupedVectors(self.entries[stays], self.vectors[stays], self.centres)
 
 
@@ -39,12 +39,12 @@ class VectorFiles(ArrayFiles):
     parts: ClassVar = {"entries": ENTRY, "vectors": HALF, "centres": np.dtype("<f4")}
 
     def read(self, dimension: int) -> GroupedVectors | None:
-        """The vectors in memory; None unless there are some, exactly as they were sealed, of that dimension."""
+        """The vectors in memory; None unless there are some of that dimension, exactly as they were sealed."""
         listed = self.listed()
         try:
             return None if not listed else self._read(listed[-1], dimension)
         except (OSError, ValueError) as error:
-            logger.info("the vectors in %s are grouped anew: %s", self.folder, error)
+            logger.info("the vectors in %s are grouped again: %s", self.folder, error)
             return None
 
     def _read(self, sealed: Sealed, dimension: int) -> GroupedVectors:
@@ -54,11 +54,11 @@ class VectorFiles(ArrayFiles):
             raise ValueError(f"they do not have {dimension} dimensions")
         groups = entries["group"]
         if groups.size and not 0 <= groups.min() <= groups.max() < centres.size // dimension:
-            raise ValueError("they name centres that are not there")
+            raise ValueError("they name centres that do not exist")
         return GroupedVectors(entries, vectors.reshape(-1, dimension), centres.reshape(-1, dimension))
 
     def replace(self, grouped: GroupedVectors) -> None:
-        """From now on exactly these count; what was there before is erased. For the one who is alone."""
+        """Make exactly these vectors valid and erase the previous ones. Call it with the lock held."""
         self.publish([self._write(grouped)])
         self.erase_unlisted()
 
@@ -67,16 +67,16 @@ class VectorFiles(ArrayFiles):
         return self.write_arrays(arrays, grouped.entries.size, grouped.vectors.size)
 
     def held_by(self, alive: Directory, sealed: Sealed) -> Mask:
-        """For each vector whether its row is there, with the vector it was made from."""
+        """For each vector, whether its row still exists with the same vector."""
         return alive.holds_vectors(self.completions(sealed))
 
     def without_gone(self, sealed: Sealed, stays: Mask) -> Sealed | None:
-        """What stays, written anew; None when it cannot be read."""
+        """Write the vectors that stay; None if the set cannot be read."""
         grouped = self.read_set(sealed)
         return None if grouped is None else self._write(grouped.kept(stays))
 
     def read_set(self, sealed: Sealed) -> GroupedVectors | None:
-        """The vectors of a set, whatever their dimension; None unless they are exactly what was sealed."""
+        """The vectors of a set, of any dimension; None unless they are exactly what was sealed."""
         try:
             return self._read(sealed, max(1, sealed.tokens // max(1, sealed.completions)))
         except (OSError, ValueError):

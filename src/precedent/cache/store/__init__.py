@@ -1,4 +1,4 @@
-"""The embedded store: records, rows, and one SQLite file that is the truth of the cache.
+"""The embedded store: records, rows, and one SQLite file that is the cache's source of truth.
 
-May not import the snapshot, the search or what maintains a cache: those are made from what stands here.
+May not import the snapshot, the search or `maintain`: those build on this package.
 """

@@ -1,4 +1,4 @@
-"""Types of the arrays in which the cache hands out many rows at once."""
+"""Types of the arrays in which the cache returns many rows at once."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,4 +7,4 @@ Ids = NDArray[np.int64]
 """Ids of completions, `[n]`."""
 
 Mask = NDArray[np.bool_]
-"""One answer for each completion, `[n]`."""
+"""One boolean for each completion, `[n]`."""

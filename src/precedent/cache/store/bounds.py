@@ -1,4 +1,4 @@
-"""How much a cache may hold."""
+"""Limits on how much a cache may hold."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, fields
 from precedent.errors import CacheError
 
 DEFAULT_MAX_BYTES = 512 * 2**20
-"""Payload bytes (tokens, vectors, texts) that a cache holds unless told otherwise."""
+"""Default limit on the payload bytes (tokens, vectors, texts) of a cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Payload bytes and completions in all, seconds since a completion was first stored, and a tenant's payload bytes.
+    """Limits on total payload bytes, number of completions, seconds since first stored, and payload bytes per tenant.
 
-    None is no bound. Raises CacheError for a bound below 1.
+    None means no limit. Raises CacheError for a limit below 1.
     """
 
     max_bytes: int = DEFAULT_MAX_BYTES
@@ -30,5 +30,5 @@ class Bounds:
 
     @property
     def largest(self) -> int:
-        """Payload bytes of the largest completion that can be held."""
+        """Payload bytes of the largest completion that fits."""
         return min(self.max_bytes, self.max_tenant_bytes or self.max_bytes)

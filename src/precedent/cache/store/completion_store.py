@@ -1,7 +1,7 @@
-"""The seam between the speculation cache and whatever holds its completions.
+"""The interface between the speculation cache and the store that holds its completions.
 
-`precedent.cache.SQLiteStore` is the embedded store; `precedent.testing.store_contract.StoreContract` is the test
-class that every store has to pass.
+`precedent.cache.SQLiteStore` is the embedded store; `precedent.testing.store_contract.StoreContract` is the test class
+that every store has to pass.
 """
 
 from __future__ import annotations
@@ -29,59 +29,59 @@ RowIds = list[int]
 class CompletionStore(Protocol):
     """Completions with their vectors, in partitions by (tenant, tokenizer) that no method reads across.
 
-    Ids rise with every insertion and are never used again. All methods may be called from several threads.
+    Ids increase with every insertion and are never reused. Several threads may call all methods.
     """
 
     def insert(self, completion: NewCompletion, vector: Vector | None, embedder: EmbedderIdentity | None) -> int:
         """Store durably and return the id; 0 if the store is read-only or full and stored nothing."""
 
     def since(self, tenant: str, tokenizer: str, after_id: int) -> Completions:
-        """The partition's completions with a higher id, in rising order; microseconds when there are none."""
+        """The partition's completions with a higher id, in increasing order; takes microseconds if there are none."""
 
     def vectors_since(self, tenant: str, tokenizer: str, after_id: int) -> tuple[Ids, Vector]:
-        """The same for ids `[n]` and vectors `[n, dimension]` of the completions that have one."""
+        """The same as ids `[n]` and vectors `[n, dimension]`, for the completions that have one."""
 
     def stamp(self) -> tuple[int, int]:
-        """Changes whenever records may have come or gone, in whatever process; costs microseconds."""
+        """Changes whenever any process may have added or removed records; takes microseconds."""
 
     def epoch(self) -> int:
-        """Grows whenever records have gone."""
+        """Increases whenever records are removed."""
 
     def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The epoch now, and the ids that went after `epoch`; None for ids where they are not known one by one."""
+        """The current epoch and the ids removed after `epoch`; None for ids if they are not known one by one."""
 
     def embedder(self) -> EmbedderIdentity | None:
-        """Which embedder made the vectors, None as long as there are none."""
+        """The embedder that made the vectors; None while there are none."""
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Add (accepted, rejected) tokens to completions; ids that are gone are ignored."""
+        """Add (accepted, rejected) tokens to completions; missing ids are ignored."""
 
     def list(self, selection: Selection, limit: int | None) -> Completions:
-        """The selected completions, the newest first."""
+        """The selected completions, newest first."""
 
     def records(self, selection: Selection, after_id: int, limit: int) -> Records:
-        """At most `limit` selected records with their vectors above an id, in rising order."""
+        """At most `limit` selected records above an id, with their vectors, in increasing order."""
 
     def holds(self, completions: Sequence[NewCompletion]) -> Flags:
-        """For each whether the same answer to the same query is there."""
+        """For each completion, whether the same answer to the same query is stored."""
 
     def restore(self, records: Sequence[Record], embedder: EmbedderIdentity | None) -> RowIds:
-        """Store records with their times and counters, all or none; those that are there keep the larger of each.
+        """Store records with their times and counters, all or none; existing records keep the larger of each.
 
-        Returns their ids, 0 for one that was refused.
+        Returns their ids, 0 for a refused one.
         """
 
     def forget(self, selection: Selection) -> int:
-        """Erase the selected completions for good; returns their number."""
+        """Erase the selected completions permanently; returns their number."""
 
     def compact(self) -> tuple[int, int]:
-        """Give back what records that went have left; bytes on disk before and after."""
+        """Free the space of removed records; returns bytes on disk before and after."""
 
     def verify(self, *, repair: bool = False) -> VerifyReport:
-        """Check every record; with `repair`, mend what is damaged."""
+        """Check every record; with `repair`, mend the damage."""
 
     def stats(self) -> CacheStats:
-        """The cache at a glance."""
+        """A summary of the cache."""
 
     def close(self) -> None:
-        """Release everything; more than once does no harm."""
+        """Release everything; may be called again."""

@@ -1,4 +1,4 @@
-"""An open cache file: transactions, who may write, and how deleted bytes are erased. Knows nothing of completions."""
+"""An open cache file: transactions, write access, and erasing deleted bytes. It does not know completions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LAST_WRITE_ERRORS = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR")
 
 
 class Database(OfOneProcess):
-    """An open cache file, or a database in memory: one connection that writes and one that reads, each behind a lock.
+    """An open cache file, or a database in memory: one connection to write and one to read, each behind a lock.
 
-    A commit waits for the disk; readers do not wait for it. In memory both are the same connection. SQLite forbids to
-    carry them over a fork.
+    A commit waits for the disk; readers do not wait for the commit. In memory, both are the same connection. SQLite
+    forbids using connections across a fork.
     """
 
     instead = "open the cache only in the process that uses it"
@@ -44,7 +44,7 @@ class Database(OfOneProcess):
             self._writer = self._open_writer()
             self._reader = self._writer if shared else connect(path, "mode=ro")
         except BaseException:
-            self._closed = True  # nothing is open: a repair need not wait until this object is collected
+            self._closed = True  # nothing is open: a repair need not wait for garbage collection
             raise
 
     def _open_writer(self) -> sqlite3.Connection:
@@ -56,8 +56,8 @@ class Database(OfOneProcess):
             if self.path is None:
                 connection.executescript(SCHEMA)
             else:
-                connection.execute("PRAGMA journal_mode=WAL")  # as it is, unless another program has changed that
-                connection.execute("PRAGMA synchronous=FULL")  # a commit that was reported survives a power cut
+                connection.execute("PRAGMA journal_mode=WAL")  # already set, unless another program changed it
+                connection.execute("PRAGMA synchronous=FULL")  # a reported commit survives a power cut
                 _bring_up_to_date(connection)
             return connection
         except BaseException:
@@ -73,13 +73,13 @@ class Database(OfOneProcess):
             connection.close()
             if bytes_in(log_of(path)):
                 raise
-            connection = connect(path, "immutable=1")  # no log and no right to create one: nobody is writing here
+            connection = connect(path, "immutable=1")  # no log and no right to create one: no process is writing
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version != FORMAT_VERSION:
             connection.close()
             raise CacheMismatchError(
-                f"{path} has cache format {version} and is read-only; open it once where it may be written, which "
-                f"brings it to format {FORMAT_VERSION}"
+                f"{path} has cache format {version} and is read-only; open it once where it is writable, to upgrade "
+                f"it to format {FORMAT_VERSION}"
             )
         return connection
 
@@ -88,14 +88,14 @@ class Database(OfOneProcess):
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """The reading connection, alone. Raises CacheError when the file cannot be read."""
+        """The reading connection, locked for one thread. Raises CacheError if the file cannot be read."""
         self.check_process()
         with self._read_lock, self._reported():
             yield self._reader
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: committed and on disk when the block ends, rolled back when it raises."""
+        """One transaction: committed and on disk when the block ends, rolled back if it raises."""
         self.check_process()
         with self._write_lock, self._reported():
             self._writer.execute("BEGIN IMMEDIATE")
@@ -126,10 +126,10 @@ class Database(OfOneProcess):
             raise CacheError(self._not_erased("another process is reading it"))
 
     def _not_erased(self, reason: str) -> str:
-        return f"the records are forgotten, but {self} still holds their bytes ({reason}); run forget once more later"
+        return f"the records are forgotten, but {self} still holds their bytes ({reason}); run forget again later"
 
     def refuses_writes(self) -> bool:
-        """True when the cache is read-only; says so once."""
+        """Whether the cache is read-only; logs it the first time."""
         if self.read_only and not self._warned:
             self._warned = True
             logger.warning("%s is read-only: it is used, but nothing new is stored in it", self)
@@ -165,14 +165,14 @@ class Database(OfOneProcess):
             raise CacheError(f"{self}: {error}; {advice(error)}") from error
 
     def is_open_at(self, path: Path) -> bool:
-        """Whether this is open, in this process, on the file at `path`."""
+        """Whether this database is open, in this process, on the file at `path`."""
         if self.path is None or self._closed or not self.is_here:
             return False
         return self.path.exists() and self.path.samefile(path)
 
 
 class _OpenHere:
-    """What this process has open or repairs: locks on files tell processes apart, not what one process does twice."""
+    """The files that this process has open or repairs; file locks work between processes, not within one."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -180,14 +180,14 @@ class _OpenHere:
         self._repaired: set[Path] = set()
 
     def note(self, database: Database, path: Path) -> None:
-        """A file is being opened. Raises CacheError while it is repaired."""
+        """Record that a file is being opened. Raises CacheError while it is being repaired."""
         with self._lock:
             if path.resolve() in self._repaired:
                 raise CacheError(f"{path} is being repaired; open it when that is done")
             self._opened.add(database)
 
     def header_of(self, path: Path) -> bytes | None:
-        """The first bytes of a file; None where it is open here, since closing it would drop the locks on it."""
+        """The first bytes of a file; None if it is open here, because closing it would drop the locks on it."""
         with self._lock:
             if self._is_open(path):
                 return None
@@ -199,7 +199,7 @@ class _OpenHere:
 
     @contextlib.contextmanager
     def repairing(self, path: Path) -> Iterator[None]:
-        """Nobody in this process has the file open, or opens it now. Raises CacheError where somebody has."""
+        """Keep this process from opening the file. Raises CacheError if it has it open."""
         with self._lock:
             if path.resolve() in self._repaired or self._is_open(path):
                 raise CacheError(f"{path} is in use in this process; close the cache and repair it again")
@@ -216,10 +216,10 @@ repairing, header_of = _OPEN_HERE.repairing, _OPEN_HERE.header_of
 
 
 def _connect_to_stay(path: Path) -> sqlite3.Connection:
-    """A connection to the file that is at `path` and stays there.
+    """A connection to the file at `path`, even if a repair replaces that file meanwhile.
 
-    A repair replaces the file as long as nobody has read from it; whoever opened the old one just before would write
-    what belongs to it into the new one's log.
+    A repair may replace the file while no process has read from it. A process that opened the old file just before
+    would then write its data into the new file's log.
     """
     while True:
         before = path.stat()
@@ -235,7 +235,7 @@ def _connect_to_stay(path: Path) -> sqlite3.Connection:
 
 
 def _bring_up_to_date(connection: sqlite3.Connection) -> None:
-    """Bring a file of an earlier format to today's, whole or not at all; whoever else does so is waited for."""
+    """Upgrade a file of an earlier format, completely or not at all; waits for another process that does so."""
     if connection.execute("PRAGMA user_version").fetchone()[0] == FORMAT_VERSION:
         return
     connection.execute("BEGIN IMMEDIATE")

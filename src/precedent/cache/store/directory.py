@@ -1,4 +1,4 @@
-"""The rows of a partition at a glance: enough to tell which completions there are, without reading their tokens."""
+"""An overview of a partition's rows: enough to tell which completions exist, without reading their tokens."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from precedent.cache.store.database import Database
 from precedent.cache.store.records import StoredCompletion
 
 ROWS_AT_ONCE = 2000
-"""Rows read under one lock, so that a request that wants to read waits a few milliseconds at most."""
+"""Rows read under one lock, so that a waiting request waits a few milliseconds at most."""
 
-# not as text: every text would be decoded by a function of Python's
+# as BLOB, not TEXT: a Python function would decode every text
 _GLANCE = f"""
 SELECT id, checksum, max(1, {rows.as_number("count")}), coalesce(CAST(prompt_fingerprint AS BLOB), x'') FROM completion
 WHERE tenant = ? AND tokenizer = ? AND id > ? ORDER BY id LIMIT ?
@@ -36,9 +36,9 @@ Checksums = NDArray[np.uint64]
 
 
 class Directory(NamedTuple):
-    """Completions in order of their ids: checksums of the rows, numbers of write-backs and prompts, all `[n]`.
+    """Completions in order of their ids: checksums of the rows, write-back counts and prompt fingerprints, all `[n]`.
 
-    Of a whole cache, ids and checksums are filled in, those of the vectors (0 where there is none) as well.
+    For a whole cache, only ids, checksums and the vectors' checksums (0 without a vector) are filled in.
     """
 
     ids: Ids
@@ -48,7 +48,7 @@ class Directory(NamedTuple):
     vector_checksums: Checksums
 
     def holds(self, completions: NDArray[np.void]) -> Mask:
-        """For each of a segment's completions whether its row is there, and is the one it was made from."""
+        """For each of a segment's completions, whether its row still exists unchanged."""
         return _agree(self.ids, self.checksums, completions)
 
     def holds_vectors(self, entries: NDArray[np.void]) -> Mask:
@@ -56,11 +56,11 @@ class Directory(NamedTuple):
         return _agree(self.ids, self.vector_checksums, entries)
 
     def checksums_of(self, ids: Ids) -> Checksums:
-        """The checksums of these rows; 0 for those that are not there."""
+        """The checksums of these rows; 0 for missing ones."""
         return _at(self.ids, self.checksums, ids)
 
     def vector_checksums_of(self, ids: Ids) -> Checksums:
-        """The checksums of the vectors in these rows; 0 for those that are not there."""
+        """The checksums of the vectors in these rows; 0 for missing ones."""
         return _at(self.ids, self.vector_checksums, ids)
 
 
@@ -69,7 +69,7 @@ def _agree(ids: Ids, checksums: Checksums, held: NDArray[np.void]) -> Mask:
 
 
 def _at(ids: Ids, checksums: Checksums, wanted: Ids) -> Checksums:
-    """The checksums of `wanted` among rising `ids`; 0 for those that are not there."""
+    """The checksums of `wanted` among increasing `ids`; 0 for missing ones."""
     if not ids.size:
         return np.zeros(wanted.size, dtype=np.uint64)
     places = np.minimum(np.searchsorted(ids, wanted), ids.size - 1)
@@ -95,13 +95,13 @@ def vector_directory_of(database: Database, tenant: str, tokenizer: str) -> Dire
 
 
 def lengths_of(database: Database, tenant: str, tokenizer: str) -> tuple[Ids, Ids]:
-    """The ids of a partition's rows in rising order, and how many tokens each has."""
+    """The ids of a partition's rows in increasing order, and the number of tokens of each."""
     ids, lengths = _columns(database, _LENGTHS, (tenant, tokenizer), 2)
     return _as_ids(ids), _as_ids(lengths)
 
 
 def payload_bytes(database: Database, tenant: str) -> int:
-    """Bytes of all that a tenant has stored, tokens (4 bytes each) included; costs microseconds."""
+    """Bytes of everything that a tenant has stored, tokens (4 bytes each) included; takes microseconds."""
     with database.read() as connection:
         found = connection.execute(
             f"SELECT {rows.as_number('bytes')} FROM usage WHERE tenant = ?", (tenant,)
@@ -110,7 +110,7 @@ def payload_bytes(database: Database, tenant: str) -> int:
 
 
 def _columns(database: Database, query: str, values: tuple[str, ...], width: int) -> tuple[Sequence[Any], ...]:
-    """What a query by rising ids finds, column by column."""
+    """The results, column by column, of a query that pages by increasing ids."""
     columns: tuple[list[Any], ...] = tuple([] for _ in range(width))
     last, more = 0, True
     while more:
@@ -128,7 +128,7 @@ def _as_ids(numbers: Sequence[int]) -> Ids:
 
 
 def read_completions(database: Database, tenant: str, tokenizer: str, ids: Ids) -> list[StoredCompletion]:
-    """These completions of a partition in order of their ids, without those that are damaged or gone."""
+    """These completions of a partition in order of their ids, without damaged or missing ones."""
     found = read_by_ids(database, rows.COLUMNS, ids, "tenant = ? AND tokenizer = ?", (tenant, tokenizer))
     return [completion for row in found if (completion := rows.completion_of(row)) is not None]
 
@@ -136,7 +136,7 @@ def read_completions(database: Database, tenant: str, tokenizer: str, ids: Ids) 
 def read_by_ids(
     database: Database, columns: str, ids: Ids, where: str = "1", values: tuple[str, ...] = ()
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows of these ids that are there and meet a condition, in order of their ids."""
+    """The existing rows with these ids that meet a condition, in order of their ids."""
     query = f"SELECT {columns} FROM completion WHERE {where} AND id IN (SELECT value FROM json_each(?)) ORDER BY id"
     for begin in range(0, ids.size, ROWS_AT_ONCE):
         wanted = json.dumps(ids[begin : begin + ROWS_AT_ONCE].tolist())
@@ -146,7 +146,7 @@ def read_by_ids(
 
 
 def _as_numbers(checksums: Sequence[Any]) -> Checksums:
-    """Checksums as numbers; one of another length or type, which a damaged row may have, as 0."""
+    """Checksums as numbers; 0 for one of another length or type, which a damaged row may have."""
     sound = set(map(type, checksums)) <= {bytes} and set(map(len, checksums)) <= {8}
     whole = checksums if sound else [one if isinstance(one, bytes) and len(one) == 8 else bytes(8) for one in checksums]
     return np.frombuffer(b"".join(whole), dtype="<u8").astype(np.uint64)

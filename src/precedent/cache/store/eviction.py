@@ -1,8 +1,8 @@
-"""What goes when the cache is full: first what is too old, then the least useful completions.
+"""Evicts completions from a full cache: first those that are too old, then the least useful ones.
 
-Usefulness is saved tokens per byte, decayed: (accepted tokens + 1/2) / (age + 20) / bytes, the age counted in
-completions stored since, so that no clock decides. Tenants are brought down to a common level, so that a busy one
-cannot push out a quiet one.
+Usefulness is saved tokens per byte, decayed: (accepted tokens + 1/2) / (age + 20) / bytes. The age counts the
+completions stored since, so it needs no clock. The tenants that hold most are reduced to a common level, so that a busy
+tenant cannot displace a quiet one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ KEPT_SHARE = 0.9
 """Eviction goes down to this share of a bound, so that it happens rarely."""
 
 CLOCK_SLACK = 60.0
-"""Seconds by which a completion may seem to come from the future before its time is set to now."""
+"""Seconds that a completion's time may lie in the future before it is set to now."""
 
 REMEMBERED_EPOCHS = 100_000
-"""So many of the last deletions can be followed one by one; whoever is further behind reads a partition anew."""
+"""Number of recent deletions that readers can follow one by one; older readers read their partition again."""
 
 ROW_BYTES = 400
-"""What a row takes besides its payload, about."""
+"""Approximate bytes of a row besides its payload."""
 
 LEAST_USEFUL = f"""
 SELECT id, {as_number("size")} FROM completion WHERE tenant = ? AND id != ?
@@ -32,7 +32,7 @@ ORDER BY (accepted + 0.5) / ((SELECT max(id) FROM completion) - id + 20.0) / (si
 
 
 def evict(connection: sqlite3.Connection, bounds: Bounds, *, keep_id: int, now: float) -> None:
-    """Delete until all bounds hold, each that is exceeded down to `KEPT_SHARE` of it; `keep_id` stays."""
+    """Delete until all bounds hold, reducing each exceeded one to `KEPT_SHARE` of it; `keep_id` stays."""
     expire(connection, bounds, now, keep_id=keep_id)
     if bounds.max_tenant_bytes is not None:
         _keep_quota(connection, bounds.max_tenant_bytes, keep_id)
@@ -43,7 +43,7 @@ def evict(connection: sqlite3.Connection, bounds: Bounds, *, keep_id: int, now: 
 
 
 def expire(connection: sqlite3.Connection, bounds: Bounds, now: float, *, keep_id: int = 0) -> None:
-    """Delete what is older than `max_age`. After the clock was set back, what came later counts as stored now."""
+    """Delete what is older than `max_age`. If the clock was set back, future times count as now."""
     if bounds.max_age is None:
         return
     connection.execute("UPDATE completion SET created = ? WHERE created > ?", (now, now + CLOCK_SLACK))
@@ -51,12 +51,12 @@ def expire(connection: sqlite3.Connection, bounds: Bounds, now: float, *, keep_i
 
 
 def prune(connection: sqlite3.Connection) -> None:
-    """Drop deletions from the list of what went that lie far back."""
+    """Drop old entries from the list of removed ids."""
     connection.execute("DELETE FROM gone WHERE epoch <= ?", (epoch_of(connection) - REMEMBERED_EPOCHS,))
 
 
 def _keep_quota(connection: sqlite3.Connection, max_bytes: int, keep_id: int) -> None:
-    """Bring down the tenant of `keep_id`: only who has just stored something can exceed its quota."""
+    """Reduce the tenant of `keep_id` to its quota: only a tenant that has just stored something can exceed it."""
     share = (
         f"SELECT tenant, {as_number('bytes')} FROM usage WHERE tenant = (SELECT tenant FROM completion WHERE id = ?)"
     )
@@ -76,7 +76,7 @@ def _keep_bound(connection: sqlite3.Connection, measure: str, bound: int, keep_i
 
 
 def _evictable(connection: sqlite3.Connection, measure: str, keep_id: int) -> list[tuple[str, int]]:
-    """What each tenant holds besides `keep_id`, the largest first."""
+    """What each tenant holds besides `keep_id`, largest first."""
     query = f"""
     SELECT tenant, {measure} - coalesce((SELECT {_of_row(measure)} FROM completion
                                          WHERE id = ? AND tenant = usage.tenant), 0) AS evictable
@@ -90,7 +90,7 @@ def _of_row(measure: str) -> str:
 
 
 def common_level(sizes: Sequence[int], excess: float) -> float:
-    """The level to which the largest must come down for `excess` to go in all; `sizes` are falling."""
+    """The level to which the largest sizes must shrink to free `excess` in total; `sizes` decrease."""
     total, level = 0, 0.0
     for count, size in enumerate(sizes, 1):
         total += size

@@ -1,4 +1,4 @@
-"""Where a cache file lies, what belongs to it, and how it is created: whole or not at all, also under kill -9."""
+"""A cache file's place, the files that belong to it, and its creation: complete or not at all, even under kill -9."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ FILE_SUFFIXES = (".sqlite", ".sqlite3", ".db")
 PAGE_BYTES = 4096
 
 _HALF_MADE = (".precedent-", ".new")
-"""How the name of a folder begins and ends in which a file is made."""
+"""Prefix and suffix of the folder in which a file is made."""
 
 
 def database_path(path: str | Path) -> Path:
-    """The file meant by `path`: itself if it is a file or ends in .sqlite, .sqlite3 or .db, else one in that folder."""
+    """The database file for `path`: a file or a path ending in .sqlite, .sqlite3 or .db itself, else a file in it."""
     if not str(path):
         raise CacheError("the cache's path is empty; give a folder or a file that ends in .sqlite")
     if isinstance(place := place_of(path), StoreURL):
-        raise CacheError(f"{place} is no folder or file; SpeculationCache.open opens URLs as well")
+        raise CacheError(f"{place} is not a folder or file; SpeculationCache.open also opens URLs")
     given = Path(path).expanduser()
     if given.is_dir() or (given.suffix not in FILE_SUFFIXES and not given.is_file()):
         return given / FILE_NAME
@@ -44,17 +44,17 @@ def log_of(path: Path) -> Path:
 
 
 def journal_of(path: Path) -> Path:
-    """What SQLite rolls back into a file when it opens it; a cache has none, unless another program switched it."""
+    """What SQLite rolls back when it opens a file; a cache has none, unless another program changed its mode."""
     return path.with_name(path.name + "-journal")
 
 
 def repaired_of(path: Path) -> Path:
-    """Where the file lies that a repair has finished, until it takes the damaged one's place."""
+    """The finished file of a repair, until it replaces the damaged one."""
     return path.with_name(path.name + ".repaired")
 
 
 def bytes_in(path: Path) -> int:
-    """The size of a file, 0 where there is none."""
+    """The size of a file; 0 if there is none."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -62,11 +62,11 @@ def bytes_in(path: Path) -> int:
 
 
 def create_file(path: Path) -> None:
-    """Create a database at `path` unless there is one: whole or not at all, also under kill -9."""
+    """Create a database at `path` unless there is one: complete or not at all, even under kill -9."""
     if path.exists():
         return
     log = log_of(path)
-    # SQLite would replay the log of the lost file into the new one; asked again, since both may just have been created
+    # SQLite would replay a lost file's log into the new one; checked twice, since both may just have been created
     if log.exists() and not path.exists():
         raise CacheError(f"{log} is the log of a cache file that is gone; restore {path.name} or move the log away")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,9 +76,9 @@ def create_file(path: Path) -> None:
 
 
 def write_database(path: Path, fill: Callable[[sqlite3.Connection], None] | None = None) -> None:
-    """Make an empty file a cache, with what `fill` puts into it; on disk when this returns.
+    """Turn an empty file into a cache, with the content that `fill` adds; it is on disk when this returns.
 
-    The file is nobody's yet: nothing is written twice so that it could be undone.
+    No other process uses the file yet, so nothing needs a rollback journal.
     """
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for setting in ("journal_mode=MEMORY", "synchronous=OFF", "temp_store=MEMORY", f"page_size={PAGE_BYTES}"):
@@ -105,7 +105,7 @@ def _publish(new: Path, path: Path) -> None:
 
 
 def wait_for_folder(folder: Path) -> None:
-    """Wait until names of files are on disk, where the system can wait for that."""
+    """Wait until file names are on disk, where the system supports that."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -118,8 +118,8 @@ def wait_for_folder(folder: Path) -> None:
 def half_made(folder: Path) -> Iterator[Path]:
     """An empty file to be filled and moved away, readable by its owner only.
 
-    It lies in a folder of its own, which is locked as long as this process lives: `sweep` knows the dead by that. The
-    lock is not on the file, since closing it would drop those that SQLite has on it once it is in its place.
+    It is in a folder of its own, which stays locked while this process lives, so `sweep` can tell leftovers of dead
+    processes. The lock is not on the file: closing that handle later would drop SQLite's locks on the file.
     """
     made, handle = _own_folder(folder)
     try:
@@ -133,28 +133,28 @@ def half_made(folder: Path) -> Iterator[Path]:
 
 
 def _own_folder(folder: Path) -> tuple[Path, int | None]:
-    """A new folder and the open handle that keeps it locked; None where folders cannot be locked."""
+    """A new folder and the open handle that keeps it locked; None if folders cannot be locked."""
     prefix, suffix = _HALF_MADE
     while True:
         made = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=folder))
         handle = locked(made, wait=True)
         if made.exists():
             return made, handle
-        if handle is not None:  # another process swept it up before it was locked
+        if handle is not None:  # another process removed it before it was locked
             os.close(handle)
 
 
 def sweep(folder: Path) -> None:
-    """Remove what processes left in a folder that were killed while they made a file; never a living one's."""
+    """Remove the leftovers of processes that were killed while making a file; never those of a living process."""
     prefix, suffix = _HALF_MADE
     for left in folder.glob(f"{prefix}*{suffix}*"):
         handle = locked(left, wait=False)
         if handle is None:
             continue
         try:
-            logger.info("%s was left half-made by a process that is dead; it is removed", left)
+            logger.info("%s is an unfinished file of a dead process; it is removed", left)
             shutil.rmtree(left, ignore_errors=True)
-            left.unlink(missing_ok=True)  # a file: what earlier versions left
+            left.unlink(missing_ok=True)  # a file: earlier versions left those
         except OSError as error:
             logger.info("%s cannot be removed: %s", left, error)
         finally:

@@ -1,6 +1,6 @@
-"""Short names for long things: equal fingerprints mean that records of one may be used with the other.
+"""Fingerprints of tokenizers, models, tools and prompts: records of things with equal fingerprints are compatible.
 
-Every function takes plain data or an object that it only asks for data, so that no model library is imported here.
+Every function takes plain data, or an object that it only asks for data, so no model library is imported here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SAMPLED_VALUES = 8
 def tokenizer_fingerprint(tokenizer: Any) -> str:
     """Fingerprint of a Hugging Face tokenizer: its vocabulary with added tokens, and its merges.
 
-    Two tokenizers with equal fingerprints give the same text to the same ids. Padding, truncation and the chat template
+    Two tokenizers with equal fingerprints give the same ids to the same text. Padding, truncation and the chat template
     do not count.
     """
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
@@ -43,8 +43,8 @@ def _merges(tokenizer: Any) -> list[list[str]]:
 def model_fingerprint(config: Mapping[str, Any], weights: Mapping[str, Any]) -> str:
     """Fingerprint of a model: configuration, all weights' names and shapes, and a few values of a few weights.
 
-    `config` is `model.config.to_dict()`, `weights` is `model.state_dict()` or any mapping of names to tensors. Where
-    the model was loaded from does not count; its dtype does, as far as the sampled values differ.
+    `config` is `model.config.to_dict()`, `weights` is `model.state_dict()` or any mapping of names to tensors. The
+    place from which the model was loaded does not count; its dtype counts if the sampled values differ.
     """
     kept = {key: value for key, value in config.items() if key not in VOLATILE_CONFIG_KEYS}
     shapes = [[name, list(weights[name].shape)] for name in sorted(weights)]

@@ -1,15 +1,14 @@
-"""How a cache file is looked at before anything trusts it. A file that is refused stays as it was, byte for byte.
+"""Inspects a cache file before anything trusts it. A refused file stays as it was, byte for byte.
 
-What a look costs: nothing is ever copied, and a cache above `CHECKED_WHOLE` is not read through.
+An inspection is cheap: it copies nothing, and does not read all pages of a cache above `CHECKED_WHOLE`.
 
-- Without a log the file alone is the cache. It is read as one that does not change (`immutable`), which takes no lock
-  and creates nothing beside it.
-- With a log SQLite puts the two together, whether processes are using them or a killed one has left them: a checkpoint
-  that was cut short leaves a file that means nothing alone, and a log that makes it whole. The connection can only
-  read. It works under SQLite's own locks, so that it sees one moment however others write, and it folds nothing in.
-- A file of no bytes, or of one, is never shown to SQLite, which takes it for new and deletes the log beside it.
+- Without a log, the file alone is the cache. It is opened as `immutable`, which takes no lock and creates no files.
+- With a log, SQLite combines the two, whether processes are using them or a killed process left them: after an
+  interrupted checkpoint, the file is valid only together with its log. The connection is read-only. It works under
+  SQLite's own locks, so it sees one moment while others write, and does not fold the log into the file.
+- A file of zero bytes, or one, is never opened with SQLite, which would take it for new and delete the log beside it.
 
-The file is never opened but by SQLite: closing another descriptor of it would drop this process's locks on it.
+Only SQLite ever opens the file: closing another descriptor of it would drop this process's locks on it.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ from precedent.cache.store.schema import (
 from precedent.errors import CacheError, CacheMismatchError
 
 CHECKED_WHOLE = 16 * 2**20
-"""A cache up to this size is checked page by page whenever it is opened (some 20 ms); `verify` does so with any."""
+"""A cache up to this size is checked page by page each time it is opened (some 20 ms); `verify` checks any size."""
 
 WRITTEN_AS, READ_AS, ENCODING = 18, 19, slice(56, 60)
-"""Where a file's header says which programs may write it, and which may read it, and how its texts are encoded."""
+"""Places in a file's header: the versions that may write and read it, and the encoding of its texts."""
 
 WAL, UTF_8 = 2, (1).to_bytes(4, "big")
 
 LOOKS = 3
-"""How often a file is looked at that other processes keep changing under the look."""
+"""How often to inspect a file that other processes keep changing meanwhile."""
 
 
 class RepairableError(CacheError):
-    """A cache that cannot be used as it is, since `reason`; a repair saves what can be read of it.
+    """A cache that cannot be used as it is, for `reason`; a repair saves what is still readable.
 
-    `surely_a_cache` is False where nothing shows that the file ever was one, `own_log` where its log is not its own.
+    `surely_a_cache` is False if nothing shows that the file ever was one, `own_log` if its log belongs to another file.
     """
 
     def __init__(self, text: str, reason: str, *, surely_a_cache: bool = True, own_log: bool = True) -> None:
@@ -58,18 +57,18 @@ class RepairableError(CacheError):
 
 
 class MisnumberedError(RepairableError, CacheMismatchError):
-    """The tables are a cache's, and the numbers in the file's header say something else."""
+    """The tables are a cache's, but the numbers in the file's header contradict them."""
 
 
 @contextlib.contextmanager
 def inspecting(path: Path, *, whole: bool = False) -> Iterator[sqlite3.Connection]:
-    """A connection that shows the cache as it is at one moment and cannot change it; it has been checked.
+    """A read-only connection that shows the cache at one moment, after all checks.
 
     `whole` reads every page and the log, whatever their size. Raises RepairableError for what can be repaired,
     CacheMismatchError for another program's file or a newer format, CacheError for what cannot be read now.
     """
     if repaired_of(path).exists():
-        raise _damaged(path, "its repair was interrupted; repairing it once more finishes that")
+        raise _damaged(path, "its repair was interrupted; repair it again to finish that")
     if bytes_in(path) <= 1:
         raise _empty(path)
     connection = _checked(path, whole)
@@ -91,7 +90,7 @@ def _checked(path: Path, whole: bool) -> sqlite3.Connection:
 
 
 def _state(path: Path) -> tuple[object, ...]:
-    """Differs where another process has changed or replaced the file."""
+    """Changes when another process has changed or replaced the file."""
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns, bytes_in(log_of(path)) > 0
 
@@ -102,12 +101,12 @@ def _checked_once(path: Path, whole: bool) -> sqlite3.Connection:
     try:
         _check_marks(connection, path)
         if whole:
-            _check_bytes(path)  # first, since a log that somebody reads from can only grow
-        connection.execute("BEGIN")  # all of the rest at one moment
+            _check_bytes(path)  # first, because a log with readers can only grow
+        connection.execute("BEGIN")  # check everything else at one moment
         _check_tables(connection, path)
         _check_pages(connection, path, alone=alone, whole=whole)
         return connection
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # a damaged name in a message of SQLite's is no UTF-8
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # a damaged name in SQLite's message is not UTF-8
         connection.close()
         raise _refusal(path, error) from error
     except BaseException:
@@ -116,7 +115,7 @@ def _checked_once(path: Path, whole: bool) -> sqlite3.Connection:
 
 
 def _check_marks(connection: sqlite3.Connection, path: Path) -> None:
-    """Whose file it is and in which format, also where its end is missing; SQLite refuses that unless told not to."""
+    """Check the file's program and format, even if its end is missing, which SQLite refuses without writable_schema."""
     connection.execute("PRAGMA writable_schema=ON")
     mark, version = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
     connection.execute("PRAGMA writable_schema=OFF")
@@ -136,7 +135,7 @@ def _check_numbers(connection: sqlite3.Connection, path: Path, mark: int, versio
     else:
         readable = f"this version of precedent reads {READABLE_FROM} to {FORMAT_VERSION}"
         text = f"{path} has cache format {version}, {readable}; left untouched, upgrade precedent or give another path"
-        reason = f"it says that it has format {version}, and its tables are those of format {tables}"
+        reason = f"its header says format {version}, and its tables have format {tables}"
     if tables is None and mark != APPLICATION_ID and _is_marked_without_its_log(path):
         raise _damaged(path, "its log is another program's", own_log=False)
     if tables is None:
@@ -154,15 +153,15 @@ def _is_marked_without_its_log(path: Path) -> bool:
 
 
 def _check_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """That the schema is what `version` makes: anything else in it could run when a record is stored."""
+    """Check that the schema is the one that `version` creates: additions could run when a record is stored."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     found = objects_in(connection)
     tables = format_of(found)
     if tables is not None and tables != version:
-        reason = f"it says that it has format {version}, and its tables are those of format {tables}"
+        reason = f"its header says format {version}, and its tables have format {tables}"
         raise MisnumberedError(f"{path} cannot be opened: {reason}; left untouched, {_how_to_repair(path)}", reason)
     if tables is None:
-        raise _damaged(path, f"{first_difference(found, version)}, as format {version} has them")
+        raise _damaged(path, f"{first_difference(found, version)} in format {version}")
     try:
         check_numbers(connection)
     except CacheError as error:
@@ -173,7 +172,7 @@ def _check_pages(connection: sqlite3.Connection, path: Path, *, alone: bool, who
     pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     missing = pages - path.stat().st_size // size
     if alone and path.stat().st_size < pages * size:  # SQLite would read zeros there
-        raise _damaged(path, "its last page is cut short")
+        raise _damaged(path, "its last page is truncated")
     if not alone and missing * (FRAME_HEADER.size + size) > bytes_in(log_of(path)):
         raise _damaged(path, f"{missing} pages are missing at its end, more than its log can hold")
     if whole or pages * size <= CHECKED_WHOLE:
@@ -184,16 +183,16 @@ def _check_pages(connection: sqlite3.Connection, path: Path, *, alone: bool, who
 
 
 def _check_bytes(path: Path) -> None:
-    """What SQLite does not tell: records behind damage in the log, and a header with which it would refuse to write.
+    """Check what SQLite does not report: records after damage in the log, and a header that SQLite refuses to write.
 
-    SQLite has no locks on the log, which may be opened here.
+    SQLite has no locks on the log, so the log may be opened here.
     """
     log = _log_beside(path)
     if log.torn:
-        raise _damaged(path, "its log is damaged, and records stand behind the damage")
+        raise _damaged(path, "its log is damaged, and there are records after the damage")
     header = log.file_header or header_of(path)
     if header is not None and not (header[WRITTEN_AS] <= WAL and header[READ_AS] <= WAL and header[ENCODING] == UTF_8):
-        raise _damaged(path, "its header says what no cache's does")
+        raise _damaged(path, "its header is not a cache's")
 
 
 def _log_beside(path: Path) -> Log:
@@ -211,7 +210,7 @@ def _refusal(path: Path, error: Exception) -> CacheError:
     if error_name(error) == "SQLITE_READONLY_ROLLBACK":
         return _damaged(path, f"what another program left in {journal_of(path).name} would be rolled back into it")
     if isinstance(error, sqlite3.Error) and not is_damage(error):
-        return CacheError(f"{path} cannot be looked at now: {reason}; {advice(error)}")
+        return CacheError(f"{path} cannot be inspected now: {reason}; {advice(error)}")
     return _damaged(path, reason)
 
 

@@ -1,6 +1,6 @@
-"""Locks between processes that go with the process that holds them, also when it is killed.
+"""Locks between processes that end with the process that holds them, even if it is killed.
 
-Where the system has none of them (Windows), it refuses to delete or replace a file that is open, which serves as well.
+Windows has no such locks, but it refuses to delete or replace an open file, which serves the same purpose.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ except ImportError:
 HAS_LOCKS = fcntl is not None
 
 SQLITE_FROM, SQLITE_BYTES = 2**30, 512
-"""Where SQLite's locks on a file lie: whoever has read from it and has it open holds one of them."""
+"""The range of SQLite's shared locks in a file: a process that has the file open and has read from it holds one."""
 
 
 def locked(path: Path, *, wait: bool) -> int | None:
-    """An open handle that locks a file or folder; None where another process does, or it cannot be locked."""
+    """An open handle that locks a file or folder; None if another process has it locked, or it cannot be locked."""
     if fcntl is None:
         return None
     handle = None
@@ -36,7 +36,7 @@ def locked(path: Path, *, wait: bool) -> int | None:
 
 
 def lock_as_sqlite_does(opened: BinaryIO) -> bool:
-    """Keep every other process from using a file through SQLite as long as it is open; False where one uses it now.
+    """Keep other processes from using a file through SQLite while it is open; False if one is using it now.
 
     Closing any descriptor of the file drops this process's locks on it.
     """

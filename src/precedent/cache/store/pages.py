@@ -1,8 +1,8 @@
-"""The pages of a cache file and its log, read without SQLite: what is left can be read however damaged the rest is.
+"""Reads the pages of a cache file and its log without SQLite, so that undamaged pages of a damaged file are readable.
 
-The formats are those of https://www.sqlite.org/fileformat2.html. A log holds frames: a page each, with a checksum that
-continues the one of the frame before. SQLite reads up to the first frame that does not agree, and of these the
-transactions that are complete.
+The formats are those of https://www.sqlite.org/fileformat2.html. A log consists of frames, one page each, with a
+checksum that continues the previous frame's. SQLite reads up to the first frame with a wrong checksum, and of those
+frames the complete transactions.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 PAGE_BYTES = 4096
-"""What a cache's pages have unless its header, whole, says something else."""
+"""Page size of a cache, unless an intact header says otherwise."""
 
 MAGIC = b"SQLite format 3\x00"
 LOG_HEADER, FRAME_HEADER = struct.Struct(">8I"), struct.Struct(">6I")
 LOG_MAGIC = 0x377F0682
-"""The lowest bit of a log's first number says that its checksums read big-endian words."""
+"""A log's first number without its lowest bit, which is set if checksums read big-endian words."""
 
 HEADER_BYTES = 100
-"""At the beginning of the first page."""
+"""Size of the header at the start of the first page."""
 
 FOLLOWED = 4
-"""So many rows may claim the same further page: one does, the others are damaged."""
+"""Number of rows that may refer to one overflow page: only one is right, the others are damaged."""
 
 Sums = tuple[int, int]
 
 
 class Frame(NamedTuple):
-    """A frame: its page, the size of the file in pages where it ends a transaction (else 0), and where the page is."""
+    """A frame: its page, the file's size in pages if it ends a transaction (else 0), and where the page begins."""
 
     page: int
     commit: int
@@ -48,7 +48,7 @@ class Frame(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether the page is as it was written."""
+        """Whether the page is intact."""
         return self.sums == self.computed and self.page > 0
 
 
@@ -56,10 +56,10 @@ class Frame(NamedTuple):
 class Log:
     """Where the newest versions of pages begin in a log.
 
-    `current` are those that SQLite reads. `behind` are those after a damaged frame, which it does not read, and
-    `commits_behind` counts the whole transactions that end there: the last of them may never have been acknowledged,
-    since a power cut can tear it; with two, something that was acknowledged cannot be read. `file_header` is the newest
-    one of the file, empty where the log has none.
+    `current` are the versions that SQLite reads. `behind` are those after a damaged frame, which SQLite does not read.
+    `commits_behind` counts the complete transactions there. The last of them may never have been acknowledged, since a
+    power cut can tear it; with two, an acknowledged one cannot be read. `file_header` is the file's newest header,
+    empty if the log has none.
     """
 
     page_bytes: int = PAGE_BYTES
@@ -70,12 +70,12 @@ class Log:
 
     @property
     def torn(self) -> bool:
-        """Whether transactions that were acknowledged stand behind a damaged frame."""
+        """Whether acknowledged transactions follow a damaged frame."""
         return self.commits_behind > 1
 
 
 def log_in(file: BinaryIO) -> Log:
-    """What stands in a log now; nothing where another process begins it anew meanwhile: all was in the file then."""
+    """The current content of a log; empty if another process restarts it meanwhile, after folding it into the file."""
     header = _header_of(file)
     log = _log_in(file, header)
     if 1 in log.current:
@@ -100,7 +100,7 @@ def _log_in(file: BinaryIO, header: bytes) -> Log:
     pending: dict[int, int] = {}
     for frame in _frames(file, log.page_bytes, (first, second), order):
         if whole and frame.salts != LOG_HEADER.unpack(header)[4:6]:
-            break  # the rest is what an earlier log has left
+            break  # the rest is left over from an earlier log
         if not frame.whole:
             whole = False
             log.behind.update(pending)
@@ -116,9 +116,9 @@ def _log_in(file: BinaryIO, header: bytes) -> Log:
 
 
 def _frames(file: BinaryIO, page_bytes: int, sums: Sums, order: str) -> Iterator[Frame]:
-    """All complete frames of one log, those of an earlier one left out; each checked against the one before it."""
+    """All complete frames of one log, without those of an earlier one; each is checked against its predecessor."""
     salts, size = None, FRAME_HEADER.size + page_bytes
-    for _ in range((os.fstat(file.fileno()).st_size - LOG_HEADER.size) // size):  # it may grow as fast as it is read
+    for _ in range((os.fstat(file.fileno()).st_size - LOG_HEADER.size) // size):  # bounded: it may grow while read
         data = file.read(size)
         if len(data) < size:
             return
@@ -134,7 +134,7 @@ def _frames(file: BinaryIO, page_bytes: int, sums: Sums, order: str) -> Iterator
 def checksum(sums: Sums, data: bytes, order: str) -> Sums:
     """SQLite's checksum of a log, continued over `data`: for each pair of words a += x + b, then b += y + a.
 
-    That is a linear recurrence with the matrix [[1, 1], [1, 2]], so its powers weigh the words.
+    This is a linear recurrence with the matrix [[1, 1], [1, 2]], so the words are weighted by its powers.
     """
     words = np.frombuffer(data, order).astype(np.uint64)
     x, both = words[::2], words[::2] + words[1::2]
@@ -157,9 +157,9 @@ def _powers(pairs: int) -> NDArray[np.uint64]:
 
 
 class Pages:
-    """The pages of a file, each as its newest version in the log where there is one.
+    """The pages of a file, each in its newest version from the log if there is one.
 
-    Reads through the open files it is given: closing another descriptor of the file would drop this process's locks.
+    Reads through the open files passed in: closing another descriptor of the file would drop this process's locks.
     """
 
     def __init__(self, file: BinaryIO, log_file: BinaryIO | None) -> None:
@@ -177,7 +177,7 @@ class Pages:
         return size if header.startswith(MAGIC) and is_page_size(size) else self.log.page_bytes
 
     def page(self, number: int) -> bytes | None:
-        """A page, counted from 1; None for one that is not there, or not whole."""
+        """A page, counted from 1; None for one that is missing or incomplete."""
         begin = self._versions.get(number)
         if begin is None:
             return _read(self._file, (number - 1) * self._page_bytes, self._page_bytes) if number > 0 else None
@@ -185,12 +185,12 @@ class Pages:
         return _read(self._log_file, begin, self._page_bytes)
 
     def followed(self, number: int) -> bytes | None:
-        """A page to which a row goes on; None for one to which many do, so that no file makes reading it endless."""
+        """An overflow page of a row; None once too many rows refer to it, so that reading always ends."""
         self._times_followed[number] += 1
         return self.page(number) if self._times_followed[number] <= FOLLOWED else None
 
     def behind_damage(self) -> list[int]:
-        """The pages that stand in the log behind a damaged frame; from now on `page` gives these versions."""
+        """The pages after a damaged frame in the log; from now on `page` returns these versions."""
         self._versions.update(self.log.behind)
         self._times_followed.clear()
         return sorted(self.log.behind)
@@ -203,5 +203,5 @@ def _read(file: BinaryIO, begin: int, size: int) -> bytes | None:
 
 
 def is_page_size(number: int) -> bool:
-    """Whether SQLite has pages of so many bytes."""
+    """Whether SQLite allows pages of this many bytes."""
     return 512 <= number <= 2**16 and number & (number - 1) == 0

@@ -1,4 +1,4 @@
-"""What the cache holds and gives back: plain frozen records, and the checks that keep bad ones out."""
+"""The cache's records, plain and frozen, and the checks that keep invalid ones out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_COUNT = 2**63 - 1
 """The largest counter that a store can hold."""
 
 EARLIEST, LATEST = -60e9, 250e9
-"""Seconds since the epoch that a record's time may have: about the years 70 to 9890, which a calendar can show."""
+"""Range of a record's time in seconds since the epoch: about the years 70 to 9890, which a calendar can show."""
 
 Vector = NDArray[np.float32]
 """A unit vector, `[dimension]`, or several, `[n, dimension]`."""
@@ -31,7 +31,7 @@ class NewCompletion:
 
     `token_ids` are the ids as generated, the end token included. `tenant` and `tokenizer` (a fingerprint) are hard
     keys; `model`, `tools` and `workflow_step` are soft ones. `query` is the text that is embedded, `prompt_fingerprint`
-    marks an exact repeat of the prompt, `text` is for people who list or search the cache.
+    marks an exact repeat of the prompt, and `text` is for people who list or search the cache.
     """
 
     token_ids: tuple[int, ...]
@@ -49,8 +49,8 @@ class NewCompletion:
 class StoredCompletion(NewCompletion):
     """A completion in the cache, with its record.
 
-    `created` is in seconds since the epoch; `count` says how often it was written back; `hits` counts the requests in
-    which at least one of its tokens was accepted; `accepted` and `rejected` count tokens.
+    `created` is in seconds since the epoch; `count` is how often it was written back; `hits` is the number of requests
+    in which at least one of its tokens was accepted; `accepted` and `rejected` count tokens.
     """
 
     id: int = 0
@@ -66,7 +66,7 @@ Completions = list[StoredCompletion]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A completion with its counters and its vector, `[dimension]`, or None where there is none."""
+    """A completion with its counters and its vector, `[dimension]`, or None without one."""
 
     completion: StoredCompletion
     vector: Vector | None = None
@@ -82,7 +82,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class EmbedderIdentity:
-    """Which embedder made the vectors of a cache; `name` is for people, `fingerprint` decides."""
+    """The embedder that made a cache's vectors; `name` is for people, `fingerprint` decides."""
 
     name: str
     fingerprint: str
@@ -107,7 +107,7 @@ class TenantStats:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """A whole cache at a glance. `path` is None in memory; `bytes` is the payload that `max_bytes` bounds."""
+    """A summary of a cache. `path` is None in memory; `bytes` is the payload that `max_bytes` bounds."""
 
     path: str | None
     read_only: bool
@@ -122,9 +122,9 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which completions to list or forget: all conditions that are given must hold.
+    """Which completions to list or forget: all given conditions must hold.
 
-    `before` is a time in seconds since the epoch; `containing` is looked for in text and query, without regard to case.
+    `before` is a time in seconds since the epoch; `containing` is searched for in text and query, ignoring case.
     """
 
     tenant: str | None = None
@@ -160,7 +160,7 @@ class Payload:
 
     @cached_property
     def vector_blob(self) -> bytes | None:
-        """The vector as little-endian float32, or None where there was no text to embed."""
+        """The vector as little-endian float32, or None if there was no text to embed."""
         return None if self.vector is None else self.vector.astype("<f4").tobytes()
 
     @cached_property
@@ -170,12 +170,12 @@ class Payload:
 
     @cached_property
     def checksum(self) -> bytes:
-        """Of everything that never changes but the vector, 8 bytes."""
+        """Checksum of everything that never changes except the vector, 8 bytes."""
         return record_checksum(self.completion, self.token_blob)
 
     @cached_property
     def vector_checksum(self) -> bytes | None:
-        """Of the vector, 8 bytes."""
+        """Checksum of the vector, 8 bytes."""
         return None if self.vector_blob is None else vector_checksum(self.vector_blob)
 
     @property
@@ -186,21 +186,21 @@ class Payload:
 
 
 def digest(*parts: str | bytes, size: int) -> bytes:
-    """A hash of `size` bytes over the parts; each carries its length, so that no two lists of parts run together."""
+    """A hash of `size` bytes over the parts; includes their lengths, so different lists of parts never coincide."""
     data = [part.encode() if isinstance(part, str) else part for part in parts]
     lengths = struct.pack(f"<{len(data)}q", *map(len, data))
     return hashlib.blake2b(lengths + b"".join(data), digest_size=size).digest()
 
 
 def record_checksum(completion: NewCompletion, token_blob: bytes) -> bytes:
-    """The checksum that is stored beside a record and compared when it is read, 8 bytes."""
+    """The checksum stored beside a record and compared when it is read, 8 bytes."""
     keys = (completion.tenant, completion.tokenizer, completion.model, completion.prompt_fingerprint)
     texts = (completion.tools, completion.workflow_step, completion.query, completion.text)
     return digest(*keys, *texts, token_blob, size=8)
 
 
 def vector_checksum(vector_blob: bytes) -> bytes:
-    """The checksum that is stored beside a vector, 8 bytes."""
+    """The checksum stored beside a vector, 8 bytes."""
     return digest(vector_blob, size=8)
 
 
@@ -215,9 +215,9 @@ def check_tenant(tenant: str) -> None:
 
 
 def storable(completion: NewCompletion) -> NewCompletion:
-    """The completion with lone surrogates in its texts replaced, since they have no UTF-8 form; checked.
+    """The completion, checked, with lone surrogates in its texts replaced, since they have no UTF-8 form.
 
-    Raises CacheError when a completion cannot be stored.
+    Raises CacheError if the completion cannot be stored.
     """
     names = ("tokenizer", "model", "query", "prompt_fingerprint", "tools", "workflow_step", "text")
     texts = {name: getattr(completion, name).encode("utf-8", "replace").decode() for name in names}
@@ -227,7 +227,7 @@ def storable(completion: NewCompletion) -> NewCompletion:
 
 
 def has_plausible_record(completion: StoredCompletion) -> bool:
-    """Whether time and counters are some that a cache can hold; no checksum covers them, since they change."""
+    """Whether time and counters are valid; no checksum covers them, since they change."""
     counters = (completion.hits, completion.accepted, completion.rejected)
     whole = all(type(number) is int for number in (completion.id, completion.count, *counters))
     if not whole or completion.count < 1 or min(counters) < 0 or max(completion.count, *counters) > MAX_COUNT:
@@ -236,7 +236,7 @@ def has_plausible_record(completion: StoredCompletion) -> bool:
 
 
 def check_completion(completion: NewCompletion) -> None:
-    """Raise CacheError when a completion cannot be stored."""
+    """Raise CacheError if a completion cannot be stored."""
     check_tenant(completion.tenant)
     if not completion.tokenizer:
         raise CacheError("a completion needs its tokenizer's fingerprint; see precedent.cache.tokenizer_fingerprint")

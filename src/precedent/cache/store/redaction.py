@@ -1,4 +1,4 @@
-"""What is taken out of a completion before it is stored, or kept from being stored at all."""
+"""Redaction: takes something out of a completion before it is stored, or keeps it from being stored."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from precedent.cache.store.records import NewCompletion
 from precedent.errors import CacheError
 
 Redact = Callable[[NewCompletion], NewCompletion | None]
-"""Gives what is stored in the place of a completion, None to store nothing.
+"""Returns what to store instead of a completion, or None to store nothing.
 
-Token ids hold the answer as well as `text` does: to take something out of `text` alone leaves it in `token_ids`.
+Token ids contain the answer just as `text` does: what is removed from `text` alone remains in `token_ids`.
 """
 
 
 def never_store(*patterns: str) -> Redact:
     """A `Redact` that stores nothing whose query or text matches one of these regular expressions.
 
-    Raises CacheError for a pattern that is none.
+    Raises CacheError for an invalid pattern.
     """
     try:
         compiled = [re.compile(pattern) for pattern in patterns]
     except re.error as error:
-        raise CacheError(f"{error.pattern!r} is no regular expression: {error}") from error
+        raise CacheError(f"{error.pattern!r} is not a regular expression: {error}") from error
 
     def redact(completion: NewCompletion) -> NewCompletion | None:
         texts = (completion.query, completion.text)
@@ -33,7 +33,7 @@ def never_store(*patterns: str) -> Redact:
 
 
 def in_turn(*steps: Redact) -> Redact:
-    """Each step sees what the one before has left."""
+    """Chain redactions: each step gets the result of the one before."""
 
     def redact(completion: NewCompletion) -> NewCompletion | None:
         left: NewCompletion | None = completion
@@ -45,7 +45,7 @@ def in_turn(*steps: Redact) -> Redact:
 
 
 def apply(redact: Redact, completion: NewCompletion) -> NewCompletion | None:
-    """What `redact` leaves. Raises CacheError when it fails or changes whose completion it is."""
+    """The result of `redact`. Raises CacheError if it fails, or changes tenant or tokenizer."""
     try:
         redacted = redact(completion)
     except Exception as error:

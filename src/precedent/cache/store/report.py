@@ -1,4 +1,4 @@
-"""What checking a store finds."""
+"""The findings of a check of a store."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it was written.
+    """Something that differs from what was written.
 
-    `kind` is structure, record, vector, embedder, sums or segment; `detail` is a line for people; `ids` are the records
-    concerned.
+    `kind` is structure, record, vector, embedder, sums or segment; `detail` is a line for people; `ids` are the
+    affected records.
     """
 
     kind: str
@@ -29,5 +29,5 @@ class VerifyReport:
 
     @property
     def sound(self) -> bool:
-        """True when nothing is damaged, or nothing any more."""
+        """True if nothing is damaged, or all damage is repaired."""
         return all(finding.repaired for finding in self.findings)

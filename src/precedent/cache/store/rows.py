@@ -1,4 +1,4 @@
-"""How a completion becomes a row and a row a completion again."""
+"""Converts completions to rows and rows to completions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INSERT INTO completion (tenant, tokenizer, identity, created, size, model, promp
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
-# in the order of StoredCompletion's fields, and the checksum
+# the order of StoredCompletion's fields, then the checksum
 COLUMNS = (
     "token_ids, tokenizer, model, tenant, query, prompt_fingerprint, tools, workflow_step, text, "
     "id, created, count, hits, accepted, rejected, checksum"
@@ -38,10 +38,10 @@ COLUMNS = (
 ID = COLUMNS.split(", ").index("id")
 
 MOST_RECORDS = 2**62
-"""No cache has had so many records, or lost so many; with larger numbers SQLite could count no further."""
+"""No cache has added or removed this many records; much larger numbers would overflow SQLite's counters."""
 
 TEXTS = 8
-"""So many of `COLUMNS` after the first hold texts."""
+"""This many of `COLUMNS` after the first hold texts."""
 
 DROP_VECTOR = "UPDATE completion SET size = size - coalesce(length(vector), 0), vector = NULL, vector_checksum = NULL"
 
@@ -52,14 +52,14 @@ WRONG_SIZE = f"size != {_SIZE}"
 
 
 def count_again(connection: sqlite3.Connection) -> None:
-    """Make the sizes of rows and the sums by tenant from what is there."""
+    """Recompute the sizes of rows and the sums by tenant."""
     connection.execute(f"UPDATE completion SET size = {_SIZE} WHERE {WRONG_SIZE}")
     connection.execute("DELETE FROM usage")
     connection.execute(f"INSERT INTO usage {COUNTED}")
 
 
 def insert_row(connection: sqlite3.Connection, payload: Payload, now: float) -> int:
-    """Add a completion, or count it once more if the same answer to the same query is there; returns its id."""
+    """Add a completion, or increase its count if the same answer to the same query is stored; returns its id."""
     known = _whole_row_of_same(connection, payload)
     if known is None:
         return _add_row(connection, payload, now)
@@ -68,7 +68,7 @@ def insert_row(connection: sqlite3.Connection, payload: Payload, now: float) -> 
 
 
 def restore_row(connection: sqlite3.Connection, payload: Payload, recorded: StoredCompletion) -> int:
-    """Add a record with its time and counters; one that is there keeps the larger of each. Returns its id."""
+    """Add a record with its time and counters; an existing one keeps the larger of each. Returns its id."""
     row_id = _whole_row_of_same(connection, payload) or _add_row(connection, payload, recorded.created)
     names = ("count", "hits", "accepted", "rejected")
     larger = ", ".join(f"{name} = max({name}, ?)" for name in names)
@@ -78,9 +78,9 @@ def restore_row(connection: sqlite3.Connection, payload: Payload, recorded: Stor
 
 
 def _whole_row_of_same(connection: sqlite3.Connection, payload: Payload) -> int | None:
-    """The id of the same answer to the same query; a damaged one goes, since nobody would be served it.
+    """The id of the same answer to the same query; deletes it if it is damaged, since it would never be served.
 
-    Raises CacheError where only an index knows of it.
+    Raises CacheError if only an index contains it.
     """
     known = id_of_same(connection, payload)
     if known is None:
@@ -96,7 +96,7 @@ def _whole_row_of_same(connection: sqlite3.Connection, payload: Payload) -> int 
 
 
 def id_of_same(connection: sqlite3.Connection, payload: Payload) -> int | None:
-    """The id of the same answer to the same query, None where there is none."""
+    """The id of the same answer to the same query; None if there is none."""
     key = (payload.completion.tenant, payload.completion.tokenizer, payload.identity)
     query = "SELECT id FROM completion WHERE tenant = ? AND tokenizer = ? AND identity = ?"
     found = connection.execute(query, key).fetchone()
@@ -115,14 +115,14 @@ def _add_row(connection: sqlite3.Connection, payload: Payload, now: float) -> in
 
 
 def add_credit(connection: sqlite3.Connection, counts: Mapping[int, tuple[int, int]]) -> None:
-    """Add (accepted, rejected) tokens by id, in the database itself: what another process adds meanwhile is kept."""
+    """Add (accepted, rejected) tokens by id, within the database: additions of other processes are kept."""
     update = "UPDATE completion SET hits = hits + ?, accepted = accepted + ?, rejected = rejected + ? WHERE id = ?"
     changes = [(accepted > 0, accepted, rejected, row_id) for row_id, (accepted, rejected) in counts.items()]
     connection.executemany(update, changes)
 
 
 def completion_of(row: tuple[Any, ...]) -> StoredCompletion | None:
-    """The completion in a row of `COLUMNS`, or None if its bytes are not those that were written."""
+    """The completion in a row of `COLUMNS`, or None if its bytes differ from those that were written."""
     blob, *fields, checksum = row
     try:
         completion = StoredCompletion(tuple(np.frombuffer(blob, "<i4").tolist()), *fields)
@@ -134,25 +134,25 @@ def completion_of(row: tuple[Any, ...]) -> StoredCompletion | None:
 
 
 def vector_of(blob: Any, checksum: Any, dimension: int | None = None) -> Vector | None:
-    """The vector in a row, or None if its bytes are not those that were written, or not `dimension` numbers."""
+    """The vector in a row, or None if its bytes differ from those that were written, or are not `dimension` numbers."""
     whole = isinstance(blob, bytes) and len(blob) % 4 == 0 and vector_checksum(blob) == checksum
     vector = np.frombuffer(blob, "<f4") if whole else None
     return vector if vector is not None and dimension in (None, vector.size) else None
 
 
 def dimension_of(connection: sqlite3.Connection) -> int | None:
-    """The dimension of the cache's vectors, None as long as there are none."""
+    """The dimension of the cache's vectors; None while there are none."""
     recorded = recorded_embedder(connection)
     return None if recorded is None else recorded.dimension
 
 
 def as_number(column: str) -> str:
-    """A column in SQL as the whole number it should be, 0 where a damaged row holds something else."""
+    """SQL for a column as the integer it should be, 0 if a damaged row holds something else."""
     return f"coalesce(CAST({column} AS INTEGER), 0)"
 
 
 def conditions(selection: Selection) -> tuple[str, list[object]]:
-    """The WHERE clause of a selection and its parameters."""
+    """The WHERE clause of a selection, and its parameters."""
     needle = None if selection.containing is None else folded(selection.containing)
     ids = None if selection.ids is None else json.dumps(selection.ids)
     clauses: dict[str, object] = {
@@ -166,21 +166,21 @@ def conditions(selection: Selection) -> tuple[str, list[object]]:
 
 
 def recorded_embedder(connection: sqlite3.Connection) -> EmbedderIdentity | None:
-    """The embedder that made the vectors, or None as long as there are none."""
+    """The embedder that made the vectors; None while there are none."""
     row = connection.execute("SELECT value FROM meta WHERE key = 'embedder'").fetchone()
     if row is None:
         return None
     recorded = embedder_in(row[0])
     if recorded is None:
         raise CacheError(
-            "the cache's record of its embedder is damaged; restore a copy, or go on without vectors: "
+            "the cache's record of its embedder is damaged; restore a copy, or continue without vectors: "
             "`precedent cache verify --repair`"
         )
     return recorded
 
 
 def embedder_in(value: Any) -> EmbedderIdentity | None:
-    """The embedder that a value in `meta` names, None where that is damaged."""
+    """The embedder that a value in `meta` names; None if the value is damaged."""
     try:
         found = EmbedderIdentity(**json.loads(value))
     except (TypeError, ValueError, RecursionError):
@@ -190,7 +190,7 @@ def embedder_in(value: Any) -> EmbedderIdentity | None:
 
 
 def check_numbers(connection: sqlite3.Connection) -> None:
-    """Raise CacheError unless records that go can be counted, and the next id is one that none has had."""
+    """Raise CacheError unless removals can be counted, and the next id has never been used."""
     epoch_of(connection)
     found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'completion'").fetchone()
     highest = connection.execute("SELECT max(id) FROM completion").fetchone()[0]
@@ -200,20 +200,20 @@ def check_numbers(connection: sqlite3.Connection) -> None:
 
 
 def epoch_of(connection: sqlite3.Connection) -> int:
-    """The number that grows whenever records go. Raises CacheError where it is missing."""
+    """The number that increases whenever records are removed. Raises CacheError if it is missing."""
     row = connection.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
     return epoch_in(None if row is None else row[0])
 
 
 def epoch_in(value: Any) -> int:
-    """The epoch as it stands in `meta`. Raises CacheError where it is missing."""
+    """The epoch as stored in `meta`. Raises CacheError if it is missing."""
     if type(value) is not int or not 0 <= value < MOST_RECORDS:
-        raise CacheError("the table meta has no epoch, which counts what went")
+        raise CacheError("the table meta has no epoch, which counts removed records")
     return value
 
 
 def record_embedder(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:
-    """Write down the embedder of the first vector."""
+    """Record the embedder of the first vector."""
     value = json.dumps({"name": identity.name, "fingerprint": identity.fingerprint, "dimension": identity.dimension})
     connection.execute("INSERT INTO meta VALUES ('embedder', ?)", (value,))
 
@@ -227,13 +227,13 @@ def delete_rows(connection: sqlite3.Connection, selection: Selection) -> int:
 
 
 def _drop_unused_embedder(connection: sqlite3.Connection) -> None:
-    """Without a vector left, the next one may come from any embedder."""
+    """Once no vector is left, the next one may come from any embedder."""
     left = "EXISTS (SELECT 1 FROM completion WHERE vector_checksum IS NOT NULL)"
     connection.execute(f"DELETE FROM meta WHERE key = 'embedder' AND NOT {left}")
 
 
 def stats_by_tenant(connection: sqlite3.Connection) -> list[TenantStats]:
-    """Each tenant's share, the largest first."""
+    """Each tenant's share, largest first."""
     names = ("num_tokens", "size", "hits", "accepted", "rejected")
     sums = ", ".join(f"CAST(total({name}) AS INTEGER)" for name in names)  # a sum of damaged numbers overflows
     query = f"SELECT CAST(tenant AS TEXT), count(*), {sums} FROM completion GROUP BY 1 ORDER BY 4 DESC, 1"

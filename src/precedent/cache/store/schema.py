@@ -1,4 +1,4 @@
-"""The tables of a cache file, the number of their format, and how a file of an earlier format becomes one of today."""
+"""The tables of a cache file, the number of their format, and the upgrade from earlier formats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 APPLICATION_ID = int.from_bytes(b"PRCD", "big")
 FORMAT_VERSION = 2
 READABLE_FROM = 1
-"""The oldest format that `migrate` brings up to date."""
+"""The oldest format that `migrate` upgrades."""
 
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -40,7 +40,7 @@ CREATE TABLE completion (
 CREATE UNIQUE INDEX completion_identity ON completion (tenant, tokenizer, identity);
 """
 
-# `gone` says which ids went at which epoch, and nothing else about them: whoever keeps an index drops exactly those
+# `gone` records which id was removed at which epoch, and nothing else: an index can drop exactly those ids
 _SINCE_2 = """
 ALTER TABLE completion ADD COLUMN num_tokens INTEGER GENERATED ALWAYS AS (length(token_ids) / 4) VIRTUAL;
 CREATE TABLE usage (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL, records INTEGER NOT NULL) WITHOUT ROWID;
@@ -62,7 +62,7 @@ CREATE TRIGGER completion_went AFTER DELETE ON completion BEGIN
 END;
 """
 
-# an earlier version of the library made this index, its first one a shorter one
+# format 1: an earlier version of the library made this index, and its first version made a shorter one
 _ONLY_1 = """
 CREATE TABLE usage (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
 CREATE INDEX completion_partition ON completion (tenant, tokenizer, id, checksum, count, prompt_fingerprint);
@@ -84,7 +84,7 @@ DROP INDEX completion_partition;
 """
 
 SCHEMA = _TABLES + _SINCE_2
-"""Triggers keep sums and epoch right whoever writes; the large columns stand last, so that scans need not read them."""
+"""Triggers maintain sums and epoch for every writer; large columns come last, so that scans need not read them."""
 
 
 FORMATS = (
@@ -92,37 +92,37 @@ FORMATS = (
     (1, _TABLES + _ONLY_1),
     (1, _TABLES + _ONLY_1.replace("id, checksum, count, prompt_fingerprint", "id")),
 )
-"""The numbers of formats that can be read, each with a script that makes its tables."""
+"""The formats that can be read, each with a script that creates its tables."""
 
 Objects = tuple[tuple[str, str, str], ...]
-"""Tables, indexes and triggers: of each its kind, its name, and the statement that makes it; sorted."""
+"""Tables, indexes and triggers, sorted: each one's kind, its name, and the statement that creates it."""
 
 
 def objects_in(connection: sqlite3.Connection) -> Objects:
-    """Everything that the schema of a file holds; its statements are read, none is run."""
+    """All objects in a file's schema; their statements are read, not run."""
     found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")
     return tuple(sorted((str(kind), str(name), f"{table}: {_in_one_form(sql)}") for kind, name, table, sql in found))
 
 
 def format_of(found: Objects) -> int | None:
-    """The format whose tables these are, to the last trigger; None where they are those of none."""
+    """The format with exactly these objects, triggers included; None if there is none."""
     return next((number for number, script in FORMATS if _made_by(script) == found), None)
 
 
 def first_difference(found: Objects, number: int) -> str:
-    """What a schema holds that this format's does not, or the other way round, in words."""
+    """In words, an object that only the schema or only the format has, or one that differs."""
     wanted = next(_made_by(script) for each, script in FORMATS if each == number)
     names = [{(kind, name) for kind, name, _ in objects} for objects in (found, wanted)]
     for kind, name in sorted(names[0] - names[1]):
-        return f"{_named(kind, name)} is none of a cache's"
+        return f"{_named(kind, name)} does not belong to a cache"
     for kind, name in sorted(names[1] - names[0]):
         return f"{_named(kind, name)} is missing"
     kind, name, _ = next(one for one in found if one not in wanted or found.count(one) > 1)
-    return f"{_named(kind, name)} is not a cache's own"
+    return f"{_named(kind, name)} differs from a cache's"
 
 
 def _named(kind: str, name: str) -> str:
-    """Kind and name of an object in a line for people; somebody else may have chosen them."""
+    """An object's kind and name for a message, shortened, since another program may have chosen them."""
     return f"{' '.join(kind.split())[:20]} {name[:80]!r}"
 
 
@@ -134,12 +134,12 @@ def _made_by(script: str) -> Objects:
 
 
 def _in_one_form(sql: object) -> str:
-    """A statement without what does not matter in it; earlier versions broke their lines elsewhere."""
+    """A statement without insignificant spaces; earlier versions broke lines elsewhere."""
     return re.sub(r"\s*([(),;])\s*", r"\1", " ".join(str(sql or "").split()))
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Bring the tables to `FORMAT_VERSION` in the transaction that is open; nothing to do where they are."""
+    """Upgrade the tables to `FORMAT_VERSION` in the open transaction; does nothing if they are current."""
     if int(connection.execute("PRAGMA user_version").fetchone()[0]) == FORMAT_VERSION:
         return
     for statement in statements(_DROPPED_BY_2 + _SINCE_2):
@@ -148,7 +148,7 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def statements(script: str) -> list[str]:
-    """The statements of a script one by one: `executescript` would commit the transaction that is open."""
+    """The statements of a script one by one: `executescript` would commit the open transaction."""
     found, statement = [], ""
     for line in script.strip().splitlines(keepends=True):
         statement += line

@@ -1,7 +1,7 @@
-"""A store's URL that keeps its secrets to itself: shown, logged, copied or pickled, it is a URL without them.
+"""A store's URL that hides its secrets: shown, logged, copied or pickled, it leaves them out.
 
-Whoever connects asks for the whole text by `reveal`; nobody else does. A password that was left out comes from where
-the store's own client looks for one (PostgreSQL: `PGPASSWORD`, then `~/.pgpass`).
+Only code that connects asks for the whole URL, with `reveal`. Without a password in the URL, the store's own client
+looks for one in its usual places (PostgreSQL: `PGPASSWORD`, then `~/.pgpass`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, unquote_to_bytes
 from precedent.errors import CacheError, ConfigError
 
 WITHHELD = "***"
-"""Stands for a secret of the query that is not shown; a password is left out with its name."""
+"""Shown instead of a secret in the query; a password is left out together with its name."""
 
 PASSWORD = "password"
 
@@ -23,7 +23,7 @@ SECRET_PARTS = (
     *("accesskey", "apikey", "credential", PASSWORD, "passphrase", "passwd"),
     *("pwd", "scram", "secret", "signature", "token"),
 )
-"""What makes a parameter of the query a secret: its name, or a part of it without `-` and `_`."""
+"""Parameters of the query that are secret: by their name, or by a part of it without `-` and `_`."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)")
 _PARTS = re.compile(r"[^:]+://(?P<login>[^/?]*@)?(?P<hosts>[^/?@]*)(?P<path>[^?@]*)(?:\?(?P<query>[^@]*))?")
@@ -34,8 +34,8 @@ _KEYWORDS = re.compile(r"(?:.*\s)?(dbname|host|hostaddr|password|port|service|us
 class StoreURL:
     """A URL at which an installed package opens a store; `str` and `repr` leave its secrets out.
 
-    Two of them are equal when their secrets are; a hash says nothing of these. Raises ConfigError for a text whose
-    password could not be told from the rest.
+    Two URLs are equal only if their secrets are; hashes do not depend on secrets. Raises ConfigError for a text in
+    which the password cannot be told from the rest.
     """
 
     __slots__ = ("_whole", "scheme", "shown")
@@ -51,13 +51,13 @@ class StoreURL:
         name = user + at if user or not colon else ""
         self.shown = start + name + rest + _query(_withheld(parts["query"]))
         whole = start + _quoted(user) + colon + _quoted(password) + at + rest + _query(parts["query"])
-        self._whole: Callable[[], str] = lambda: whole  # not a text: whoever writes attributes out writes no secret
+        self._whole: Callable[[], str] = lambda: whole  # a function, so that dumping attributes reveals no secret
 
     def reveal(self) -> str:
-        """The whole URL, user and password percent-encoded. Raises CacheError where a secret was left out of it."""
+        """The whole URL, user and password percent-encoded. Raises CacheError if a secret was left out of it."""
         lost = [name for name, value in _settings(self._whole()) if value == WITHHELD and is_secret(name)]
         if lost:
-            raise CacheError(f"{self} was written down without its {' and '.join(lost)}: give the whole URL again")
+            raise CacheError(f"{self} was stored without its {' and '.join(lost)}: give the whole URL again")
         return self._whole()
 
     def __str__(self) -> str:
@@ -79,40 +79,40 @@ class StoreURL:
         return self
 
     def __reduce__(self) -> tuple[type[StoreURL], tuple[str]]:
-        """Pickled without its secrets: pickles are kept in files and sent to other machines."""
+        """Pickle it without secrets: pickles are stored in files and sent to other machines."""
         return type(self), (self.shown,)
 
 
 Place = str | Path | StoreURL
-"""Where a store lies: a folder or file, or a URL."""
+"""Where a store is: a folder or file, or a URL."""
 
 
 def place_of(where: object) -> Place | None:
-    """A place as it is kept and shown: a URL as a `StoreURL`, paths and None as they are.
+    """A place as it is stored and shown: a URL as a `StoreURL`, paths and None unchanged.
 
-    Raises ConfigError for what is neither, without showing it.
+    Raises ConfigError for anything else, without showing it.
     """
     if where is None or isinstance(where, StoreURL):
         return where
     if not isinstance(where, str | Path):
-        raise ConfigError(f"a {type(where).__name__} names no cache: give a folder, a file, or a URL as a text")
+        raise ConfigError(f"a {type(where).__name__} names no cache: give a folder, a file, or a URL as a string")
     if isinstance(where, str):
         if _scheme_of(where) is not None:
             return StoreURL(where)
         if _KEYWORDS.match(where):
-            raise ConfigError("a database is named by a URL, not by keywords: write postgresql://USER@HOST/DATABASE")
+            raise ConfigError("a database needs a URL, not keywords: write postgresql://USER@HOST/DATABASE")
     elif (found := _SCHEME.match(str(where))) is not None:
-        raise ConfigError(f"a Path cannot be a URL: give {found[1]}://… as a text")
+        raise ConfigError(f"a Path cannot be a URL: give {found[1]}://… as a string")
     return where
 
 
 def hide_secrets(text: str) -> str:
-    """A text with the logins of all URLs in it left out, for what others wrote about their input."""
+    """A text without the logins of all URLs in it, for messages of other libraries about their input."""
     return re.sub(_SCHEME.pattern + r"\S*@", rf"\1:\2{WITHHELD}@", text)
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a URL's parameter must not be shown."""
+    """Whether the value of a URL parameter must not be shown."""
     plain = re.sub("[-_]", "", unquote(name).strip().lower())
     return plain in SECRET_NAMES or any(part in plain for part in SECRET_PARTS)
 
@@ -123,11 +123,11 @@ def _scheme_of(text: str) -> str | None:
 
 
 def _parts(text: str, scheme: str) -> dict[str, str]:
-    """Login, hosts, path and query. What could be a piece of a password anywhere but in the login is refused."""
+    """Login, hosts, path and query. Refuses characters outside the login that may be part of a password."""
     found = None if re.search(r"[\s\x00-\x1f\x7f]", text) else _PARTS.fullmatch(text)
     if found is None or not all(_HOST.fullmatch(host) for host in found["hosts"].split(",")):
         raise ConfigError(
-            f"this {scheme}:// URL cannot be read; in user, password and behind the host write @ as %40, / as %2F, "
+            f"this {scheme}:// URL cannot be read; in user, password and after the host write @ as %40, / as %2F, "
             "? as %3F and a space as %20"
         )
     return found.groupdict("")
@@ -147,7 +147,7 @@ def _settings(url: str) -> list[tuple[str, str]]:
 
 
 def _withheld(query: str) -> str:
-    """The query without its password, other secrets withheld. Some stores part settings by `;`, so it parts here."""
+    """The query without its password, and with other secrets withheld. Also splits at `;`, as some stores do."""
     kept = []
     for setting in query.split("&"):
         names = [one.partition("=")[0] for one in setting.split(";")]

@@ -1,4 +1,4 @@
-"""A CPU's own kernels: products, norms, attention and whole layers for a few rows, the same bits in a tree and alone.
+"""CPU kernels for few rows: products, norms, attention and whole layers, bit-identical in a tree and alone.
 
-Imported by the target model alone; knows nothing of CUDA, of loading or of several processes.
+Only the target model imports this package; it does not know CUDA, loading or parallel processes.
 """

@@ -1,7 +1,7 @@
-"""The innermost loops of attention on a CPU, as machine instructions: softmax of a row, and its blend of the values.
+"""Machine code of the innermost loops of attention on a CPU: scores, the softmax of a row, and the weighted values.
 
-As in `dot_kernels` the order of every sum is written down, by the keys that a row sees and nothing else: whether they
-stand in the KV cache or beside it, in a tree or alone, a row comes out the same to the last bit.
+As in `dot_kernels`, the order of every sum is fixed. It depends only on the keys that a row sees, so a row is
+bit-identical whether its keys are in the KV cache or beside it, in a tree or alone.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
 LN2_HIGH, LN2_LOW, LOG2_E = 0.693359375, -2.12194440e-4, 1.44269504088896341
 
 TO_WHOLE = 1.5 * 2**23
-"""Added to a number of less than 2^22 it rounds it to a whole one, which then stands in the lowest bits of the sum."""
+"""Adding it to a number below 2^22 rounds to a whole number, which then sits in the lowest bits of the sum."""
 
 LOWEST = -87.0
-"""exp of anything lower is 0 here: float32 has no normal number for it."""
+"""exp of anything lower counts as 0 here: float32 has no normal number for it."""
 
 
 def turn_kernel(*, whole: bool, wide: bool) -> Callable[..., None]:
-    """A kernel that turns `LANES` by `LANES` numbers, rows of float32 (`wide`) or bfloat16 into columns of float32.
+    """A kernel that transposes `LANES` by `LANES` numbers: rows of float32 (`wide`) or bfloat16 into float32 columns.
 
-    Called as `(rows, row_stride, count, columns, column_stride)`; from row `count` on there are zeros, unless `whole`.
+    Called as `(rows, row_stride, count, columns, column_stride)`; unless `whole`, rows from `count` on become zeros.
     """
 
     @kernel
@@ -53,10 +53,10 @@ def turn_kernel(*, whole: bool, wide: bool) -> Callable[..., None]:
 
 
 def score_kernel(queries: int) -> Callable[..., None]:
-    """A kernel for the scores of `queries` queries with `LANES` keys, whose numbers stand in columns.
+    """A kernel for the scores of `queries` queries with `LANES` keys, which are stored as columns.
 
-    Called as `(columns, dim, queries, query_stride, scores, score_stride)`. Each score is added up from the first
-    number to the last.
+    Called as `(columns, dim, queries, query_stride, scores, score_stride)`. Each score is summed from its first term to
+    its last.
     """
 
     @kernel
@@ -82,7 +82,7 @@ def score_kernel(queries: int) -> Callable[..., None]:
 
 @kernel
 def softmax(typing: Any, scores: Any, count: Any, total: Any) -> Any:
-    """Replace `count` float32 scores (a multiple of `LANES`) by exp(score - largest); writes their sum to `total`."""
+    """Replace `count` float32 scores (a multiple of `LANES`) by exp(score - maximum); writes their sum to `total`."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         scores, count, total = arguments
@@ -133,9 +133,9 @@ def blend_kernel(queries: int, vectors: int) -> Callable[..., None]:
 
 
 def finish_kernel(*, wide: bool, wide_outputs: bool | None = None) -> Callable[..., None]:
-    """A kernel `(sums, count, total, outputs)`: `count` sums by the number at `total`, as float32 or bfloat16.
+    """A kernel `(sums, count, total, outputs)`: `count` sums over the number at `total`, as float32 or bfloat16.
 
-    With `wide_outputs` they are rounded to what the model stores and written as float32 all the same.
+    With `wide_outputs`, values are still rounded to the model's dtype but written as float32.
     """
 
     @kernel
@@ -188,7 +188,7 @@ def write_float(typing: Any, place: Any, number: Any) -> Any:
 
 
 def _largest(code: Code, builder: ir.IRBuilder, scores: Any, count: Any) -> Any:
-    """The largest of all scores; NaN is passed over, for it shows in the weights."""
+    """The largest of all scores; NaN is skipped, because it shows in the weights."""
     with code.steps(count, (same(FLOATS, float("-inf")),)) as (k, carried, following):
         loaded = code.load(scores, k, wide=True)
         following.append(builder.select(builder.fcmp_ordered(">", loaded, carried[0]), loaded, carried[0]))
@@ -208,13 +208,13 @@ def exponential(code: Code, builder: ir.IRBuilder, x: Any) -> Any:
     for term in EXP_TERMS[1:]:
         series = code.fused(series, rest, same(FLOATS, term))
     series = builder.fadd(code.fused(series, builder.fmul(rest, rest), rest), same(FLOATS, 1.0))
-    exponent = builder.shl(builder.bitcast(shifted, INTS), same(INTS, 23))  # only the power's own bits are left
+    exponent = builder.shl(builder.bitcast(shifted, INTS), same(INTS, 23))  # only the bits of the power remain
     scale = builder.bitcast(builder.add(exponent, same(INTS, 127 << 23)), FLOATS)
     return builder.select(too_low, same(FLOATS, 0.0), builder.fmul(series, scale))
 
 
 def _if_there(code: Code, builder: ir.IRBuilder, base: Any, number: int, count: Any, wide: bool) -> Any:
-    """The numbers at `base`, or zeros for a row that does not exist."""
+    """The numbers at `base`, or zeros if row `number` does not exist."""
     before = builder.block
     there, end = builder.append_basic_block("there"), builder.append_basic_block("end")
     builder.cbranch(builder.icmp_signed("<", ir.Constant(LONG, number), count), there, end)
@@ -229,7 +229,7 @@ def _if_there(code: Code, builder: ir.IRBuilder, base: Any, number: int, count: 
 
 
 def turned_lanes(builder: ir.IRBuilder, lanes: list[Any]) -> list[Any]:
-    """A square of lanes, turned by swapping off-diagonal blocks of ever smaller size (Eklundh 1972)."""
+    """A transposed square of lanes: swaps off-diagonal blocks of halving size (Eklundh 1972)."""
     half = LANES // 2
     while half:
         for number in range(LANES):
@@ -240,7 +240,7 @@ def turned_lanes(builder: ir.IRBuilder, lanes: list[Any]) -> list[Any]:
 
 
 def _swapped(builder: ir.IRBuilder, upper: Any, lower: Any, half: int) -> tuple[Any, Any]:
-    """Two rows, with the blocks of `half` lanes off the diagonal swapped."""
+    """Two rows, with their off-diagonal blocks of `half` lanes swapped."""
     kind = ir.VectorType(ir.IntType(32), LANES)
     above = [lane if not lane & half else LANES + lane - half for lane in range(LANES)]
     below = [lane + half if not lane & half else LANES + lane for lane in range(LANES)]

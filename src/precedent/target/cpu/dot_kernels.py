@@ -1,7 +1,6 @@
-"""The innermost loops of a layer on a CPU, as machine instructions: dot products and root-mean-square norms.
+"""Machine code of the innermost loops of a layer on a CPU: dot products and root-mean-square norms.
 
-The order of every sum is written down (`kernel_code`), so a row comes out the same to the last bit, however many rows
-stand beside it.
+The order of every sum is fixed (`kernel_code`), so a row is bit-identical however many rows are computed with it.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from numba.extending import intrinsic
 from precedent.target.cpu.kernel_code import LANES, LONG, Code, kernel
 
 Places = tuple[int, int, int, int, int, int, int, int]
-"""Addresses and bytes: weights, between their rows; inputs, between their rows; numbers in a row (a multiple of
-`LANES`); biases in float32 (0: none); outputs, between their rows."""
+"""Addresses and strides in bytes: weights, stride of their rows; inputs, stride of their rows; numbers per row (a
+multiple of `LANES`); float32 biases (0: none); outputs, stride of their rows."""
 
 
 def dot_block(outs: int, rows: int, *, wide: bool) -> Callable[[Places], None]:
     """A kernel for `outs` rows of weights and `rows` rows of inputs, called from compiled code.
 
-    Weights and outputs are float32 if `wide`, else bfloat16; inputs are float32. Bias and rounding are done once, at
-    the end. While it multiplies, the weights that lie behind its own are fetched into the processor's cache: rows this
-    short are over before the hardware has seen that they follow each other.
+    Weights and outputs are float32 if `wide`, else bfloat16; inputs are float32. Bias and rounding are applied once, at
+    the end. The kernel prefetches the weights that follow its own: rows this short end before the hardware prefetcher
+    notices the pattern.
     """
 
     @intrinsic
@@ -55,8 +54,8 @@ def dot_block(outs: int, rows: int, *, wide: bool) -> Callable[[Places], None]:
 def norm_kernel(*, wide: bool, wide_outputs: bool | None = None) -> Callable[..., None]:
     """A kernel for one row of a root-mean-square norm, `(inputs, weights, length, epsilon, outputs)`.
 
-    As transformers' models compute it: float32 inside, and for bfloat16 a rounding before the weight and one after.
-    With `wide_outputs` the result is written as float32 all the same.
+    It computes in float32 as transformers' models do; bfloat16 is rounded before and after the multiplication by the
+    weight. With `wide_outputs`, the rounded result is still written as float32.
     """
 
     @intrinsic
@@ -78,7 +77,7 @@ def norm_kernel(*, wide: bool, wide_outputs: bool | None = None) -> Callable[...
 
 
 def _copy_kernel(*, wide: bool) -> Callable[..., None]:
-    """A kernel that writes `(source, count, target)`: `count` numbers (a multiple of `LANES`) as float32."""
+    """A kernel `(source, count, target)`: writes `count` numbers (a multiple of `LANES`) as float32."""
 
     @kernel
     def copy(typing: Any, source: Any, count: Any, target: Any) -> Any:
@@ -96,7 +95,7 @@ def _copy_kernel(*, wide: bool) -> Callable[..., None]:
 
 @kernel
 def take_ticket(typing: Any, counter: Any) -> Any:
-    """Add one to the 64-bit integer at `counter` as one step among all threads; returns what it was."""
+    """Add one atomically to the 64-bit integer at `counter`; returns its previous value."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         place = builder.inttoptr(arguments[0], LONG.as_pointer())
@@ -106,4 +105,4 @@ def take_ticket(typing: Any, counter: Any) -> Any:
 
 
 widen, copy_floats = (_copy_kernel(wide=wide) for wide in (False, True))
-"""Write bfloat16 numbers (`widen`) or float32 numbers as float32."""
+"""Write bfloat16 (`widen`) or float32 (`copy_floats`) numbers as float32."""

@@ -1,9 +1,9 @@
-"""Decoder layers of a few rows on a CPU in one piece each, where a model's layers are made as Llama's are.
+"""Finds the decoder layers of a model that `row_layer` can compute, and swaps their classes for fused ones.
 
-A layer is replaced where it has Llama's parts (norm, attention with rotary embeddings, norm, gated linear unit) and
-computes what `row_layer` computes on numbers of its own, whatever its class calls itself: Llama, Mistral, Qwen 2 and 3
-and their likes. Modules, parameters and names stay as they are; whatever is out of the ordinary (many rows, a window, a
-hook, replaced modules, training) goes through the model's own code.
+A layer qualifies if it has Llama's parts (norm, attention with rotary embeddings, norm, gated linear unit) and agrees
+with `row_layer` on random inputs, whatever its class is called: Llama, Mistral, Qwen 2 and 3 and similar models.
+Modules, parameters and names stay the same. Anything unusual (many rows, a window, a hook, replaced modules, training)
+goes through the model's own code.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from precedent.target.kv.rows import running_forward
 from precedent.target.kv.visibility import RowMasks
 
 CHECKED_ROWS = 3
-"""Rows of random numbers on which a layer must agree with ours."""
+"""Rows of random numbers on which a layer must agree with `row_layer`."""
 
 TOLERANCE = {torch.bfloat16: 0.03, torch.float32: 1e-4}
-"""Largest difference that is rounding, as a part of what the layer adds to its input."""
+"""Largest difference that rounding may cause, relative to what the layer adds to its input."""
 
 _CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION, _HEAD_NORMS = ("q_proj", "k_proj", "v_proj", "o_proj"), ("q_norm", "k_norm")
@@ -40,10 +40,10 @@ _GATED = ("gate_proj", "up_proj", "down_proj")
 
 
 class Watched(NamedTuple):
-    """What must not change: dicts of modules and who was in them, hooks, which must stay empty, and parameters.
+    """What must not change: the children of modules, their hooks (none), their parameters.
 
-    `attributes` are those of modules, among which no `forward` may appear; `parameters` are dicts and names, and
-    `places` where these were.
+    `families` pairs a module's dict of children with the children it had. `attributes` are the dicts of modules, in
+    which no `forward` may appear. `parameters` are dicts and names, `places` the addresses that those parameters had.
     """
 
     families: tuple[tuple[dict[str, Any], tuple[nn.Module, ...]], ...]
@@ -53,7 +53,7 @@ class Watched(NamedTuple):
     places: tuple[int, ...]
 
     def untouched(self) -> bool:
-        """Whether all is as it was: no module was replaced or hooked, no parameter moved."""
+        """Whether everything is unchanged: no module was replaced or hooked, no parameter moved."""
         if any(self.hooks) or any("forward" in attributes for attributes in self.attributes):
             return False
         if any(tuple(family.values()) != members for family, members in self.families):
@@ -62,7 +62,7 @@ class Watched(NamedTuple):
 
 
 class FusedLayer(NamedTuple):
-    """What is kept of a layer: its job for `row_layer`, and what the job was made from."""
+    """What a swapped layer holds: its job for `row_layer`, and what the job was made from."""
 
     job: Int64s
     weights: LayerWeights
@@ -71,7 +71,7 @@ class FusedLayer(NamedTuple):
     layer_idx: int
 
     def takes(self, hidden: Tensor, turns: tuple[Tensor, Tensor]) -> bool:
-        """Whether shapes and dtypes are those that the layer was made for."""
+        """Whether shapes and dtypes are those that the job was made for."""
         expected, dtype = (1, hidden.shape[1], self.weights.shape.dim), self.weights.products[0].dtype
         return (
             hidden.dtype == dtype
@@ -82,9 +82,9 @@ class FusedLayer(NamedTuple):
 
 
 def fuse_layers(model: nn.Module) -> int:
-    """Let every decoder layer of a model on a CPU that agrees with `row_layer` use it; returns how many are new to it.
+    """Let every CPU decoder layer that agrees with `row_layer` use it; returns how many were newly fused.
 
-    A layer that uses it already is looked at again if something in it was moved or replaced since.
+    A layer that is fused already is examined again if something in it was moved or replaced since.
     """
     count = 0
     for module in model.modules():
@@ -100,7 +100,7 @@ def fuse_layers(model: nn.Module) -> int:
 
 
 def _looks_right(module: nn.Module) -> bool:
-    """Whether a module has the parts of such a layer, and no others with parameters."""
+    """Whether a module has the parts of a Llama layer, and no others with parameters."""
     if {name for name, _ in module.named_children()} != _CHILDREN:
         return False
     attention, gated = module.get_submodule("self_attn"), module.get_submodule("mlp")
@@ -116,17 +116,17 @@ def _looks_right(module: nn.Module) -> bool:
 
 @torch.inference_mode()
 def _fused(layer: nn.Module) -> FusedLayer | None:
-    """What `row_layer` needs of a layer, None if it computes something else."""
+    """What `row_layer` needs of a layer; None if the layer computes something else."""
     try:
         weights = _weights_of(layer)
         fused = None if weights is None else _kept(layer, weights)
         return fused if fused is not None and _agrees(layer, fused) else None
     except (AttributeError, TypeError, ValueError, RuntimeError):
-        return None  # a layer with other ways: it stays as it is
+        return None  # an unusual layer: it stays as it is
 
 
 def _weights_of(layer: nn.Module) -> LayerWeights | None:
-    """The weights, None where `row_layer` does not take them."""
+    """The layer's weights; None if `row_layer` does not support them."""
     attention: Any = layer.get_submodule("self_attn")
     linears = _linears(layer)
     norms: list[Any] = [layer.get_submodule("input_layernorm"), layer.get_submodule("post_attention_layernorm")]
@@ -179,12 +179,12 @@ def _kept(layer: nn.Module, weights: LayerWeights) -> FusedLayer:
 
 
 def places_of_parameters(parameters: Sequence[tuple[dict[str, Any], str]]) -> tuple[int, ...]:
-    """Addresses of parameters; of biases, which are copied, the version as well."""
+    """Addresses of parameters; for biases, which are copied, their version too."""
     try:
         found = [group[name] for group, name in parameters]
         biases = [group[name]._version for group, name in parameters if name == "bias"]
         return (*map(Tensor.data_ptr, found), *biases)
-    except (KeyError, TypeError):  # one was taken away
+    except (KeyError, TypeError):  # a parameter was removed
         return ()
 
 
@@ -196,7 +196,7 @@ def _forward(original: Any, layer: Any, hidden_states: Tensor, *args: Any, **kwa
     if forward is not None and forward.by_rows:
         raise UnsupportedError(
             f"bitwise=True: layer {layer.fused.layer_idx} was changed, moved or hooked since the engine was made, and "
-            "would round otherwise; undo that, or load the model anew"
+            "would round differently; undo that, or load the model again"
         )
     return original.forward(layer, hidden_states, *args, **kwargs)
 
@@ -209,7 +209,7 @@ def _run(
     position_embeddings: tuple[Tensor, Tensor] | None = None,
     **others: Any,
 ) -> Tensor | None:
-    """The layer's output, None where its own modules must compute it."""
+    """The layer's output; None if its own modules must compute it."""
     fused: FusedLayer = layer.fused
     forward, rows = running_forward(), hidden.shape[1]
     if forward is None or past_key_values is not forward.cache or not isinstance(attention_mask, RowMasks):
@@ -226,10 +226,10 @@ def _run(
 
 
 def _agrees(layer: nn.Module, fused: FusedLayer) -> bool:
-    """Whether the layer adds to some random rows what ours adds to them."""
+    """Whether the layer and `row_layer` add the same to some random rows, up to rounding."""
     shape, dtype = fused.weights.shape, fused.weights.products[0].dtype
     generator = torch.Generator().manual_seed(0)
-    hidden = (torch.randn(1, CHECKED_ROWS, shape.hidden, generator=generator) / 64).to(dtype)  # what is added outweighs
+    hidden = (torch.randn(1, CHECKED_ROWS, shape.hidden, generator=generator) / 64).to(dtype)  # the sum dominates
     angles = 6.0 * torch.rand(1, CHECKED_ROWS, shape.dim // 2, generator=generator).repeat(1, 1, 2)
     turns = angles.cos().to(dtype), angles.sin().to(dtype)
     positions = torch.arange(CHECKED_ROWS)[None]

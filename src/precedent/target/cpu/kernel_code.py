@@ -1,7 +1,7 @@
-"""Writes the instructions of the CPU kernels: lanes of a vector register, sums in an order that is written down.
+"""Generates the instructions of the CPU kernels: vector lanes, and sums in a fixed order.
 
 A compiler may regroup a sum, and differently for each number of rows. Here element k goes to lane k modulo `LANES`,
-each lane adds from first to last by fused multiply-adds, and the lanes are added pairwise at the end.
+each lane sums from first to last with fused multiply-adds, and the lanes are added pairwise at the end.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numba.extending import intrinsic
 _FEATURES = binding.get_host_cpu_features()
 
 LANES = 16 if _FEATURES.get("avx512f") else 8
-"""float32 numbers that a vector register holds (on AVX2 and wider), or two of them (NEON)."""
+"""float32 numbers in one vector register (AVX2 and wider), or in two (NEON)."""
 
 FUSED = bool(_FEATURES.get("fma")) or binding.get_process_triple().startswith(("aarch64", "arm64"))
-"""Whether this processor multiplies and adds in one instruction; done in software it would take forever."""
+"""Whether this processor has fused multiply-add instructions; emulating them would be far too slow."""
 
 CACHE_LINE = 64
 """Bytes."""
@@ -30,27 +30,27 @@ SHORTS, INTS, FLOATS = (ir.VectorType(each, LANES) for each in (SHORT, INT, FLOA
 
 
 def kernel(generator: Callable[..., Any]) -> Callable[..., Any]:
-    """`intrinsic`, whose result is called from compiled code without the first argument."""
+    """`intrinsic`, typed as compiled code calls it: without the first argument."""
     return cast(Callable[..., Any], intrinsic(generator))
 
 
 class Code:
-    """Writes the instructions of a kernel."""
+    """Emits the instructions of one kernel."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
         self._builder = builder
 
     def offset(self, base: Any, stride: Any, index: int) -> Any:
-        """The address of a row."""
+        """The address of row `index`."""
         return self._builder.add(base, self._builder.mul(stride, ir.Constant(LONG, index)))
 
     def vector(self, base: Any, k: Any, size: int, kind: Any) -> Any:
-        """Pointer to `LANES` numbers of `size` bytes from element k on."""
+        """Pointer to `LANES` numbers of `size` bytes, starting at element k."""
         place = self._builder.add(base, self._builder.mul(k, ir.Constant(LONG, size)))
         return self._builder.inttoptr(place, kind.as_pointer())
 
     def load(self, base: Any, k: Any, *, wide: bool) -> Any:
-        """`LANES` numbers from element k on, as float32: a bfloat16 is the upper half of one."""
+        """`LANES` numbers from element k on, as float32; a bfloat16 is the upper half of a float32."""
         if wide:
             return self._builder.load(self.vector(base, k, 4, FLOATS), align=4)
         return self.widened(self._builder.load(self.vector(base, k, 2, SHORTS), align=2))
@@ -71,7 +71,7 @@ class Code:
         return builder.trunc(builder.select(is_nan, same(ints, 0x7FC0), rounded), shorts)
 
     def rounded(self, numbers: Any, wide: bool) -> Any:
-        """Lanes as they are once stored: float32 as it is, else rounded to bfloat16."""
+        """Lanes with the precision they have once stored: float32 unchanged, or rounded to bfloat16."""
         return numbers if wide else self.widened(self.halves(numbers))
 
     def store_lanes(self, numbers: Any, base: Any, k: Any, wide: bool) -> None:
@@ -89,7 +89,7 @@ class Code:
         return self.across(following[0])
 
     def inverse_root(self, total: Any, length: Any, epsilon: Any) -> Any:
-        """One by the root of the mean plus epsilon, float32."""
+        """One over the root of (mean plus epsilon), float32."""
         builder = self._builder
         mean = builder.fdiv(total, builder.sitofp(length, FLOAT))
         kind = ir.FunctionType(FLOAT, [FLOAT])
@@ -107,7 +107,7 @@ class Code:
     def steps(
         self, length: Any, starts: tuple[Any, ...], by: int = LANES
     ) -> Iterator[tuple[Any, list[Any], list[Any]]]:
-        """A loop over k from 0 in steps: yields k, what is carried (from `starts` on), and a list for its next.
+        """A loop over k from 0 in steps of `by`: yields k, the carried values, and a list to append their next ones to.
 
         Runs at least once.
         """
@@ -127,9 +127,9 @@ class Code:
         builder.position_at_end(end)
 
     def dots(self, weights: list[Any], inputs: list[Any], length: Any, wide: bool, behind: Any) -> list[Any]:
-        """Lanes of all dot products, the first row of inputs with every row of weights first.
+        """Lanes of all dot products: the first row of inputs with every row of weights, then the next row of inputs.
 
-        As many bytes as are read of the weights are fetched from `behind` on.
+        Prefetches from `behind` on as many bytes as are read of the weights.
         """
         zeros = (same(FLOATS, 0.0),) * (len(weights) * len(inputs))
         bytes_of_step = len(weights) * (4 if wide else 2)
@@ -144,7 +144,7 @@ class Code:
         return following
 
     def fetch(self, place: Any, size: int) -> None:
-        """Ask for the cache lines of so many bytes, without waiting; harmless where there is no memory."""
+        """Prefetch the cache lines of `size` bytes without waiting; an invalid address does no harm."""
         builder, byte = self._builder, ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte, INT, INT, INT])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
@@ -154,7 +154,7 @@ class Code:
             builder.call(function, (line, to_read, to_nearest, data))
 
     def totals(self, sums: list[Any]) -> Any:
-        """The sums of the lanes of each, in one register: halves upon halves."""
+        """The sum over the lanes of each vector, all in one register, by repeated halving."""
         sums = [*sums, *[same(FLOATS, 0.0)] * (2 ** (len(sums) - 1).bit_length() - len(sums))]
         size = LANES
         while size > 1:
@@ -166,7 +166,7 @@ class Code:
         return sums[0]
 
     def _halved(self, left: Any, right: Any, size: int) -> Any:
-        """Runs of `size` lanes, the upper half of each added to the lower; those of `right` behind those of `left`."""
+        """In runs of `size` lanes, add the upper half to the lower; `right`'s results follow `left`'s."""
         builder, count = self._builder, left.type.count * (1 if right is None else 2)
         lower = [start + lane for start in range(0, count, size) for lane in range(size // 2)]
         kind = ir.VectorType(INT, len(lower))
@@ -174,7 +174,7 @@ class Code:
         return builder.fadd(*(builder.shuffle_vector(left, left if right is None else right, half) for half in halves))
 
     def with_biases(self, totals: Any, biases: Any, outs: int) -> Any:
-        """Sums of `outs` outputs, row after row, plus these outputs' biases, if there are any."""
+        """Sums of `outs` outputs per row, plus the biases of these outputs if there are any."""
         builder = self._builder
         given = builder.icmp_unsigned("!=", biases, ir.Constant(LONG, 0))
         with builder.if_else(given) as (then, otherwise):
@@ -194,13 +194,13 @@ class Code:
         return result
 
     def store_some(self, numbers: Any, first: int, count: int, place: Any) -> None:
-        """Write `count` lanes from `first` on, as they are."""
+        """Write `count` lanes from `first` on, without conversion."""
         builder, kind = self._builder, ir.VectorType(INT, count)
         chosen = builder.shuffle_vector(numbers, numbers, ir.Constant(kind, list(range(first, first + count))))
         builder.store(chosen, builder.inttoptr(place, chosen.type.as_pointer()), align=2)
 
     def store(self, number: Any, place: Any) -> None:
-        """One number, as float32."""
+        """Write one number as float32."""
         self._builder.store(number, self._builder.inttoptr(place, FLOAT.as_pointer()), align=4)
 
     def fused(self, left: Any, right: Any, total: Any) -> Any:
@@ -212,11 +212,11 @@ class Code:
         )
 
     def across(self, lanes: Any) -> Any:
-        """The sum of all lanes, halves upon halves."""
+        """The sum of all lanes, by repeated halving."""
         return self._builder.extract_element(self.totals([lanes]), ir.Constant(INT, 0))
 
     def largest(self, lanes: Any) -> Any:
-        """The largest of all lanes, halves upon halves."""
+        """The largest of all lanes, by repeated halving."""
         builder, size = self._builder, LANES
         while size > 1:
             size //= 2
@@ -228,5 +228,5 @@ class Code:
 
 
 def same(kind: Any, value: float) -> Any:
-    """A constant, in every lane where there are lanes."""
+    """A constant: in every lane if `kind` is a vector, else a scalar."""
     return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)

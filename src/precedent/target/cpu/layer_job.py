@@ -1,11 +1,11 @@
-"""What the threads of a team are told of a decoder layer: the fields of a job, and of a sequence in its table."""
+"""The memory layout of a decoder layer's job: the fields that threads read, and of each sequence in the job's table."""
 
 from __future__ import annotations
 
 import numpy as np
 
 PARTS = 8
-"""Parts of a layer, with a barrier between any two."""
+"""Parts of a layer, with a barrier between each two."""
 
 WEIGHTS = ("query", "key", "value", "output", "gate", "up", "down")
 NORMS = ("first_norm", "second_norm", "query_norm", "key_norm")
@@ -23,15 +23,14 @@ JOB = np.dtype(
     [("taken", "i8", (PARTS + 1,)), *((name, "i8") for name in (*OF_THE_CALL, *OF_THE_LAYER))]
     + [(name, "f8") for name in ("scale", *(f"{name}_epsilon" for name in NORMS))]
 )
-"""Counters of the pieces taken, then counts, and addresses (0: there is none).
+"""Counters of the pieces taken, then counts and addresses (0: none).
 
-`layers` is the number of jobs, one per layer, that follow each other from the first on; `hidden_rows` is what a layer
-is given and what it leaves. Of float32 are `normed` `[rows, hidden]`, `queries` and `attended` `[rows, heads, dim]`,
-`gated` `[rows, inner]`, the biases and the scratch of each thread; of what the model stores the weights, `hidden_rows`,
-`summand` and `middle` `[rows, hidden]`, `queried`, `keyed` and `valued` `[rows, heads, dim]`, `gates` and `ups`
-`[rows, inner]`.
+`layers` is the number of consecutive jobs, one per layer, that start here; `hidden_rows` is a layer's input and output.
+float32: `normed` `[rows, hidden]`, `queries` and `attended` `[rows, heads, dim]`, `gated` `[rows, inner]`, the biases
+and each thread's scratch. In the model's dtype: the weights, `hidden_rows`, `summand` and `middle` `[rows, hidden]`,
+`queried`, `keyed` and `valued` `[rows, heads, dim]`, `gates` and `ups` `[rows, inner]`.
 """
 
 SEQUENCE = 11
-"""int64 numbers of a sequence in the table `sequences`, in this order: its first row and number of rows, the length of
-its prefix, address of its keys and bytes between their heads and rows, the same of its values, and its `Sight`."""
+"""int64 numbers per sequence in the table `sequences`: its first row, number of rows and prefix length; the address of
+its keys and the strides in bytes of their heads and rows; the same for its values; the two arrays of its `Sight`."""

@@ -1,7 +1,7 @@
-"""What a decoder layer does on a CPU between its products, as machine instructions.
+"""Machine code for the steps of a decoder layer between its products: rotary embedding, gate, residual sum, barrier.
 
-Every number is rounded where transformers' own modules round it: a layer in one piece gives what its modules give one
-after the other.
+Every number is rounded where transformers' own modules round it, so a fused layer gives the same result as its modules
+do one by one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from precedent.target.cpu.kernel_code import FLOAT, FLOATS, LONG, Code, kernel, 
 
 
 def turned_head_kernel(*, wide: bool, as_query: bool) -> Callable[..., None]:
-    """A kernel that turns one head by its position (rotary embeddings, Su et al. 2104.09864, halves as in GPT-NeoX).
+    """A kernel that applies rotary embeddings to one head (Su et al. 2104.09864, halves as in GPT-NeoX).
 
-    Called as `(numbers, cosines, sines, dim, scale, target)`. A query is multiplied by `scale` and written in float32,
-    a key is written as the model stores it.
+    Called as `(numbers, cosines, sines, dim, scale, target)`. A query is multiplied by `scale` and written as float32;
+    a key is written in the model's dtype.
     """
 
     @kernel
@@ -65,7 +65,7 @@ def gated_kernel(*, wide: bool) -> Callable[..., None]:
 
 
 def sum_kernel(*, wide: bool) -> Callable[..., None]:
-    """A kernel `(left, right, count, outputs)`: their sum, all as the model stores numbers."""
+    """A kernel `(left, right, count, outputs)`: their sum, all in the model's dtype."""
 
     @kernel
     def summed(typing: Any, left: Any, right: Any, count: Any, outputs: Any) -> Any:
@@ -84,7 +84,7 @@ def sum_kernel(*, wide: bool) -> Callable[..., None]:
 
 @kernel
 def wait_for_team(typing: Any, barrier: Any) -> Any:
-    """Wait until every thread of the team has come here; `barrier` is the address of OpenMP's own function."""
+    """Wait until every thread of the team gets here; `barrier` is the address of OpenMP's own function."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         function = ir.FunctionType(ir.VoidType(), [])
@@ -95,7 +95,7 @@ def wait_for_team(typing: Any, barrier: Any) -> Any:
 
 
 def _silu(code: Code, builder: ir.IRBuilder, x: Any) -> Any:
-    """The sigmoid linear unit, x / (1 + exp(-x)), by the exponential of numbers up to 0 alone."""
+    """The sigmoid linear unit x / (1 + exp(-x)), written so that exp sees only numbers up to 0."""
     zero, one = same(FLOATS, 0.0), same(FLOATS, 1.0)
     negative = builder.fcmp_ordered("<", x, zero)
     power = exponential(code, builder, builder.select(negative, x, builder.fneg(x)))

@@ -1,4 +1,7 @@
-"""What the threads of a team do for decoder layers: part by part, each taking pieces in turn; see `row_layer`."""
+"""The compiled code that each thread of a team runs for decoder layers: part by part, taking pieces in turn.
+
+`row_layer` prepares the jobs and starts the team; `layer_job` defines a job's fields.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from precedent.target.cpu.tile_kernels import DEPTH, close_tiles, open_tiles
 from precedent.target.cpu.tile_products import pack_inputs
 
 _FIRST, _ROWS, _PREFIX, _KEYS, _KEY_HEAD, _KEY_ROW, _VALUES, _VALUE_HEAD, _VALUE_ROW, _STARTS, _COLUMNS = range(11)
-"""Places of a sequence's numbers (`SEQUENCE`)."""
+"""Indices of a sequence's numbers (`SEQUENCE`)."""
 
 _norm_narrow, _norm_wide = (norm_kernel(wide=wide, wide_outputs=True) for wide in (False, True))
 _head_norm_narrow, _head_norm_wide = (norm_kernel(wide=wide) for wide in (False, True))
@@ -30,7 +33,7 @@ _sum_narrow, _sum_wide = (sum_kernel(wide=wide) for wide in (False, True))
 
 
 def layers_work(jobs):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
-    """One layer after the other, each changing `hidden_rows`; new keys and values go into the KV of their sequences."""
+    """Compute one layer after the other, each updating `hidden_rows`; keys and values go into their sequences' KV."""
     every = carray(jobs, carray(jobs, 1)[0].layers)
     if every[0].tiles:
         open_tiles()
@@ -66,20 +69,20 @@ def _layer(job: Any) -> None:
 
 @compiled
 def _next(job: Any, part: int) -> int:
-    """The next piece of a part."""
+    """Take the next piece of a part."""
     piece: int = take_ticket(job.base + 8 * part)
     return piece
 
 
 @compiled
 def _size(job: Any) -> int:
-    """Bytes of a number as the model stores it."""
+    """Bytes of a number in the model's dtype."""
     return 4 if job.wide else 2
 
 
 @compiled
 def _norm(job: Any, part: int, inputs: int, weight: int, epsilon: float) -> None:
-    """Every row's norm, to `normed`."""
+    """Write every row's norm to `normed`."""
     while True:
         row = _next(job, part)
         if row >= job.rows:
@@ -95,7 +98,7 @@ def _norm(job: Any, part: int, inputs: int, weight: int, epsilon: float) -> None
 def _product(
     job: Any, piece: int, inputs: int, length: int, weight: int, bias: int, outputs: int, num_outs: int, scratch: int
 ) -> None:
-    """One piece of a product's outputs, of every row; with tiles the inputs were packed into `scratch`."""
+    """Compute one piece of a product's outputs for every row; with tiles, the inputs are packed in `scratch`."""
     size = _size(job)
     places = (weight, size * length, inputs, 4 * length, length, bias, outputs, size * num_outs)
     first = piece * PIECE
@@ -108,7 +111,7 @@ def _product(
 
 @compiled
 def _pack(job: Any, inputs: int, length: int, scratch: int) -> None:
-    """Each thread packs a product's inputs for itself, where there are tiles: to wait for each other takes longer."""
+    """With tiles, pack a product's inputs: each thread packs its own copy, since waiting for another takes longer."""
     if job.tiles and length % DEPTH == 0:
         pack_inputs(inputs, 4 * length, length, job.rows, scratch)
 
@@ -120,7 +123,7 @@ def _pieces(num_outs: int) -> int:
 
 @compiled
 def _project(job: Any, part: int, scratch: int) -> None:
-    """Queries, keys and values of every row."""
+    """Compute queries, keys and values of every row."""
     _pack(job, job.normed, job.hidden, scratch)
     queries, keys = _pieces(job.heads * job.dim), _pieces(job.kv_heads * job.dim)
     wide, narrow = job.heads * job.dim, job.kv_heads * job.dim
@@ -140,7 +143,7 @@ def _project(job: Any, part: int, scratch: int) -> None:
 
 @compiled
 def _place(job: Any, part: int) -> None:
-    """Turn queries and keys by their position, and write keys and values where their sequence keeps them."""
+    """Apply rotary embeddings to queries and keys, and write keys and values into their sequence's KV."""
     while True:
         row = _next(job, part)
         if row >= job.rows:
@@ -156,7 +159,7 @@ def _place(job: Any, part: int) -> None:
 
 @compiled
 def _place_query(job: Any, row: int, head: int, sequence: int) -> None:
-    """A query to its row of `queries`: by sequence, then key/value head, then row, then its group."""
+    """Write a query to its row of `queries`: ordered by sequence, key/value head, row, head within the group."""
     size, groups = _size(job) * job.dim, job.heads // job.kv_heads
     source = job.queried + (row * job.heads + head) * size
     _norm_head(job, source, job.query_norm, job.query_norm_epsilon)
@@ -171,7 +174,7 @@ def _place_query(job: Any, row: int, head: int, sequence: int) -> None:
 
 @compiled
 def _place_key(job: Any, row: int, head: int, sequence: int) -> None:
-    """A key and its value."""
+    """Write a key and its value into their sequence's KV."""
     size = _size(job) * job.dim
     source = job.keyed + (row * job.kv_heads + head) * size
     _norm_head(job, source, job.key_norm, job.key_norm_epsilon)
@@ -197,7 +200,7 @@ def _spot(sequence: int, kind: int, head: int, at: int) -> int:
 
 @compiled
 def _norm_head(job: Any, head: int, weight: int, epsilon: float) -> None:
-    """Norm one head in place, where the model does so (Qwen 3)."""
+    """Norm one head in place, for models that do so (Qwen 3)."""
     if weight:
         if job.wide:
             _head_norm_wide(head, weight, job.dim, epsilon, head)
@@ -207,7 +210,7 @@ def _norm_head(job: Any, head: int, weight: int, epsilon: float) -> None:
 
 @compiled
 def _attention(job: Any, part: int, scratch: int) -> None:
-    """Every row's attention, to `attended`; a piece is a key/value head and some rows of a sequence."""
+    """Write every row's attention to `attended`; a piece is one key/value head and some rows of a sequence."""
     piece = _next(job, part)
     done, sequence = 0, job.sequences
     for _ in range(job.num_sequences):
@@ -251,7 +254,7 @@ def _attend(job: Any, sequence: int, head: int, first: int, count: int, scratch:
 def _add_product(
     job: Any, part: int, inputs: int, length: int, weight: int, bias: int, before: int, outputs: int, scratch: int
 ) -> None:
-    """A product of every row, added to what the layer was given `before`."""
+    """Compute a product of every row and add it to `before`, the residual."""
     _pack(job, inputs, length, scratch)
     size, pieces = _size(job), _pieces(job.hidden)
     while True:
@@ -270,7 +273,7 @@ def _add_product(
 
 @compiled
 def _gate(job: Any, part: int, scratch: int) -> None:
-    """Both products of the gated linear unit, and the gate."""
+    """Compute both products of the gated linear unit, and the gate."""
     _pack(job, job.normed, job.hidden, scratch)
     size, pieces = _size(job), _pieces(job.inner)
     while True:

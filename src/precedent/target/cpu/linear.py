@@ -1,7 +1,7 @@
-"""Linear layers that suit decoding on a CPU: a step over a tree costs little more than a single token.
+"""Linear layers for decoding on a CPU, where a step over a tree costs little more than a single token.
 
-Three ways to compute the same product, chosen by processor and number of rows, never by a measurement, so that rounding
-is the same in every run:
+Each product is computed in one of three ways. Processor and number of rows decide which one, never a measurement, so
+that rounding is the same in every run:
 
 =================  =============================  ====================  =====================================
 weights            processor                      a few rows            more rows (prompts)
@@ -13,8 +13,8 @@ float32            any                            `row_product`, 64     packed f
 others             any                            plain                 plain
 =================  =============================  ====================  =====================================
 
-`row_product` reads the weight as it lies in memory and rounds a row alike whatever the number of rows. Packed copies
-take memory; without them, or without `row_product`, the other does the work of both.
+`row_product` reads the weight in place and rounds a row alike whatever the number of rows. Packed copies take memory.
+Without them `row_product` also does their work, and without `row_product` they do its work.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from precedent.target.cpu.swapped import as_original
 log = logging.getLogger(__name__)
 
 MOST_FLOAT32_ROWS = 96
-"""Above this the plain float32 product is as fast as a packed one, its repacking being spread over many rows."""
+"""Above this, the plain float32 product is as fast as a packed one: its repacking is spread over many rows."""
 
 FEW_ROWS, FEW_ROWS_BESIDE_BFLOAT16 = 64, 16
-"""Up to so many rows `row_product` is used; where only the vector unit multiplies bfloat16, packed ones win earlier."""
+"""Use `row_product` up to this many rows; if only the vector unit multiplies bfloat16, packed copies win earlier."""
 
 MEMORY_SHARE = 0.25
-"""Packed copies may take this share of the machine's memory; of a larger model none are made."""
+"""Share of the machine's memory that packed copies may take; a model that needs more gets none."""
 
 
 class PackedLinear(nn.Linear):
@@ -48,10 +48,10 @@ class PackedLinear(nn.Linear):
     _packed_bias: Tensor | None
     _packed_state: tuple[int, int]
     few_rows: int
-    """Up to so many rows `row_product` does the work."""
+    """`row_product` computes up to this many rows."""
 
     def prepare(self, *, packed: bool) -> None:
-        """Choose the product of few rows and, if `packed`, make the copy for many."""
+        """Choose the product for few rows and, if `packed`, make the copy for many."""
         native = _packed_dtype(self) == torch.bfloat16
         fewer = native and not by_tiles(self.weight.dtype, self.in_features)
         self.few_rows = (FEW_ROWS_BESIDE_BFLOAT16 if fewer else FEW_ROWS) if fits(self.weight) else 0
@@ -59,7 +59,7 @@ class PackedLinear(nn.Linear):
         if packed:
             self._pack()
         elif self.few_rows and self.weight.dtype == torch.bfloat16 and not native:
-            self.few_rows = 1 << 62  # still twice as fast as the plain product of bfloat16 on such a processor
+            self.few_rows = 1 << 62  # still twice as fast as the plain bfloat16 product on such a processor
 
     def _pack(self) -> None:
         weight, dtype = self.weight.detach(), _packed_dtype(self)
@@ -75,7 +75,7 @@ class PackedLinear(nn.Linear):
         rows = input.numel() // self.in_features
         if torch.is_grad_enabled() or input.dtype != self.weight.dtype or not rows:
             return super().forward(input)
-        if rows <= self.few_rows and fits(self.weight):  # it may have been moved or cast meanwhile
+        if rows <= self.few_rows and fits(self.weight):  # the weight may have been moved or cast since
             bias = None if self.bias is None else self.bias.float()
             product = row_product(input.reshape(rows, self.in_features), self.weight, bias)
         elif self._packed is not None and 1 < rows <= self._most_packed_rows and _packable(self):
@@ -89,7 +89,7 @@ class PackedLinear(nn.Linear):
         return MOST_FLOAT32_ROWS if self.weight.dtype == torch.float32 else 1 << 62
 
     def _packed_product(self, rows: Tensor, packed: Tensor) -> Tensor:
-        if self._packed_state != _state(self.weight):  # loaded, trained or replaced meanwhile
+        if self._packed_state != _state(self.weight):  # loaded, trained or replaced since
             self._pack()
             assert self._packed is not None
             packed = self._packed
@@ -102,10 +102,10 @@ class PackedLinear(nn.Linear):
 def pack_linears(model: nn.Module, *, copies: bool = True) -> int:
     """Prepare every plain CPU `nn.Linear` of a model in place and return how many bytes the packed copies take.
 
-    Without `copies` none are made: they are for many rows.
+    Without `copies` none are made; they serve many rows.
 
-    Parameters, names and state dict stay as they are: only the class of the module changes. Makes no copies (returns 0)
-    where the processor or the memory does not allow it, and says so once in the log.
+    Parameters, names and state dict stay the same: only the class of the module changes. Makes no copies (returns 0)
+    and logs a warning if the processor or the memory does not allow them.
     """
     linears = [module for module in model.modules() if type(module) is nn.Linear and _packable(module)]
     needed = sum(module.weight.numel() * _packed_dtype(module).itemsize for module in linears)
@@ -124,7 +124,7 @@ def _as_packed(module: Any) -> PackedLinear:
 
 
 def _packable(module: nn.Linear) -> bool:
-    weight = module.weight  # quantisation may put a tensor of its own kind there, which calls itself bfloat16
+    weight = module.weight  # quantisation may put its own tensor type here, which claims to be bfloat16
     return type(weight) is nn.Parameter and weight.is_cpu and weight.dtype in (torch.float32, torch.bfloat16)
 
 
@@ -133,12 +133,12 @@ def _packed_dtype(module: nn.Linear) -> torch.dtype:
 
 
 def _state(weight: Tensor) -> tuple[int, int]:
-    """Changes whenever the numbers of a weight do."""
+    """Changes whenever the values of a weight do."""
     return weight.data_ptr(), weight._version
 
 
 def native_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 itself."""
+    """Whether this processor has bfloat16 multiplication."""
     checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return any(check is not None and check() for check in checks)
 

@@ -1,7 +1,7 @@
-"""Root-mean-square norms on a CPU in one call each: transformers spells them out in eight, and a model has dozens.
+"""Root-mean-square norms on a CPU in one call each: transformers uses eight operators, and a model has dozens of norms.
 
-A norm is replaced where it computes the same as ours on numbers of its own, whatever its class calls itself. A row's
-result does not depend on the rows beside it.
+A norm is replaced if it agrees with our kernel on random inputs, whatever its class is called. A row's result does not
+depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from precedent.target.cpu.kernel_code import FUSED, LANES
 from precedent.target.cpu.swapped import is_swapped, swapped_class
 
 FEW_ROWS = 64
-"""Above this torch's operators are as fast, for they use all threads."""
+"""Above this, torch's operators are as fast, because they use all threads."""
 
 CHECKED_ROWS = 3
-"""Rows of random numbers on which a norm must agree with ours."""
+"""Rows of random numbers on which a norm must agree with our kernel."""
 
 TOLERANCE = {torch.bfloat16: 2**-6, torch.float32: 1e-5}
-"""Largest relative difference that is rounding: two steps of bfloat16, or the order of a float32 sum."""
+"""Largest relative difference that rounding may cause: two steps of bfloat16, or the order of a float32 sum."""
 
 _narrow, _wide = (norm_kernel(wide=wide) for wide in (False, True))
 _SIGNATURE = types.void(*[types.intp] * 5, types.float64, types.intp)
@@ -41,7 +41,7 @@ def _wide_rows(rows, inputs, weights, length, row_bytes, epsilon, outputs):  # t
 
 
 def norm_rows(inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """`inputs [..., length]` over the root of their mean square, times `weight [length]`; both of one dtype."""
+    """`inputs [..., length]` over the root of their mean square, times `weight [length]`, in the same dtype."""
     inputs, length = inputs.contiguous(), weight.shape[0]
     outputs = torch.empty_like(inputs)
     _entry(weight.dtype)(
@@ -53,12 +53,12 @@ def norm_rows(inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 @cache
 def _entry(dtype: torch.dtype) -> Any:
-    """The kernel for a dtype as machine code: translated when first used, not where nothing runs on a CPU."""
+    """The kernel for a dtype as machine code, compiled at first use: not at all where nothing runs on a CPU."""
     return cfunc(_SIGNATURE, cache=True)(_wide_rows if dtype == torch.float32 else _narrow_rows).ctypes
 
 
 def fuse_norms(model: nn.Module) -> int:
-    """Let every norm of a model on a CPU that agrees with `norm_rows` use it; returns how many. Weights stay theirs."""
+    """Let every CPU norm that agrees with `norm_rows` use it; returns how many. Their weights stay in place."""
     norms = [module for module in model.modules() if not is_swapped(module) and _agrees(module)]
     for module in norms:
         original: Any = type(module)
@@ -75,19 +75,19 @@ def _forward(original: Any, norm: Any, hidden_states: Tensor, *args: Any, **kwar
 
 
 def _fits(inputs: Tensor, weight: Tensor) -> bool:
-    """Whether `norm_rows` takes these; a model may have been moved or cast since it was looked at."""
+    """Whether `norm_rows` supports these; a model may have been moved or cast since it was examined."""
     return inputs.dtype == weight.dtype and weight.dtype in TOLERANCE and weight.is_cpu and inputs.is_cpu
 
 
 def epsilon_of(module: Any) -> float:
-    """What a norm adds to the mean square, whatever its class calls it."""
+    """The number that a norm adds to the mean square, whatever its class calls it."""
     found: float = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
     return found
 
 
 @torch.inference_mode()
 def _agrees(module: nn.Module) -> bool:
-    """Whether this is a norm whose outputs on random rows are ours, but for rounding."""
+    """Whether this is a norm that gives the same outputs as ours on random rows, up to rounding."""
     if not type(module).__name__.endswith("RMSNorm") or [name for name, _ in module.named_parameters()] != ["weight"]:
         return False
     weight: Any = module.weight
@@ -100,5 +100,5 @@ def _agrees(module: nn.Module) -> bool:
     try:
         expected, found = module(rows).float(), norm_rows(rows, weight, epsilon_of(module)).float()
     except (AttributeError, TypeError, ValueError, RuntimeError):
-        return False  # a norm with other ways: it stays as it is
+        return False  # an unusual norm: it stays as it is
     return torch.allclose(found, expected, rtol=TOLERANCE[weight.dtype], atol=1e-6)

@@ -1,7 +1,7 @@
-"""Attention of a few rows over a prefix that all of them see and over each other, on torch's own threads.
+"""Attention of few rows over a shared prefix and over each other, on torch's own threads.
 
-Written for one thing: a row of a candidate tree comes out as it would in plain decoding, to the last bit. A row's keys
-are taken in their order, the prefix first and then its ancestors, wherever those stand among the tree's rows.
+A row of a candidate tree must be bit-identical to the same row in plain decoding. So a row's keys are processed in
+order, the prefix first and then its ancestors, wherever those are among the tree's rows.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from precedent.target.cpu.kernel_code import LANES
 from precedent.target.cpu.row_products import run_on_team, team
 
 VECTORS = 4
-"""Registers of one blend: a head's numbers must fill whole ones."""
+"""Registers in one blend: a head's numbers must fill a multiple of them."""
 
 QUERIES = 24
-"""About so many queries are answered together: their scores and sums stay in the processor's cache."""
+"""Queries computed together, approximately: their scores and sums stay in the processor's cache."""
 
 _finish, _finish_wide = (finish_kernel(wide=wide) for wide in (False, True))
 _blend1, _blend2, _blend4 = (blend_kernel(queries, VECTORS) for queries in (1, 2, 4))
@@ -43,7 +43,7 @@ _score1, _score3, _score4, _score8 = (score_kernel(queries) for queries in (1, 3
 
 
 class Sight:
-    """Which of each other some rows see: `columns[starts[r]:starts[r + 1]]` of row r, increasing."""
+    """Which of each other some rows see: row r sees `columns[starts[r]:starts[r + 1]]`, in increasing order."""
 
     def __init__(self, allowed: NDArray[np.bool_] | None, num_rows: int) -> None:
         rows, columns = np.nonzero(np.eye(1, dtype=np.bool_) if allowed is None else allowed)
@@ -53,7 +53,7 @@ class Sight:
 
 
 def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `row_attention` takes these on this machine."""
+    """Whether `row_attention` supports these on this machine."""
     dim = query.shape[3]
     return (
         query.is_cpu
@@ -69,8 +69,8 @@ def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def row_attention(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scaling: float | None) -> Tensor:
     """Attention of `query [1, heads, rows, dim]` over `key/value [1, kv_heads, prefix + rows, dim]`.
 
-    Returns `[1, rows, heads, dim]`. All rows see the prefix, and of the last `rows` keys what `sight` says. Scores and
-    sums are float32.
+    Returns `[1, rows, heads, dim]`. All rows see the prefix; `sight` says which of the last `rows` keys each row sees.
+    Scores and sums are float32.
     """
     _, heads, rows, dim = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]
@@ -95,8 +95,8 @@ def row_attention(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scali
 class Piece(NamedTuple):
     """Some queries of one key/value head: addresses, strides in bytes, and counts.
 
-    `scores` `[num_queries, width]`, `sums` `[num_queries, dim]` and `totals` `[num_queries]` are float32 and this
-    thread's own, as is `block`, room for twice `LANES` widened rows. Query i belongs to row `first + i // groups`.
+    `scores` `[num_queries, width]`, `sums` `[num_queries, dim]` and `totals` `[num_queries]` are float32 and belong to
+    this thread, as does `block`, room for twice `LANES` widened rows. Query i belongs to row `first + i // groups`.
     """
 
     queries: int
@@ -121,7 +121,7 @@ class Piece(NamedTuple):
 
 @compiled
 def attend(piece: Piece) -> None:
-    """Weighted values of all queries, to be divided by their totals."""
+    """Weighted values of all queries, still to be divided by their totals."""
     for first in range(0, piece.prefix, LANES):
         columns = _columns(piece, first, min(LANES, piece.prefix - first))
         _score(piece, columns, first, 0, piece.num_queries)
@@ -142,14 +142,14 @@ def attend(piece: Piece) -> None:
 
 @compiled
 def _own(piece: Piece, query: int) -> tuple[int, int]:
-    """Where the new keys stand that a query sees, among all columns."""
+    """Start and end, in the list of columns, of the new keys that a query sees."""
     place = piece.starts + 8 * (piece.first + query // piece.groups)
     return read_long(place), read_long(place + 8)
 
 
 @compiled
 def _widened(piece: Piece, first: int, count: int) -> tuple[int, int]:
-    """Address and stride of some rows of values as float32: where they are, or in `block`."""
+    """Address and stride of some rows of values as float32: in place, or copied to `block`."""
     source, stride = piece.values + first * piece.value_stride, piece.value_stride
     if piece.wide:
         return source, stride
@@ -160,7 +160,7 @@ def _widened(piece: Piece, first: int, count: int) -> tuple[int, int]:
 
 @compiled
 def _columns(piece: Piece, first: int, count: int) -> int:
-    """Turn `count` keys from `first` on into columns in `block`; returns its address."""
+    """Transpose `count` keys from `first` on into columns in `block`; returns its address."""
     size = 4 if piece.wide else 2
     for d in range(0, piece.dim, LANES):
         rows = piece.keys + first * piece.key_stride + d * size
@@ -170,7 +170,7 @@ def _columns(piece: Piece, first: int, count: int) -> int:
 
 @compiled
 def _turn(wide: bool, places: tuple[int, int, int, int, int]) -> None:
-    """Turn a square of numbers, the whole of it or as many rows as there are."""
+    """Transpose a square of numbers, whole or with as many rows as there are."""
     if wide and places[2] == LANES:
         _turn_wide(places)
     elif wide:
@@ -183,7 +183,7 @@ def _turn(wide: bool, places: tuple[int, int, int, int, int]) -> None:
 
 @compiled
 def _score(piece: Piece, columns: int, key: int, query: int, end: int) -> None:
-    """Scores of queries `query` to `end` with `LANES` keys, as those from `key` on."""
+    """Scores of queries `query` to `end` with `LANES` keys, stored from column `key` on."""
     while query + 8 <= end:
         _score8(_scored(piece, columns, key, query))
         query += 8
@@ -200,14 +200,14 @@ def _score(piece: Piece, columns: int, key: int, query: int, end: int) -> None:
 
 @compiled
 def _scored(piece: Piece, columns: int, key: int, query: int) -> tuple[int, int, int, int, int, int]:
-    """The places of scores from `query` and `key` on."""
+    """Arguments of a score kernel, starting at `query` and `key`."""
     queries, scores = piece.queries + 4 * query * piece.dim, piece.scores + 4 * (query * piece.width + key)
     return (columns, piece.dim, queries, 4 * piece.dim, scores, 4 * piece.width)
 
 
 @compiled
 def _score_own(piece: Piece, query: int) -> None:
-    """Scores of a row's queries with the new keys that it sees; then all their scores become weights."""
+    """Scores of a row's queries with the new keys that it sees; then turns all their scores into weights."""
     start, end = _own(piece, query)
     for number in range(0, end - start, LANES):
         columns = _own_columns(piece, start + number, min(LANES, end - start - number))
@@ -223,7 +223,7 @@ def _score_own(piece: Piece, query: int) -> None:
 
 @compiled
 def _own_columns(piece: Piece, start: int, count: int) -> int:
-    """Turn the new keys that `count` columns from `start` on name into columns; returns their address."""
+    """Transpose the new keys named by `count` columns from `start` on; returns the address of the result."""
     gathered = piece.block + 4 * LANES * piece.dim
     for number in range(count):
         key = piece.keys + (piece.prefix + read_long(piece.columns + 8 * (start + number))) * piece.key_stride
@@ -238,7 +238,7 @@ def _own_columns(piece: Piece, start: int, count: int) -> int:
 
 @compiled
 def _blend(piece: Piece, values: int, stride: int, first: int, count: int, query: int, end: int) -> None:
-    """Add `count` values from key `first` on to the sums of queries `query` to `end`, by their weights."""
+    """Add `count` values, weighted, from key `first` on to the sums of queries `query` to `end`."""
     for column in range(0, piece.dim, VECTORS * LANES):
         now = query
         while now + 4 <= end:
@@ -255,14 +255,14 @@ def _blend(piece: Piece, values: int, stride: int, first: int, count: int, query
 def _blended(
     piece: Piece, values: int, stride: int, first: int, count: int, query: int, column: int
 ) -> tuple[int, int, int, int, int, int, int]:
-    """The places of a blend from `query` and `column` on."""
+    """Arguments of a blend kernel, starting at `query` and `column`."""
     weights = piece.scores + 4 * (query * piece.width + first)
     sums = piece.sums + 4 * (query * piece.dim + column)
     return (values + 4 * column, stride, count, weights, 4 * piece.width, sums, 4 * piece.dim)
 
 
 def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
-    """What each thread of the team does until no piece is left; see `row_attention` for the fields."""
+    """What each thread of the team runs until no piece is left; see `row_attention` for the fields."""
     base = carray(job, 2).ctypes.data
     rows, groups, kv_heads, dim, width, size = job[2], job[3], job[4], job[5], job[8], 4 if job[7] else 2
     together = job[21]

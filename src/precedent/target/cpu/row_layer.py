@@ -1,8 +1,8 @@
-"""Whole decoder layers for a few rows on a CPU, in one piece: norms, products, rotary embeddings, KV, attention, gate.
+"""Runs whole decoder layers for few rows on a CPU: prepares the jobs and buffers, and starts torch's threads on them.
 
-Module by module, a layer of a small model spends about as long between its products as in them. Here torch's threads
-go through a layer, or all of them, together (`layer_work`). Kernels and roundings are those of `row_products`,
-`cpu_norm` and `row_attention`: a row comes out as it does module by module, and does not depend on the rows beside it.
+Module by module, a layer of a small model spends about as long between its products as in them. Here the threads go
+through one layer, or all layers, together (`layer_work`). Kernels and rounding are those of `row_products`, `norm` and
+`row_attention`: a row gives the same result as module by module, and does not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from precedent.target.cpu.tile_kernels import DEPTH
 from precedent.target.cpu.tile_products import tile_room
 
 _AT = {name: offset // 8 for name, (_, offset, *_) in (JOB.fields or {}).items()}
-"""Where a field stands in a job that is seen as 64-bit integers, which is much faster than as a record."""
+"""Index of a field in a job viewed as 64-bit integers, which is much faster than as a record."""
 
 _CALL = slice(_AT["base"], _AT["base"] + 5)
 """`base`, `hidden_rows`, `sequences`, `cosines`, `sines`."""
@@ -38,11 +38,11 @@ _COUNTS = slice(_AT["rows"], _AT["rows"] + 4)
 """`rows`, `num_sequences`, `width`, `together`."""
 
 _LAYER_FROM = _AT[OF_THE_LAYER[0]]
-"""From here on a job belongs to the layer."""
+"""Index of the first field that belongs to the layer, not to the call."""
 
 
 class LayerShape(NamedTuple):
-    """The sizes of a layer, in numbers."""
+    """The sizes of a layer, counted in numbers."""
 
     hidden: int
     inner: int
@@ -55,7 +55,7 @@ class LayerWeights(NamedTuple):
     """The weights of a decoder layer, all of one dtype (bfloat16 or float32), contiguous and on a CPU.
 
     `products` are query, key, value, output, gate, up and down, `[out, in]` each; `biases` are theirs, float32 or None;
-    `norms` are those before attention and before the gate, then of each query and each key head, or None.
+    `norms` are those before attention and before the gate, then those of query and key heads, or None.
     """
 
     shape: LayerShape
@@ -67,7 +67,7 @@ class LayerWeights(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One sequence's rows: how many, behind how many that it has already, and what they see of each other."""
+    """One sequence's rows: how many, the length of the prefix before them, and which of each other they see."""
 
     rows: int
     prefix: int
@@ -75,7 +75,7 @@ class Part(NamedTuple):
 
 
 def job_of(weights: LayerWeights) -> Int64s:
-    """What is the same in every call of a layer, as a job's integers. The weights must live as long as it does."""
+    """The constant fields of a layer's job, as integers. The weights must live as long as the job."""
     job = np.zeros(1, JOB)
     job["wide"], job["barrier"], job["scale"] = weights.products[0].dtype == torch.float32, barrier(), weights.scale
     job["tiles"] = by_tiles(weights.products[0].dtype, DEPTH)
@@ -89,7 +89,7 @@ def job_of(weights: LayerWeights) -> Int64s:
 
 
 class RowLayers:
-    """The rows of one forward, on their way through layers of one shape."""
+    """The rows of one forward and their buffers, for layers of one shape."""
 
     def __init__(self, shape: LayerShape, dtype: torch.dtype, parts: Sequence[Part]) -> None:
         self._parts, self._size, self._threads = parts, dtype.itemsize, torch.get_num_threads()
@@ -103,7 +103,7 @@ class RowLayers:
         self._common = self._job(shape, rows)
 
     def _job(self, shape: LayerShape, rows: int) -> Int64s:
-        """The part of a job that all layers share."""
+        """The fields of a job that all layers share."""
         width = max(_whole(part.prefix) + _whole(part.sight.most) + 2 * LANES for part in self._parts)
         together = max(1, QUERIES // (shape.heads // shape.kv_heads))
         buffers = _buffers(shape, rows, self._size)
@@ -120,10 +120,10 @@ class RowLayers:
     def layer(
         self, job: Int64s, hidden: Tensor, turns: tuple[Tensor, Tensor], kv: Sequence[tuple[Tensor, Tensor]]
     ) -> Tensor:
-        """A layer's output for `hidden [1, rows, hidden]`; `job` is the layer's.
+        """The output of the layer described by `job`, for `hidden [1, rows, hidden]`.
 
-        Rows turn by cosines and sines `[1, rows, dim]`. `kv` holds every sequence's keys and values `[1, kv_heads,
-        capacity, dim]`; the new ones are written behind its prefix.
+        `turns` are the rotary cosines and sines `[1, rows, dim]`. `kv` holds every sequence's keys and values `[1,
+        kv_heads, capacity, dim]`; the new ones are written after its prefix.
         """
         outputs = hidden.clone(memory_format=torch.contiguous_format)
         places = [(*places_of(keys), *places_of(values)) for keys, values in kv]
@@ -131,9 +131,9 @@ class RowLayers:
         return outputs
 
     def layers(self, jobs: Int64s, hidden: Tensor, turns: tuple[Tensor, Tensor], places: Int64s) -> None:
-        """One layer after the other, in place: `hidden [1, rows, hidden]` is contiguous, `jobs [layers, ...]` theirs.
+        """Run `jobs [layers, ...]` one after the other, in place: `hidden [1, rows, hidden]` must be contiguous.
 
-        `places [layers, sequences, 6]` says where each sequence's keys and values are, see `places_of`.
+        `places [layers, sequences, 6]` says where each sequence's keys and values are; see `places_of`.
         """
         cosines, sines = turns[0].contiguous(), turns[1].contiguous()
         calls, table = jobs.copy(), np.empty((len(jobs), *self._table.shape), dtype=np.int64)
@@ -149,13 +149,13 @@ class RowLayers:
 
 
 def places_of(stored: Tensor) -> tuple[int, int, int]:
-    """Address of keys or values `[1, heads, capacity, dim]`, and bytes between heads and between rows."""
+    """Address of keys or values `[1, heads, capacity, dim]`, and the strides in bytes of heads and rows."""
     _, by_head, by_row, _ = stored.stride()
     return stored.data_ptr(), by_head * stored.element_size(), by_row * stored.element_size()
 
 
 def _buffers(shape: LayerShape, rows: int, size: int) -> dict[str, int]:
-    """Bytes of what stands between the parts of a layer."""
+    """Bytes of each buffer between the parts of a layer."""
     wide, narrow = shape.heads * shape.dim, shape.kv_heads * shape.dim
     stored = {"queried": wide, "keyed": narrow, "valued": narrow, "summand": shape.hidden, "middle": shape.hidden}
     stored |= {"gates": shape.inner, "ups": shape.inner}
@@ -166,18 +166,18 @@ def _buffers(shape: LayerShape, rows: int, size: int) -> dict[str, int]:
 
 
 def _scratch_numbers(shape: LayerShape, width: int, together: int) -> int:
-    """float32 numbers that one thread needs for its part of attention."""
+    """float32 numbers that one thread needs for its share of attention."""
     queries = together * (shape.heads // shape.kv_heads)
     return queries * (width + shape.dim + 1) + LANES + 2 * LANES * shape.dim
 
 
 def _lines(size: int) -> int:
-    """Bytes, up to the next whole cache line."""
+    """Bytes, rounded up to whole cache lines."""
     return -(-size // CACHE_LINE) * CACHE_LINE
 
 
 def _whole(number: int) -> int:
-    """The number, up to the next multiple of `LANES`."""
+    """The number, rounded up to a multiple of `LANES`."""
     return -(-number // LANES) * LANES
 
 

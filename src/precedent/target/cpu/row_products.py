@@ -1,9 +1,9 @@
-"""The product of a few rows with a weight as it lies in memory: no packed copy, no row waits for another.
+"""The product of few rows with a weight in place, without a packed copy.
 
-A step of decoding multiplies one to some dozens of rows with every weight of the model, which is as fast as the weights
-can be read. The loops of `dot_kernels` run on torch's own threads (OpenMP's team of the calling thread), which take
-pieces of the output in turn. A row's result does not depend on the number of rows or threads: plain decoding and the
-verification of a tree round alike.
+A decoding step multiplies one to some dozens of rows with every weight of the model; reading the weights sets the pace.
+The loops of `dot_kernels` run on torch's own threads (OpenMP's team of the calling thread), which take pieces of the
+output in turn. A row's result does not depend on the number of rows or threads, so plain decoding and the verification
+of a tree round alike.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from precedent.target.cpu.tile_kernels import DEPTH, TILE, close_tiles, open_til
 from precedent.target.cpu.tile_products import pack_inputs, tile_room, tiles_piece
 
 PIECE = 64
-"""Outputs that a thread takes in turn."""
+"""Outputs that a thread takes at a time."""
 
 TOGETHER, TOGETHER_IF_LONG, LONG_ROW = 8, 4, 1024
-"""Rows of inputs that one kernel takes: each weight is widened once for all of them.
+"""Rows of inputs per kernel call: each weight is widened once for all of them.
 
-Fewer of rows that are longer than `LONG_ROW`: they must stay in the nearest cache while the weights go by.
+Longer rows than `LONG_ROW` go fewer at a time: they must stay in the L1 cache while the weights stream by.
 """
 
 CHUNK = 1 << 16
-"""Bytes of weights that all rows of inputs are multiplied with before the next are looked at."""
+"""Bytes of weights that are multiplied with all rows of inputs before the next ones are read."""
 
-# Sums that are added up at a time fill the registers: 16 of 32 on AVX-512 (the rest hold weights), 8 of AVX2's 16.
+# As many sums as fill the registers: 16 of 32 on AVX-512 (the rest hold weights), 8 of 16 on AVX2.
 _OUTS = (0, 4, 4, 4, 4, 2, 2, 2, 2) if LANES == 16 else (0, 4, 4, 2, 2, 1, 1, 1, 1)
-"""Outputs that one kernel computes, by its rows of inputs."""
+"""Outputs per kernel call, by its number of input rows."""
 
 _memory = threading.local()
 
@@ -49,7 +49,7 @@ _w1, _w2, _w3, _w4, _w5, _w6, _w7, _w8 = (dot_block(_OUTS[rows], rows, wide=True
 _n1x1, _w1x1 = (dot_block(1, 1, wide=wide) for wide in (False, True))
 
 
-# Twice the same choice: numba keeps machine code on disk only for functions that name their kernels.
+# Two copies of one choice: numba caches machine code on disk only for functions that name their kernels.
 
 
 @compiled
@@ -96,7 +96,7 @@ def _wide(at: Places, rows: int) -> None:
 
 @compiled
 def piece_by_tiles(at: Places, rows: int, first: int, last: int, room: int) -> None:
-    """Outputs `first` to `last` of every input row, from bfloat16 weights, on the matrix unit as far as tiles go."""
+    """Outputs `first` to `last` of every input row, from bfloat16 weights: whole tiles on the matrix unit first."""
     whole = first + (last - first) // TILE * TILE
     tiles_piece(at, rows, first, whole, room)
     product_piece(at, rows, whole, last, False)
@@ -139,19 +139,19 @@ def _one_by_one(at: Places, rows: int, wide: bool) -> None:
 
 @compiled
 def _below(at: Places, rows: int) -> Places:
-    """The places of the input rows further down."""
+    """`at`, moved `rows` input rows down."""
     return (at[0], at[1], at[2] + rows * at[3], at[3], at[4], at[5], at[6] + rows * at[7], at[7])
 
 
 @compiled
 def _right(at: Places, out: int, size: int) -> Places:
-    """The places from output `out` on."""
+    """`at`, moved `out` outputs to the right."""
     biases = at[5] + 4 * out if at[5] else 0
     return (at[0] + out * at[1], at[1], at[2], at[3], at[4], biases, at[6] + out * size, at[7])
 
 
 def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
-    """What each thread of the team does until no piece is left; see `row_product` for the fields."""
+    """What each thread of the team runs until no piece is left; see `row_product` for the fields."""
     rows, num_outs, wide = job[2], job[3], job[4] != 0
     at = (job[5], job[6], job[7], job[8], job[9], job[10], job[11], job[12])
     base, tiles = carray(job, 1).ctypes.data, job[13] != 0
@@ -171,7 +171,7 @@ def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from th
 
 
 def fits(weight: Tensor) -> bool:
-    """Whether `row_product` takes this weight on this machine."""
+    """Whether `row_product` supports this weight on this machine."""
     return (
         weight.dtype in (torch.bfloat16, torch.float32)
         and weight.is_cpu
@@ -182,7 +182,7 @@ def fits(weight: Tensor) -> bool:
 
 
 def by_tiles(dtype: torch.dtype, length: int) -> bool:
-    """Whether products of `length` numbers are made on the processor's matrix unit."""
+    """Whether the processor's matrix unit computes products over `length` numbers."""
     return dtype == torch.bfloat16 and length % DEPTH == 0 and tiles_at_hand()
 
 
@@ -207,7 +207,7 @@ def row_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def thread_memory(name: str, size: int) -> Tensor:
-    """So many bytes, the same ones whenever this thread asks: new memory costs a page fault per page."""
+    """`size` bytes, the same memory at each call from this thread: new memory costs a page fault per page."""
     held: Tensor | None = getattr(_memory, name, None)
     if held is None or held.numel() < size:
         held = torch.empty(size, dtype=torch.uint8)
@@ -216,28 +216,28 @@ def thread_memory(name: str, size: int) -> Tensor:
 
 
 Job = ctypes.Array[ctypes.c_int64]
-"""Counters, counts and addresses of a piece of work; what they mean is the work's own affair."""
+"""Counters, counts and addresses; each work function defines their meaning."""
 
 
 def run_on_team(work: Callable[[Any], None], job: Job | int, threads: int, kind: Any = types.int64) -> None:
-    """Run a compiled function on `job` (or what lies at its address) on so many of torch's threads, and wait for all.
+    """Run a compiled function on `job` (or the job at that address) on `threads` of torch's threads, and wait for all.
 
     `kind` is the numba type of the job's elements.
     """
     run = team()
-    assert run is not None, "what needs the team asks `fits` before"
+    assert run is not None, "callers check `fits` first"
     run(_entry(work, kind).address, job, threads, 0)
 
 
 @cache
 def _entry(work: Callable[[Any], None], kind: Any) -> Any:
-    """The function as machine code: translated when first used, not where nothing runs on a CPU."""
+    """The function as machine code, compiled at first use: not at all where nothing runs on a CPU."""
     return cfunc(types.void(types.CPointer(kind)), cache=True)(work)
 
 
 @cache
 def team() -> Any:
-    """`GOMP_parallel` of the OpenMP library that torch runs on; None without it or what the kernels need."""
+    """`GOMP_parallel` of torch's OpenMP library; None if it or an instruction that the kernels need is missing."""
     function = openmp_function("GOMP_parallel") if FUSED else None
     if function is not None:
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
@@ -246,5 +246,5 @@ def team() -> Any:
 
 @cache
 def barrier() -> int:
-    """Address of the function in which the threads of a team wait for each other; 0 where there is none."""
+    """Address of OpenMP's barrier function; 0 if there is none."""
     return ctypes.cast(openmp_function("GOMP_barrier"), ctypes.c_void_p).value or 0

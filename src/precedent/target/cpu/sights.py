@@ -1,4 +1,4 @@
-"""What a CPU's kernels of few rows need to know of a forward's masks."""
+"""Translates a forward's masks into what the CPU kernels for few rows need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from precedent.target.kv.visibility import RowMasks, within
 
 
 def sight_of(masks: RowMasks, index: int) -> Sight | None:
-    """What sequence `index`'s rows see of each other; None unless all of them see the whole prefix besides."""
+    """Which of each other sequence `index`'s rows see; None unless all of them also see the whole prefix."""
     return masks.once(("sight", index), lambda: _sight(masks, index))
 
 

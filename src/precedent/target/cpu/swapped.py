@@ -1,4 +1,4 @@
-"""Modules whose class was swapped for a faster one: a copy, and what is saved, is the model as it was."""
+"""Modules with a class swapped for a faster one; copies and saved files have the original class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @cache
 def swapped_class(original: Any, forward: Callable[..., Any]) -> type[nn.Module]:
-    """A subclass of a module's class with this `forward(original, module, ...)`, still found as the original's."""
+    """A subclass of a module's class with this `forward(original, module, ...)`, pickled under the original's name."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         return forward(original, self, *args, **kwargs)
@@ -24,16 +24,16 @@ def swapped_class(original: Any, forward: Callable[..., Any]) -> type[nn.Module]
 
 
 def is_swapped(module: nn.Module) -> bool:
-    """Whether the module's class was swapped already: a model may be looked at twice, a draft model shares modules."""
+    """Whether the class was swapped already: a model may be prepared twice, and a draft model shares modules."""
     return hasattr(type(module), "swapped_from")
 
 
 def as_original(module: nn.Module, original: Any, dropped: tuple[str, ...] = ("fused",)) -> tuple[Any, ...]:
-    """How `copy` and `pickle` rebuild a swapped module: of its original class, without the attributes `dropped`."""
+    """How `copy` and `pickle` rebuild a swapped module: with its original class, without the attributes `dropped`."""
     state = {name: value for name, value in module.__dict__.items() if name not in dropped}
     return _empty, (original,), state
 
 
 def _empty(original: Any) -> Any:
-    """A module without anything in it; its state follows."""
+    """An empty module; its state follows."""
     return original.__new__(original)

@@ -1,9 +1,9 @@
-"""Products of bfloat16 on a processor's matrix unit (Intel AMX), as machine instructions.
+"""Machine code for bfloat16 products on a processor's matrix unit (Intel AMX).
 
-One instruction multiplies 32 numbers of 16 rows of weights with those of 16 rows of inputs: up to some dozens of rows a
-product takes as long as its weights take to read. Weights are read as they lie in memory. Inputs are packed, pairs of
-numbers of 16 rows side by side. An output is added up in float32, pair after pair from the first number to the last,
-whatever rows stand beside it (Intel, Architecture Instruction Set Extensions, TDPBF16PS).
+One instruction multiplies 32 numbers of 16 rows of weights with those of 16 rows of inputs, so for up to some dozens of
+rows a product takes as long as reading its weights. Weights are read in place. Inputs are packed: pairs of numbers of
+16 rows side by side. Each output is summed in float32, pair after pair from first to last, whatever rows are beside it
+(Intel, Architecture Instruction Set Extensions, TDPBF16PS).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from precedent.target.cpu.attention_kernels import turned_lanes
 from precedent.target.cpu.kernel_code import CACHE_LINE, FLOATS, INT, LANES, LONG, Code, kernel
 
 TILE = 16
-"""Rows of a tile, of weights, inputs or outputs."""
+"""Rows in a tile of weights, inputs or outputs."""
 
 DEPTH = 32
-"""Numbers of each row that one instruction takes."""
+"""Numbers of each row that one instruction multiplies."""
 
 TILE_BYTES = 1024
-"""Of a full tile."""
+"""Bytes of a full tile."""
 
 BANDS = COLUMNS = 2
-"""Tiles of weights and of inputs that a kernel takes at a time: with their products they fill the unit's eight."""
+"""Tiles of weights and of inputs per kernel call: with their products they fill the unit's eight tiles."""
 
 AHEAD = 4
-"""Instructions' worth of weights that are fetched into the processor's cache before they are needed."""
+"""How many instructions ahead weights are prefetched."""
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
-"""Linux on x86-64: the system call by which a process asks for the unit."""
+"""Linux on x86-64: the system call by which a process requests the matrix unit."""
 
 _FEATURES = binding.get_host_cpu_features()
 _PRESENT = bool(_FEATURES.get("amx-bf16") and _FEATURES.get("amx-tile")) and LANES == TILE
@@ -47,7 +47,7 @@ _LINE = ir.Constant(LONG, CACHE_LINE)
 
 
 def tile_kernel(generator: Callable[..., Any]) -> Callable[..., Any]:
-    """`kernel`; where there is no such unit it has no instructions, for the compiler would not know them."""
+    """`kernel`; emits no instructions on processors without the unit, for which the compiler does not know them."""
 
     @wraps(generator)
     def typed(typing: Any, *arguments: Any) -> Any:
@@ -71,7 +71,7 @@ def tiles_at_hand() -> bool:
 
 @tile_kernel
 def open_tiles(typing: Any) -> Any:
-    """Tell the unit of the running thread that all tiles are full ones; their contents are lost."""
+    """Configure the current thread's unit for full tiles; their contents are lost."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         palette = [1] + 15 * [0] + 8 * [64, 0] + 16 * [0] + 8 * [TILE] + 8 * [0]
@@ -86,7 +86,7 @@ def open_tiles(typing: Any) -> Any:
 
 @tile_kernel
 def close_tiles(typing: Any) -> Any:
-    """Give the unit back: others on this thread set it up for themselves."""
+    """Release the unit: other code on this thread configures it for itself."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         _call(builder, "llvm.x86.tilerelease", ())
@@ -99,7 +99,7 @@ def close_tiles(typing: Any) -> Any:
 def pack_tile(typing: Any, places: Any) -> Any:
     """Write `DEPTH` numbers of `count` rows as a tile of inputs, `(rows, row_stride, count, tile)`; strides in bytes.
 
-    The rows are float32 and rounded to bfloat16. The last one stands for those that are missing to `TILE`.
+    The rows are float32 and rounded to bfloat16. The last row is repeated to fill `TILE` rows.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
@@ -157,7 +157,7 @@ def tile_block(bands: int, columns: int) -> Callable[[tuple[int, int, int, int, 
 
 @tile_kernel
 def finish_tile(typing: Any, sums: Any, biases: Any, outputs: Any) -> Any:
-    """One row's sums of `TILE` outputs, plus their biases (0: there are none), rounded to bfloat16."""
+    """Write one row's sums of `TILE` outputs, plus their biases (0: none), rounded to bfloat16."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         sums, biases, outputs = arguments
@@ -170,7 +170,7 @@ def finish_tile(typing: Any, sums: Any, biases: Any, outputs: Any) -> Any:
 
 
 def _fetch_rows(code: Code, builder: ir.IRBuilder, rows: Any, stride: Any, count: int, k: Any, length: Any) -> None:
-    """Fetch a line of each of `count` rows, `AHEAD` steps before it is needed: at their ends one of the rows behind."""
+    """Prefetch a line of each of `count` rows, `AHEAD` steps early; near their end, a line of the rows that follow."""
     ahead = builder.add(k, ir.Constant(LONG, AHEAD * DEPTH))
     over = builder.icmp_signed(">=", ahead, length)
     place = builder.mul(builder.select(over, builder.sub(ahead, length), ahead), ir.Constant(LONG, 2))

@@ -1,4 +1,4 @@
-"""The product of some rows with bfloat16 weights on a processor's matrix unit; see `tile_kernels`."""
+"""The product of some rows with bfloat16 weights on a processor's matrix unit, built from `tile_kernels`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from precedent.target.cpu.tile_kernels import (
 )
 
 SUMS_BYTES = (BANDS * COLUMNS + 1) * TILE_BYTES
-"""What a thread needs beside its packed inputs: sums of a block, and room to turn one tile of them."""
+"""Bytes that a thread needs beside its packed inputs: the sums of a block, and room to transpose one tile of them."""
 
 _one_by_one, _one_by_two, _two_by_one, _two_by_two = (
     tile_block(bands, columns) for bands in (1, BANDS) for columns in (1, COLUMNS)
@@ -32,7 +32,7 @@ def tile_room(rows: int, length: int) -> int:
 
 @compiled
 def pack_inputs(inputs: int, stride: int, length: int, rows: int, room: int) -> None:
-    """Write float32 inputs as tiles into a thread's room, sixteen rows behind each other."""
+    """Pack float32 inputs as tiles into a thread's room, sixteen rows at a time."""
     place = room + SUMS_BYTES
     for row in range(0, rows, TILE):
         for k in range(0, length, DEPTH):
@@ -42,7 +42,7 @@ def pack_inputs(inputs: int, stride: int, length: int, rows: int, room: int) -> 
 
 @compiled
 def tiles_piece(at: Places, rows: int, first: int, last: int, room: int) -> None:
-    """Outputs `first` to `last` (whole tiles of them) of every input row, packed in the thread's `room` before."""
+    """Outputs `first` to `last` (whole tiles) of every input row; the inputs are packed in the thread's `room`."""
     column_bytes = at[4] // DEPTH * TILE_BYTES
     for out in range(first, last, BANDS * TILE):
         bands = min(BANDS, (last - out) // TILE)
@@ -56,7 +56,7 @@ def tiles_piece(at: Places, rows: int, first: int, last: int, room: int) -> None
 
 @compiled
 def _block(bands: int, columns: int, places: tuple[int, int, int, int, int, int]) -> None:
-    """Some outputs of some rows, as sums."""
+    """Sums of some outputs of some rows."""
     if bands == 1 and columns == 1:
         _one_by_one(places)
     elif bands == 1:
@@ -69,7 +69,7 @@ def _block(bands: int, columns: int, places: tuple[int, int, int, int, int, int]
 
 @compiled
 def _write(at: Places, rows: int, out: int, row: int, sums: int, number: int) -> None:
-    """One tile of sums, to the outputs of its rows."""
+    """Write one tile of sums to the outputs of its rows."""
     turned = sums + BANDS * COLUMNS * TILE_BYTES
     _turn((sums + number * TILE_BYTES, 4 * TILE, TILE, turned, 4 * TILE))
     biases = at[5] + 4 * out if at[5] else 0

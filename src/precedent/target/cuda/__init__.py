@@ -1,4 +1,4 @@
 """Forwards of fixed size for a GPU: CUDA graphs, split attention, Triton kernels.
 
-Imported by the target model alone; knows nothing of CPU kernels, of loading or of several processes.
+Only the target model imports this package; it does not know CPU kernels, loading or parallel processes.
 """

@@ -1,7 +1,8 @@
-"""Captured graphs of static forwards: made when a size comes for the second time, bounded in number and in memory.
+"""Captures forwards of fixed size as CUDA graphs, and keeps the graphs bounded in number and in memory.
 
-What cannot be captured runs without a graph, and the log says so once. Launching some hundreds of small kernels takes
-the host about as long as a step of a small model takes the GPU; a graph is launched as one.
+Launching some hundreds of small kernels takes the host about as long as a step of a small model takes the GPU; a graph
+launches them all at once. A size is captured when it comes for the second time. A size that cannot be captured runs
+without a graph, and the log says so once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 _ONE_AT_A_TIME = Lock()
 
 Run = Callable[[StaticShape], Tensor]
-"""Runs the forward of a size over what stands in the buffers; returns its logits `[rows, vocab_size]`."""
+"""Runs the forward of a size over the contents of the buffers; returns its logits `[rows, vocab_size]`."""
 
 
 class Replay(Protocol):
@@ -31,27 +32,27 @@ class Replay(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory that its capture took beyond what earlier ones had."""
+        """Memory that this capture took beyond earlier ones."""
 
     def __call__(self) -> Tensor:
-        """Run it again; the logits `[rows, vocab_size]` stay good until the next replay of any graph."""
+        """Run it again; the logits `[rows, vocab_size]` are valid until the next replay of any graph."""
 
 
 class Capturer(Protocol):
     """Captures forwards."""
 
     def capture(self, run: Run, shape: StaticShape) -> Replay:
-        """Run the forward of a size and keep it. Raises RuntimeError where something in it cannot be captured."""
+        """Run the forward of a size and keep it. Raises RuntimeError if an operation cannot be captured."""
 
     def forget(self) -> None:
-        """All replays are gone: their memory may be given back."""
+        """Release the memory of all replays; none of them is used any more."""
 
 
 class GraphStore:
-    """Runs forwards, by a graph where a size has come before; the least recently used graph makes room for a new one.
+    """Runs forwards, by graph from the second time a size comes; a new graph replaces the least recently used one.
 
-    Memory that one graph used serves the next as well, so it is given back only when all of them go: that happens
-    when together they took more than `max_bytes`.
+    Graphs share their memory, so it can be released only when all of them go. That happens when together they took more
+    than `max_bytes`.
     """
 
     def __init__(self, run: Run, capturer: Capturer, *, max_graphs: int, max_bytes: int) -> None:
@@ -66,7 +67,7 @@ class GraphStore:
         return len(self._graphs)
 
     def __call__(self, shape: StaticShape) -> Tensor:
-        """The logits of this size over what stands in the buffers, `[rows, vocab_size]`."""
+        """The logits of this size over the contents of the buffers, `[rows, vocab_size]`."""
         replay = self._graphs[shape] if shape in self._graphs else self._captured(shape)
         if replay is None:
             return self._run(shape)
@@ -74,15 +75,15 @@ class GraphStore:
         return replay()
 
     def _captured(self, shape: StaticShape) -> Replay | None:
-        """A new graph, None for a size that came for the first time or cannot have one."""
+        """A new graph; None for a size that came for the first time or cannot be captured."""
         if shape in self._without or shape not in self._seen:
             self._seen.add(shape)
             return None
         self._make_room()
         try:
             self._graphs[shape] = self._capturer.capture(self._run, shape)
-        except Exception as error:  # out of memory, a forbidden operation, Triton's own: run as it is, it will show
-            log.warning("no CUDA graph for %s, it runs without: %s", shape, next(iter(str(error).splitlines()), ""))
+        except Exception as error:  # out of memory, a forbidden operation, Triton's own: a plain run will show it
+            log.warning("no CUDA graph for %s, it runs without one: %s", shape, next(iter(str(error).splitlines()), ""))
             self._without.add(shape)
             return None
         nbytes = self._graphs[shape].nbytes
@@ -92,17 +93,17 @@ class GraphStore:
         return self._graphs.get(shape)
 
     def _make_room(self) -> None:
-        """Drop the least recently used graph if there are too many; its size must come twice again to get one."""
+        """Drop the least recently used graph if there are too many; its size is captured again after two more runs."""
         if len(self._graphs) < self._max_graphs:
             return
         self._seen.discard(self._graphs.popitem(last=False)[0])
-        if not self._graphs:  # and with the last one went the memory that they shared
+        if not self._graphs:  # the last graph is gone, and with it the shared memory
             self._nbytes = 0
             self._capturer.forget()
 
     def _start_over(self, shape: StaticShape, nbytes: int) -> None:
-        """Drop all graphs; a size that takes too much by itself gets none again."""
-        log.info("CUDA graphs took %.0f MB: all are dropped and made anew", self._nbytes / 1e6)
+        """Drop all graphs; a size that takes too much by itself is never captured again."""
+        log.info("CUDA graphs took %.0f MB: all are dropped and captured again", self._nbytes / 1e6)
         if nbytes > self._max_bytes:
             self._without.add(shape)
         self._graphs.clear()
@@ -112,33 +113,33 @@ class GraphStore:
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """A graph and the logits that its replays write."""
+    """A graph, and the logits that its replays overwrite."""
 
     graph: Any
     logits: Tensor
     nbytes: int
 
     def __call__(self) -> Tensor:
-        """Launch it; nothing is waited for."""
+        """Launch it without waiting."""
         self.graph.replay()
         return self.logits
 
 
 class CudaCapturer:
-    """Captures on one CUDA device; all graphs share one pool of memory.
+    """Captures on one CUDA device; all graphs share one memory pool.
 
-    Target and draft model may be at work on two threads: one capture at a time in the whole process.
+    Target and draft model may run on two threads, so the whole process makes one capture at a time.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._beside = torch.cuda.Stream(device)  # one for all: libraries keep memory of their own for each stream
+        self._beside = torch.cuda.Stream(device)  # one for all graphs: libraries keep memory for each stream
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def capture(self, run: Run, shape: StaticShape) -> CapturedGraph:
-        """Run once on a stream beside, where libraries choose and load their kernels, then capture.
+        """Run once on a side stream, where libraries choose and load their kernels, then capture.
 
-        Other threads may go on using CUDA meanwhile.
+        Other threads may keep using CUDA meanwhile.
         """
         with _ONE_AT_A_TIME, torch.cuda.device(self._device):
             current = torch.cuda.current_stream(self._device)
@@ -146,10 +147,10 @@ class CudaCapturer:
                 self._warm_up(run, shape)
                 return self._captured(run, shape)
             finally:
-                torch.cuda.set_stream(current)  # a capture that fails leaves its own stream behind
+                torch.cuda.set_stream(current)  # a failed capture leaves its own stream current
 
     def _captured(self, run: Run, shape: StaticShape) -> CapturedGraph:
-        torch.cuda.empty_cache()  # as a capture does when it begins: what was cached must not count against it
+        torch.cuda.empty_cache()  # as a capture does when it begins: cached memory must not count against it
         before = torch.cuda.memory_reserved(self._device)
         graph: Any = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._beside, capture_error_mode="thread_local"):
@@ -157,7 +158,7 @@ class CudaCapturer:
         return CapturedGraph(graph, logits, max(0, torch.cuda.memory_reserved(self._device) - before))
 
     def forget(self) -> None:
-        """Take another pool, and give the memory of the former one back."""
+        """Start a new memory pool and release the old one."""
         with _ONE_AT_A_TIME:
             self._pool = torch.cuda.graph_pool_handle()
             torch.cuda.empty_cache()

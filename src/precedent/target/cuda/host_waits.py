@@ -1,4 +1,4 @@
-"""Finds where a computation would make the host wait for a GPU, on any device."""
+"""Finds operations that would make the host wait for a GPU; works on any device."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 WAITS = {
     "item": "a number is read",
     "_local_scalar_dense": "a number is read",
-    "is_nonzero": "a decision is taken on a number",
-    "equal": "tensors are compared as a whole",
+    "is_nonzero": "a branch depends on a number",
+    "equal": "whole tensors are compared",
     "nonzero": "a size depends on data",
     "masked_select": "a size depends on data",
     "_unique2": "a size depends on data",
     "unique_dim": "a size depends on data",
     "resolve_neg": "a tensor is read as a list or an array",
 }
-"""Operations for which the host waits, and why. Indexing with a mask is one more: a GPU must count what it chooses."""
+"""Operations that make the host wait, and why. Indexing with a mask is another: the GPU must count its result first."""
 
 MASK = "index"
 
 
 class HostWaits(TorchDispatchMode):
-    """Notes, in `names`, every operation inside at which the host would wait for a GPU.
+    """Records in `names` every operation inside that would make the host wait for a GPU.
 
-    Reading a list (`tolist`, `numpy`) shows on a CPU as `resolve_neg`, and that in inference mode alone. Copies to the
-    device are not noted.
+    On a CPU, reading a list (`tolist`, `numpy`) shows as `resolve_neg`, and only in inference mode. Copies to the
+    device are not recorded.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class HostWaits(TorchDispatchMode):
 
     @property
     def reasons(self) -> str:
-        """What the host waits for, in words; empty where it never does."""
+        """Why the host waits, in words; empty if it never does."""
         return ", ".join(sorted({f"{name}: {WAITS.get(name, 'a size depends on data')}" for name in self.names}))
 
 

@@ -1,10 +1,10 @@
-"""Attention whose sums do not depend on what is a prefix and what is a tree: keys in the order of their positions.
+"""Attention that sums keys in the order of their positions, so results do not depend on where a tree begins.
 
-`split_attention` sums committed keys apart from a tree's, so a token's sums change when the keys before it are
-committed. Here a row's keys are those at positions 0, 1, 2, ... up to its own, wherever they stand: in the committed
-prefix, or among its ancestors in the tree. They are summed in pieces of `PIECE` positions, which begin at the same
-positions for every row, and the pieces are merged from first to last. So a row gives the same bits in a tree, in a
-prompt and alone, as long as products of one fixed size do (decision 0022).
+`split_attention` sums committed keys separately from a tree's keys, so a token's sums change when the keys before it
+are committed. Here a row's keys are those at positions 0, 1, 2, ... up to its own, whether they are in the committed
+prefix or among its ancestors in the tree. They are summed in pieces of `PIECE` positions, which begin at the same
+positions for every row, and the pieces are merged from first to last. So a row is bit-identical in a tree, in a prompt
+and alone, as long as products of one fixed size are (decision 0022).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from precedent.target.cuda.split_attention import (
 )
 
 PIECE = 256
-"""Positions of a piece: pieces of the prefix are shared by a sequence's rows, and each is a sum to be merged."""
+"""Positions per piece. A sequence's rows share the pieces of its prefix; every piece is one sum to merge."""
 
 
 def ordered(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: float) -> Tensor:
-    """As every variant of `split_attention`, in torch's own operations: the reference. Every row reads its own copy."""
+    """The reference, in torch's own operations. Every row reads its own copy of the keys."""
     (_, heads, num_rows, dim), kv_heads = query.shape, keys.shape[0]
     own = query[0].view(kv_heads, heads // kv_heads, num_rows, dim).transpose(1, 2)
 
@@ -42,9 +42,9 @@ def ordered(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale
 
 
 def _piece(rows: StaticRows, first: int) -> tuple[Tensor, Tensor]:
-    """Arena rows `[R, PIECE]` of each row's keys from position `first` on, and which of them it sees.
+    """Arena rows `[R, PIECE]` of each row's keys from position `first` on, and which of them the row sees.
 
-    Where it sees none stands its sequence's first key, which is its own memory.
+    Keys that the row does not see point to its sequence's first key, which is valid memory of its own.
     """
     slot = rows.slot_of.clamp(min=0)
     sequence, within = slot // rows.width, slot % rows.width
@@ -57,7 +57,7 @@ def _piece(rows: StaticRows, first: int) -> tuple[Tensor, Tensor]:
 
 
 def ordered_by_triton(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: float) -> Tensor:
-    """Our own kernels (`triton_ordered`), which read no key that is not there."""
+    """Our own kernels (`triton_ordered`), which never read a key that does not exist."""
     from precedent.target.cuda.triton_ordered import attend_in_order
 
     return attend_in_order(query, keys, values, rows, scale)
@@ -67,5 +67,5 @@ ORDERED: dict[str, Variant] = {"ordered": ordered, "ordered-triton": ordered_by_
 
 
 def ordered_named(name: str, device: torch.device, dtype: torch.dtype) -> Variant:
-    """The variant called `name`; "auto" is Triton on a GPU that has it. Raises ConfigError for an unknown one."""
+    """The variant called `name`; "auto" is Triton on a GPU that supports it. Raises ConfigError for an unknown name."""
     return chosen(name, ORDERED, ordered_by_triton if kernels_serve(device, dtype) else ordered)

@@ -1,17 +1,18 @@
-"""Attention of several sequences' rows over one KV arena; only tensors know how long the sequences are.
+"""Attention of several sequences' rows over one KV arena, with sequence lengths in device memory only.
 
-A long committed prefix and a small tree block behind it are attended to apart and merged by their log-sum-exp:
+Attention over the long committed prefix and over the small tree behind it is computed separately and merged by
+log-sum-exp:
 
     lse = log(sum_i exp(lse_i)),  output = sum_i exp(lse_i - lse) * output_i
 
 (the online softmax of FlashAttention, Dao et al. 2205.14135; over pieces of the keys as in Flash-Decoding; over shared
 prefix and own suffix as in Hydragen, Juravsky et al. 2402.05099, and cascade inference, Ye et al. 2024). The query
-heads of a group are further query rows, so that keys and values are neither repeated nor read once per head.
+heads of a group become further query rows, so that keys and values are neither repeated nor read once per head.
 
-Shapes: `sequences` (S) of at most `width` (W) rows each stand packed in `rows` (R); their KV rows stand in the arena
-from `starts` on: `lengths` committed ones, then those of this forward. A variant is called as `(query [1, heads, R,
-dim], keys [kv_heads, arena, dim], values, StaticRows, scale)` and returns `[1, R, heads, value_dim]`; rows that stand
-for nobody come out finite, whatever the arena holds.
+Shapes: `sequences` (S) of at most `width` (W) rows each are packed into `rows` (R). Their KV rows are in the arena from
+`starts` on: `lengths` committed ones, then those of this forward. A variant is called as `(query [1, heads, R, dim],
+keys [kv_heads, arena, dim], values, StaticRows, scale)` and returns `[1, R, heads, value_dim]`. Padding rows give
+finite results whatever the arena holds.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from precedent.errors import ConfigError
 
 @dataclass(frozen=True)
 class StaticRows:
-    """Where the rows of a forward and their keys stand, all in device tensors; only the sizes are Python's.
+    """Where the rows of a forward and their keys are, all in device tensors; only the sizes are Python integers.
 
-    `row_of` `[S, W]` is a row's place in the packed input (any place for a row that is not there); `slot_of` `[R]` its
-    place in `[S * W]`, -1 for a row that stands for nobody; `first_rows`, `counts`, `starts`, `lengths` are `[S]`;
-    `ancestors` `[S, W, W]` is true where the column is the row's ancestor or the row itself. No sequence has more than
-    `longest` keys, its new rows included.
+    `row_of` `[S, W]` is a row's index in the packed input (any index for padding); `slot_of` `[R]` its index in
+    `[S * W]`, -1 for a padding row; `first_rows`, `counts`, `starts`, `lengths` are `[S]`; `ancestors` `[S, W, W]` is
+    true where the column is the row's ancestor or the row itself. No sequence has more than `longest` keys, its new
+    rows included.
     """
 
     row_of: Tensor
@@ -50,22 +51,22 @@ class StaticRows:
 
     @property
     def sequences(self) -> int:
-        """How many sequences there is room for."""
+        """The number of sequences that there is room for."""
         return self.row_of.shape[0]
 
     @property
     def width(self) -> int:
-        """How many rows of a sequence there is room for."""
+        """The number of rows per sequence that there is room for."""
         return self.row_of.shape[1]
 
     @cached_property
     def prefix_places(self) -> Tensor:
-        """Arena rows of each sequence's keys, `[S, longest]`; its first one where it has no more."""
+        """Arena rows of each sequence's keys, `[S, longest]`; padded with its first key."""
         return self._places(torch.arange(self.longest, device=self.starts.device).expand(self.sequences, -1))
 
     @cached_property
     def tree_places(self) -> Tensor:
-        """Arena rows of each sequence's new keys, `[S, W]`; its first one where it has no more."""
+        """Arena rows of each sequence's new keys, `[S, W]`; padded with its first key."""
         new = torch.arange(self.width, device=self.starts.device).expand(self.sequences, -1)
         return self._places(self.lengths[:, None] + new)
 
@@ -90,11 +91,11 @@ class StaticRows:
 
     @cached_property
     def lineage(self) -> Tensor:
-        """Each row's ancestors and itself from the root on, `[S, W, W]`; behind them stand the others."""
+        """Each row's ancestors from the root on, then the row itself, then all other rows, `[S, W, W]`."""
         return self.ancestors.logical_not().to(torch.uint8).sort(dim=-1, stable=True).indices
 
     def _places(self, keys: Tensor) -> Tensor:
-        """Keys that are not there stand for the first one: nobody reads what another sequence left behind."""
+        """Arena rows of keys; missing keys point to the first one, so nothing reads another sequence's leftovers."""
         there = keys < (self.lengths + self.counts)[:, None]
         return self.starts[:, None] + torch.where(there, keys, 0)
 
@@ -103,9 +104,9 @@ Variant = Callable[[Tensor, Tensor, Tensor, StaticRows, float], Tensor]
 
 
 class Partial(NamedTuple):
-    """Attention over some of the keys: `output` `[..., rows, dim]` and the log of the sum of its weights `[..., rows]`.
+    """Attention over some of the keys: `output` `[..., rows, dim]` and the log of its summed weights `[..., rows]`.
 
-    At least float32. Over no keys at all the output is 0 and its weight, the exponential of -inf, as well.
+    At least float32. Over no keys at all, the output is 0 and the log is -inf.
     """
 
     output: Tensor
@@ -123,19 +124,19 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: 
 
 
 def merge(first: Partial, second: Partial) -> Partial:
-    """Attention over the keys of both."""
+    """Attention over the keys of both parts."""
     lse = torch.logaddexp(first.lse, second.lse)
     shares = ((part.lse - finite(lse)).exp()[..., None] * part.output for part in (first, second))
     return Partial(sum(shares, torch.zeros_like(first.output)), lse)
 
 
 def finite(lse: Tensor) -> Tensor:
-    """The same with 0 for -inf, which stands for no keys: a difference to it must not be NaN."""
+    """The same with 0 for -inf, which means no keys: a difference to it must not be NaN."""
     return lse.masked_fill(lse == float("-inf"), 0.0)
 
 
 def split(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: float) -> Tensor:
-    """Prefix and tree apart, in torch's own operations: the reference, in any precision and on any device."""
+    """The reference: prefix and tree separately, in torch's own operations, in any precision and on any device."""
     folded = by_sequence(query, rows, keys.shape[0])
     prefix = attend(folded, *_at(rows.prefix_places, keys, values), rows.in_prefix, scale)
     merged = merge(prefix, _tree(folded, keys, values, rows, scale))
@@ -143,7 +144,7 @@ def split(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: 
 
 
 def masked_sdpa(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: float) -> Tensor:
-    """The fused attention of torch with one mask for prefix and tree; reads as many keys as the bucket is long."""
+    """Torch's fused attention, with one mask for prefix and tree; reads as many keys as the bucket is long."""
     folded = by_sequence(query, rows, keys.shape[0])
     mask = rows.visible.repeat(1, folded.shape[2] // rows.width, 1)[:, None]
     picked = _at(rows.prefix_places, keys, values)
@@ -169,7 +170,7 @@ def flex_split(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, sc
 
 @cache
 def _flex(device: str) -> tuple[Any, Any]:
-    """FlexAttention as this device runs it best, and what asks it for log-sum-exps."""
+    """FlexAttention in the form that is best on this device, and the request for log-sum-exps."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     compiled = torch.compile(flex_attention, dynamic=False) if device == "cuda" else flex_attention
@@ -177,7 +178,7 @@ def _flex(device: str) -> tuple[Any, Any]:
 
 
 def by_triton(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: float) -> Tensor:
-    """Our own kernels (`triton_attention`), which read no key that is not there."""
+    """Our own kernels (`triton_attention`), which never read a key that does not exist."""
     from precedent.target.cuda.triton_attention import attend_by_kernel
 
     return attend_by_kernel(query, keys, values, rows, scale)
@@ -187,22 +188,22 @@ VARIANTS: dict[str, Variant] = {"split": split, "sdpa": masked_sdpa, "flex": fle
 
 
 def variant_named(name: str, device: torch.device, dtype: torch.dtype) -> Variant:
-    """The variant called `name`; "auto" is Triton on a GPU that has it, else `split` (decision 0018).
+    """The variant called `name`; "auto" is Triton on a GPU that supports it, else `split` (decision 0018).
 
-    Raises ConfigError for an unknown one.
+    Raises ConfigError for an unknown name.
     """
     return chosen(name, VARIANTS, by_triton if kernels_serve(device, dtype) else split)
 
 
 def chosen(name: str, variants: Mapping[str, Variant], automatic: Variant) -> Variant:
-    """The one of `variants` called `name`, the `automatic` one for "auto". Raises ConfigError for an unknown one."""
+    """The one of `variants` called `name`; `automatic` for "auto". Raises ConfigError for an unknown name."""
     if name != "auto" and name not in variants:
         raise ConfigError(f"there is no attention called {name!r}; choose auto, {', '.join(variants)}")
     return automatic if name == "auto" else variants[name]
 
 
 def kernels_serve(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there is Triton for this device, and numbers that our kernels multiply."""
+    """Whether Triton is installed for this device and our kernels support this dtype."""
     return device.type == "cuda" and dtype != torch.float64 and find_spec("triton") is not None
 
 
@@ -215,7 +216,7 @@ def by_sequence(query: Tensor, rows: StaticRows, kv_heads: int) -> Tensor:
 
 
 def packed(output: Tensor, rows: StaticRows) -> Tensor:
-    """The way back: `[S, kv_heads, group * W, dim]` as `[1, R, heads, dim]`."""
+    """The reverse of `by_sequence`: `[S, kv_heads, group * W, dim]` as `[1, R, heads, dim]`."""
     sequences, kv_heads, _, dim = output.shape
     by_row = output.view(sequences, kv_heads, -1, rows.width, dim).permute(0, 3, 1, 2, 4)
     return by_row.reshape(sequences * rows.width, -1, dim).index_select(0, rows.slot_of.clamp(min=0))[None]

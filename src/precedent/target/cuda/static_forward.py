@@ -1,7 +1,7 @@
-"""A forward whose every size is fixed and whose every number stands in a buffer that never moves.
+"""One forward of fixed size that reads and writes only buffers that never move.
 
-The same operations run on the same memory whoever is served, so that they can be captured as a CUDA graph and replayed;
-without a graph they run one by one, and compute the same.
+The same operations run on the same memory for all sequences, so they can be captured as a CUDA graph and replayed.
+Without a graph they run one by one and compute the same.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from precedent.target.kv.rows import Running
 
 
 class ArenaKV(Cache):
-    """The KV rows of all sequences behind transformers' interface: each new one is written to the place it was given.
+    """The KV arena behind transformers' cache interface: writes each new row to its assigned place.
 
-    `cache_rows` is `[blocks, rows]`, on the device. Hands back the new rows alone, as `PackedKV` does.
+    `cache_rows` is `[blocks, rows]`, on the device. Returns only the new rows, as `PackedKV` does.
     """
 
     def __init__(self, arena: KVArena, cache_rows: Tensor) -> None:
         super().__init__(layers=list(KVCache(arena.shape).layers))
         self._arena, self._cache_rows = arena, cache_rows
-        self._layer_of: dict[int, tuple[Tensor, int]] = {}  # holds the tensors, so that an id stays theirs
+        self._layer_of: dict[int, tuple[Tensor, int]] = {}  # keeps the tensors alive, so that their ids stay unique
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -42,12 +42,12 @@ class ArenaKV(Cache):
         return key_states, value_states
 
     def layer_of(self, key_states: Tensor) -> int:
-        """The layer that these keys went into. Raises KeyError when the model changed them since."""
+        """The layer that wrote these keys. Raises KeyError if the model changed them since."""
         return self._layer_of[id(key_states)][1]
 
 
 class StaticForward(Running):
-    """One forward of a fixed size over what stands in the buffers: `integers` (`static_shape`) and `ancestors`."""
+    """One forward of a fixed size over the buffers `integers` (`static_shape`) and `ancestors`."""
 
     def __init__(
         self, arena: KVArena, shape: StaticShape, integers: Tensor, ancestors: Tensor, variant: Variant
@@ -59,7 +59,7 @@ class StaticForward(Running):
         self.cache = self._kv
 
     def inputs(self) -> dict[str, Any]:
-        """What the model is called with."""
+        """The arguments of the model's forward."""
         return {
             "input_ids": self._field["token_ids"][None],
             "position_ids": self._field["positions"][None],
@@ -68,13 +68,13 @@ class StaticForward(Running):
         }
 
     def mask(self, rule: Any) -> StaticForward:
-        """This forward, in place of a mask. Raises UnsupportedError for a layer that hides a part of the prefix."""
+        """This forward, in place of a mask. Raises UnsupportedError for a layer that does not see the whole prefix."""
         if rule is not causal_mask_function:
-            raise UnsupportedError("a layer has a window or a mask of its own, which static forwards do not compute")
+            raise UnsupportedError("a layer has a window or a mask of its own, which fixed sizes do not support")
         return self
 
     def attend(self, query: Tensor, key: Tensor, scale: float | None) -> Tensor:
-        """`[1, rows, heads, dim]` for queries `[1, heads, rows, dim]`; `key` tells by itself which layer this is."""
+        """`[1, rows, heads, dim]` for queries `[1, heads, rows, dim]`; `key` identifies the layer."""
         block, keys, values = self._arena.layer(self._kv.layer_of(key))
         return self._variant(query, keys, values, self._rows[block], query.shape[3] ** -0.5 if scale is None else scale)
 

@@ -1,4 +1,4 @@
-"""Runs forwards in fixed sizes (`static_forward`), on CUDA as graphs."""
+"""Chooses a fixed size for the rows of each forward, fills its buffers and runs it, on CUDA as a graph."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from precedent.target.kv.rows import Rows
 from precedent.target.kv.shape import KVShape
 
 ARENA_SHARE = 0.5
-"""Of the free memory, for keys and values that graphs can reach; the rest is for activations, and for other ones."""
+"""Share of the free memory for keys and values that graphs can reach; activations and other KV use the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class StaticSettings:
     """How forwards of fixed size are run.
 
-    `arena_tokens` is the room for tokens of all sequences together (None: half of the memory that is free); what does
-    not fit is computed without (with `bitwise` it is refused); `most_tokens` bounds either. `attention` is "auto" or a
-    variant of `split_attention`, with `bitwise` of `ordered_attention`.
-    Without `capture` no graphs are made, which is how a CPU runs the same code; `max_graphs` and `max_graph_bytes`
-    bound them.
+    `arena_tokens` is the room for tokens of all sequences together (None: half of the free memory). Sequences that do
+    not fit are computed outside the arena (with `bitwise` they are refused). `most_tokens` is an upper bound in either
+    case. `attention` is "auto" or a variant of `split_attention`, with `bitwise` of `ordered_attention`.
+    Without `capture` no graphs are made: so a CPU runs the same code. `max_graphs` and `max_graph_bytes` bound the
+    graphs.
     """
 
     arena_tokens: int | None = None
@@ -57,10 +57,10 @@ class StaticSettings:
 
 
 class StaticRunner:
-    """A model whose forwards have one of a few fixed sizes; `target.fixed_sizes` checks that they can.
+    """A model whose forwards have one of a few fixed sizes; `target.fixed_sizes` tests that the model supports them.
 
-    With `every_rows` they all have so many rows, a row's sums do not depend on its neighbours (`ordered_attention`),
-    and what finds no room is refused, not computed otherwise.
+    With `every_rows`, every forward has that many rows and a row's sums do not depend on its neighbours
+    (`ordered_attention`); sequences without room are refused, not computed in another way.
     """
 
     def __init__(
@@ -75,24 +75,25 @@ class StaticRunner:
         tokens = min(tokens, settings.most_tokens or tokens)
         self.arena, self._model, self._device = KVArena(shape, tokens), model, device
         self.settings_beside = replace(settings, arena_tokens=None, most_tokens=tokens, attention="auto")
-        """How a draft model runs beside it, with room for as many tokens at most."""
+        """Settings for a draft model that runs beside it, with room for at most as many tokens."""
         self._every_rows = every_rows
         variants = variant_named if every_rows is None else ordered_named
         self._variant = variants(settings.attention, device, model.dtype)
         self._integers = torch.zeros(most_integers(len(self.arena.lent)), dtype=torch.long, device=device)
         self._ancestors = torch.zeros(MOST_MASKED, dtype=torch.bool, device=device)
         self.forwards = 0
-        """Forwards that ran here and not otherwise."""
+        """Forwards that ran here and not in another way."""
         self.graphs: GraphStore | None = None
         if settings.capture:
             bounds = {"max_graphs": settings.max_graphs, "max_bytes": settings.max_graph_bytes}
-            run = _weakly(WeakMethod(self.run))  # the store must not hold the arena: engines come and go
+            run = _weakly(WeakMethod(self.run))  # the store must not keep the arena alive after its engine is gone
             self.graphs = GraphStore(run, CudaCapturer(device), **bounds)
 
     def logits(self, sequences: Sequence[Rows]) -> list[Tensor] | None:
-        """Logits after every row, `[rows, vocab_size]` for each sequence; None if they fit in no size, or in no arena.
+        """Logits after every row, `[rows, vocab_size]` for each sequence; None if no size or arena holds them.
 
-        Their KV caches must have room for the new rows. With `every_rows` OutOfMemory is raised instead of None.
+        Their KV caches must have room for the new rows. With `every_rows`, raises OutOfMemory instead of returning
+        None.
         """
         starts = [rows.kv.starts_in(self.arena) for rows in sequences]
         found = [begins for begins in starts if begins is not None]
@@ -109,13 +110,13 @@ class StaticRunner:
             return [logits[start:stop] for start, stop in ends]
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """Triton launches on whichever device is the current one."""
+        """Make the runner's device current, since Triton launches on the current device."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def run(self, shape: StaticShape, variant: Variant | None = None) -> Tensor:
-        """The forward of a size over what stands in the buffers, operation by operation, `[rows, vocab_size]`.
+        """The forward of a size over the buffers, operation by operation; logits `[rows, vocab_size]`.
 
-        With another `variant` of attention than its own, if one is given.
+        A given `variant` replaces the runner's own attention.
         """
         integers, ancestors = self._buffers(shape)
         forward = StaticForward(self.arena, shape, integers, ancestors, variant or self._variant)
@@ -124,11 +125,11 @@ class StaticRunner:
         return logits
 
     def shape_for(self, sequences: Sequence[Rows]) -> StaticShape | None:
-        """The size that these rows are computed in, None where they fit in none."""
+        """The size in which these rows are computed; None if none holds them."""
         return shape_for(sequences, self._every_rows)
 
     def _check_optional(self, sequences: Sequence[Rows]) -> None:
-        """Raise OutOfMemory for rows that nobody else may compute."""
+        """Raise OutOfMemory for rows that must not be computed in another way."""
         if self._every_rows is not None:
             longest = max(rows.kv.length + len(rows) for rows in sequences)
             raise OutOfMemory(
@@ -143,13 +144,13 @@ class StaticRunner:
             buffer.copy_(placed(numbers, self._device))
 
     def _buffers(self, shape: StaticShape) -> tuple[Tensor, Tensor]:
-        """The parts of the buffers that this size uses: the same memory every time."""
+        """The parts of the buffers that this size uses: always the same memory."""
         places = shape.sequences, shape.width, shape.width
         return self._integers[: num_integers(shape, len(self.arena.lent))], self._ancestors[: prod(places)].view(places)
 
 
 def _weakly(method: WeakMethod[Any]) -> Run:
-    """Calls the method of an object that it does not keep."""
+    """Calls a method without keeping its object alive."""
 
     def run(shape: StaticShape) -> Tensor:
         found = method()

@@ -1,7 +1,7 @@
-"""The few sizes in which static forwards come, and what a step's numbers are in one of them.
+"""The few sizes of static forwards, and the layout of a step's numbers in each.
 
-Every forward is padded up to a size of which there are not many, so that a graph captured once is used again. Its sizes
-are numbers of rows, of sequences, of rows per sequence, and of keys; everything else is data.
+Every forward is padded to one of a few sizes, so that a captured graph is used again. A size consists of the numbers of
+rows, of sequences, of rows per sequence, and of keys; everything else is data.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from precedent.target.kv.arena import NOBODY
 from precedent.target.kv.rows import Rows
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 72, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2304)
-"""Rows in a forward, and rows of one sequence in it; a wider forward computes long enough to need no graph."""
+"""Rows in a forward, and rows of one sequence in it; a wider forward computes so long that a graph saves nothing."""
 
 MOST_WIDTH = 256
-"""Rows of one sequence, at most: a tree, or the last piece of a prompt."""
+"""Rows of one sequence at most: a tree, or the last piece of a prompt."""
 
 LEAST_KEYS = 1024
-"""Keys of the smallest bucket; each further one has twice as many."""
+"""Keys of the smallest bucket; each further bucket has twice as many."""
 
 MOST_MASKED, MOST_PLACES = 1 << 19, 1 << 14
-"""Entries of all ancestor masks together, and places for rows, at most: they are sent to the device in every step."""
+"""Limits on the entries of all ancestor masks and on the places for rows: both go to the device in every step."""
 
 
 class StaticShape(NamedTuple):
-    """The sizes of a static forward: nothing else may change the operations that it consists of."""
+    """The sizes of a static forward; only they determine which operations it runs."""
 
     rows: int
     sequences: int
@@ -41,7 +41,7 @@ class StaticShape(NamedTuple):
 
 
 def shape_for(sequences: Sequence[Rows], every_rows: int | None = None) -> StaticShape | None:
-    """The smallest size that holds these rows, None where none does; with `every_rows` all have so many and as wide."""
+    """The smallest size that holds these rows, or None; with `every_rows`, sizes have just that many rows and width."""
     counts = [len(rows) for rows in sequences]
     if sum(counts) > ROWS[-1] or max(counts) > MOST_WIDTH:
         return None
@@ -53,7 +53,7 @@ def shape_for(sequences: Sequence[Rows], every_rows: int | None = None) -> Stati
 
 
 def most_integers(blocks: int) -> int:
-    """More integers than a step of any size has."""
+    """An upper bound for the integers of a step of any size."""
     return (3 + blocks) * (ROWS[-1] + _power(ROWS[-1])) + 6 * ROWS[-1] + MOST_PLACES
 
 
@@ -62,12 +62,12 @@ def _up(count: int) -> int:
 
 
 def _power(count: int) -> int:
-    """The smallest power of two from `count` on."""
+    """The smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 
 def field_shapes(shape: StaticShape, blocks: int) -> dict[str, tuple[int, ...]]:
-    """A step's integers in the order in which they stand in one array: the last two once per block of KV layers."""
+    """Shapes of a step's integers in the order of one array; the last two come once per block of KV layers."""
     rows, places = (shape.rows,), (shape.sequences,)
     return {
         "token_ids": rows,
@@ -93,7 +93,7 @@ def fields_of(integers: Any, shape: StaticShape, blocks: int) -> dict[str, Any]:
 
 
 def num_integers(shape: StaticShape, blocks: int) -> int:
-    """How many integers a step of this size has."""
+    """The number of integers in a step of this size."""
     return sum(map(prod, field_shapes(shape, blocks).values()))
 
 
@@ -102,8 +102,8 @@ def step_data(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The integers of these rows in this size, and their ancestor masks `[sequences, width, width]`.
 
-    `starts` says for each sequence where it begins in each KV block. A row that stands for nobody is token 0 at
-    position 0, sees itself, and writes to the arena's row for nobody.
+    `starts` says for each sequence where it begins in each KV block. A padding row is token 0 at position 0, sees
+    itself, and writes to an arena row that no sequence reads.
     """
     integers = np.zeros(num_integers(shape, len(starts[0])), dtype=np.int64)
     field = fields_of(integers, shape, len(starts[0]))

@@ -1,12 +1,13 @@
-"""Split attention as two Triton kernels: every piece of a sequence's keys by itself, then the pieces together.
+"""Split attention as two Triton kernels: one computes every part of a sequence's keys, the other merges the parts.
 
 The first kernel runs one program per sequence, KV head, tile of rows and *part*. A part is a share of the committed
-prefix, as long as the sequence is (a number in device memory, so that a CUDA graph serves every length), or the tree
-block with its ancestor mask. All rows of all query heads that share a KV head stand in one tile of up to `MOST_TILE`
-rows: each key is read once per tile. The second kernel merges a row's parts by their log-sum-exp. Exponentials are
-powers of two throughout.
+prefix or the tree block with its ancestor mask. A share's length follows from the sequence's length, which is read from
+device memory, so one CUDA graph serves every length. All rows of all query heads that share a KV head are in one tile
+of up to `MOST_TILE` rows: each key is read once per tile. The second kernel merges a row's parts by their log-sum-exp.
+Exponentials are powers of two throughout.
 
-Imported only where triton is, which comes with torch for CUDA; `TRITON_INTERPRET=1` runs it on CPU tensors for tests.
+Imported only if Triton is installed, which comes with torch for CUDA; `TRITON_INTERPRET=1` runs it on CPU tensors for
+tests.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from precedent.target.cuda.split_attention import StaticRows
 LOG2_E = 1.4426950408889634
 
 LEAST_TILE, MOST_TILE = 16, 128
-"""Rows of a tile: matrix units want 16 at least, registers hold the sums of 128."""
+"""Rows of a tile: matrix units need at least 16, and registers hold the sums of 128."""
 
 KEYS_AT_ONCE = {2: 64, 4: 32}
-"""Keys in a block, by bytes of a number: a block of keys and one of values, doubly buffered, fit in shared memory."""
+"""Keys in a block, by bytes of a number: one block of keys and one of values, double-buffered, fit in shared memory."""
 
 LEAST_KEYS = 128
-"""A part of the prefix is at least so long in the longest sequence: shorter ones cost more to merge than they save."""
+"""Least length of a part in the longest sequence: merging shorter parts costs more than they save."""
 
 PROGRAMS_PER_PROCESSOR = 2
-"""Parts are made until so many programs run for every multiprocessor."""
+"""Programs wanted per multiprocessor; keys are divided into enough parts to reach it."""
 
 
 @triton.jit
 def taken_in(scores, value_places, wanted, highest, total, sums):  # fmt: skip
-    """A block of keys taken into what was summed before it, by the online softmax of FlashAttention (2205.14135).
+    """Add a block of keys to the running sums, by the online softmax of FlashAttention (2205.14135).
 
     Returns each row's highest score, the sum of its weights, and the sums of values by these weights.
     """
@@ -51,7 +52,7 @@ def taken_in(scores, value_places, wanted, highest, total, sums):  # fmt: skip
     return new_highest, total * faded + tl.sum(weights, 1), sums
 
 
-# Sequences begin anywhere in the tensors of a step, and each further kind of number would be a kernel more to compile.
+# Sequences begin anywhere in a step's tensors: specialising on alignment or on `parts` would compile more kernels.
 @triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["first_rows", "counts", "starts", "lengths"])
 def attend_part(
     query, keys, values, outputs, lses, first_rows, counts, starts, lengths, ancestors, scale,
@@ -62,7 +63,7 @@ def attend_part(
 ):  # fmt: skip
     """One part of one tile: writes its output, float32, and the base-2 logarithm of the sum of its weights.
 
-    `scale` has log2(e) in it; `*_head` and `*_row` are strides; the last of the `parts` is the tree.
+    `scale` includes log2(e); `*_head` and `*_row` are strides; the last of the `parts` is the tree.
     """
     sequence, kv_head = tl.program_id(0), tl.program_id(1).to(tl.int64)  # an arena may have 2**31 numbers and more
     part, tile = tl.program_id(2) % parts, tl.program_id(2) // parts
@@ -71,7 +72,7 @@ def attend_part(
         return
     first, start, length = tl.load(first_rows + sequence), tl.load(starts + sequence), tl.load(lengths + sequence)
 
-    place = tile * TILE + tl.arange(0, TILE)  # of a row among the group's: head by head
+    place = tile * TILE + tl.arange(0, TILE)  # index of a row among the group's rows: head by head
     row = place % WIDTH
     there = (place < GROUP * WIDTH) & (row < count)
     dims, value_dims = tl.arange(0, DIM_BLOCK), tl.arange(0, VALUE_BLOCK)
@@ -91,7 +92,7 @@ def attend_part(
     for at in range(begin, end, KEYS):
         key = at + tl.arange(0, KEYS)
         exists = key < end
-        # a block of keys stands in columns: no transposition before the product
+        # load the block of keys as columns, which saves a transposition before the product
         key_places = keys + kv_head * key_head + (base + key) * key_row
         k = tl.load(key_places[None, :] + dims[:, None], mask=exists[None, :] & (dims < DIM)[:, None], other=0.0)
         seen = tl.load(
@@ -119,7 +120,7 @@ def merge_parts(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
     PARTS_BLOCK: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row of one query head, `merged` `[rows, heads, VALUE_DIM]`; a row that stands for nobody becomes 0."""
+    """Merge one row of one query head into `merged` `[rows, heads, VALUE_DIM]`; a padding row becomes 0."""
     row, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slot_of + row)
     sequence, within = tl.maximum(slot, 0) // WIDTH, tl.maximum(slot, 0) % WIDTH
@@ -138,7 +139,7 @@ def merge_parts(
 
 
 class Plan(NamedTuple):
-    """How the work is cut: rows of a tile, tiles of a group's rows, and parts of the keys, the tree's included."""
+    """How the work is divided: rows of a tile, tiles of a group's rows, and parts of the keys, the tree's included."""
 
     tile: int
     tiles: int
@@ -154,9 +155,9 @@ def plan(rows: StaticRows, kv_heads: int, group: int, processors: int) -> Plan:
 
 
 def attend_by_kernel(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: float) -> Tensor:
-    """As every variant of `split_attention`. Raises UnsupportedError for numbers that the kernels do not multiply."""
+    """A variant of `split_attention`. Raises UnsupportedError for dtypes that the kernels do not support."""
     if query.dtype.itemsize not in KEYS_AT_ONCE:
-        raise UnsupportedError(f"the Triton kernels attend in bfloat16, float16 and float32, not in {query.dtype}")
+        raise UnsupportedError(f"the Triton kernels compute in bfloat16, float16 and float32, not in {query.dtype}")
     (_, heads, num_rows, dim), (kv_heads, _, value_dim) = query.shape, values.shape
     group, device = heads // kv_heads, query.device
     tile, tiles, parts = plan(rows, kv_heads, group, _processors(device))

@@ -1,12 +1,12 @@
-"""Attention in the order of positions (`ordered_attention`) as two Triton kernels: every piece by itself, then merged.
+"""Attention in the order of positions (`ordered_attention`) as two Triton kernels: one for pieces, one to merge them.
 
-A piece that is committed as a whole is computed for all rows of a sequence at once: they see the same keys. From the
-piece on that the tree begins in, every row has keys of its own, gathered by position, and a program of its own. Both
-are the same code on tiles of one size, so that a key that was in a tree in one step and is committed in the next gives
-the same products, and stands at the same place of the same sum. Nothing that changes an order of summation depends on
-how many rows, sequences or keys there are: neither tiles nor blocks nor the pieces that are merged at a time.
+A piece that is entirely committed is computed for all rows of a sequence at once, since they see the same keys. From
+the piece in which the tree begins, every row has its own keys, gathered by position, and its own program. Both cases
+run the same code on tiles of one size. So a key that was in a tree in one step and is committed in the next gives the
+same products at the same place of the same sum. Nothing that affects the order of summation (tiles, blocks, pieces
+merged at a time) depends on how many rows, sequences or keys there are.
 
-Imported only where triton is; `TRITON_INTERPRET=1` runs it on CPU tensors for tests.
+Imported only if Triton is installed; `TRITON_INTERPRET=1` runs it on CPU tensors for tests.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from precedent.target.cuda.split_attention import StaticRows
 from precedent.target.cuda.triton_attention import KEYS_AT_ONCE, LEAST_TILE, LOG2_E, taken_in
 
 TILE = 64
-"""Rows of a tile, of which a row by itself fills as many as its KV head has query heads."""
+"""Rows of a tile; a single row fills as many of them as its KV head has query heads."""
 
 MERGED_AT_ONCE = 16
-"""Pieces that are merged in one go, whether they are there or not."""
+"""Pieces merged at a time, whether they exist or not."""
 
 
-# What is compiled must not depend on how many pieces there are, nor on where in a step's tensors a sequence begins.
+# Compiled code must not depend on the number of pieces, nor on where a sequence begins in a step's tensors.
 @triton.jit(
     do_not_specialize=["pieces"],
     do_not_specialize_on_alignment=["slot_of", "first_rows", "counts", "starts", "lengths", "seen", "lineage"],
@@ -42,8 +42,8 @@ def attend_piece(
 ):  # fmt: skip
     """One piece of a tile of a sequence's rows (`SHARED`), or of one row: its output and the log2 of its weights' sum.
 
-    Program ids are sequence or row, KV head, and piece (with its tile). `scale` has log2(e) in it; `pieces` of a row
-    and head stand behind each other in `outputs` `[R, heads, pieces, VALUE_DIM]`, float32, and `lses`.
+    Program ids are sequence or row, KV head, and piece (with its tile). `scale` includes log2(e). The `pieces` of a row
+    and head follow each other in `outputs` `[R, heads, pieces, VALUE_DIM]`, float32, and in `lses`.
     """
     kv_head, place = tl.program_id(1).to(tl.int64), tl.arange(0, TILE)
     if SHARED:
@@ -103,7 +103,7 @@ def merge_pieces(
     outputs, lses, slot_of, seen, merged, heads, pieces,
     PIECE: tl.constexpr, AT_ONCE: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row of one query head, `merged` `[R, heads, VALUE_DIM]`; a row that stands for nobody becomes 0."""
+    """Merge one row of one query head into `merged` `[R, heads, VALUE_DIM]`; a padding row becomes 0."""
     row, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slot_of + row)
     count = tl.where(slot < 0, 0, tl.cdiv(tl.load(seen + tl.maximum(slot, 0)), PIECE))
@@ -125,9 +125,9 @@ def merge_pieces(
 
 
 def attend_in_order(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: float) -> Tensor:
-    """As every variant of `split_attention`. Raises UnsupportedError for what the kernels do not compute."""
+    """A variant of `ordered_attention`. Raises UnsupportedError for inputs that the kernels do not support."""
     if query.dtype.itemsize not in KEYS_AT_ONCE:
-        raise UnsupportedError(f"the Triton kernels attend in bfloat16, float16 and float32, not in {query.dtype}")
+        raise UnsupportedError(f"the Triton kernels compute in bfloat16, float16 and float32, not in {query.dtype}")
     (_, heads, num_rows, dim), (kv_heads, _, value_dim) = query.shape, values.shape
     group, pieces = heads // kv_heads, triton.cdiv(rows.longest, PIECE)
     if group > TILE:

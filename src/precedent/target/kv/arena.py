@@ -1,7 +1,7 @@
-"""KV rows of many sequences in buffers that never move: a CUDA graph finds them where they were when it was captured.
+"""KV rows of many sequences in buffers that never move, so that a captured CUDA graph always finds them.
 
-Every block of layers has buffers of its own, of which sequences borrow regions. Row 0 belongs to nobody: rows of a
-forward that stand for nobody write there.
+Every block of layers has its own buffers, from which sequences borrow regions. Row 0 belongs to no sequence: padding
+rows of a forward write there.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from precedent.runtime.placing import placed
 from precedent.target.kv.shape import BUCKET, KVShape, LayerShape
 
 NOBODY = 0
-"""The arena row of those that are nobody."""
+"""The arena row that padding rows write to."""
 
 KEPT_FREE = 16
-"""Rows before the first region: with them all regions begin at a multiple of 16 bytes."""
+"""Rows before the first region; with them, all regions begin at a multiple of 16 bytes."""
 
 
 class Region:
-    """Some consecutive rows of an arena, free again when nobody holds this object any more."""
+    """Some consecutive rows of an arena; they become free when this object is garbage collected."""
 
     def __init__(self, arena: BlockArena, start: int, rows: int) -> None:
         self.arena, self.start, self.rows = arena, start, rows
@@ -33,9 +33,9 @@ class Region:
 
 
 class Moves:
-    """Rows of several sequences that go elsewhere in their arenas, all at once: as few operations as for one.
+    """Row moves of several sequences in their arenas, made all at once, in as few operations as for one sequence.
 
-    `by` is whose rows are added next, `asked` is everybody whose rows were.
+    `by` is the sequence whose rows are added next; `asked` holds every sequence that added rows.
     """
 
     def __init__(self) -> None:
@@ -43,13 +43,13 @@ class Moves:
         self.by, self.asked = 0, set[int]()
 
     def add(self, region: Region, sources: Int64s, start: int) -> None:
-        """Rows `sources` of a region go to its rows from `start` on."""
+        """Move rows `sources` of a region to its rows from `start` on."""
         pairs = np.stack([sources, start + np.arange(len(sources))]) + region.start
         self._of.setdefault(region.arena, []).append(pairs)
         self.asked.add(self.by)
 
     def make(self) -> None:
-        """Move them; nothing is written before everything was read."""
+        """Make the moves; all rows are read before any is written."""
         for arena, pairs in self._of.items():
             arena.move(*placed(np.concatenate(pairs, axis=1), arena.keys.device))
         self._of.clear()
@@ -58,7 +58,7 @@ class Moves:
 class BlockArena:
     """Keys `[num_layers, heads, rows, key_dim]` and values of some layers of equal shape, lent in regions.
 
-    The buffers start as zeros: what nobody wrote is finite.
+    The buffers start as zeros, so rows that were never written are finite.
     """
 
     def __init__(self, shape: LayerShape, num_layers: int, rows: int) -> None:
@@ -70,7 +70,7 @@ class BlockArena:
         self._free = [(KEPT_FREE, rows - KEPT_FREE)]
 
     def take(self, rows: int) -> Region | None:
-        """A region of so many rows, the first that fits; None where there is none."""
+        """The first region of `rows` rows that fits; None if there is none."""
         self._settle()
         for place, (start, length) in enumerate(self._free):
             if length >= rows:
@@ -79,21 +79,21 @@ class BlockArena:
         return None
 
     def has_room(self, rows: int) -> bool:
-        """Whether `take` would find a region of so many rows."""
+        """Whether `take` would find a region of `rows` rows."""
         self._settle()
         return any(length >= rows for _, length in self._free)
 
     def move(self, sources: Tensor, destinations: Tensor) -> None:
-        """Copy rows `sources` to rows `destinations` (`[num_rows]` each, on its device), no two to the same one."""
+        """Copy rows `sources` to rows `destinations` (`[num_rows]` each, on its device); destinations are distinct."""
         for stored in (self.keys, self.values):
             stored.index_copy_(2, destinations, stored.index_select(2, sources))
 
     def rows_of(self, region: Region) -> tuple[Tensor, Tensor]:
-        """Its keys `[num_layers, heads, rows, key_dim]` and values, in place."""
+        """A region's keys `[num_layers, heads, rows, key_dim]` and values, in place."""
         return self.keys.narrow(2, region.start, region.rows), self.values.narrow(2, region.start, region.rows)
 
     def _settle(self) -> None:
-        """Join what was given back, by any thread at any time, with what was free."""
+        """Merge returned regions, which any thread may return at any time, into the free ones."""
         while self.given_back:
             self._free.append(self.given_back.popleft())
         joined: list[tuple[int, int]] = []
@@ -121,18 +121,18 @@ class KVArena:
         return sum(block.keys.nbytes + block.values.nbytes for block in self.lent)
 
     def has_room(self, rows: int) -> bool:
-        """Whether a sequence of so many rows finds a place in every block."""
+        """Whether every block has room for a sequence of `rows` rows."""
         return all(block.has_room(rows) for block in self.lent)
 
     def layer(self, index: int) -> tuple[int, Tensor, Tensor]:
-        """The number among `lent` of the block that a layer is in, and its keys `[heads, rows, dim]` and values."""
+        """A layer's block, as an index into `lent`, and the layer's keys `[heads, rows, dim]` and values."""
         number, within = self._places[index]
         block = self.lent[number]
         return number, block.keys[within], block.values[within]
 
 
 def _by_layer(shape: KVShape) -> dict[int, tuple[int, int]]:
-    """For every layer with keys and values of its own its block's number and its place there."""
+    """For every layer with its own keys and values: its block's number, and its index there."""
     places, layer_idx, number = {}, 0, 0
     for layer, count in shape.blocks:
         if layer is not None:

@@ -1,10 +1,10 @@
 """A KV cache that takes a whole candidate tree and keeps only the rows of the accepted path.
 
-Rows `[0, length)` are committed. A forward pass writes its rows behind them; `keep` makes some of those permanent (in
-place, in order), and whatever is not kept is overwritten by the next forward. No token is ever computed twice.
+Rows `[0, length)` are committed. A forward pass writes its rows behind them; `keep` commits some of those, in place and
+in order, and the next forward overwrites the rest. No token is ever computed twice.
 
-Every layer keeps all of its keys and values, also one with a sliding window: its mask hides what the window has left
-behind. That is what makes any earlier token a place to rewind to. Rows that were not written are never read.
+Every layer keeps all of its keys and values, even with a sliding window: its mask hides keys outside the window. So the
+cache can be rewound to any earlier token. Rows that were not written are never read.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from precedent.target.kv.shape import KVShape, LayerShape, capacity_for
 class KVBlock:
     """Keys `[num_layers, heads, capacity, key_dim]` and values of some consecutive layers of equal shape.
 
-    Layers share a buffer so that `keep` is a few operations, not a few per layer; not all layers share one, so that
-    growing needs room for one block twice, not for the whole cache. With an `arena` the rows are a region of it, as
-    long as it has one that is large enough.
+    Layers share a buffer so that `keep` is a few operations, not a few per layer. Not all layers share one, so that
+    growing needs twice the memory of one block, not of the whole cache. With an `arena`, the rows are a region of it
+    as long as it has one that is large enough.
     """
 
     def __init__(self, shape: LayerShape, num_layers: int, arena: BlockArena | None = None) -> None:
@@ -70,7 +70,7 @@ class KVBlock:
 
     @property
     def places(self) -> Int64s:
-        """Where each layer's keys are, then its values, in bytes: address, to the next head, to the next row.
+        """Where each layer's keys, then its values, are: address and strides in bytes of heads and rows.
 
         `[num_layers, 6]`.
         """
@@ -84,7 +84,7 @@ class KVBlock:
         return self._places
 
     def _hold(self, keys: Tensor, values: Tensor) -> None:
-        """Use these buffers; `layers` are views `[1, heads, capacity, dim]` of them, made once, not in every step."""
+        """Use these buffers; `layers` are views `[1, heads, capacity, dim]` of them, made once, not at each step."""
         self.keys, self.values = keys, values
         self._places = None
         self.layers = [(keys[index, None], values[index, None]) for index in range(self.num_layers)]
@@ -104,9 +104,9 @@ class _Filled:
 
 
 class KVLayer(CacheLayerMixin):
-    """One attention layer's part of a block, as transformers asks for it; a layer without KV has no block."""
+    """One attention layer's part of a block, in transformers' interface; a layer without KV has no block."""
 
-    is_sliding = False  # also where a window slides: nothing is dropped, the mask hides it
+    is_sliding = False  # even with a sliding window: nothing is dropped, the mask hides it
     is_croppable = True
     is_initialized = True
     supports_early_init = False
@@ -115,14 +115,14 @@ class KVLayer(CacheLayerMixin):
         self._filled, self.block, self._index = filled, block, index
 
     def shared_with(self, filled: _Filled) -> KVLayer:
-        """The same rows for a cache of another length."""
+        """The same rows for a cache with a different length."""
         return KVLayer(filled, self.block, self._index)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the shape was known from the start."""
+        """Does nothing: the shape is known from the start."""
 
     def write(self, key_states: Tensor, value_states: Tensor) -> int:
-        """Write rows `[1, heads, rows, dim]` behind the committed ones; returns the number of rows up to their end."""
+        """Write rows `[1, heads, rows, dim]` behind the committed ones; returns where they end."""
         start, count = self._filled.length, key_states.shape[2]
         keys, values = self.room_for(count)
         keys.narrow(2, start, count).copy_(key_states)
@@ -154,12 +154,12 @@ class KVLayer(CacheLayerMixin):
         return self._filled.length
 
     def get_max_length(self) -> int:
-        """No limit of its own."""
+        """This layer has no limit."""
         return -1
 
 
 class KVCache(Cache):
-    """One sequence's keys and values for all layers, with `keep` and `rewind`; in `arena` where it has room."""
+    """One sequence's keys and values for all layers, with `keep` and `rewind`; in `arena` while it has room."""
 
     def __init__(self, shape: KVShape, arena: KVArena | None = None) -> None:
         self._filled, self._shape, self._arena = _Filled(), shape, arena
@@ -179,7 +179,7 @@ class KVCache(Cache):
         return self._filled.length
 
     def layer(self, index: int) -> KVLayer:
-        """One layer's part."""
+        """One layer's part of the cache."""
         return self._layers[index]
 
     def places(self, num_layers: int) -> Int64s:
@@ -197,7 +197,7 @@ class KVCache(Cache):
         return sum(block.nbytes for block in self._blocks)
 
     def starts_in(self, arena: KVArena) -> list[int] | None:
-        """Where its rows begin in each block of `arena`, None unless all of them are there."""
+        """Where the cache's rows begin in each block of `arena`; None unless all of them are there."""
         regions = [block.region for block in self._blocks]
         pairs = list(zip(regions, arena.lent, strict=False))
         if len(regions) != len(arena.lent) or any(region is None or region.arena is not one for region, one in pairs):
@@ -205,12 +205,12 @@ class KVCache(Cache):
         return [region.start for region in regions if region is not None]
 
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` rows in all layers at once, so that a long prompt is not copied again and again."""
+        """Make room for `rows` rows in all layers at once, so that a long prompt is not copied repeatedly."""
         for block in self._blocks:
             block.reserve(rows, self.length)
 
     def fork(self, length: int, room: int = 0) -> KVCache:
-        """A cache of its own that starts with a copy of the first `length` rows and has room for `room`."""
+        """A separate cache that starts with a copy of the first `length` rows and has room for `room`."""
         fork = self._unfilled()
         fork.reserve(max(length, room))
         for mine, theirs in zip(self._blocks, fork._blocks, strict=True):
@@ -219,13 +219,13 @@ class KVCache(Cache):
         return fork
 
     def _unfilled(self) -> KVCache:
-        """Another one of this shape and kind, without a token."""
+        """A new, empty cache of the same shape and kind."""
         return KVCache(self._shape, self._arena)
 
     def first_layers(self, count: int) -> KVCache:
-        """The first `count` layers over the same buffers: what it writes behind the committed rows nobody else reads.
+        """The first `count` layers over the same buffers; no other cache reads what it writes behind committed rows.
 
-        Its length is its own, so that it can go ahead by itself; the next forward over this cache overwrites its rows.
+        It has its own length, so it can run ahead; the next forward over this cache overwrites its rows.
         """
         early = KVCache(KVShape(()))
         early._shape, early._filled.length = KVShape(self._shape.layers[:count]), self.length
@@ -237,8 +237,8 @@ class KVCache(Cache):
     def keep(self, rows: Sequence[int], moves: Moves | None = None) -> None:
         """Commit these rows of the last forward (increasing offsets, 0 = its first token); modifies the cache.
 
-        Rows that already stand in place, which is the common case of a chain, are not copied. With `moves` those in an
-        arena are noted there, and stand in place once they were made.
+        Rows that are already in place, as in a chain, are not copied. With `moves`, moves within an arena are added
+        there, and take effect once they are made.
         """
         length = self.length
         in_place = next((i for i, row in enumerate(rows) if row != i), len(rows))
@@ -262,7 +262,7 @@ class KVCache(Cache):
         return 0 <= length <= self.length
 
     def rewind(self, length: int) -> None:
-        """Forget all tokens from `length` on; modifies the cache. Raises ValueError when it holds fewer."""
+        """Forget all tokens from `length` on; modifies the cache. Raises ValueError if it holds fewer."""
         if not self.can_rewind(length):
             raise ValueError(f"cannot rewind to {length} tokens: the KV cache holds {self.length}")
         self._filled.length = length

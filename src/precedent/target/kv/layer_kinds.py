@@ -1,4 +1,4 @@
-"""Which models can be target or draft models, and a refusal by name for those that cannot."""
+"""Which models can be target or draft models; refuses the others by name."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 
 REWINDABLE = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, "chunked_attention"})
-"""Attention that can be taken back to any earlier token: all keys and values are kept, and masks hide the rest."""
+"""Attention that can be rewound to any earlier token: all keys and values are kept, and masks hide the rest."""
 
 WITHOUT_ATTENTION = frozenset({"dummy", "moe", "mlp"})
-"""Layers that keep nothing, or read what another layer keeps."""
+"""Layers that store nothing, or read what another layer stores."""
 
 BY_INDEX = {
     "bloom": "tells positions by a key's place in the KV cache (ALiBi)",
@@ -25,17 +25,17 @@ BY_INDEX = {
     "gpt_neo": "cuts its local windows by a key's place in the KV cache",
     "keep_window_size": "chooses which keys it attends to among all that are in the KV cache (dynamic mask)",
 }
-"""Model types, or settings of a config, whose attention goes by the place of a key and not by its position id."""
+"""Model types, or config settings, whose attention uses a key's place in the cache instead of its position id."""
 
 MISFITS = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, AssertionError)
-"""What a forward raises that cannot work with a KV cache or masks of ours."""
+"""Errors of a forward that does not work with our KV cache or masks."""
 
 LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "dynamic"})
-"""Rotary embeddings whose frequencies change for all tokens when a forward passes the length they were trained for."""
+"""Rotary embeddings that change the frequencies of all tokens once a forward exceeds their training length."""
 
 
 def check_supported(config: Any) -> None:
-    """Raise UnsupportedError naming the layer kind when a model's layers cannot be rewound to any earlier token."""
+    """Raise UnsupportedError, naming the layer kind, if a model's layers cannot be rewound to any earlier token."""
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
     text = config.get_text_config()
@@ -53,7 +53,7 @@ def check_supported(config: Any) -> None:
 
 
 def attention_kinds(config: Any) -> set[str]:
-    """The kinds of attention among a text model's layers, in transformers' words."""
+    """The kinds of attention among a text model's layers, by transformers' names."""
     kinds, _ = get_layer_types_and_kwargs(config)
     return set(kinds) - WITHOUT_ATTENTION
 
@@ -61,8 +61,8 @@ def attention_kinds(config: Any) -> set[str]:
 def context_length(config: Any) -> int:
     """Longest sequence that a text model serves, in tokens.
 
-    Where rotary frequencies switch at a length, that length is the limit: beyond it a forward over a tree would not be
-    the forward of plain decoding, nor would keys computed before the switch be those of a fresh prefill.
+    If rotary frequencies switch at some length, that length is the limit. Beyond it a forward over a tree would differ
+    from plain decoding, and keys computed before the switch would differ from those of a fresh prefill.
     """
     longest = int(config.max_position_embeddings)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -73,6 +73,6 @@ def context_length(config: Any) -> int:
 
 
 def _is_recurrent(config: Any) -> bool:
-    """Whether the model class says that it carries state which is no KV cache (RWKV, xLSTM)."""
+    """Whether the model class declares state that is not a KV cache (RWKV, xLSTM)."""
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return bool(getattr(model_class, "_is_stateful", False))

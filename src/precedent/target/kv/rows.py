@@ -1,8 +1,8 @@
 """One forward pass over the rows of several sequences, packed without padding.
 
-The rows of all sequences stand behind each other in one `[1, total_rows]` input, so that every linear layer sees one
-matrix. Only attention knows that they are several: new keys and values go into each sequence's own KV cache, and each
-sequence's rows attend to its own keys. What a row computes does not depend on who else is in the batch.
+The rows of all sequences follow one another in a single `[1, total_rows]` input, so every linear layer sees one matrix.
+Only attention treats them separately: new keys and values go into each sequence's own KV cache, and each sequence's
+rows attend to its own keys. A row's result does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from precedent.tree import CandidateTree
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One sequence's rows in a forward, behind what its KV cache holds.
+    """One sequence's rows in a forward; they follow the rows in its KV cache.
 
     `depths` `[rows]` counts from the first row; `ancestors` `[rows, rows]` is true where the column is the row's
     ancestor or the row itself, None for a chain.
@@ -48,12 +48,12 @@ class Rows:
 
 
 def chain_rows(kv: KVCache, token_ids: Sequence[int]) -> Rows:
-    """Tokens that follow one another: a piece of a prompt."""
+    """Rows of consecutive tokens: a piece of a prompt."""
     return Rows(kv, token_ids, np.arange(len(token_ids)))
 
 
 def tree_rows(kv: KVCache, pending: int, tree: CandidateTree) -> Rows:
-    """The pending token and the candidate tree behind it."""
+    """Rows of the pending token and the candidate tree behind it."""
     count = len(tree) + 1
     if count == 1:
         return Rows(kv, (pending,), np.zeros(1, dtype=np.int64))
@@ -66,13 +66,13 @@ def tree_rows(kv: KVCache, pending: int, tree: CandidateTree) -> Rows:
 class PackedKV(Cache):
     """The KV caches of several sequences behind transformers' interface, for one forward.
 
-    `update` hands back the new rows alone: `layer_of` tells the attention function whose rows they are.
+    `update` returns only the new rows; `layers_of` tells the attention function which layer they belong to.
     """
 
     def __init__(self, sequences: Sequence[Rows], spans: Sequence[tuple[int, int]]) -> None:
         super().__init__(layers=list(sequences[0].kv.layers))
         self._caches, self._spans = [rows.kv for rows in sequences], spans
-        self._layer_of: dict[int, tuple[Tensor, int]] = {}  # holds the tensors, so that an id stays theirs
+        self._layer_of: dict[int, tuple[Tensor, int]] = {}  # keeps the tensors alive, so that their ids stay unique
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -84,15 +84,15 @@ class PackedKV(Cache):
         return key_states, value_states
 
     def layers_of(self, key_states: Tensor) -> list[KVLayer]:
-        """Each sequence's layer that these new keys went into. Raises KeyError when the model changed them since."""
+        """Each sequence's layer that stored these new keys. Raises KeyError if the model changed them since."""
         layer_idx = self._layer_of[id(key_states)][1]
         return [cache.layer(layer_idx) for cache in self._caches]
 
 
 class Running:
-    """A forward of ours: its cache as transformers is given it, and what the layers below must know of it.
+    """One of our forwards: the cache that transformers gets, and what the layers must know about it.
 
-    `by_rows` says that every layer must compute by rows, or refuse (`target.bitwise`).
+    `by_rows` requires every layer to compute row by row, or refuse (`target.bitwise`).
     """
 
     cache: Cache
@@ -100,7 +100,7 @@ class Running:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let the attention functions below know of this forward; neither model nor transformers passes it on."""
+        """Announce this forward to attention functions; neither the model nor transformers passes it on."""
         token = _RUNNING.set(self)
         try:
             yield
@@ -109,7 +109,7 @@ class Running:
 
 
 class Forward(Running):
-    """Whose rows run through the model, and where in the input they stand."""
+    """The sequences in one forward, and the span of each in the input."""
 
     def __init__(self, sequences: Sequence[Rows], *, by_rows: bool = False) -> None:
         self.sequences, self.by_rows = tuple(sequences), by_rows
@@ -118,7 +118,7 @@ class Forward(Running):
         self.cache = self.packed or sequences[0].kv
 
     def inputs(self, device: torch.device) -> dict[str, Any]:
-        """What the model is called with: token and position ids `[1, total_rows]`, and the cache."""
+        """The arguments of the model's forward: token and position ids `[1, total_rows]`, and the cache."""
         token_ids = np.array([token for rows in self.sequences for token in rows.token_ids], dtype=np.int64)
         positions = np.concatenate([rows.positions for rows in self.sequences])
         return {
@@ -144,5 +144,5 @@ _RUNNING: ContextVar[Running | None] = ContextVar("precedent_forward", default=N
 
 
 def running_forward() -> Running | None:
-    """The forward that this thread is in, None outside of `Running.running`."""
+    """The forward that this thread is running; None outside of `Running.running`."""
     return _RUNNING.get()

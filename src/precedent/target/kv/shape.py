@@ -1,4 +1,4 @@
-"""What one row of a model's KV cache looks like, seen in a forward pass, and how much memory a sequence of it takes."""
+"""What one row of a model's KV cache looks like, as observed in a forward, and how much memory a sequence needs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 BUCKET = 256
-"""Buffers hold a multiple of this many tokens, so that a growing answer seldom reallocates."""
+"""Buffers hold a multiple of this many tokens, so that a growing answer rarely reallocates."""
 
 GROWTH_SHARE = 8
-"""A long sequence grows by a power of two of about this part of itself: copying stays linear in its length."""
+"""A long sequence grows by about this fraction of itself (a power of two): copying stays linear in its length."""
 
 BLOCK_LAYERS = 8
-"""At most so many layers share a buffer."""
+"""The most layers that share a buffer."""
 
 
 def capacity_for(num_tokens: int) -> int:
-    """Rows in a buffer that has to hold `num_tokens`: rounded up to a bucket, or to about an eighth of a long one."""
+    """Rows in a buffer for `num_tokens` tokens: rounded up to a bucket, or to about an eighth of a long sequence."""
     bucket = max(BUCKET, 1 << (max(num_tokens // GROWTH_SHARE, 1).bit_length() - 1))
     return -(-num_tokens // bucket) * bucket
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """One layer's keys `[heads, tokens, key_dim]` and values, their dtype and the device of that layer."""
+    """One layer's keys `[heads, tokens, key_dim]` and values, their dtype, and the layer's device."""
 
     key_heads: int
     key_dim: int
@@ -45,13 +45,13 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The shapes of all layers; None for a layer without keys and values of its own."""
+    """The shapes of all layers; None for a layer without its own keys and values."""
 
     layers: tuple[LayerShape | None, ...]
 
     @property
     def blocks(self) -> list[tuple[LayerShape | None, int]]:
-        """Runs of equal consecutive layers with their lengths, none longer than `BLOCK_LAYERS`."""
+        """Runs of consecutive equal layers with their lengths, none longer than `BLOCK_LAYERS`."""
         runs = [(shape, len(list(run))) for shape, run in groupby(self.layers)]
         return [
             (shape, min(BLOCK_LAYERS, count - start))
@@ -65,12 +65,12 @@ class KVShape:
         return sum(shape.row_bytes for shape in self.layers if shape is not None)
 
     def nbytes(self, num_tokens: int) -> int:
-        """Bytes of a cache that has to hold `num_tokens`, rounding included."""
+        """Bytes of a cache for `num_tokens` tokens, rounding included."""
         return capacity_for(num_tokens) * self.row_bytes
 
 
 class ShapeObserver(Cache):
-    """Stands in for the KV cache in the first forward of a model and notes what each layer would store."""
+    """Takes the KV cache's place in a model's first forward and records what each layer would store."""
 
     def __init__(self, num_layers: int) -> None:
         self._observing = [_ObserverLayer() for _ in range(num_layers)]
@@ -78,7 +78,7 @@ class ShapeObserver(Cache):
 
     @property
     def shape(self) -> KVShape:
-        """What was seen."""
+        """The shapes recorded."""
         return KVShape(tuple(layer.shape for layer in self._observing))
 
 

@@ -1,4 +1,4 @@
-"""Which keys a row may see: its sequence's prefix, as far as the layer's window reaches, its ancestors, and itself."""
+"""Which keys a row may see: its sequence's prefix within the layer's window, its ancestors, and itself."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Rule = Callable[..., Any]
 
 
 class View(NamedTuple):
-    """What the rows of one sequence see: keys from `first` on, of these what `mask` `[rows, keys]` (additive) allows.
+    """What the rows of one sequence see: keys from `first` on that the additive `mask` `[rows, keys]` allows.
 
-    Without a mask they see all of them; `causal` says that the rows are the keys, each seeing those up to itself.
+    Without a mask they see all of them. `causal`: the rows are the keys, and each row sees those up to itself.
     """
 
     first: int
@@ -32,9 +32,9 @@ class View(NamedTuple):
 
 
 class RowMasks:
-    """The views of one kind of layer (full attention, or one with a window) for one forward, made when first asked for.
+    """The views of one kind of layer (full attention, or one with a window) in one forward, made at first use.
 
-    `reach` is the number of positions that the kind's window spans at most, None when it may be any.
+    `reach` is the most positions that the kind's window spans, None if unbounded.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class RowMasks:
         self._found: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
-        """What `find` gives, found once for all layers that share these masks."""
+        """The result of `find`, computed once for all layers that share these masks."""
         if key not in self._found:
             self._found[key] = find()
         found: Found = self._found[key]
         return found
 
     def view(self, index: int, like: Tensor, repeats: int = 1) -> View:
-        """Sequence `index`'s view, its mask in dtype and on device of `like`, rows repeated `repeats` times."""
+        """Sequence `index`'s view, its mask with dtype and device of `like`, rows repeated `repeats` times."""
         return self.once((index, repeats, like.dtype, like.device), lambda: self._view(index, like, repeats))
 
     def _view(self, index: int, like: Tensor, repeats: int) -> View:
@@ -63,7 +63,7 @@ class RowMasks:
         return View(first, mask, causal)
 
     def __getitem__(self, index: tuple[slice, slice, slice, slice]) -> RowMasks:
-        """The masks of a part of the rows: some models compute their last layers for the last row alone (Gemma 4)."""
+        """The masks of a part of the rows: some models compute their last layers for the last row only (Gemma 4)."""
         rows = index[2]
         if rows.indices(self.forward.spans[-1][1]) == (0, self.forward.spans[-1][1], 1):
             return self
@@ -85,9 +85,9 @@ class RowMasks:
 
 
 class Visible(NamedTuple):
-    """What some rows see: all keys from `first` on, but of the last ones only what `allowed` `[rows, columns]` says.
+    """What some rows see: all keys from `first` on, except the last ones, where `allowed` `[rows, columns]` decides.
 
-    `causal` says that the rows are the keys, each seeing those up to itself.
+    `causal`: the rows are the keys, and each row sees those up to itself.
     """
 
     first: int
@@ -96,7 +96,7 @@ class Visible(NamedTuple):
 
 
 def visible_keys(rows: Rows, rule: Rule, reach: int | None, device: torch.device) -> Visible:
-    """What `rows` see under a rule; it is evaluated only if it hides something, and only where its window may reach."""
+    """What `rows` see under a rule, which is evaluated only if it hides something, and only within its window."""
     length, positions = rows.kv.length, rows.positions
     plain = rule is causal_mask_function or (reach is not None and int(positions.max()) < reach)
     if plain and len(rows) == 1:
@@ -115,7 +115,7 @@ def visible_keys(rows: Rows, rule: Rule, reach: int | None, device: torch.device
 def additive(allowed: Tensor, num_keys: int, dtype: torch.dtype, repeats: int = 1) -> Tensor:
     """0 where a key may be seen and -inf elsewhere, for attention that adds its mask, `[repeats * rows, num_keys]`.
 
-    `allowed` speaks of the last keys; the others, usually a long prefix, are seen by every row.
+    `allowed` covers the last keys; every row sees the others, usually a long prefix.
     """
     mask = torch.zeros((repeats, len(allowed), num_keys), dtype=dtype, device=allowed.device)
     mask[:, :, num_keys - allowed.shape[1] :].masked_fill_(~allowed, float("-inf"))
@@ -130,7 +130,7 @@ def within(rows: Rows, device: torch.device) -> Tensor:
 
 
 def _ruled(rule: Rule, positions: NDArray[np.int64], first: int, length: int, device: torch.device) -> Tensor:
-    """What the rule allows, by position alone, `[rows, keys from first on]`."""
+    """What the rule allows by position alone, `[rows, keys from first on]`."""
     queries = placed(positions, device)
     keys = torch.cat([torch.arange(first, length, device=device), queries])
     batch = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)

@@ -1,4 +1,4 @@
-"""A draft model as an engine runs it beside its target."""
+"""Prepares a draft model to run beside its target in an engine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 def draft_for(target: TargetModel, model: PreTrainedModel | None) -> tuple[TargetModel | None, bool]:
     """The draft model, and whether it is the target's own first layers (`exits_early`); (None, False) without one.
 
-    Where the target runs in forwards of fixed size, a draft model of the same kind of device does so too: its forwards
-    are the shortest, and launching their operations one by one takes longest beside them. One that cannot goes without,
-    which changes no token, and the log says why. An early exit reads the target's arena, and goes without as well.
+    If the target runs in forwards of fixed size, so does a draft model on the same kind of device: its forwards are the
+    shortest, so launching their operations one by one costs it most. A draft that cannot runs without graphs, and the
+    log says why; its tokens are the same. An early exit reads the target's arena, and also runs without graphs.
     """
     if model is None:
         return None, False

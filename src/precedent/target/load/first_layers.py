@@ -1,7 +1,7 @@
-"""Models made of a target's own modules: its first layers, or its embeddings and head around layers of another's.
+"""Models made of a target's own modules: its first layers, or its embeddings and head around other layers.
 
-`first-layers:N` is the early exit: the target's first N layers with its final norm and head, untrained. What those
-layers store of a text is what the target itself stores of it, so that the two can share one KV cache.
+`first-layers:N` is the early exit: the target's first N layers with its final norm and head, untrained. Those layers
+store the same keys and values as in the target, so the two can share one KV cache.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from precedent.errors import ConfigError, UnsupportedError
 from precedent.target.model import TargetModel
 
 FIRST_LAYERS = "first-layers:"
-"""`first-layers:N` names the target's own first N layers, with its final norm and head, as a draft model."""
+"""`first-layers:N` names a draft model made of the target's first N layers with its final norm and head."""
 
 
 def first_layers(target: PreTrainedModel, count: int) -> PreTrainedModel:
     """The target's first `count` layers with its embeddings, final norm and head; no weight is copied.
 
-    Raises UnsupportedError for a model that does not keep its layers in `model.layers`, as Llama does.
+    Raises UnsupportedError for a model whose layers are not in `model.layers`, as Llama's are.
     """
     draft, layers = frame_of(target, range(count)), layers_of(target)[:count]
     base_of(draft).layers = nn.ModuleList(layers)
@@ -32,11 +32,11 @@ def first_layers(target: PreTrainedModel, count: int) -> PreTrainedModel:
 
 
 def frame_of(target: PreTrainedModel, layer_indices: Sequence[int]) -> PreTrainedModel:
-    """A model of the target's kind with all of its modules but the layers, which are new ones on the meta device.
+    """A model of the target's class with all of its modules except the layers, which are new, on the meta device.
 
-    Layer i of it is of the kind that `layer_indices[i]` is in the target.
+    Layer i has the kind of the target's layer `layer_indices[i]`.
     """
-    layers_of(target)  # refuses what keeps its layers elsewhere
+    layers_of(target)  # raises UnsupportedError if the layers are elsewhere
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = len(layer_indices)
     if getattr(config, "layer_types", None):
@@ -50,14 +50,14 @@ def frame_of(target: PreTrainedModel, layer_indices: Sequence[int]) -> PreTraine
 
 
 def whole(draft: PreTrainedModel, target: PreTrainedModel) -> PreTrainedModel:
-    """The draft, if nothing of it was left on the meta device. Raises UnsupportedError, naming the target."""
+    """The draft, if none of its tensors is still on the meta device. Raises UnsupportedError, naming the target."""
     if any(tensor.is_meta for tensor in (*draft.parameters(), *draft.buffers())):
         raise _unsupported(target)
     return draft
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
-    """A model's layers. Raises UnsupportedError for a model that does not keep them in `model.layers`."""
+    """A model's layers. Raises UnsupportedError for a model that does not hold them in `model.layers`."""
     layers = getattr(getattr(model, model.base_model_prefix, None), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise _unsupported(model)
@@ -83,7 +83,7 @@ def checked_count(spec: str, layers: int) -> int:
 
 
 def exits_early(draft: TargetModel, target: TargetModel) -> bool:
-    """Whether a draft is the target's own first layers, storing what the target stores: it needs no KV of its own."""
+    """Whether a draft is the target's own first layers and stores the same keys and values, so needs no own KV."""
     try:
         own, theirs = layers_of(draft.model), layers_of(target.model)
     except UnsupportedError:
@@ -102,5 +102,5 @@ def _share_children(source: nn.Module, sharer: nn.Module, *, skip: str) -> None:
 def _unsupported(model: PreTrainedModel) -> UnsupportedError:
     return UnsupportedError(
         f"neither the first layers of a {type(model).__name__} nor trained ones can be set between its embeddings and "
-        "its head (it keeps none in `layers`); give a smaller model with the same tokenizer as the draft model"
+        "its head (it has no `layers`); give a smaller model with the same tokenizer as the draft model"
     )

@@ -1,4 +1,4 @@
-"""Reads GGUF files: converted once into bfloat16 safetensors in the user's cache folder, keyed by their content."""
+"""Reads GGUF files: converts each once to bfloat16 safetensors in the user's cache folder, keyed by its content."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from precedent.target.load.quiet import first_line, quiet
 MAGIC = b"GGUF"
 
 READERS = ("gguf", "accelerate")
-"""What transformers needs to read a GGUF file."""
+"""Packages that transformers needs to read a GGUF file."""
 
 CONVERSION = 1
-"""Raised whenever a converted model would differ, so that an older one in the user's cache folder is not used."""
+"""Increase it whenever a conversion's result changes, so that older ones in the user's cache folder are not used."""
 
 SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"})
-"""Pre-tokenizers, in llama.cpp's words, that split numbers into digits before GPT-2's; transformers leaves that out."""
+"""Pre-tokenizers, by llama.cpp's names, that split numbers into digits before GPT-2's rule; transformers does not."""
 
 OF_GPT2 = frozenset({"", "default", "gpt-2"})
-"""Pre-tokenizers that are GPT-2's own, which transformers takes where it knows no other."""
+"""Pre-tokenizers that are GPT-2's own, which transformers also uses for names that it does not know."""
 
 log = logging.getLogger(__name__)
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF files do, whatever it is called."""
+    """Whether a file begins as GGUF files do, whatever its name."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
 def gguf_folder(file: Path) -> Path:
-    """Folder of the model in a GGUF file as bfloat16 safetensors; converts it there once, and says so.
+    """The folder of a GGUF file's model as bfloat16 safetensors; converts it at first use, and logs that.
 
-    Raises ModelLoadError for a file that is cut short, is one of several parts or holds no language model that
-    transformers reads, where a package is missing or the folder cannot be written; UnsupportedError for layers that
-    cannot be rewound.
+    Raises ModelLoadError for a file that is truncated, one of several parts, or without a language model that
+    transformers reads; also if a package is missing or the folder cannot be written. Raises UnsupportedError for layers
+    that cannot be rewound.
     """
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()[:16]
@@ -63,7 +63,7 @@ def gguf_folder(file: Path) -> Path:
 
 
 def converted(file: Path, folder: Path, name: str) -> Path:
-    """The folder, after the model of a GGUF file was written there if it was not there yet. Raises ModelLoadError."""
+    """`folder`, with the model of a GGUF file written there if it was not there yet. Raises ModelLoadError."""
     if not folder.is_dir():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -81,19 +81,19 @@ def converted(file: Path, folder: Path, name: str) -> Path:
 
 def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # what a killed conversion left behind; the lock is ours
+    shutil.rmtree(partial, ignore_errors=True)  # leftovers of a killed conversion; the lock is ours
     try:
         with quiet():
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)  # a full disk is given back what it was not enough for
+        shutil.rmtree(partial, ignore_errors=True)  # free the space on a disk that was too small
         raise
-    partial.replace(folder)  # whole or not there at all
+    partial.replace(folder)  # complete or absent
 
 
 def _checked(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and its tokenizer; the file's faults are found before the long work, and told in one line."""
+    """The model and its tokenizer; checks the file before the long work, and reports its faults in one line."""
     check_reader(file.name)
     if _header(file).parts > 1:
         raise ModelLoadError(
@@ -104,13 +104,13 @@ def _checked(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         return _read(file)
     except PrecedentError:
         raise
-    except Exception as error:  # transformers raises whatever it stumbles over
+    except Exception as error:  # transformers raises all kinds of errors
         raise ModelLoadError(f"cannot convert {file}: {first_line(error)}") from error
 
 
 def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model, its weights dequantised to bfloat16, and its tokenizer."""
-    from transformers import GgufConfig  # newer than the oldest transformers that suits everything else
+    """The model, with its weights dequantised to bfloat16, and its tokenizer."""
+    from transformers import GgufConfig  # newer than the oldest transformers that everything else supports
 
     dense = GgufConfig(dequantize=True)
     with quiet():
@@ -121,19 +121,19 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def read_config(file: Path) -> PreTrainedConfig:
-    """The config of the model as it will be converted, without its weights. Raises ModelLoadError."""
+    """The config of the converted model, without its weights. Raises ModelLoadError."""
     check_reader(file.name)
     try:
         with quiet():
             config: PreTrainedConfig = AutoConfig.from_pretrained(**_in(file))
-    except Exception as error:  # of an architecture it does not know, or of a header that ends too soon
+    except Exception as error:  # an unknown architecture, or a header that ends too soon
         raise ModelLoadError(f"transformers cannot read the model in {file}: {first_line(error)}") from error
     config.dtype = torch.bfloat16
     return config
 
 
 def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer, with its way of splitting numbers where transformers leaves that out. Raises ModelLoadError."""
+    """The tokenizer, splitting numbers as the model was trained to. Raises ModelLoadError."""
     check_reader(file.name)
     with quiet():
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_in(file))
@@ -143,18 +143,18 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     elif kind not in OF_GPT2 and _splits_as_gpt2(tokenizer):
         log.warning(
             "%s: transformers does not know how a %r tokenizer splits text, and splits it as GPT-2 does; the model was "
-            "trained on other tokens: give its own folder or id if answers are poor",
+            "trained on other tokens: give its original folder or id if answers are poor",
             file.name, kind,
         )  # fmt: skip
     return tokenizer
 
 
 def check_reader(name: str) -> None:
-    """Refuse before the work starts; transformers would notice a missing package only after half a minute."""
+    """Raise ModelLoadError early: transformers would notice a missing package only after half a minute."""
     missing = [package for package in READERS if importlib.util.find_spec(package) is None]
     outdated = [] if hasattr(transformers, "GgufConfig") else ["transformers"]
     if missing or outdated:
-        raise ModelLoadError(f"{name} needs more to be read; run: pip install -U {' '.join(missing + outdated)}")
+        raise ModelLoadError(f"{name} needs more packages; run: pip install -U {' '.join(missing + outdated)}")
 
 
 def _split_digits(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -166,19 +166,19 @@ def _split_digits(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 class _Header(NamedTuple):
-    """What is asked of a file before transformers reads it."""
+    """What is read from a file before transformers reads it."""
 
     pre_tokenizer: str
     parts: int
 
 
 def _header(file: Path) -> _Header:
-    """Walks the whole file, tensors included. Raises ModelLoadError for one that ends too soon."""
+    """Read the header, and check the whole file, tensors included. Raises ModelLoadError if it ends too soon."""
     from gguf import GGUFReader
 
     try:
         fields = GGUFReader(file).fields
-    except Exception as error:  # whatever numpy says of bytes that are not there
+    except Exception as error:  # numpy raises various errors for missing bytes
         raise ModelLoadError(
             f"{file} is cut short or damaged ({first_line(error)}): copy or download it again"
         ) from error
@@ -190,10 +190,10 @@ def _header(file: Path) -> _Header:
 
 
 def _in(file: Path) -> dict[str, Any]:
-    """How transformers is told of a GGUF file."""
+    """The arguments that make transformers read a GGUF file."""
     return {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
 
 
 def _splits_as_gpt2(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether text is split by GPT-2's rule alone, which is transformers' answer to a rule that it does not know."""
+    """Whether only GPT-2's rule splits text, which is what transformers falls back to for rules it does not know."""
     return type(tokenizer.backend_tokenizer.pre_tokenizer).__name__ == "ByteLevel"

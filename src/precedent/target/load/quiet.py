@@ -1,4 +1,4 @@
-"""Keeps the chatter and progress bars of other libraries off the screen: it would stand in the middle of an answer."""
+"""Silences messages and progress bars of other libraries, which would appear in the middle of an answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide transformers' progress bars and advice, not its errors; a download keeps the hub's own progress bar."""
+    """Hide transformers' progress bars and advice, not its errors; downloads keep the hub's own progress bar."""
     verbosity, hub_verbosity = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     downloads_shown = not are_progress_bars_disabled()
@@ -36,7 +36,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _no_bar_of_gguf() -> Iterator[None]:
-    """The bar of transformers' GGUF reader obeys none of its settings."""
+    """Hide the bar of transformers' GGUF reader, which ignores all settings."""
     module: Any = gguf_reading
     bar, module.tqdm = module.tqdm, lambda items, **settings: items
     try:
@@ -46,6 +46,6 @@ def _no_bar_of_gguf() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, without the stop at its end."""
+    """The first line of an error's text, without its final punctuation."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(" .:") if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""What a model's name means: a folder, a GGUF file, the packaged model or an id of the Hugging Face hub."""
+"""Resolves a model's name: a folder, a GGUF file, the packaged model or an id on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FETCH = "fetch it where there is a network with `hf download {0}` and give that 
 
 
 def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = None) -> str | Path:
-    """What transformers is asked for: a folder, or an id that the hub can be asked for.
+    """Resolve a name to what transformers should load: a folder, or an id that the hub answered for.
 
-    What can only be a mistake is refused before the hub is asked, and it is asked once: where it does not answer, the
-    folder of what was fetched before is taken. A GGUF file and the packaged model are converted first. `settings` are
-    arguments of `from_pretrained`. Raises ModelLoadError.
+    Obvious mistakes are refused before the hub is asked, and the hub is asked once: if it does not answer, the folder
+    of an earlier download is used. A GGUF file and the packaged model are converted first. `settings` are arguments of
+    `from_pretrained`. Raises ModelLoadError.
     """
     if str(name_or_path) == DEMO_TARGET:
         return demo_folder()
@@ -48,10 +48,10 @@ def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = N
 
 
 def gguf_file(name_or_path: str | Path) -> Path | None:
-    """The path where it is a GGUF file, None where it is no file. Raises ModelLoadError for any other file."""
+    """The path if it is a GGUF file, None if it is no file. Raises ModelLoadError for any other file."""
     path = Path(name_or_path).expanduser()
     if path.suffix == ".gguf" and not path.exists():
-        raise ModelLoadError(f"there is no file {str(path)!r}; `hf download OWNER/NAME FILE` fetches one of the hub's")
+        raise ModelLoadError(f"there is no file {str(path)!r}; `hf download OWNER/NAME FILE` fetches one from the hub")
     if not path.is_file():
         return None
     try:
@@ -59,7 +59,7 @@ def gguf_file(name_or_path: str | Path) -> Path | None:
             return path
     except OSError as error:
         raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
-    kind = "no GGUF file, whatever it is called" if path.suffix == ".gguf" else "a file"
+    kind = "no GGUF file, whatever its name" if path.suffix == ".gguf" else "a file"
     raise ModelLoadError(f"{path} is {kind}; give the folder that holds config.json and weights, or a GGUF file")
 
 
@@ -75,7 +75,7 @@ def _of_the_hub(name_or_path: str | Path, settings: Mapping[str, Any]) -> str | 
 
 
 def _fetched_before(name: str, settings: Mapping[str, Any], silence: str) -> Path:
-    """The folder in which the hub's library keeps a model; told its name, transformers would ask the hub again."""
+    """The folder of an earlier download; given the name, transformers would ask the hub again."""
     where = {key: settings[key] for key in ("revision", "cache_dir") if key in settings}
     try:
         return Path(snapshot_download(name, local_files_only=True, **where))
@@ -88,13 +88,13 @@ def _fetched_before(name: str, settings: Mapping[str, Any], silence: str) -> Pat
 
 @contextmanager
 def explained(source: str | Path, what: str) -> Iterator[None]:
-    """Turn whatever transformers raises into one line that says what to do, and keep its chatter off the screen."""
+    """Turn any error of transformers into one line that says what to do, and silence its messages."""
     try:
         with quiet():
             yield
     except PrecedentError:
         raise
-    except Exception as error:  # a wrong id or folder ends in OSError, ValueError, KeyError, SafetensorError, ...
+    except Exception as error:  # a wrong id or folder raises OSError, ValueError, KeyError, SafetensorError, ...
         raise ModelLoadError(_explanation(source, what, error)) from error
 
 

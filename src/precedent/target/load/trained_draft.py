@@ -1,7 +1,7 @@
-"""A trained draft model on disk: a few layers, which stand between its target's own embeddings and head.
+"""A trained draft model on disk: a few layers that go between its target's own embeddings and head.
 
-A folder holds `draft.json`, which says which target it belongs to, and `draft.safetensors`: the weights of the layers
-and, where the head keeps only the most frequent tokens, their ids. Embeddings, final norm and head are the target's.
+A folder holds `draft.json`, which names its target, and `draft.safetensors`: the weights of the layers and, if the head
+covers only the most frequent tokens, their ids. Embeddings, final norm and head are the target's.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from precedent.target.load.first_layers import base_of, frame_of, layers_of, who
 SETTINGS_FILE, WEIGHTS_FILE = "draft.json", "draft.safetensors"
 
 FORMAT = 1
-"""Raised whenever an older version of this file could not read the folder."""
+"""Increase it whenever an older version of this file could not read the folder."""
 
 HEAD_TOKENS = "head.token_ids"
-"""The tensor with the ids of a restricted head, `[num_head_tokens]`, rising."""
+"""The tensor with the token ids of a restricted head, `[num_head_tokens]`, in increasing order."""
 
 SAMPLED_ROWS, SAMPLED_VALUES = 64, 8
 
@@ -42,9 +42,10 @@ log = logging.getLogger(__name__)
 class DraftSettings:
     """Which target a draft belongs to, and its shape.
 
-    `embeddings` is the fingerprint of the target's embeddings and head, without which the weights mean nothing;
-    `layers` that of its layers: beside another model of the same embeddings the draft works, but is believed less.
-    `initial_layers` are the target's layers from which training began; `num_head_tokens` None is the whole vocabulary.
+    `embeddings` is the fingerprint of the target's embeddings and head, without which the weights are useless; `layers`
+    is that of its layers. Beside a model with the same embeddings but other layers the draft works, but fewer of its
+    tokens are accepted. Training began from the target's layers `initial_layers`; `num_head_tokens` None means the
+    whole vocabulary.
     """
 
     target: str
@@ -56,7 +57,7 @@ class DraftSettings:
 
 
 class RestrictedHead(nn.Module):
-    """The target's output head for some tokens alone; all others get probability 0. Logits stay `[..., width]`."""
+    """The target's output head for some tokens only; all others get probability 0. Logits stay `[..., width]`."""
 
     token_ids: Tensor
 
@@ -72,7 +73,7 @@ class RestrictedHead(nn.Module):
         self.register_buffer("token_ids", ids, persistent=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`[..., hidden_size]` to `[..., width]`, minus infinity for the tokens that it does not know."""
+        """`[..., hidden_size]` to `[..., width]`, minus infinity for tokens that the head does not cover."""
         kept = self.rows(hidden)
         logits: Tensor = kept.new_full((*kept.shape[:-1], self.width), float("-inf"))
         return logits.index_copy_(-1, self.token_ids, kept)
@@ -83,8 +84,8 @@ def draft_beside(
 ) -> PreTrainedModel:
     """A draft model from its own weights and the target's embeddings and head, on the target's device.
 
-    `dtype` None is the target's. Raises ModelLoadError when a weight is missing or has another shape,
-    UnsupportedError when layers cannot be set between the target's embeddings and head.
+    `dtype` None is the target's. Raises ModelLoadError if a weight is missing or has another shape, UnsupportedError if
+    layers cannot be set between the target's embeddings and head.
     """
     draft = frame_of(target, initial_layers)
     for place, index in enumerate(initial_layers):
@@ -97,7 +98,7 @@ def draft_beside(
 
 
 def initial_weights(target: PreTrainedModel, initial_layers: Sequence[int]) -> dict[str, Tensor]:
-    """The weights with which training begins: those of some of the target's layers. Nothing is copied."""
+    """The weights with which training begins: those of some of the target's layers, not copied."""
     layers = layers_of(target)
     return {
         f"layers.{place}.{name}": tensor
@@ -107,7 +108,7 @@ def initial_weights(target: PreTrainedModel, initial_layers: Sequence[int]) -> d
 
 
 def save_draft(folder: Path, settings: DraftSettings, weights: Weights) -> None:
-    """Write a draft's folder; `draft.json` comes last and makes it one."""
+    """Write a draft's folder; `draft.json` is written last, so an incomplete folder is not taken for a draft."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     partial = folder / f"{WEIGHTS_FILE}.partial"
@@ -119,17 +120,17 @@ def save_draft(folder: Path, settings: DraftSettings, weights: Weights) -> None:
 
 
 def holds_draft(place: str | Path) -> bool:
-    """Whether this is a folder of a trained draft model."""
+    """Whether `place` is a folder of a trained draft model."""
     return (Path(place).expanduser() / SETTINGS_FILE).is_file()
 
 
 def read_settings(folder: Path) -> DraftSettings:
-    """What `draft.json` says. Raises ModelLoadError when it says nothing that this version understands."""
+    """The content of `draft.json`. Raises ModelLoadError if this version does not understand it."""
     try:
         found = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
             raise ModelLoadError(
-                f"the draft model {folder} is of format {found['format']}, this version reads {FORMAT}; train it again"
+                f"the draft model {folder} has format {found['format']}, this version reads {FORMAT}; train it again"
             )
         return DraftSettings(**{**found, "initial_layers": tuple(found["initial_layers"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -137,35 +138,36 @@ def read_settings(folder: Path) -> DraftSettings:
 
 
 def load_trained(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
-    """Load a draft beside its target. Raises ModelLoadError, naming both, when it belongs to another target."""
+    """Load a draft beside its target. Raises ModelLoadError, naming both, if it belongs to another target."""
     settings, weights = load_weights(folder, target)
     if settings.layers != layers_fingerprint(target):
         log.warning(
-            "the draft model %s was trained for %s; the layers of %s are others: fewer of its tokens will be accepted",
+            "the draft model %s was trained for %s; %s has different layers: fewer of its tokens will be accepted",
             folder, settings.target, name_of(target),
         )  # fmt: skip
     draft = draft_beside(target, settings.initial_layers, weights)
-    return draft.requires_grad_(False)  # the target's own modules among them need none either
+    return draft.requires_grad_(False)  # including the target's own modules, which need no gradients either
 
 
 def load_weights(folder: Path, target: PreTrainedModel) -> tuple[DraftSettings, dict[str, Tensor]]:
-    """What a draft's folder holds. Raises ModelLoadError, naming both, when it uses another target's embeddings."""
+    """The content of a draft's folder. Raises ModelLoadError, naming both, if it uses another target's embeddings."""
     settings, name = read_settings(folder), name_of(target)
     if settings.embeddings != embeddings_fingerprint(target):
         raise ModelLoadError(
-            f"the draft model {folder} was trained for {settings.target} and uses its embeddings, and those of {name} "
-            f"are others; give {settings.target} as the target, or train a draft for {name} with precedent train-draft"
+            f"the draft model {folder} was trained for {settings.target} and uses its embeddings, which differ from "
+            f"those of {name}; give {settings.target} as the target, or train a draft for {name} with precedent "
+            "train-draft"
         )
     return settings, load_file(folder / WEIGHTS_FILE)
 
 
 def layer_weights(weights: Weights) -> dict[str, Tensor]:
-    """Those of the layers alone, without the choice of a head."""
+    """The weights of the layers only, without the head's token ids."""
     return {name: tensor for name, tensor in weights.items() if name != HEAD_TOKENS}
 
 
 def name_of(model: PreTrainedModel) -> str:
-    """A model's name for people: its Hugging Face id, the last part of its folder, else its class."""
+    """A readable name of a model: its Hugging Face id, the last part of its folder, or its class."""
     name = model.config._name_or_path
     if not name:
         return type(model).__name__
@@ -173,7 +175,7 @@ def name_of(model: PreTrainedModel) -> str:
 
 
 def embeddings_fingerprint(target: PreTrainedModel) -> str:
-    """Of some rows of embeddings and head and their shapes; the dtype in which they were loaded does not count."""
+    """Fingerprint of the shapes and some rows of embeddings and head, whatever dtype they were loaded in."""
     parts = [target.get_input_embeddings(), target.get_output_embeddings()]
     digest = hashlib.sha256()
     for part in parts:
@@ -184,7 +186,7 @@ def embeddings_fingerprint(target: PreTrainedModel) -> str:
 
 
 def layers_fingerprint(target: PreTrainedModel) -> str:
-    """Of a few values of every weight of the target's layers."""
+    """Fingerprint of a few values of every weight of the target's layers."""
     digest = hashlib.sha256()
     for name, weight in layers_of(target).named_parameters():
         digest.update(name.encode() + _rounded(weight.detach().reshape(-1)[:SAMPLED_VALUES]))
@@ -192,7 +194,7 @@ def layers_fingerprint(target: PreTrainedModel) -> str:
 
 
 def _rounded(values: Tensor) -> bytes:
-    """As bfloat16, in which all precisions of one weight agree."""
+    """Values as bfloat16, in which all precisions of one weight agree."""
     return values.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes()
 
 
@@ -201,7 +203,7 @@ def _below(weights: Weights, prefix: str) -> dict[str, Tensor]:
 
 
 def _fill(layer: nn.Module, original: nn.Module, weights: Weights) -> None:
-    """Give a layer on the meta device its weights, and the device and the buffers of one of the target's."""
+    """Give a layer on the meta device its weights, and the device and buffers of a layer of the target."""
     place = next(original.parameters()).device
     try:
         layer.to_empty(device=place).load_state_dict(dict(weights))

@@ -1,4 +1,4 @@
-"""One target model held by several processes (tensor parallelism): who leads, and how the others follow.
+"""One target model divided among several processes (tensor parallelism): one leads, the others follow.
 
-Nothing else imports it until `tensor_parallel=True` is asked for.
+Imported only when `tensor_parallel=True` is asked for.
 """

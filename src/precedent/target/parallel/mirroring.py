@@ -1,9 +1,9 @@
-"""One process leads, the others do the same: every forward over a divided model is told before it is run.
+"""Mirrors the leading process's work on a divided model: it announces every forward, and the others repeat it.
 
-The narrowest place to tell it is below the target model's four calls: what they do to a model is forwards over rows,
-and what they do to a KV cache is keep, rewind and fork. A forward's message names its rows, and carries along what
-was done to KV caches since the last one; nothing else is ever sent. Each process holds the keys and values of its own
-heads under the same numbers.
+Messages are sent below the target model's four calls, where there is least to send: to a model those calls are
+forwards over rows, and to a KV cache they are keep, rewind and fork. A forward's message holds its rows and all changes
+to KV caches since the last forward; nothing else is ever sent. Each process stores the keys and values of its own heads
+under the same numbers.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ FILL, LOGITS = "fill", "logits"
 
 
 class Journal:
-    """What was done to KV caches and has not been told yet, in order. Caches may be forgotten on any thread."""
+    """Changes to KV caches that have not been sent yet, in order. Any thread may drop a cache."""
 
     def __init__(self) -> None:
         self._entries: deque[list[Any]] = deque()
         self._numbers = itertools.count()
 
     def note(self, *entry: Any) -> None:
-        """Add an entry: what was done, to the cache of which number, and how."""
+        """Add an entry: the change, the number of the cache, and the change's arguments."""
         self._entries.append(list(entry))
 
     def numbered(self, cache: MirroredKV) -> int:
-        """A new cache's number; its end will be noted."""
+        """A new cache's number; its end will be recorded too."""
         number = next(self._numbers)
         weakref.finalize(cache, self._entries.append, ["forget", number]).atexit = False
         return number
 
     def taken(self) -> list[list[Any]]:
-        """All entries, which are no longer here then."""
+        """Remove and return all entries."""
         return [self._entries.popleft() for _ in range(len(self._entries))]
 
 
 class MirroredKV(KVCache):
-    """The leader's part of a KV cache, whose changes the followers make as well."""
+    """The leader's part of a KV cache; the followers repeat its changes."""
 
     def __init__(self, shape: KVShape, journal: Journal) -> None:
         super().__init__(shape)
@@ -66,19 +66,19 @@ class MirroredKV(KVCache):
         return cache
 
     def fork(self, length: int, room: int = 0) -> KVCache:
-        """As `KVCache.fork`, everywhere."""
+        """As `KVCache.fork`, in all processes."""
         fork = super().fork(length, room)
         assert isinstance(fork, MirroredKV)
         self._journal.note("fork", fork.number, self.number, length, room)
         return fork
 
     def keep(self, rows: Sequence[int], moves: Moves | None = None) -> None:
-        """As `KVCache.keep`, everywhere."""
+        """As `KVCache.keep`, in all processes."""
         super().keep(rows, moves)
         self._journal.note("keep", self.number, [int(row) for row in rows])
 
     def rewind(self, length: int) -> None:
-        """As `KVCache.rewind`, everywhere."""
+        """As `KVCache.rewind`, in all processes."""
         before = self.length
         super().rewind(length)
         if length != before:
@@ -89,28 +89,28 @@ class MirroredKV(KVCache):
 
 
 class LeadingRunner(Runner):
-    """A runner that tells the followers of every forward. Raises GenerationError when they are not with it any more."""
+    """A runner that announces every forward to the followers. Raises GenerationError after one of them is lost."""
 
     def __init__(self, runner: Runner, processes: Processes) -> None:
         super().__init__(runner.model, packed=runner.packed)
         self.journal, self._processes = Journal(), processes
 
     def logits(self, sequences: Sequence[Rows]) -> list[Tensor]:
-        """As `Runner.logits`, by all processes."""
+        """As `Runner.logits`, computed by all processes."""
         self._reserve(sequences)
         with self._processes.together():
             self._tell(LOGITS, sequences)
             return super().logits(sequences)
 
     def fill(self, rows: Rows) -> None:
-        """As `Runner.fill`, by all processes."""
+        """As `Runner.fill`, computed by all processes."""
         self._reserve([rows])
         with self._processes.together():
             self._tell(FILL, [rows])
             super().fill(rows)
 
     def _reserve(self, sequences: Sequence[Rows]) -> None:
-        """Find out before anybody is told whether memory lasts: this the requests can still survive."""
+        """Reserve memory before anything is sent: requests survive a failure here."""
         for rows in sequences:
             rows.kv.reserve(rows.kv.length + len(rows))
 
@@ -119,14 +119,14 @@ class LeadingRunner(Runner):
 
 
 class Follower:
-    """Does what a leader tells, on this process's part of the model and of all KV caches."""
+    """Does what the leader announces, on this process's part of the model and of all KV caches."""
 
     def __init__(self, runner: Runner, shape: KVShape) -> None:
         self._runner, self._shape = runner, shape
         self._caches: dict[int, KVCache] = {}
 
     def do(self, message: dict[str, Any]) -> None:
-        """Change the KV caches, then take part in the forward. Raises whatever it raises."""
+        """Change the KV caches, then take part in the forward. Raises whatever the forward raises."""
         for entry in message["kv"]:
             self._change(*entry)
         if FILL in message:
@@ -146,14 +146,14 @@ class Follower:
             case "rewind":
                 self._caches[number].rewind(*how)
             case "forget":
-                self._caches.pop(number, None)  # a fork that failed for want of memory was never told of
+                self._caches.pop(number, None)  # a fork that ran out of memory was never announced
 
     def _read(self, written: Sequence[dict[str, Any]]) -> list[Rows]:
         return [_rows(self._caches[each["kv"]], each) for each in written]
 
 
 def _written(rows: Rows) -> dict[str, Any]:
-    """Rows as values that JSON can hold; ancestors are bits."""
+    """Rows as values that JSON can hold; ancestors are packed bits."""
     assert isinstance(rows.kv, MirroredKV)
     return {
         "kv": rows.kv.number,
@@ -166,7 +166,7 @@ def _written(rows: Rows) -> dict[str, Any]:
 
 
 def _rows(kv: KVCache, written: dict[str, Any]) -> Rows:
-    """The same rows over this process's own keys and values. Raises ValueError when these are not as long."""
+    """The same rows over this process's own keys and values. Raises ValueError if their length differs."""
     if kv.length != written["length"]:
         raise ValueError(f"a KV cache holds {kv.length} tokens here and {written['length']} in the first process")
     kv.reserve(written["capacity"])

@@ -1,7 +1,7 @@
-"""The processes of one launch that hold a model together: who leads, and how the others are told what to do.
+"""The processes of one launch that hold a model together, and the messages between them.
 
-The first process (rank 0) leads: it alone runs the engine and the user's code. Messages go over a process group of
-their own, which works on any device, and in which waiting costs no computation.
+The first process (rank 0) leads: only it runs the engine and the user's code. Messages use a process group of their
+own, which works on any device and waits without using the processor.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import torch.distributed as dist
 from precedent.errors import ConfigError, GenerationError, ModelLoadError, UnsupportedError
 
 TIMEOUT = timedelta(minutes=5)
-"""How long a forward waits for another process before it fails; loading is not bound by it."""
+"""How long a forward waits for another process before it fails; it does not limit loading."""
 
 WHILE_IDLE = timedelta(days=365)
-"""How long a process waits to be told something: nobody may have a question for days. A closed connection ends it."""
+"""How long a process waits for a message: there may be no request for days. A closed connection ends the wait."""
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 _JOINED = threading.Lock()
-"""Taken for good by the engine of this launch: its other processes follow that one, and nobody else, until it ends."""
+"""Held by this launch's engine until the process ends: the other processes follow that engine and no other."""
 
 
 @dataclass(slots=True)
 class Processes:
-    """All processes of a launch, seen from the one of this `rank`; `here` of the `count` share this machine.
+    """All processes of a launch, as seen from the one of this `rank`; `here` of the `count` run on this machine.
 
-    Messages go over the group `control`, loading ends in the group `patient`; `owned` process groups end with them.
+    Messages use the group `control`, the end of loading the group `patient`. `owned` process groups are destroyed here.
     """
 
     rank: int
@@ -54,9 +54,9 @@ class Processes:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """What each does by itself, one much faster than another perhaps: wait for all of them.
+        """Run a body in each process, then wait for all of them, since one may be much slower than another.
 
-        Raises what was raised here, or ModelLoadError when it failed elsewhere.
+        Raises what the body raises here, or ModelLoadError if it failed in another process.
         """
         failed = torch.ones(1)
         try:
@@ -65,16 +65,16 @@ class Processes:
         finally:
             dist.all_reduce(failed, group=self.patient)
         if failed:
-            raise ModelLoadError("another process could not load its part of the model; see what it says")
+            raise ModelLoadError("another process could not load its part of the model; see its output")
 
     def say(self, message: dict[str, Any]) -> None:
-        """Tell all followers. Raises RuntimeError if one is gone, or is not listening for the time of `TIMEOUT`."""
+        """Send a message to all followers. Raises RuntimeError if one is gone or does not listen within `TIMEOUT`."""
         payload = bytearray(json.dumps(message, separators=(",", ":")).encode())
         dist.broadcast(torch.tensor([len(payload)]), src=0, group=self.control)
         dist.broadcast(torch.frombuffer(payload, dtype=torch.uint8), src=0, group=self.control)
 
     def hear(self) -> dict[str, Any]:
-        """Wait for what the leader says next. Raises RuntimeError when it is gone."""
+        """Wait for the leader's next message. Raises RuntimeError if the leader is gone."""
         length = torch.zeros(1, dtype=torch.int64)
         dist.broadcast(length, src=0, group=self.control)
         payload = torch.empty(int(length), dtype=torch.uint8)
@@ -84,12 +84,12 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What all processes compute as one. If it fails here or elsewhere, nobody knows how far the others came.
+        """Run a body that all processes compute together; a failure in any of them leaves the others' state unknown.
 
-        Raises GenerationError then, and at once ever after.
+        Raises GenerationError then, and for every later call.
         """
         if self._lost:
-            raise GenerationError(f"the processes that hold the model fell apart earlier: {_RESTART}")
+            raise GenerationError(f"the processes that hold the model lost each other earlier: {_RESTART}")
         try:
             yield
         except Exception as error:
@@ -100,9 +100,9 @@ class Processes:
             ) from error
 
     def leave(self) -> None:
-        """Let the other processes go, if this one leads; harmless at any time."""
+        """End the other processes, if this one leads; may be called at any time."""
         if self.leads and not self._lost:
-            with suppress(RuntimeError):  # they are gone already
+            with suppress(RuntimeError):  # they have ended already
                 self.say({})
         self._lost = True
         if self.owned and dist.is_initialized():
@@ -114,15 +114,15 @@ _RESTART = "no request can be answered any more; close the engine and start all 
 
 
 def join(device: str | None) -> Processes:
-    """Meet the other processes that torchrun has started. Raises ConfigError, UnsupportedError or ModelLoadError.
+    """Join the other processes that torchrun has started. Raises ConfigError, UnsupportedError or ModelLoadError.
 
-    A process group that exists already is used as it is, with its own timeout.
+    An existing process group is used as it is, with its own timeout.
     """
     place = _place(device)
     _check_launch()
     if not _JOINED.acquire(blocking=False):
         raise UnsupportedError(
-            "one launch serves one tensor parallel engine, and it was loaded already: use that one, or start anew"
+            "one launch serves one tensor-parallel engine, and it is loaded already: use that, or start a new launch"
         )
     try:
         owned = not dist.is_initialized()
@@ -133,30 +133,28 @@ def join(device: str | None) -> Processes:
         control = dist.new_group(backend="gloo", timeout=WHILE_IDLE if rank else TIMEOUT)
     except (RuntimeError, ValueError) as error:
         _JOINED.release()
-        raise ModelLoadError(f"the processes of this launch did not find together: {first_line(error)}") from error
+        raise ModelLoadError(f"the processes of this launch could not connect: {first_line(error)}") from error
     return Processes(rank, count, int(os.environ.get("LOCAL_WORLD_SIZE") or count), patient, control, owned)
 
 
 def first_line(error: BaseException) -> str:
-    """What went wrong, without what torch appends to it."""
+    """The first line of an error, without what torch appends to it."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def _place(device: str | None) -> str:
-    """The kind of device that the processes compute on: transformers takes the accelerator wherever there is one."""
+    """The kind of device that the processes compute on: transformers uses the accelerator if there is one."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     kind = "cpu" if accelerator is None else accelerator.type
     if kind not in BACKENDS:
-        raise UnsupportedError(f"tensor_parallel=True is not supported on {kind}: it takes CUDA devices or CPUs")
+        raise UnsupportedError(f"tensor_parallel=True is not supported on {kind}: it needs CUDA devices or CPUs")
     if device not in (None, kind):
-        raise ConfigError(
-            f"tensor_parallel=True takes the {kind} devices of its processes: leave device={device!r} out"
-        )
+        raise ConfigError(f"tensor_parallel=True uses the {kind} devices of its processes: leave device={device!r} out")
     return kind
 
 
 def _check_launch() -> None:
-    """Whether this is one of several processes, in the thread that can stay in this call."""
+    """Raise unless this is one of several processes, in the main thread: the others stay in this call."""
     if not dist.is_available():
         raise UnsupportedError("tensor_parallel=True needs torch.distributed, which this build of torch lacks")
     if threading.current_thread() is not threading.main_thread():

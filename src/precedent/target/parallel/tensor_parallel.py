@@ -1,7 +1,7 @@
-"""A target model that several processes hold together: `tensor_parallel=True` under torchrun.
+"""Loads a target model divided among several processes: `tensor_parallel=True` under torchrun.
 
-The first process gets a `TargetModel` like any other. The others never come out of `load_divided`: they follow its
-forwards until it is closed, and then they end.
+The first process gets a `TargetModel` like any other. The others never return from `load_divided`: they follow its
+forwards until it is closed, and then end.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 
 class DividedTarget(TargetModel):
-    """The target in one of the processes that hold it; `kv_shape` and `kv_bytes` are those of this process's heads.
+    """The target in one of the processes that hold it; `kv_shape` and `kv_bytes` cover this process's heads only.
 
-    All processes make it at the same time, and look at the model together. Raises UnsupportedError for adapters.
+    All processes create and examine it at the same time. Raises UnsupportedError for adapters.
     """
 
     def __init__(self, model: PreTrainedModel, processes: Processes) -> None:
@@ -45,41 +45,41 @@ class DividedTarget(TargetModel):
 
     @property
     def processes_here(self) -> int:
-        """How many processes of this machine hold keys and values of every token."""
+        """How many processes on this machine store keys and values of every token."""
         return self._processes.here
 
     def weights(self) -> Mapping[str, Any]:
-        """The state dict, of divided weights the first part."""
+        """The state dict, with the first process's part of divided weights."""
         return parts(super().weights())
 
     def close(self) -> None:
-        """Let the other processes end; no forward is possible afterwards."""
+        """End the other processes; no forward is possible afterwards."""
         self._processes.leave()
 
     @torch.inference_mode()
     def follow(self) -> NoReturn:
-        """Do what the first process does until it is closed, then end this process.
+        """Repeat what the first process does until it is closed, then end this process.
 
-        Exits with status 0, or with 1 and a line on stderr when the first process is gone or a forward failed.
+        Exits with status 0; if the first process is gone or a forward failed, with 1 and a line on stderr.
         """
         follower = Follower(self._runner, self.kv_shape)
         try:
             while message := self._processes.hear():
                 follower.do(message)
-        except Exception as error:  # nobody here could answer for it: the first process says what is to be said
+        except Exception as error:  # there is no caller to raise to: the first process reports the failure
             log.debug("following ended", exc_info=True)
             sys.exit(_end(self._processes, error))
         self._processes.leave()
         sys.exit(0)
 
     def _prepare(self) -> None:
-        """Leave every layer as it is: kernels that read weights as they lie in memory do not fit a part of them."""
+        """Leave every layer as it is: kernels that read weights in place do not support a part of them."""
         if getattr(self.model, "_hf_peft_config_loaded", False):
-            raise UnsupportedError("tensor_parallel=True is not to be had with adapters: merge them into the weights")
+            raise UnsupportedError("tensor_parallel=True does not support adapters: merge them into the weights")
 
     def _empty_cache(self) -> KVCache:
         runner = self._runner
-        assert isinstance(runner, LeadingRunner), "followers make the caches that they are told of"
+        assert isinstance(runner, LeadingRunner), "followers create the caches that the leader announces"
         return MirroredKV.new(self.kv_shape, runner.journal)
 
 
@@ -91,10 +91,10 @@ def load_divided(
     dtype: str | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[DividedTarget, PreTrainedTokenizerBase]]:
-    """Load this process's part of a model, and its tokenizer, for the body of a `with`; in the first process only.
+    """Load this process's part of a model, and its tokenizer, for the body of a `with`; runs it in the first process.
 
     The others follow it, and end when the target is closed or the body raises. Raises what `load_target` raises,
-    ConfigError without torchrun, and UnsupportedError for a model that the processes cannot divide.
+    ConfigError without torchrun, and UnsupportedError for a model that cannot be divided.
     """
     processes = join(device)
     settings: dict[str, Any] = {"dtype": dtype, "model_kwargs": model_kwargs, "num_processes": processes.count}
@@ -117,23 +117,23 @@ def load_divided(
 
 
 def check_beside(target: object, draft_model: object, *, bitwise: bool, cuda_graphs: bool) -> None:
-    """Raise ConfigError or UnsupportedError for what does not go with a divided target, before anything is loaded."""
+    """Raise ConfigError or UnsupportedError for options that a divided target excludes, before anything is loaded."""
     if not isinstance(target, str | Path):
-        raise ConfigError("tensor_parallel=True is for loading by name: each process reads its part of the weights")
+        raise ConfigError("tensor_parallel=True needs a name or folder: each process reads its part of the weights")
     if bitwise:
         raise UnsupportedError(
-            "bitwise=True is not to be had with tensor_parallel=True: the order in which the processes' parts are "
-            "summed is not ours to fix"
+            "bitwise=True does not work with tensor_parallel=True: the order in which the processes' parts are summed "
+            "is not under our control; leave one of them out"
         )
     if cuda_graphs:
         raise UnsupportedError(
-            "cuda_graphs=True is not to be had with tensor_parallel=True: a graph would hold the processes' messages; "
+            "cuda_graphs=True does not work with tensor_parallel=True: a graph would hold the processes' messages; "
             "leave one of them out"
         )
     if isinstance(draft_model, str | Path) and (str(draft_model).startswith(FIRST_LAYERS) or holds_draft(draft_model)):
         raise UnsupportedError(
             f"the draft model {draft_model} computes with weights of the target, which tensor_parallel=True divides "
-            "among processes: give a draft model that is whole by itself, or none"
+            "among processes: give a complete draft model, or none"
         )
 
 
