@@ -272,7 +272,7 @@ def test_the_models_own_metadata_counts_and_the_call_wins() -> None:
     ("tenant", "said"),
     [
         ("", "must be a non-empty text"),
-        (7, "must be a non-empty text"),
+        (7, r"must be a (non-empty )?text"),
         ("x" * 201, "give at most 200"),
         ("a\nb", "not printable"),
     ],
