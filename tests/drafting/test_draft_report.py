@@ -16,7 +16,7 @@ from precedent.cli import app as cli
 from precedent.target.load.first_layers import first_layers
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.training.measure import Measurement, expected_tokens
-from precedent.training.plan import Plan, Recipe
+from precedent.training.schedule import Recipe, Schedule
 from precedent.training.teacher import Author
 from precedent.training.texts import Text
 
@@ -87,7 +87,7 @@ def test_a_draft_is_trained_reported_and_measured_beside_an_early_exit(
     target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The whole recipe from the command line, with the least of everything."""
-    monkeypatch.setattr(Recipe, "planned", lambda *_: Plan(1, 1, 1, 2, 1))
+    monkeypatch.setattr(Recipe, "planned", lambda *_: Schedule(1, 1, 1, 2, 1))
     given = ["--target", str(target_folder), "--prompts", str(target_folder / "prompts.txt"), "--answer-tokens", "6"]
     out, results = str(tmp_path / "draft"), tmp_path / "results.json"
     train = ["train-draft", *given, "--out", out, "--layers", "1", "--head-tokens", "64", "--rounds", "2"]

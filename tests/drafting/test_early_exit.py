@@ -19,7 +19,7 @@ from precedent.planning.costs import CostCurve
 from precedent.sampling.rng import CounterRng
 from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import exits_early, first_layers
-from precedent.testing.draft_law import check_draft_distribution
+from precedent.testing.draft_distribution import check_draft_distribution
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder, chain

@@ -9,13 +9,13 @@ from transformers import PreTrainedModel
 
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.training.distil import Distillation
-from precedent.training.plan import Plan, Recipe
+from precedent.training.schedule import Recipe, Schedule
 
 PROMPTS = [tuple(range(first, first + 6)) for first in range(40, 48)]
 RECIPE = Recipe(
     num_layers=1, head_tokens=96, answer_tokens=12, chunk_prompts=8, rounds=2, batch_tokens=32, learning_rate=3e-3
 )
-PLAN = Plan(chunks=2, completions=2, rollouts=1, rounds=2, steps_per_round=6)
+PLAN = Schedule(chunks=2, completions=2, rollouts=1, rounds=2, steps_per_round=6)
 
 
 def tiny_target(seed: int = 0) -> PreTrainedModel:
@@ -24,7 +24,7 @@ def tiny_target(seed: int = 0) -> PreTrainedModel:
 
 
 def train_tiny(
-    out: Path, recipe: Recipe = RECIPE, plan: Plan = PLAN, progress: Callable[..., None] = lambda *_: None
+    out: Path, recipe: Recipe = RECIPE, plan: Schedule = PLAN, progress: Callable[..., None] = lambda *_: None
 ) -> Path:
     """Train a draft for `tiny_target()` in the folder `out`, which is returned."""
     Distillation(tiny_target(), byte_tokenizer(), PROMPTS, recipe, out, progress=progress).run(plan)

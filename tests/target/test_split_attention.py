@@ -238,12 +238,12 @@ def test_in_the_order_of_positions_a_row_is_the_same_bits_in_a_tree_and_alone(na
 
 @NEEDS_TRITON
 def test_work_is_cut_so_that_every_multiprocessor_has_some() -> None:
-    from precedent.target.cuda.triton_attention import LEAST_KEYS, plan
+    from precedent.target.cuda.triton_attention import LEAST_KEYS, tiling
 
     def cut(width: int, longest: int) -> tuple[int, int, int]:
         one = torch.zeros(1, dtype=torch.long)
         rows = StaticRows(torch.zeros(1, width), one, one, one, one, one, one, longest)
-        return tuple(plan(rows, kv_heads=8, group=4, processors=132))
+        return tuple(tiling(rows, kv_heads=8, group=4, processors=132))
 
     assert cut(1, 16_384) == (16, 1, 34)
     assert cut(64, 16_384) == (128, 2, 18)

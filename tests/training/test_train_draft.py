@@ -18,7 +18,7 @@ from precedent.training import distil
 from precedent.training.distil import Distillation, most_frequent
 from precedent.training.head import OutputHead, Reader, check_head, final_hidden
 from precedent.training.measure import Measurement
-from precedent.training.plan import Begun, Plan, Recipe
+from precedent.training.schedule import Begun, Recipe, Schedule
 from precedent.training.student import Student
 from precedent.training.teacher import Author, Teacher
 from precedent.training.texts import Shard, Text
@@ -175,7 +175,7 @@ def test_minutes_become_a_plan() -> None:
     """Collecting and training together take the time that was given."""
     plan = Recipe(rounds=3).planned(minutes=10, chunk_seconds=5, step_seconds=0.5)
     assert plan.chunks * 5 + 2 * plan.rollouts * 5 + plan.steps * 0.5 == pytest.approx(600, abs=5)
-    assert Recipe().planned(minutes=0.01, chunk_seconds=60, step_seconds=9) == Plan(1, 1, 1, 3, 1)
+    assert Recipe().planned(minutes=0.01, chunk_seconds=60, step_seconds=9) == Schedule(1, 1, 1, 3, 1)
     assert Recipe().planned(minutes=1, chunk_seconds=90, step_seconds=1).steps == 33  # of 33 seconds that are its share
 
 

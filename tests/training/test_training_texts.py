@@ -17,8 +17,8 @@ from precedent.errors import CacheError, PromptError
 from precedent.testing.tiny_models import byte_tokenizer
 from precedent.training.completions import read_completions
 from precedent.training.distil import Distillation
-from precedent.training.plan import Plan
 from precedent.training.prompts import read_prompts, split
+from precedent.training.schedule import Schedule
 from precedent.training.teacher import Teacher
 from precedent.training.texts import Shard, Text
 
@@ -99,7 +99,7 @@ def test_stored_completions_are_learned_from(tmp_path: Path) -> None:
     completions = [Text((5, 6, 7, 8, 9), 3)]
     run = Distillation(
         tiny_target(), TOKENIZER, PROMPTS, RECIPE, tmp_path / "draft", completions=completions
-    ).run(Plan(1, 1, 1, 1, 1))  # fmt: skip
+    ).run(Schedule(1, 1, 1, 1, 1))  # fmt: skip
     assert run.num_tokens == 8 * 12 + 3
 
 

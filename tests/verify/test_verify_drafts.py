@@ -12,7 +12,7 @@ from precedent.drafters.request import Request
 from precedent.sampling.constraints import constraints_for
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
-from precedent.testing.draft_law import check_draft_distribution, draft_distribution_error
+from precedent.testing.draft_distribution import check_draft_distribution, draft_distribution_error
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, Sampled, TreeBuilder
 

@@ -77,7 +77,7 @@ def train_draft(
     """
     _check_folder(out, resume)
     from precedent.training.distil import Distillation
-    from precedent.training.plan import Recipe
+    from precedent.training.schedule import Recipe
 
     recipe = Recipe(
         layers, start, head_tokens, temperature, answer_tokens, rounds=rounds, seed=seed
@@ -118,7 +118,7 @@ def measure_draft(
     The measurement uses answers to the prompts that train-draft holds out with the same --seed.
     """
     from precedent.target.load.loading import load_draft
-    from precedent.training.plan import Recipe
+    from precedent.training.schedule import Recipe
 
     recipe = Recipe(temperature=temperature, answer_tokens=answer_tokens, seed=seed)
     progress: Progress = ctx.obj

@@ -32,8 +32,16 @@ from precedent.target.load.trained_draft import (
     save_draft,
 )
 from precedent.training.head import check_head
-from precedent.training.plan import CHECKPOINT_STEPS, STARTS, Begun, Plan, Recipe, restore_checkpoint, save_checkpoint
 from precedent.training.prompts import Prompt, fingerprint_of
+from precedent.training.schedule import (
+    CHECKPOINT_STEPS,
+    STARTS,
+    Begun,
+    Recipe,
+    Schedule,
+    restore_checkpoint,
+    save_checkpoint,
+)
 from precedent.training.student import Student
 from precedent.training.teacher import Author, Teacher
 from precedent.training.texts import Lesson, Shard, Text
@@ -55,7 +63,7 @@ class Trained:
     """A finished draft, the work that went into it, and the number of target tokens it learned from."""
 
     draft: PreTrainedModel
-    plan: Plan
+    plan: Schedule
     num_tokens: int
 
 
@@ -87,7 +95,7 @@ class Distillation:
         begun = recipe.start not in STARTS
         self._initial_weights = load_weights(Path(recipe.start), target)[1] if begun else None
 
-    def run(self, work: float | Plan) -> Trained:
+    def run(self, work: float | Schedule) -> Trained:
         """Train for about `work` minutes, or by the plan `work`, or resume; saves and returns the draft."""
         plan = self._begun(work).plan
         own = self._collect(plan.chunks) + self._read_completions(plan)
@@ -97,23 +105,23 @@ class Distillation:
         shutil.rmtree(self._work)
         return Trained(student.draft(), plan, sum(shard.num_tokens for shard in own))
 
-    def _begun(self, work: float | Plan) -> Begun:
+    def _begun(self, work: float | Schedule) -> Begun:
         """Read and check the training in the folder, or start one with a new plan."""
         found = Begun.read(self._work)
-        asked = self._asked(found.plan if found else Plan(1, 0, 0, 1, 0))
+        asked = self._asked(found.plan if found else Schedule(1, 0, 0, 1, 0))
         if found:
             found.check_same(asked)
             return found
         for piece in self._work.glob("*.safetensors*"):
             piece.unlink()  # written before there was a plan, by an unknown recipe
-        return self._asked(work if isinstance(work, Plan) else self._planned(work)).write(self._work)
+        return self._asked(work if isinstance(work, Schedule) else self._planned(work)).write(self._work)
 
-    def _asked(self, plan: Plan) -> Begun:
+    def _asked(self, plan: Schedule) -> Begun:
         target = embeddings_fingerprint(self._target) + layers_fingerprint(self._target)
         texts = fingerprint_of([*self._prompts, *(text.token_ids for text in self._completions)])
         return Begun(target, self._recipe, texts, plan)
 
-    def _planned(self, minutes: float) -> Plan:
+    def _planned(self, minutes: float) -> Schedule:
         """Plan for so many minutes by timing a first piece of work on this machine; its texts are kept."""
         started = perf_counter()
         shards = self._collect(1)
@@ -137,7 +145,7 @@ class Distillation:
 
         return self._shards("answers", range(chunks), lambda: self._target, texts)
 
-    def _read_completions(self, plan: Plan) -> list[Shard]:
+    def _read_completions(self, plan: Schedule) -> list[Shard]:
         """Run the target over its earlier completions, as many as planned, and collect their lessons."""
         size = self._recipe.chunk_prompts
         kept = self._completions[: plan.completions * size]
@@ -150,7 +158,7 @@ class Distillation:
             shards.append(Shard.load(path))
         return shards
 
-    def _rollouts(self, student: Student, own: Sequence[Shard], plan: Plan, round_index: int) -> list[Shard]:
+    def _rollouts(self, student: Student, own: Sequence[Shard], plan: Schedule, round_index: int) -> list[Shard]:
         """On-policy lessons: the draft continues the target's answers from random places; the target scores them."""
         size = self._recipe.chunk_prompts
         answers = [lesson.text for shard in own for lesson in shard.lessons]
@@ -191,7 +199,7 @@ class Distillation:
             ids = most_frequent(frequencies, kept, end_token_ids(self._target, self._tokenizer))
         return Student(self._target, self._initial_layers, ids, self._recipe.learning_rate, self._initial_weights)
 
-    def _train(self, student: Student, own: Sequence[Shard], plan: Plan) -> None:
+    def _train(self, student: Student, own: Sequence[Shard], plan: Schedule) -> None:
         lessons = [lesson for shard in own for lesson in shard.lessons]
         done = restore_checkpoint(self._work, student)
         for index in range(plan.rounds):

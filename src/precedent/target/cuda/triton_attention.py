@@ -138,7 +138,7 @@ def merge_parts(
     tl.store(merged + spot, result.to(merged.dtype.element_ty), mask=dims < VALUE_DIM)
 
 
-class Plan(NamedTuple):
+class Tiling(NamedTuple):
     """How the work is divided: rows of a tile, tiles of a group's rows, and parts of the keys, the tree's included."""
 
     tile: int
@@ -146,12 +146,12 @@ class Plan(NamedTuple):
     parts: int
 
 
-def plan(rows: StaticRows, kv_heads: int, group: int, processors: int) -> Plan:
+def tiling(rows: StaticRows, kv_heads: int, group: int, processors: int) -> Tiling:
     """Enough parts to keep every multiprocessor busy, but none shorter than `LEAST_KEYS` in the longest sequence."""
     tile = min(max(triton.next_power_of_2(group * rows.width), LEAST_TILE), MOST_TILE)
     tiles = triton.cdiv(group * rows.width, tile)
     wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * processors, rows.sequences * kv_heads * tiles)
-    return Plan(tile, tiles, min(wanted, triton.cdiv(rows.longest, LEAST_KEYS)) + 1)
+    return Tiling(tile, tiles, min(wanted, triton.cdiv(rows.longest, LEAST_KEYS)) + 1)
 
 
 def attend_by_kernel(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: float) -> Tensor:
@@ -160,7 +160,7 @@ def attend_by_kernel(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRo
         raise UnsupportedError(f"the Triton kernels compute in bfloat16, float16 and float32, not in {query.dtype}")
     (_, heads, num_rows, dim), (kv_heads, _, value_dim) = query.shape, values.shape
     group, device = heads // kv_heads, query.device
-    tile, tiles, parts = plan(rows, kv_heads, group, _processors(device))
+    tile, tiles, parts = tiling(rows, kv_heads, group, _processors(device))
     pieces = rows.sequences * kv_heads * parts * group * rows.width
     outputs = torch.empty((pieces, value_dim), dtype=torch.float32, device=device)
     lses = torch.empty(pieces, dtype=torch.float32, device=device)

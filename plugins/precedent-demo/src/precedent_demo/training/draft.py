@@ -86,8 +86,8 @@ def train(options: argparse.Namespace) -> Trained:
     """Serve customers, answer prompts, and distil the draft model into the output folder."""
     from precedent.target.load.loading import load_target
     from precedent.training.distil import Distillation
-    from precedent.training.plan import Plan, Recipe
     from precedent.training.prompts import read_prompts, split
+    from precedent.training.schedule import Recipe, Schedule
     from precedent_demo.adapted import adapted_target
 
     model, tokenizer = load_target(str(adapted_target(options.adapter)))
@@ -97,7 +97,7 @@ def train(options: argparse.Namespace) -> Trained:
         head_tokens=HEAD_TOKENS, answer_tokens=ANSWER_TOKENS, longest_context=LONGEST_CONTEXT, rounds=options.rounds,
         batch_tokens=BATCH_TOKENS, start=options.start,
     )  # fmt: skip
-    plan = Plan(
+    plan = Schedule(
         chunks=-(-options.answers // recipe.chunk_prompts),
         completions=-(-len(texts) // recipe.chunk_prompts),
         rollouts=-(-options.rollouts // recipe.chunk_prompts),

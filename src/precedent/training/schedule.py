@@ -34,7 +34,7 @@ PLAN_FILE, CHECKPOINT_FILE = "plan.json", "checkpoint.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Schedule:
     """Planned work: pieces of the target's texts, pieces of rollouts in each later round, rounds, steps per round.
 
     `completions` is the maximum number of pieces of the given completions to read.
@@ -111,7 +111,7 @@ class Recipe:
             raise ConfigError(f"the draft {self.start} has {len(found)} layers, not {self.num_layers}; ask for as many")
         return found
 
-    def planned(self, minutes: float, chunk_seconds: float, step_seconds: float) -> Plan:
+    def planned(self, minutes: float, chunk_seconds: float, step_seconds: float) -> Schedule:
         """Plan about `minutes` of work, given the seconds that a piece of collecting and a training step take.
 
         Training keeps its share of the time even if the first piece of collecting took longer than its own.
@@ -120,7 +120,7 @@ class Recipe:
         chunks = max(1, int(COLLECTING_SHARE * seconds / chunk_seconds / (1 + later / ROLLOUT_SHARE)))
         rollouts = max(1, chunks // ROLLOUT_SHARE)
         left = max(seconds - (chunks + later * rollouts) * chunk_seconds, (1 - COLLECTING_SHARE) * seconds)
-        return Plan(chunks, chunks, rollouts, self.rounds, max(1, int(left / step_seconds / self.rounds)))
+        return Schedule(chunks, chunks, rollouts, self.rounds, max(1, int(left / step_seconds / self.rounds)))
 
     def batches(self, lessons: Sequence[Lesson], round_index: int) -> Iterator[list[Lesson]]:
         """Endless batches, with each lesson once per epoch; the same lessons and round give the same batches."""
@@ -145,7 +145,7 @@ class Begun:
     target: str
     recipe: Recipe
     prompts: str
-    plan: Plan
+    plan: Schedule
 
     def write(self, folder: Path) -> Self:
         """Write the training to its folder atomically."""
@@ -162,7 +162,7 @@ class Begun:
             return None
         try:
             found: dict[str, Any] = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
-            recipe, plan = Recipe(**found["recipe"]), Plan(**found["plan"])
+            recipe, plan = Recipe(**found["recipe"]), Schedule(**found["plan"])
             return cls(found["target"], recipe, found["prompts"], plan)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(
