@@ -36,6 +36,8 @@ os.environ.setdefault(
 os.environ.setdefault("NUMBA_BOUNDSCHECK", "1")  # compiled loops check their indices here, at some cost
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / f"numba-{_sources()}"))
 
+pytest.register_assert_rewrite("helpers")  # what fails there says as much as in a test
+
 settings.register_profile("deterministic", deadline=None, derandomize=True, database=None)
 settings.load_profile("deterministic")
 

@@ -19,7 +19,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from aimed_kills import TENANT, assert_holds, large, main_file, unreadable_without_its_log
+from aimed_kills import unreadable_without_its_log
+from aims import TENANT, assert_holds, large, main_file
 from crashing_store import record
 
 from precedent.cache import Selection, SQLiteStore, verify_cache

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,31 +11,14 @@ import pytest
 
 from precedent.cache import Bounds, Selection, SpeculationCache
 from precedent.cache.opening import open_store
-from precedent.config import SamplingParams
-from precedent.engine.engine import Engine
 from precedent.errors import CacheError, CacheMismatchError
-from precedent.planning.costs import CostCurve
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.store_contract import DIMENSION, EMBEDDER, StoreContract, completion, ids_of, unit_vector
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 pytest.importorskip("precedent_postgres", reason="precedent-postgres is not installed")
 from precedent_postgres import PostgresStore, testing
 
 pytestmark = pytest.mark.skipif(testing.why_not() is not None, reason=str(testing.why_not()))
-
-
-@pytest.fixture(scope="module")
-def server():
-    with testing.TemporaryServer() as running:
-        yield running
-
-
-@pytest.fixture
-def url(server):
-    """The URL of an empty database."""
-    yield server.url
-    server.execute("DROP SCHEMA IF EXISTS precedent CASCADE")
 
 
 @pytest.fixture
@@ -282,72 +263,6 @@ def test_a_read_only_store_serves_and_stores_nothing(store, url, caplog):
     assert caplog.text.count("read-only") == 1
     assert store.stats().records == 1
     reader.close()
-
-
-ENGINE = """
-import sys
-from precedent.cache import SpeculationCache
-from precedent.config import SamplingParams
-from precedent.engine.engine import Engine
-from precedent.testing.embedders import HashEmbedder
-from precedent.planning.costs import CostCurve
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-
-class FlatCost(CostCurve):  # what is drafted must not hang on how busy this machine is
-    def observe(self, width, milliseconds):
-        pass
-
-with SpeculationCache.open(sys.argv[1], embedder=HashEmbedder()) as cache:
-    engine = Engine(tiny_causal_lm(scale=4.0), byte_tokenizer(), name="tiny", cache=cache, cost=FlatCost())
-    prompt = list(b"an order, please: ")
-    for _ in range(int(sys.argv[2])):
-        result = engine.submit(prompt, SamplingParams(max_tokens=48), query="an order").result()
-    engine.close()
-print(result.stats.num_accepted_tokens, *result.token_ids)
-"""
-
-
-def engine(url: str, requests: int = 1) -> tuple[int, list[str]]:
-    """Accepted tokens and answer of the last request of an engine in a process of its own."""
-    command = [sys.executable, "-c", ENGINE, url, str(requests)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    accepted, *answer = done.stdout.split()
-    return int(accepted), answer
-
-
-def test_a_second_engine_is_warm_at_its_first_request(url):
-    cold, answer = engine(url)
-    warm, same = engine(url)
-    assert same == answer
-    assert warm > cold
-
-
-def test_a_request_outlives_its_server(url, server):
-    """Errors of the server turn drafting from the cache off and fail no generation."""
-    target, tokenizer = tiny_causal_lm(scale=4.0), byte_tokenizer()
-    with SpeculationCache.open(url, embedder=HashEmbedder()) as cache:
-        running = Engine(target, tokenizer, name="tiny", cache=cache, cost=CostCurve())
-
-        def answer():
-            return running.submit(list(b"an order"), SamplingParams(max_tokens=24), query="an order").result().token_ids
-
-        before = answer()
-        server.stop()
-        try:
-            during = [answer(), answer()]
-        finally:
-            server.start()
-        running.close()
-    assert during == [before, before]
-
-
-def test_a_server_that_is_not_there_yet_fails_no_request(server, caplog):
-    with SpeculationCache.open("postgresql://me@/none?host=/nonexistent", embedder=HashEmbedder()) as cache:
-        running = Engine(tiny_causal_lm(), byte_tokenizer(), name="tiny", cache=cache, cost=CostCurve())
-        assert len(running.submit([1, 2, 3], SamplingParams(max_tokens=8), query="q").result().token_ids) > 0
-        running.close()
-    assert caplog.text.count("speculation goes on without it") == 1
 
 
 def test_vectors_are_those_that_were_stored(store):

@@ -1,15 +1,16 @@
-"""Hostile records, files and tenants: a clear error each or the right answer, and nothing else harmed."""
+"""Hostile records and files: a clear error each or the right answer, and nothing else harmed."""
 
 from __future__ import annotations
 
 import json
 import random
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.quick_store import quick_store
 
 from precedent.cache import EmbedderIdentity, NewCompletion, Selection, SQLiteStore, StoredCompletion, verify_cache
 from precedent.cache.search.index import SimilarityIndex
@@ -23,15 +24,7 @@ HOSTILE_TEXTS = (
     *("\u202eevil", "\ud800", "e\u0301", "\u0130", "\ufb03", "𝄞" * 50, "x" * 10_000, "{}", "[]", "null"),
 )
 HOSTILE_IDS = (0, 1, -1, 2**31 - 1, 2**31, 2**63, -(2**31), 2**100)
-HOSTILE_SEGMENTS = ([{}], [[]], "x", 3, None, [{"name": "../x"}])
 CANARY = completion(4711, tenant="canary", query="canary", text="canary")
-
-
-def quick_store(path: Path | None) -> SQLiteStore:
-    """A store that does not wait for the disk: thousands of transactions in seconds."""
-    store = SQLiteStore.open(path)
-    store._database._writer.execute("PRAGMA synchronous=OFF")
-    return store
 
 
 def hostile_completion(choose: random.Random) -> NewCompletion:
@@ -214,115 +207,3 @@ def test_five_thousand_hostile_records(tmp_path):
 @pytest.mark.stress
 def test_five_thousand_damaged_files(tmp_path, few_are_many):
     print(fuzz_files(tmp_path, 5_000))
-
-
-# --- tenants --------------------------------------------------------------------------------------------------------
-
-TRICKY = (
-    "a",
-    "A",
-    "a ",
-    " a",
-    "a/b",
-    "../a",
-    "a%",
-    "a_",
-    "a'",
-    'a"',
-    "a;b",
-    "ä",
-    "a\u0308",
-    "tok",
-    "default",
-    "*",
-    "NULL",
-)
-
-
-@dataclass
-class Tenants:
-    """What each tenant must find, kept beside the store."""
-
-    store: SQLiteStore
-    index: SimilarityIndex
-    choose: random.Random
-    names: list[str]
-    held: dict[str, dict[int, tuple[tuple[int, ...], int]]] = field(default_factory=dict)
-    operations: int = 0
-
-    def step(self) -> None:
-        """One operation on one tenant, and the same question asked for another one."""
-        tenant, other = self.choose.sample(self.names, 2)
-        self.operations += 1
-        actions = (self.insert, self.read, self.recall, self.list, self.search, self.forget_one, self.forget_tenant)
-        self.choose.choices(actions, (45, 15, 20, 9, 9, 1.5, 0.1))[0](tenant, other)
-
-    def insert(self, tenant: str, other: str) -> None:
-        number = self.choose.randrange(60)  # tenants store the same things all the time
-        new = completion(number, number + 1, tenant=tenant, query=f"shared {number}", text=f"text {number}.")
-        row_id = self.store.insert(new, unit_vector(number), EMBEDDER)
-        self.held.setdefault(tenant, {})[row_id] = (new.token_ids, number)
-        assert all(row_id not in held for name, held in self.held.items() if name != tenant)
-
-    def read(self, tenant: str, other: str) -> None:
-        for name in (tenant, other):
-            found = {one.id: one.token_ids for one in self.store.since(name, "tok", 0)}
-            assert found == {row_id: tokens for row_id, (tokens, _) in self.held.get(name, {}).items()}
-
-    def recall(self, tenant: str, other: str) -> None:
-        number = self.choose.randrange(60)
-        for name in (tenant, other):
-            hits = {
-                hit.completion_id: hit.similarity for hit in self.index.search(unit_vector(number), name, "tok", 1000)
-            }
-            exact = {i: float(unit_vector(n) @ unit_vector(number)) for i, (_, n) in self.held.get(name, {}).items()}
-            assert hits == pytest.approx(exact, abs=1e-5)
-
-    def list(self, tenant: str, other: str) -> None:
-        for name in (tenant, other):
-            assert {one.id for one in self.store.list(Selection(tenant=name))} == set(self.held.get(name, {}))
-
-    def search(self, tenant: str, other: str) -> None:
-        number = self.choose.randrange(60)
-        for name in (tenant, other):
-            found = {one.id for one in self.store.list(Selection(tenant=name, containing=f"TEXT {number}."))}
-            assert found == {i for i, (_, n) in self.held.get(name, {}).items() if n == number}
-
-    def forget_one(self, tenant: str, other: str) -> None:
-        """By the id of another tenant nothing goes; by its own, that one."""
-        mine, theirs = self.held.get(tenant, {}), self.held.get(other, {})
-        if theirs:
-            assert self.store.forget(Selection(tenant=tenant, ids=(self.choose.choice(list(theirs)),))) == 0
-        if mine:
-            row_id = self.choose.choice(list(mine))
-            assert self.store.forget(Selection(tenant=tenant, ids=(row_id,))) == 1
-            del mine[row_id]
-
-    def forget_tenant(self, tenant: str, other: str) -> None:
-        assert self.store.forget(Selection(tenant=tenant)) == len(self.held.pop(tenant, {}))
-
-
-def fuzz_tenants(path: Path, operations: int) -> int:
-    names = [*TRICKY, *(f"tenant {n}" for n in range(50 - len(TRICKY)))]
-    store = quick_store(path)
-    tenants = Tenants(store, SimilarityIndex(store, store.partition_vectors), random.Random(3), names)
-    while tenants.operations < operations:
-        tenants.step()
-    for name in names:
-        tenants.read(name, name)
-    assert {one.tenant: one.records for one in store.stats().tenants} == {
-        n: len(h) for n, h in tenants.held.items() if h
-    }
-    store.close()
-    assert verify_cache(path).findings == ()
-    print({"operations": tenants.operations, "tenants": len(names)})
-    return tenants.operations
-
-
-def test_fifty_tenants_find_their_own_and_never_anothers(tmp_path):
-    assert fuzz_tenants(tmp_path, 1_500) == 1_500
-
-
-@pytest.mark.stress
-def test_fifty_tenants_for_a_hundred_thousand_operations(tmp_path):
-    assert fuzz_tenants(tmp_path, 100_000) == 100_000

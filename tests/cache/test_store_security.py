@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import os
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,28 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.flat_cost import FlatCost
 
-import precedent
 from precedent.cache import NewCompletion, SpeculationCache, never_store
 from precedent.cache.search.embedder import embed_one
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.drafters.matching.token_index import sorted_segment
 from precedent.engine.engine import Engine
 from precedent.errors import CacheError
-from precedent.planning.costs import CostCurve
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
-PACKAGE = Path(precedent.__file__).parent
 PROMPT = list(b"look up order 17, then order 18, then order 19")
 RECALL = SpeculationConfig(drafters=("recall",))
-
-
-class FlatCost(CostCurve):
-    """Every width costs the same, so that drafts are made however busy the machine is."""
-
-    def observe(self, width: int, milliseconds: float) -> None:
-        """Learn nothing."""
 
 
 @pytest.fixture
@@ -130,73 +117,6 @@ def test_within_a_tenant_speed_tells_and_can_be_turned_off(engine):
 
 # --- who reads or writes the files -----------------------------------------------------------------------------------
 
-FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-
-
-def calls_in(tree: ast.AST) -> Iterator[tuple[str, dict[str, ast.expr]]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), {word.arg: word.value for word in node.keywords if word.arg}
-
-
-@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_nothing_is_unpickled(file):
-    """No module of pickles is imported, and whatever loads arrays or tensors is told to refuse them."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    nodes = list(ast.walk(tree))
-    imported = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {(node.module or "").split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert not imported & FORBIDDEN
-    for name, keywords in calls_in(tree):
-        last = name.rsplit(".", 1)[-1]
-        if name in ("np.load", "numpy.load"):
-            assert ast.unparse(keywords.get("allow_pickle", ast.Constant(False))) == "False", name
-        if name == "torch.load":
-            assert ast.unparse(keywords["weights_only"]) == "True", name
-        assert last not in ("read_index", "deserialize_index"), f"{name} trusts the bytes it reads"
-
-
-WITHOUT_PICKLE = """
-    import pickle, _pickle, sys
-    def refused(*_, **__):
-        raise AssertionError("something was unpickled")
-    import numpy as np, faiss
-    pickle.load = pickle.loads = pickle.Unpickler = _pickle.load = _pickle.loads = refused
-    sys.addaudithook(lambda event, _: refused() if event == "pickle.find_class" else None)
-    from precedent.cache import NewCompletion, SpeculationCache, verify_cache
-    from precedent.cache.search import grouped_index, partition_vectors
-    from precedent.cache.snapshot.segment import COMPLETION, Segment
-    from precedent.testing.embedders import HashEmbedder
-    grouped_index.GROUPED_FROM = partition_vectors.GROUPED_FROM = 20
-
-    def sealed(ids):
-        completions = np.array([(i, 0, 3 * n) for n, i in enumerate(ids)], COMPLETION)
-        tokens = np.concatenate([[-1, i, i] for i in ids]).astype(np.int32)
-        return Segment(completions, tokens, np.flatnonzero(np.arange(tokens.size) % 3 != 2).astype(np.int32))
-
-    for _ in range(2):
-        with SpeculationCache.open(sys.argv[1], embedder=HashEmbedder()) as cache:
-            for n in range(40):
-                cache.insert(NewCompletion((n + 1, n + 1), "tok", "model", query=f"order {n}"))
-            assert cache.recall("order 3", tenant="default", tokenizer="tok")
-            cache._index.wait()
-            partition = cache.partition("default", "tok")
-            partition.seal(dict.fromkeys(range(1, 41), 2), lambda ids: sealed(ids.tolist()))
-            assert partition.segments(partition.directory())
-            cache.forget(ids=[5])
-    assert verify_cache(sys.argv[1], repair=True).sound
-    print("done")
-"""
-
-
-def test_a_caches_whole_life_unpickles_nothing(tmp_path):
-    """Opening, storing, grouping, sealing, loading, forgetting and verifying, with every way to unpickle closed."""
-    pytest.importorskip("faiss")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", textwrap.dedent(WITHOUT_PICKLE), str(tmp_path)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (ended.stdout, ended.returncode) == ("done\n", 0), ended.stderr
-
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files")
 def test_files_are_readable_by_their_owner_only(tmp_path):
@@ -208,6 +128,7 @@ def test_files_are_readable_by_their_owner_only(tmp_path):
 
 
 # --- the right to be forgotten ---------------------------------------------------------------------------------------
+
 
 TOKENS = tuple(range(70_001, 70_040))
 

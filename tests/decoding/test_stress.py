@@ -12,25 +12,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from helpers.flat_cost import FlatCost
 
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import RequestCancelled
-from precedent.planning.costs import CostCurve
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PLAIN = SpeculationConfig(enabled=False, write_back=False)
 DRAFTED = SpeculationConfig(drafters=("recall", "prompt"))
 NUM_QUESTIONS = 24
-
-
-class FlatCost(CostCurve):
-    """Every width costs the same, so that drafts are made however busy the machine is."""
-
-    def observe(self, width: int, milliseconds: float) -> None:
-        """Learn nothing."""
 
 
 @dataclass(frozen=True, slots=True)

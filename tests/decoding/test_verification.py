@@ -2,73 +2,33 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from helpers.even_ids import grammar_and_penalties
+from helpers.prefilled import PROMPT, VOCABULARY, as_on_a_gpu, fixed_tree, sequences, static_target, verified
 
 from precedent.config import SamplingParams
 from precedent.decoding import verification
-from precedent.decoding.beside import NOTHING
 from precedent.decoding.loop import step
 from precedent.decoding.proposal import Proposal
-from precedent.decoding.sequence import DecodingSequence
-from precedent.decoding.verification import Forward, Verified
-from precedent.drafters.prompt import PromptDrafter
-from precedent.drafters.request import Request
 from precedent.grammar import constraint as constraint_module
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Plan
 from precedent.planning.planner import Planner
-from precedent.sampling import target_rows as rows_module
-from precedent.sampling.rng import entropy_rng
 from precedent.sampling.row_shaper import RowShaper
 from precedent.target import TargetModel
 from precedent.target.cuda.host_waits import HostWaits
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.testing.tiny_models import tiny_causal_lm
-from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
+from precedent.tree import ROOT, Sampled, TreeBuilder
 from precedent.verify.ahead import Ahead, read_together
-
-VOCABULARY = 40
-END = 0
-PROMPT = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8, 9, 10, 11, 5, 6, 7]
-"""Repeats itself, so that the prompt drafter has something to propose."""
 
 
 @pytest.fixture(autouse=True)
 def masks_are_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "BESIDE_A_FORWARD", math.inf)
-
-
-def sequences(
-    target: TargetModel,
-    sampling: SamplingParams,
-    count: int,
-    num_tokens: int | None = None,
-    shape_of: Callable[[], RowShaper | None] = lambda: None,
-    *,
-    mode: str = "",
-    bitwise: bool = False,
-) -> list[DecodingSequence]:
-    """Prefilled, with drafts from their own prompts."""
-    found = []
-    mode = mode or ("greedy" if sampling.greedy else "traversal" if sampling.seed is None else "coupled")
-    for number in range(count):
-        slot = target.new_slot()
-        target.prefill(slot, [*PROMPT[number:], 12 + number, *PROMPT])
-        request = Request(
-            "test", tuple(PROMPT), sampling, mode=mode, shape=shape_of(), num_tokens=num_tokens,
-            end_token_ids=frozenset({END}),
-        )  # fmt: skip
-        sessions = {"prompt": PromptDrafter().begin(request)}
-        sequence = DecodingSequence(request, slot, 40, entropy_rng(number), bitwise=bitwise, sessions=sessions)
-        found.append(sequence)
-    return found
 
 
 def constraints() -> RowShaper:
@@ -84,41 +44,6 @@ def played(
         step([sequence for sequence in running if not sequence.finished], target, planner)
         assert all(sequence.error is None for sequence in running), [sequence.error for sequence in running]
     return [sequence.output_ids for sequence in running], sum(one.stats.num_draft_tokens for one in running)
-
-
-def as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verification, "on_accelerator", lambda logits: True)
-
-
-def static_target(device: str = "cpu") -> TargetModel:
-    model = tiny_causal_lm(dtype=torch.float64).to(device)
-    return TargetModel(model, static=StaticSettings(arena_tokens=4096, capture=device == "cuda"))
-
-
-def verified(proposals: Sequence[Proposal], logits: Sequence[torch.Tensor]) -> list[Verified]:
-    """The verdicts on proposals whose rows are given."""
-    forward = Forward(list(zip(proposals, logits, strict=True)), 0.0, num_tries=1)
-    return verification.verify(forward, Planner(CostCurve()), NOTHING)
-
-
-def fixed_tree(seed: int) -> CandidateTree:
-    """A chain and its siblings, as memory proposes them."""
-    generator, builder, node = torch.Generator().manual_seed(seed), TreeBuilder(), ROOT
-    for _ in range(4):
-        likely, other = torch.randperm(6, generator=generator)[:2].tolist()
-        builder.add_fixed(node, other, "cache")
-        node = builder.add_fixed(node, likely, "cache")
-    return builder.build()
-
-
-def sampled_tree() -> CandidateTree:
-    """A chain of samples beside a fixed candidate."""
-    generator, builder, node = torch.Generator().manual_seed(1), TreeBuilder(), ROOT
-    builder.add_fixed(ROOT, 3, "cache")
-    for token in (4, 5, 6):
-        row = torch.rand(VOCABULARY, generator=generator).softmax(0)
-        node = builder.add_sampled(node, token, Sampled(row, builder.children(node)), "draft")
-    return builder.build()
 
 
 def likely_above(target: TargetModel, num_tokens: int) -> None:
@@ -219,27 +144,6 @@ def test_a_forward_that_fails_teaches_the_planner_no_time() -> None:
 # How rows are computed
 
 
-@pytest.mark.parametrize("bitwise", [True, False])
-def test_seeded_rows_are_normalised_one_by_one_where_bits_must_not_depend_on_how_many(
-    bitwise: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cumulative sum over several rows at once may be cut otherwise than one over a row alone."""
-    shapes: list[int] = []
-    probs_of = rows_module.probs_of
-
-    def noted(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-        shapes.append(logits.dim())
-        return probs_of(logits, params)
-
-    as_on_a_gpu(monkeypatch)
-    monkeypatch.setattr(rows_module, "probs_of", noted)
-    target, seeded = static_target(), SamplingParams(temperature=0.3, seed=3, top_p=0.9)
-    running = sequences(target, seeded, 1, mode="coupled", bitwise=bitwise)[0]
-    step([running], target, Planner(CostCurve()))
-    assert running.error is None
-    assert set(shapes) == {1 if bitwise else 2}
-
-
 def test_masks_have_two_milliseconds_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one step, however many trees it has: the later ones are verified row by row."""
     as_on_a_gpu(monkeypatch)
@@ -255,40 +159,6 @@ def test_masks_have_two_milliseconds_in_all(monkeypatch: pytest.MonkeyPatch) -> 
     assert ahead == [1], "the first tree's masks were found in time"
     assert all(each.verdict.next_token in range(VOCABULARY) for each in found)
     assert len(found) == 3
-
-
-@pytest.mark.parametrize("mode", ["greedy", "traversal", "coupled"])
-def test_what_a_step_computed_goes_with_it(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matrices of all rows are large, on a GPU most of all: they cannot wait for the garbage collector."""
-    as_on_a_gpu(monkeypatch)
-    params = SamplingParams(temperature=0.0 if mode == "greedy" else 0.8, seed=1)
-    running, gone = sequences(static_target(), params, 2, mode=mode), []
-    monkeypatch.setattr(rows_module, "probs_of", noting(rows_module.probs_of, gone))
-    gc.collect()
-    gc.disable()
-    try:
-        trees = [sampled_tree() if mode == "traversal" else fixed_tree(1) for _ in running]
-        proposals = [Proposal(sequence, Plan(), tree) for sequence, tree in zip(running, trees, strict=True)]
-        logits = [torch.randn(len(tree) + 1, VOCABULARY) for tree in trees]
-        gone += [weakref.ref(each) for each in logits]
-        found = verified(proposals, logits)
-        assert len(found) == 2
-        del found, logits
-        assert len(gone) == 2 + (mode != "greedy")
-        assert [each() for each in gone] == [None] * len(gone)
-    finally:
-        gc.enable()
-
-
-def noting(probs_of: Callable[..., torch.Tensor], made: list[weakref.ref[torch.Tensor]]) -> Callable[..., torch.Tensor]:
-    """The same, with a weak reference to each result."""
-
-    def noted(*given: object) -> torch.Tensor:
-        found = probs_of(*given)
-        made.append(weakref.ref(found))
-        return found
-
-    return noted
 
 
 # On a GPU

@@ -6,20 +6,13 @@ import random
 
 import pytest
 import torch
+from helpers.flat_cost import FlatCost
 
-from precedent.planning.costs import CostCurve
 from precedent.planning.draw_gate import TRIAL_STEPS
 from precedent.planning.pearl import PearlPlanner
 from precedent.planning.plan import DrawSource, Limits
 
 LIMITS = Limits(0, 6, 40, frozenset())
-
-
-class FlatCost(CostCurve):
-    """Every width costs what the table says, whatever the clock says."""
-
-    def observe(self, width: int, milliseconds: float) -> None:
-        """Nothing is learned."""
 
 
 def num_draws(planner: PearlPlanner, behind: int, at_hand: int) -> int:

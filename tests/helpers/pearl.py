@@ -22,6 +22,11 @@ from precedent.target import TargetModel
 PROMPT = (11, 7, 200, 31, 5, 7)
 END = 0
 ENTROPY = entropy_rng(1)
+CHOSEN_TEXTS = {
+    "greedy": SamplingParams(max_tokens=30),
+    "coupled": SamplingParams(temperature=0.9, seed=4, max_tokens=30),
+}
+"""Settings under which the text is a function of the target alone."""
 
 
 class PlannerOfAllCandidates(PearlPlanner):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.flat_cost import FlatCost
 from langchain_core.tools import tool
 from torch import Tensor
 
@@ -15,7 +16,6 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
-from precedent.planning.costs import CostCurve
 from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.prompt import hermes_template
@@ -24,13 +24,6 @@ from precedent.text.templates import Template, Templates
 PROMPT = list(b"look up order 17, then order 18, then order 19")
 SAMPLING = SamplingParams(max_tokens=48)
 PLAIN = SpeculationConfig(enabled=False)
-
-
-class FlatCost(CostCurve):
-    """Every width costs the same: the planner's choices do not hang on the clock of a busy machine."""
-
-    def observe(self, width: int, milliseconds: float) -> None:
-        """Learn nothing."""
 
 
 @pytest.fixture(scope="module")

@@ -7,85 +7,28 @@ the engine looks at prompts: what a user, a tool or an earlier call said must be
 
 from __future__ import annotations
 
-import copy
 import gc
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import pytest
+from helpers.standard_answers import TEXT, THINK, engine_of
 from langchain_core.language_models import BaseChatModel
 from langchain_core.load import load as langchain_load
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
-from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
-from langchain_tests.unit_tests import ChatModelUnitTests, EmbeddingsUnitTests
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+from langchain_tests.unit_tests import ChatModelUnitTests
 from langchain_tests.unit_tests.chat_models import ChatModelTests
 
-from precedent.cache import NewCompletion, SpeculationCache
-from precedent.engine.engine import Engine
-from precedent.langchain import ChatPrecedent, PrecedentEmbeddings, chat_model
+from precedent.langchain import ChatPrecedent, chat_model
 from precedent.langchain.engines import EngineHolder
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine, scripted_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default")  # the suites use what LangChain itself has deprecated
 
 Details = dict[Literal["invoke", "stream"], list[Any]]
-
-CALLS = {
-    "magic_function": '{"input": 3}',
-    "magic_function_no_args": "{}",
-    "get_weather": '{"location": "San Francisco"}',
-    "greeting_generator": '{"answer_style": "pirate"}',
-    "my_adder_tool": '{"a": 3, "b": 4}',
-    **dict.fromkeys(["Joke", "JokeDict"], '{"setup": "Why did the cat sit down?", "punchline": "It was tired."}'),
-}
-
-TEXT = "one, two, three, and so on: a bun goes above and below a hamburger."
-THOUGHT = "<think>Is it a bun?</think>"
-THINK = "Think before you answer."
 OTHER = "other-model"
-
-
-def answer(prompt: str) -> str:
-    """Calls the tool that a question needs unless its result is there, else says something."""
-    question = prompt.rsplit("<|im_start|>user\n", 1)[-1]
-    if "<tool_response>" in question:
-        return TEXT
-    if "Create a customer named" in question:
-        name = question.split("'")[1]
-        return call("unicode_customer", f'{{"customer_name": "{name}", "description": "new"}}')
-    for name, arguments in CALLS.items():
-        if f'"name": "{name}"' in prompt:
-            return call(name, arguments)
-    if "joke" in question:
-        return CALLS["Joke"]
-    return f"{THOUGHT}{TEXT}" if THINK in question else TEXT
-
-
-def call(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
-
-def thinking_tokenizer() -> Any:
-    """The scripted model's tokenizer, its template one of a model that may think first."""
-    tokenizer = copy.deepcopy(scripted_tokenizer())
-    tokenizer.chat_template += "{# <think> </think> #}"
-    return tokenizer
-
-
-@cache
-def engine_of(name: str, draft_model: bool, cached: str) -> Engine:
-    """An engine for all tests of a kind; with a warm cache it knows every answer, a cold one learns them."""
-    store = SpeculationCache.open(embedder=HashEmbedder()) if cached else None
-    tokenizer = thinking_tokenizer()
-    engine = scripted_model_engine(answer, tokenizer=tokenizer, name=name, draft_model=draft_model, cache=store)
-    known = (TEXT, CALLS["Joke"], *(call(*pair) for pair in CALLS.items()))
-    for text in known if cached == "warm" and store else ():
-        ids = (*engine.tokenizer.encode(text, add_special_tokens=False), engine.tokenizer.eos_token_id)
-        store.insert(NewCompletion(token_ids=ids, tokenizer=engine.tokenizer_fingerprint, model="", query=text))
-    return engine
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -298,27 +241,3 @@ def test_the_matrix_drafts_as_its_names_say(kind: type[Offered], figure: str, so
     message = kind.model_class.from_engine(engine).invoke("Count.")
     assert source in message.response_metadata["speculation"][figure]
     engine.close()
-
-
-class TestEmbeddingsUnit(EmbeddingsUnitTests):
-    @property
-    def embeddings_class(self) -> type[PrecedentEmbeddings]:
-        return PrecedentEmbeddings
-
-    @property
-    def embedding_model_params(self) -> dict[str, Any]:
-        return {"model": HashEmbedder()}
-
-    @property
-    def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
-        return {"PRECEDENT_EMBEDDER": "folder/name"}, {}, {"name": "folder/name"}
-
-
-class TestEmbeddingsIntegration(EmbeddingsIntegrationTests):
-    @property
-    def embeddings_class(self) -> type[PrecedentEmbeddings]:
-        return PrecedentEmbeddings
-
-    @property
-    def embedding_model_params(self) -> dict[str, Any]:
-        return {"model": HashEmbedder()}

@@ -1,4 +1,4 @@
-"""A scripted answer comes only to a prompt that holds all that was said: overheard from LangChain, or in the script."""
+"""A scripted answer comes only to a prompt that holds all that was said: overheard from LangChain."""
 
 from __future__ import annotations
 
@@ -7,25 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from helpers.scripted_talk import NOT_CHATML, TALK, TOKENIZER, Turns, look_up, model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.tools import tool
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from precedent import SamplingParams
-from precedent.errors import ConfigError, GenerationError, UnsupportedError
+from precedent.errors import UnsupportedError
 from precedent.langchain import ChatPrecedent, PrecedentLLM, chat_model
 from precedent.testing.pytest_plugin import EngineMaker
-from precedent.testing.scripted_conversation import conversations
 from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
-from precedent.text.prompt import hermes_template
-
-TOKENIZER = chatml_tokenizer(chat_template=hermes_template())
-NOT_CHATML = chatml_tokenizer(
-    chat_template="{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ m.tool_calls or '' }}{% endfor %}{{ tools }}"
-)
 
 PARTICULAR = chatml_tokenizer(
     chat_template="{% for m in messages %}"
@@ -34,29 +27,6 @@ PARTICULAR = chatml_tokenizer(
     "{{ '<|im_start|>' + m.role + '\\n' + m.content }}{{ m.tool_calls or '' }}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{{ tools }}{{ '<|im_start|>assistant\\n' }}"
 )
-
-
-@tool
-def look_up(number: str) -> str:
-    """Look up the state of an order."""
-    return f"order {number} is {'sent' if number == '1042' else 'open'}"
-
-
-def call(number: str) -> dict[str, Any]:
-    return {"name": "look_up", "args": {"number": number}, "id": f"call {number}"}
-
-
-TALK: list[AnyMessage] = [
-    SystemMessage("Be kind."),
-    HumanMessage("Where are 1042 and 7?"),
-    AIMessage("I look.", tool_calls=[call("1042"), call("7")]),
-    ToolMessage("order 1042 is sent", tool_call_id="call 1042"),
-    ToolMessage("order 7 is open", tool_call_id="call 7"),
-    AIMessage("One is sent."),
-    HumanMessage("Which?"),
-]
-
-Turns = list[dict[str, Any]]
 
 
 def without(*places: int) -> Callable[[Turns], Turns]:
@@ -103,10 +73,6 @@ def damaged(monkeypatch: pytest.MonkeyPatch, damage: Callable[[Turns], Turns]) -
     """Let the library lose or change something between LangChain's messages and the prompt."""
     whole = chat_model.to_template_messages
     monkeypatch.setattr(chat_model, "to_template_messages", lambda messages: damage(whole(messages)))
-
-
-def model(script: Any = ("fine",) * 9, tokenizer: Any = TOKENIZER, **fields: Any) -> ChatPrecedent:
-    return ChatPrecedent.from_engine(ScriptedEngine(tokenizer, script), **fields)  # type: ignore[arg-type]
 
 
 # Overheard: whatever the script, the prompt holds what LangChain was asked
@@ -262,82 +228,3 @@ async def test_calls_side_by_side_are_each_held_against_their_own() -> None:
     llm = model(lambda prompt: prompt[-40:])
     await asyncio.gather(*(llm.ainvoke(f"{number} is the number") for number in range(20)))
     llm.batch([f"{number} is the number" for number in range(20)])
-
-
-# Conversations as scripts
-
-CALLED = '<tool_call>\n{"name":"look_up", "arguments":{"number":"7"}}\n</tool_call>'
-SCRIPT = [
-    ("system", "Be kind."),
-    ("user", "Where is order 7?"),
-    ("assistant", CALLED),
-    ("tool", "order 7 is open"),
-    ("assistant", "It is open."),
-]
-
-
-def agent_on(engine: Any, prompt: str = "Be kind.") -> Any:
-    return create_agent(ChatPrecedent.from_engine(engine), [look_up], system_prompt=prompt)
-
-
-QUESTION: Any = {"messages": [("user", "Where is order 7?")]}
-
-
-def test_a_conversation_is_a_script(precedent_engine: EngineMaker) -> None:
-    """Each answer belongs to its prompt, so it may be asked for as often as one likes."""
-    agent = agent_on(precedent_engine(SCRIPT))
-    for _ in range(2):
-        assert agent.invoke(QUESTION)["messages"][-1].content == "It is open."
-
-
-@pytest.mark.parametrize(
-    ("place", "line", "said"),
-    [
-        (0, ("system", "Be rude."), "lacks the system message"),
-        (1, ("user", "Where is order 8?"), "lacks the user message.*order 8"),
-        (2, ("assistant", CALLED.replace("7", "8")), "lacks the tool message.*order 7"),
-        (3, ("tool", "order 7 is sent"), "lacks the tool message.*is sent"),
-        (3, ("user", "order 7 is open"), "It is open"),
-    ],
-)
-def test_an_agent_that_does_not_follow_it_is_told_where(place: int, line: tuple[str, str], said: str) -> None:
-    script = [*SCRIPT[:place], line, *SCRIPT[place + 1 :]]
-    agent = agent_on(ScriptedEngine(TOKENIZER, script))
-    if said == "It is open":  # templates put results into users' turns
-        assert agent.invoke(QUESTION)["messages"][-1].content == "It is open."
-        return
-    with pytest.raises(GenerationError, match=said):
-        agent.invoke(QUESTION)
-
-
-def test_a_history_that_is_not_the_scripts_is_refused() -> None:
-    history = [*TALK[:1], HumanMessage("Where is order 7?"), AIMessage("", tool_calls=[call("7")])]
-    asked = [*history, ToolMessage("order 7 is open", tool_call_id="call 7")]
-    assert model(SCRIPT).invoke(asked).content == "It is open."
-    asked[2] = AIMessage("", tool_calls=[call("8")])
-    with pytest.raises(GenerationError, match="lacks the assistant message"):
-        model(SCRIPT).invoke(asked)
-
-
-def test_a_conversation_that_is_over_has_no_more_answers() -> None:
-    llm = model([("user", "hi"), ("assistant", "Good day.")])
-    assert llm.invoke("hi").content == "Good day."
-    with pytest.raises(GenerationError, match="it has 1 answers, and the prompt holds 1"):
-        llm.invoke([("user", "hi"), ("ai", "Good day."), ("user", "And?")])
-    with pytest.raises(GenerationError, match="no message says 'And\\?', which the prompt has as user"):
-        llm.invoke([("user", "hi"), ("user", "And?")])
-
-
-def test_several_conversations_are_one_script() -> None:
-    llm = model(conversations([("user", "a"), ("assistant", "A")], [("user", "b"), ("assistant", "B")]))
-    assert [llm.invoke(text).content for text in ("b", "a", "b")] == ["B", "A", "B"]
-    with pytest.raises(GenerationError, match=r"follows no conversation of the script: .*'a'; .*'b'"):
-        llm.invoke("c")
-
-
-def test_what_is_no_conversation_is_refused() -> None:
-    for line in (("narrator", "x"), ("user",), 3):
-        with pytest.raises(ConfigError, match="is not a line of a conversation"):
-            model([line])
-    with pytest.raises(GenerationError, match="not ChatML; give a function"):
-        model([("user", "hi"), ("assistant", "x")], tokenizer=NOT_CHATML).invoke("hi")

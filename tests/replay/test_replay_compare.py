@@ -1,9 +1,8 @@
-"""How a replay compares: equal nodes, ideas left out, baselines of other packages, conversations, pictures."""
+"""How a replay compares: equal nodes, ideas left out, baselines of other packages, pictures."""
 
 from __future__ import annotations
 
 import json
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from helpers.replayed import rows, written
 from typer.testing import CliRunner
 
 from precedent.cli.app import app
-from precedent.errors import ConfigError, PromptError
+from precedent.errors import ConfigError
 from precedent.pages.colours import Palette
 from precedent.replay.ablation import IDEAS
 from precedent.replay.baselines import SuffixDecoding
@@ -27,9 +27,7 @@ from precedent.replay.run import Settings, replay
 from precedent.replay.simulate import Report, Tally, replay_turn
 from precedent.replay.tree_picture import SeenTree, tree_svg
 from precedent.replay.turns import Turn
-from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer
-from precedent.text.traces import read_trajectories
 from precedent.tree import CandidateTree, TreeBuilder, chain
 
 NAMES = ("ada", "bob", "cleo", "dan", "eve", "finn", "gus", "hana")
@@ -47,22 +45,10 @@ def record(name: str, order: int) -> dict[str, object]:
     return {"task_id": name, "order": order, "messages": messages}
 
 
-def written(path: Path, records: Sequence[dict[str, object]]) -> Path:
-    """A log file."""
-    path.write_text("".join(json.dumps(each) + "\n" for each in records))
-    return path
-
-
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     """Runs that differ in a name, the first two of them twice."""
     return written(tmp_path / "log.jsonl", [record(name, n) for n, name in enumerate((*NAMES, *NAMES[:2]))])
-
-
-def rows(log: Path, **settings: Any) -> dict[str, dict[str, Any]]:
-    """The rows of a replay by name."""
-    found = replay([log], [], byte_tokenizer(), HashEmbedder(), Settings(**settings)).as_dict()
-    return {row["name"]: row for row in found["drafters"]}
 
 
 def turn(prompt: Sequence[int], answer: Sequence[int] = ()) -> Turn:
@@ -191,58 +177,6 @@ def test_a_contender_never_hears_how_long_the_answer_is() -> None:
         replay_turn(turn([9], answer[:length]), SuffixDecoding(pool_of(answer), 4.0, 8), report)
         nodes.append(next(report.text.widths.elements()))
     assert nodes[0] == nodes[1]
-
-
-def call(conversation: str, said: str, history: Sequence[str] = ()) -> dict[str, object]:
-    """One call of a conversation as a recorder writes it."""
-    messages = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(("hello", *history))]
-    response = {"role": "assistant", "content": said}
-    return {"conversation_id": conversation, "messages": messages, "response": response}
-
-
-def test_calls_of_one_conversation_come_together_and_hide_one_another(tmp_path: Path) -> None:
-    """However they were interleaved; in `same-task` a call must not see what its own conversation says later."""
-    long = "this is a rather long answer that nobody else gives"
-    mixed = [call("a", long), call("b", "short"), call("a", long, (long, "again")), call("b", "bye", ("short", "ok"))]
-    log = written(tmp_path / "log.jsonl", mixed)
-    runs = list(read_trajectories([log]))
-    assert [(run.number, run.group) for run in runs] == [(0, "a"), (0, "a"), (1, "b"), (1, "b")]
-    assert all(run.only_last for run in runs)
-    recall = rows(log, pool="same-task")["recall"]
-    assert recall["tokens_per_step"] == 1.0
-    assert rows(log, pool="online")["recall"]["kinds"]["text"]["turns"] == 4
-
-
-def test_completions_and_wrapped_requests_are_read(tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    answer = {"choices": [{"message": {"role": "assistant", "content": "hello"}}]}
-    log = written(tmp_path / "log.jsonl", [{"request": {"messages": messages, "tools": []}, "response": answer}])
-    (run,) = read_trajectories([log])
-    assert run.messages[-1] == {"role": "assistant", "content": "hello"}
-    with pytest.raises(PromptError, match="line 1 has a `response`"):
-        list(read_trajectories([written(log, [{"messages": messages, "response": "hello"}])]))
-
-
-def test_langsmith_runs_of_one_thread_belong_together(tmp_path: Path) -> None:
-    """By the thread in their metadata, else by the trace; a session is a whole project."""
-    run = {"inputs": {"messages": [{"role": "user", "content": "hi"}]}, "outputs": {"output": {"content": "hello"}}}
-    threads = [{**run, "session_id": "project", "extra": {"metadata": {"thread_id": name}}} for name in "aba"]
-    traces = [{**run, "session_id": "project", "trace_id": name} for name in "cd"]
-    found = list(read_trajectories([written(tmp_path / "log.jsonl", [*threads, *traces])]))
-    assert [(each.number, each.task) for each in found] == [(0, "a"), (0, "a"), (1, "b"), (2, "c"), (3, "d")]
-
-
-def test_a_log_is_never_held_in_memory(tmp_path: Path) -> None:
-    big = [{"order": -n, "messages": [{"role": "user", "content": "x" * 20_000}]} for n in range(300)]
-    log = written(tmp_path / "log.jsonl", big)
-    size = log.stat().st_size
-    del big
-    tracemalloc.start()
-    try:
-        assert sum(1 for _ in read_trajectories([log])) == 300
-        assert tracemalloc.get_traced_memory()[1] < size / 8
-    finally:
-        tracemalloc.stop()
 
 
 def forked_tree() -> CandidateTree:

@@ -1,11 +1,10 @@
-"""`bitwise=True`: the same bits whatever is drafted, reused, or answered beside it; else a refusal by name.
+"""`bitwise=True`: the same bits whatever is drafted, reused, or answered beside it.
 
 By rows, as on CPUs, and in forwards of one size, as on GPUs: there on a CPU, with torch's own products and no graphs.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,48 +13,23 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.bitwise_models import ONE_SIZE, PLAIN, by_rows, go_without_kernels, model, tokens
+from helpers.flat_cost import FlatCost
 
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
-from precedent.errors import ConfigError, UnsupportedError
+from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
-from precedent.planning.costs import CostCurve
-from precedent.runtime.failures import OutOfMemory
-from precedent.target import Slot, TargetModel, bitwise
+from precedent.target import Slot, TargetModel
 from precedent.target.bitwise import MOST_ROWS
-from precedent.target.cpu.kernel_code import LANES
-from precedent.target.cpu.row_attention import VECTORS, fits
-from precedent.target.cuda import split_attention, static_runner, static_shape
 from precedent.target.cuda.static_runner import StaticSettings
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
 
-DIM = VECTORS * LANES
-PLAIN = SpeculationConfig(enabled=False, write_back=False)
-SMALL_BUCKET = 256
-"""Keys of the smallest bucket, as long as a piece: texts below pass from one into the next."""
-
 GREEDY, SEEDED = SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, temperature=0.8, seed=5)
-
-by_rows = pytest.mark.skipif(
-    not fits(*[torch.zeros(1, 1, 1, DIM)] * 3), reason="torch runs on other threads here, or lacks fused operations"
-)
-ONE_SIZE = StaticSettings(arena_tokens=16 * 1024, capture=False)
 WAYS = [pytest.param(None, id="rows", marks=by_rows), pytest.param(ONE_SIZE, id="one size")]
-
-
-def model(dtype: torch.dtype = torch.bfloat16, family: str = "llama", **settings: Any) -> Any:
-    """A tiny model that the kernels of few rows take; its logits are near-ties everywhere, as random weights give."""
-    sizes = {"hidden_size": 4 * LANES, "num_attention_heads": 2, "head_dim": DIM, "intermediate_size": 8 * LANES}
-    return tiny_causal_lm(family, dtype=dtype, seed=4, **(sizes | settings))
-
-
-def tokens(number: int, seed: int) -> list[int]:
-    """Token ids of a random text."""
-    choice = random.Random(seed)
-    return [choice.randrange(3, 250) for _ in range(number)]
 
 
 def kept(slot: Slot) -> list[torch.Tensor]:
@@ -66,12 +40,6 @@ def kept(slot: Slot) -> list[torch.Tensor]:
 
 def same_bits(one: Slot, other: Slot) -> bool:
     return all(torch.equal(left, right) for left, right in zip(kept(one), kept(other), strict=True))
-
-
-def with_eager_attention(chosen: Any) -> Any:
-    """The same, asked for transformers' own attention, in which no layer runs in one piece."""
-    chosen.set_attn_implementation("eager")
-    return chosen
 
 
 @pytest.fixture(params=WAYS)
@@ -86,13 +54,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Stat
 def target_of(way: StaticSettings | None, dtype: torch.dtype) -> TargetModel:
     """Made once: its proof takes some seconds."""
     return TargetModel(model(dtype), bitwise=True, static=way)
-
-
-def go_without_kernels(patch: pytest.MonkeyPatch) -> None:
-    """Torch's own products, and a small bucket of keys."""
-    patch.setattr(TargetModel, "_prepare", lambda self: None)
-    for module in (bitwise, static_shape):
-        patch.setattr(module, "LEAST_KEYS", SMALL_BUCKET)
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
@@ -145,13 +106,6 @@ def test_rows_do_not_depend_on_how_many_are_scored_beside_them(target: TargetMod
         target.discard(slot)
         assert torch.equal(target.score([(slot, tree)])[0], rows)
         target.discard(slot)
-
-
-class FlatCost(CostCurve):
-    """Every width costs the same, so that drafts are made however busy the machine is."""
-
-    def observe(self, width: int, milliseconds: float) -> None:
-        """Learn nothing."""
 
 
 @pytest.fixture
@@ -207,51 +161,6 @@ def test_texts_are_the_same_off_cold_warm_adversarial_continued_and_together(
 
 
 @by_rows
-@pytest.mark.parametrize(
-    ("unfit", "reason"),
-    [
-        (lambda: model(torch.float64), "have no row-wise kernels on cpu in float64"),
-        (lambda: model(torch.float16), "have no row-wise kernels on cpu in float16"),
-        (lambda: model(num_key_value_heads=2, head_dim=24), "have no row-wise kernels"),
-        (lambda: model(family="gpt2"), "have no row-wise kernels"),
-        (lambda: model(family="mistral", sliding_window=8), "sliding_attention"),
-        (lambda: with_eager_attention(model()), r"it does not use our attention \(eager\)"),
-    ],
-)
-def test_models_that_round_otherwise_are_refused_by_name(unfit: Any, reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=rf"bitwise=True is not available for this .*{reason}"):
-        TargetModel(unfit(), bitwise=True)
-
-
-@by_rows
-def test_a_layer_that_was_hooked_is_refused_while_running() -> None:
-    """It would go through the model's own code, unnoticed, and round otherwise."""
-    target = TargetModel(model(), bitwise=True)
-    slot = target.new_slot()
-    target.prefill(slot, [1, 2, 3])
-    hook = target.model.model.layers[1].mlp.register_forward_hook(lambda *arguments: None)
-    with pytest.raises(UnsupportedError, match="layer 1 was changed"):
-        target.plain_step(slot)
-    hook.remove()
-    target.discard(slot)
-    target.plain_step(slot)
-
-
-@by_rows
-def test_a_machine_that_rounds_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the proof at load is for."""
-    score = TargetModel.score
-
-    def wrong(self: TargetModel, batch: Any) -> list[torch.Tensor]:
-        rows = score(self, batch)
-        return [row + 1e-2 * (len(row) > 1) for row in rows]
-
-    monkeypatch.setattr(TargetModel, "score", wrong)
-    with pytest.raises(UnsupportedError, match="round differently on this machine"):
-        TargetModel(model(), bitwise=True)
-
-
-@by_rows
 def test_settings_that_would_break_the_promise_are_refused(cache: SpeculationCache) -> None:
     with closing(engine_on(cache)) as engine:
         with pytest.raises(ConfigError, match="sum is at most 63"):
@@ -260,11 +169,6 @@ def test_settings_that_would_break_the_promise_are_refused(cache: SpeculationCac
             engine.submit([1], SEEDED, speculation=SpeculationConfig(mode="lossy_typical"))
         free = engine.submit([1], SamplingParams(max_tokens=3, temperature=1.0)).result()
         assert not free.stats.bitwise, "without a seed there is no text to be the same"
-
-
-def test_a_target_made_without_it_is_not_taken_for_one_with_it() -> None:
-    with pytest.raises(ConfigError, match="made without bitwise=True"):
-        Engine(TargetModel(model()), byte_tokenizer(), name="m", bitwise=True)
 
 
 def test_a_chat_model_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,64 +187,6 @@ def test_a_chat_model_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Loaded):
             ChatPrecedent(model="m", bitwise=chosen).invoke("hi")
     assert asked == [True, False]
-
-
-def test_what_forwards_of_one_size_would_round_otherwise_is_found_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A negative control of the proof: attention that sums a tree apart from its prefix."""
-    go_without_kernels(monkeypatch)
-    monkeypatch.setattr(static_runner, "ordered_named", lambda *arguments: split_attention.split)
-    with pytest.raises(UnsupportedError, match="round differently on this machine"):
-        TargetModel(model(), bitwise=True, static=ONE_SIZE)
-
-
-def test_models_that_cannot_run_in_one_size_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this mistral: .*sliding_attention"):
-        TargetModel(model(family="mistral", sliding_window=8), bitwise=True, static=ONE_SIZE)
-    with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this llama: .*need CUDA devices"):
-        TargetModel(model(), bitwise=True, static=StaticSettings())
-    with pytest.raises(ConfigError, match="no attention called 'split'; choose auto, ordered"):
-        TargetModel(model(), bitwise=True, static=StaticSettings(capture=False, attention="split", arena_tokens=1024))
-
-
-def test_who_finds_no_place_in_forwards_of_one_size_is_refused_and_the_next_is_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Computed otherwise it would round otherwise. An engine lets requests wait for a place instead."""
-    go_without_kernels(monkeypatch)
-    wide = model(max_position_embeddings=1024)
-    with pytest.raises(UnsupportedError, match="its arena has no room to test three texts of 257 tokens"):
-        TargetModel(wide, bitwise=True, static=StaticSettings(arena_tokens=1024, capture=False))
-    target = TargetModel(wide, bitwise=True, static=StaticSettings(arena_tokens=2048, capture=False))
-    slots, prompt = [target.new_slot() for _ in range(3)], tokens(600, seed=1)
-    for slot in slots[:2]:
-        target.prefill(slot, prompt)
-    with pytest.raises(OutOfMemory, match="has no place for"):
-        target.prefill(slots[2], prompt)
-    first = target.plain_step(slots[0])
-    del slots[1:], slot
-    slots.append(target.new_slot())
-    target.prefill(slots[1], prompt)
-    assert torch.equal(target.plain_step(slots[1]), first)
-    engine = Engine(target, byte_tokenizer(), name="m", bitwise=True)
-    prompts = [tokens(200, seed=seed) for seed in range(6)]
-    del slots
-    with closing(engine):
-        assert engine.metrics().kv_cache_max_bytes == target.arena_bytes
-        running = [engine.submit(prompt, SamplingParams(max_tokens=4, temperature=0.0)) for prompt in prompts]
-        assert [len(one.result().token_ids) for one in running] == [4] * 6
-
-
-def test_an_answer_that_grows_beyond_its_prompts_place_has_one_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two requests that fill the arena together, and a third that waits: nobody moves, nobody fails."""
-    go_without_kernels(monkeypatch)
-    static = StaticSettings(arena_tokens=2048, capture=False)
-    target = TargetModel(model(max_position_embeddings=1024), bitwise=True, static=static)
-    engine, growing = Engine(target, byte_tokenizer(), name="m", bitwise=True), SamplingParams(max_tokens=8)
-    with closing(engine):
-        running = [engine.submit(tokens(765, seed=seed), growing, speculation=PLAIN) for seed in (1, 2, 1)]
-        first, _, again = [one.result() for one in running]
-    assert len(first.token_ids) == 8
-    assert first.token_ids == again.token_ids
 
 
 @pytest.mark.gpu

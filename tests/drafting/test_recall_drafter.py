@@ -1,28 +1,30 @@
-"""The drafters that look things up: recall from stored completions, and the live prompt."""
+"""The drafter that recalls stored completions: which it chooses, where it resumes, and what it never proposes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
+from helpers.listed_completions import (
+    END,
+    TOKENIZER,
+    ListedCompletions,
+    first_path,
+    paths,
+    paths_in_order,
+    recall_from,
+    request,
+)
 
 from precedent.cache import NewCompletion, SpeculationCache
-from precedent.cache.store.fingerprint import prompt_fingerprint
-from precedent.cache.store.records import Hit, StoredCompletion
-from precedent.config import SamplingParams
-from precedent.drafters.base import Candidates, Drafter
-from precedent.drafters.prompt import PromptDrafter
+from precedent.cache.store.records import Hit
+from precedent.drafters.base import Drafter
 from precedent.drafters.recall.drafter import RecallDrafter
-from precedent.drafters.request import Request
 from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.embedders import HashEmbedder
-from precedent.tree import ROOT
-
-TOKENIZER = "tokenizer-a"
-END = 2
 
 
 class Later(Executor):
@@ -45,89 +47,6 @@ class Later(Executor):
                 future.set_result(work())
 
 
-class ListedCompletions:
-    """A speculation cache as a list; `near` maps a query to similarities by completion id."""
-
-    def __init__(self) -> None:
-        self.stored: list[StoredCompletion] = []
-        self.near: dict[str, dict[int, float]] = {}
-        self.credited: list[dict[int, tuple[int, int]]] = []
-        self.num_forgotten = 0
-
-    def epoch(self) -> int:
-        """Counts what was forgotten."""
-        return self.num_forgotten
-
-    def gone_since(self, epoch: int) -> tuple[int, None]:
-        """What went is not listed: everything is read again."""
-        return self.num_forgotten, None
-
-    def forget(self, completion_id: int) -> None:
-        """Erase a completion."""
-        self.stored = [completion for completion in self.stored if completion.id != completion_id]
-        self.num_forgotten += 1
-
-    def add(self, tokens: list[int], *, tenant: str = "default", prompt: tuple[int, ...] | None = None) -> int:
-        """Store a completion and return its id."""
-        fingerprint = "" if prompt is None else prompt_fingerprint(prompt)
-        number = len(self.stored) + self.num_forgotten + 1
-        self.stored.append(
-            StoredCompletion(tuple(tokens), TOKENIZER, "model", tenant, prompt_fingerprint=fingerprint, id=number)
-        )
-        return number
-
-    def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
-        """Similarities as they were set."""
-        own = {c.id for c in self.since(tenant, tokenizer)}
-        return [Hit(key, near) for key, near in self.near.get(query, {}).items() if key in own][:k]
-
-    def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
-        """The tenant's completions of these ids."""
-        return [c for c in self.stored if c.id in set(ids) and c.tenant == tenant]
-
-    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
-        """The tenant's completions behind an id."""
-        return [c for c in self.stored if c.id > after_id and (c.tenant, c.tokenizer) == (tenant, tokenizer)]
-
-    def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Keep what was credited."""
-        self.credited.append(dict(counts))
-
-
-def request(prompt: tuple[int, ...] = (1, 2, 3), *, query: str = "q", tenant: str = "default") -> Request:
-    """A greedy request."""
-    return Request("r", prompt, SamplingParams(), tenant, query, end_token_ids=frozenset({END}))
-
-
-def recall_from(cache: ListedCompletions) -> RecallDrafter:
-    """A recall drafter whose searches are done at once."""
-    return RecallDrafter(cache, TOKENIZER, AtOnce())
-
-
-def first_path(candidates: Candidates) -> list[int]:
-    """Tokens of the path that was judged likeliest at every node."""
-    path, above = [], ROOT
-    while True:
-        below = [node for node, parent in enumerate(candidates.parents) if parent == above]
-        if not below:
-            return path
-        above = max(below, key=lambda node: candidates.estimates[node])
-        path.append(candidates.token_ids[above])
-
-
-def paths_in_order(candidates: Candidates) -> list[tuple[int, ...]]:
-    """The path of every node."""
-    found: list[tuple[int, ...]] = []
-    for token, parent in zip(candidates.token_ids, candidates.parents, strict=True):
-        found.append((*(() if parent == ROOT else found[parent]), token))
-    return found
-
-
-def paths(candidates: Candidates) -> set[tuple[int, ...]]:
-    """All paths from the root."""
-    return set(paths_in_order(candidates))
-
-
 class TestRecallContract(DrafterContract):
     """Recall keeps the drafter contract."""
 
@@ -138,14 +57,6 @@ class TestRecallContract(DrafterContract):
             cache.add(tokens)
         cache.near["contract"] = {1: 0.9, 2: 0.4}
         return recall_from(cache)
-
-
-class TestPromptContract(DrafterContract):
-    """Prompt lookup keeps the drafter contract."""
-
-    def make_drafter(self) -> Drafter:
-        """It needs nothing."""
-        return PromptDrafter()
 
 
 def test_step_zero_is_decided_by_similarity() -> None:
@@ -351,23 +262,3 @@ def test_a_failing_search_is_said_and_drafting_goes_on(caplog: pytest.LogCapture
     cache.add([10, 11, END])
     assert first_path(recall_from(cache).begin(request()).match(8)) == [10, 11, END]
     assert "the embedder is gone" in caplog.text
-
-
-def test_the_prompt_drafter_copies_slot_values() -> None:
-    """What followed the same words in the prompt is proposed, the newest first, and the output counts as well."""
-    prompt = (10, 11, 40, 41, 42, 50, 10, 11, 43, 44, 45)
-    session = PromptDrafter().begin(request(prompt))
-    session.committed([90, 10, 11])
-    found = session.match(16)
-    assert first_path(found)[:3] == [43, 44, 45]
-    assert (40, 41, 42) in paths(found)
-    session.committed([43, 80, 81, 82, 10, 11, 43])
-    assert (80, 81, 82) in paths(session.match(16))
-
-
-def test_the_prompt_drafter_finds_nothing_in_new_words() -> None:
-    """No repetition, no candidates."""
-    session = PromptDrafter().begin(request((1, 3, 4, 5)))
-    assert len(session.match(8)) == 0
-    session.committed([6])
-    assert len(session.match(8)) == 0

@@ -1,0 +1,97 @@
+"""Cache files to be damaged: closed, with their log, torn, of the first format, and of another program."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+
+from precedent.cache import EmbedderIdentity, NewCompletion, Selection, SQLiteStore
+from precedent.cache.store.schema import APPLICATION_ID, FORMATS
+from precedent.testing.store_contract import EMBEDDER, unit_vector
+
+PAGE = 4096
+TENANTS = ("a", "c")  # one bit apart
+
+Content = dict[str, bytes]
+"""The files of a cache by the endings of their names: "" (the file itself), "-wal", "-journal", "-shm"."""
+
+
+def record(number: int) -> NewCompletion:
+    tokens = tuple(np.random.default_rng(number).integers(0, 50_000, 5 + number % 40).tolist())
+    text = f"text {number} " * (1 + number % 90 * 10)
+    return NewCompletion(tokens, "tok", "model", TENANTS[number % 2], f"query {number}", text=text)
+
+
+STORED = {record(number) for number in range(400)}
+TOKENS = {one.token_ids for one in STORED}
+BASE, DONOR, NEW = range(40), range(100, 140), range(200, 230)
+
+
+def fill(folder: Path, numbers: range, embedder: EmbedderIdentity = EMBEDDER) -> SQLiteStore:
+    store = SQLiteStore.open(folder)
+    store._database._writer.execute("PRAGMA synchronous=OFF")
+    for number in numbers:
+        vector = np.resize(unit_vector(number), embedder.dimension) * (EMBEDDER.dimension / embedder.dimension) ** 0.5
+        store.insert(record(number), vector.astype(np.float32), embedder)
+    return store
+
+
+def content_of(folder: Path) -> Content:
+    """What there is of a cache; a log or journal without content is none."""
+    files = {end: folder / f"precedent.sqlite{end}" for end in ("", "-wal", "-journal")}
+    found = {end: file.read_bytes() for end, file in files.items() if file.exists()}
+    return {end: data for end, data in found.items() if data or not end}
+
+
+def write(folder: Path, content: Content) -> None:
+    folder.mkdir()
+    for end, data in content.items():
+        (folder / f"precedent.sqlite{end}").write_bytes(data)
+
+
+def bases(folder: Path) -> dict[str, Content]:
+    """Caches to be damaged: closed, killed with its log, killed in a checkpoint; of the first format; of others."""
+    store = fill(folder / "base", BASE)
+    store.forget(Selection(ids=(3, 8)))
+    store.close()
+    closed = content_of(folder / "base")
+    store = fill(folder / "base", NEW)
+    logged = content_of(folder / "base")
+    store.close()
+    folded = content_of(folder / "base")[""]
+    other = fill(folder / "other", DONOR, EmbedderIdentity("other", "fingerprint-of-other", 6))
+    donor = content_of(folder / "other")
+    other.close()
+    return {
+        "closed": closed,
+        "logged": logged,
+        "torn": {"": folded[: len(closed[""]) + PAGE], "-wal": logged["-wal"]},
+        "first format": {"": in_first_format(folder / "old.sqlite", folder / "base" / "precedent.sqlite")},
+        "donor": donor,
+        "foreign": foreign(folder / "foreign.sqlite"),
+    }
+
+
+def in_first_format(file: Path, source: Path) -> bytes:
+    connection = sqlite3.connect(file, isolation_level=None)
+    script = next(script for number, script in FORMATS if number == 1)
+    connection.executescript(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version=1; {script}")
+    connection.execute("ATTACH ? AS today", (str(source),))
+    names = ", ".join(row[1] for row in connection.execute("PRAGMA main.table_info(completion)"))
+    connection.execute(f"INSERT INTO completion SELECT {names} FROM today.completion")
+    connection.execute("INSERT INTO meta SELECT * FROM today.meta WHERE key = 'embedder'")
+    connection.close()
+    return file.read_bytes()
+
+
+def foreign(file: Path) -> Content:
+    """Another program's database while that has it open."""
+    connection = sqlite3.connect(file, isolation_level=None)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("CREATE TABLE notes (id INTEGER PRIMARY KEY, note TEXT)")
+    connection.executemany("INSERT INTO notes (note) VALUES (?)", [(f"mine {n}" * 100,) for n in range(200)])
+    found = {end: Path(f"{file}{end}").read_bytes() for end in ("", "-wal")}
+    connection.close()
+    return found

@@ -1,0 +1,85 @@
+"""Nothing is unpickled: no module calls for it, and a cache's whole life goes by without it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import precedent
+
+PACKAGE = Path(precedent.__file__).parent
+
+
+FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+
+
+def calls_in(tree: ast.AST) -> Iterator[tuple[str, dict[str, ast.expr]]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), {word.arg: word.value for word in node.keywords if word.arg}
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_nothing_is_unpickled(file):
+    """No module of pickles is imported, and whatever loads arrays or tensors is told to refuse them."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree))
+    imported = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {(node.module or "").split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert not imported & FORBIDDEN
+    for name, keywords in calls_in(tree):
+        last = name.rsplit(".", 1)[-1]
+        if name in ("np.load", "numpy.load"):
+            assert ast.unparse(keywords.get("allow_pickle", ast.Constant(False))) == "False", name
+        if name == "torch.load":
+            assert ast.unparse(keywords["weights_only"]) == "True", name
+        assert last not in ("read_index", "deserialize_index"), f"{name} trusts the bytes it reads"
+
+
+WITHOUT_PICKLE = """
+    import pickle, _pickle, sys
+    def refused(*_, **__):
+        raise AssertionError("something was unpickled")
+    import numpy as np, faiss
+    pickle.load = pickle.loads = pickle.Unpickler = _pickle.load = _pickle.loads = refused
+    sys.addaudithook(lambda event, _: refused() if event == "pickle.find_class" else None)
+    from precedent.cache import NewCompletion, SpeculationCache, verify_cache
+    from precedent.cache.search import grouped_index, partition_vectors
+    from precedent.cache.snapshot.segment import COMPLETION, Segment
+    from precedent.testing.embedders import HashEmbedder
+    grouped_index.GROUPED_FROM = partition_vectors.GROUPED_FROM = 20
+
+    def sealed(ids):
+        completions = np.array([(i, 0, 3 * n) for n, i in enumerate(ids)], COMPLETION)
+        tokens = np.concatenate([[-1, i, i] for i in ids]).astype(np.int32)
+        return Segment(completions, tokens, np.flatnonzero(np.arange(tokens.size) % 3 != 2).astype(np.int32))
+
+    for _ in range(2):
+        with SpeculationCache.open(sys.argv[1], embedder=HashEmbedder()) as cache:
+            for n in range(40):
+                cache.insert(NewCompletion((n + 1, n + 1), "tok", "model", query=f"order {n}"))
+            assert cache.recall("order 3", tenant="default", tokenizer="tok")
+            cache._index.wait()
+            partition = cache.partition("default", "tok")
+            partition.seal(dict.fromkeys(range(1, 41), 2), lambda ids: sealed(ids.tolist()))
+            assert partition.segments(partition.directory())
+            cache.forget(ids=[5])
+    assert verify_cache(sys.argv[1], repair=True).sound
+    print("done")
+"""
+
+
+def test_a_caches_whole_life_unpickles_nothing(tmp_path):
+    """Opening, storing, grouping, sealing, loading, forgetting and verifying, with every way to unpickle closed."""
+    pytest.importorskip("faiss")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", textwrap.dedent(WITHOUT_PICKLE), str(tmp_path)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.returncode) == ("done\n", 0), ended.stderr

@@ -1,0 +1,217 @@
+"""`model.generate(..., custom_generate=precedent.generate)`: the same tokens and the same law as `generate` alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.generating import NEW, PROMPT, VOCABULARY, BanLast, SumStop, both, made, prompts
+from scipy import stats
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    WatermarkingConfig,
+)
+
+import precedent
+from precedent.sampling.coupling import coupled_choice
+from precedent.testing.drafters import OracleDrafter, RandomDrafter
+from precedent.testing.tiny_models import byte_tokenizer
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "repetition_penalty": {"repetition_penalty": 1.7},
+    "no_repeat_ngram": {"no_repeat_ngram_size": 2},
+    "bad_words": {"bad_words_ids": [[22], [15, 10]]},
+    "eos": {"eos_token_id": [20, 21, 22, 23, 24, 25], "pad_token_id": 0},
+    "min_new_tokens": {"eos_token_id": list(range(20, 40)), "pad_token_id": 0, "min_new_tokens": 9},
+    "max_length": {"max_length": len(PROMPT) + 7, "max_new_tokens": None},
+    "sequence_bias": {"sequence_bias": [[[30], 9.0], [[30, 31], 20.0]]},
+    "suppress": {"suppress_tokens": [1, 2, 3, 30, 31], "begin_suppress_tokens": [4, 5, 6, 7]},
+    "forced_eos": {"forced_eos_token_id": 20, "eos_token_id": 20, "pad_token_id": 0},
+    "decay": {"exponential_decay_length_penalty": (4, 1.5), "eos_token_id": 20, "pad_token_id": 0},
+    "prefix_allowed": {"prefix_allowed_tokens_fn": lambda row, ids: [int(ids[-1] * k + 1) % 64 for k in (2, 3, 5)]},
+    "watermark": {"watermarking_config": WatermarkingConfig(bias=5.0)},
+    "own": {
+        "logits_processor": LogitsProcessorList([BanLast()]),
+        "stopping_criteria": StoppingCriteriaList([SumStop(len(PROMPT), 400)]),
+        "repetition_penalty": 1.2,
+    },
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_greedy_text_is_that_of_generate(model: PreTrainedModel, name: str) -> None:
+    settings = {"max_new_tokens": NEW, "do_sample": False, **SETTINGS[name]}
+    alone, ours = both(model, prompts(PROMPT), **settings)
+    assert ours.tolist() == alone.tolist()
+    assert ours.dtype == alone.dtype
+
+
+def test_the_settings_differ_from_plain_decoding(model: PreTrainedModel) -> None:
+    """Each of them changes this very text, so that dropping it would be seen."""
+    plain = model.generate(**prompts(PROMPT), max_new_tokens=NEW, do_sample=False).tolist()
+    same = [
+        name
+        for name, settings in SETTINGS.items()
+        if model.generate(**prompts(PROMPT), **{"max_new_tokens": NEW, "do_sample": False, **settings}).tolist()
+        == plain
+    ]
+    assert same == ["plain"]
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "gpt_neox", "phi"])
+def test_greedy_text_is_that_of_generate_on_other_architectures(model_type: str) -> None:
+    settings = {"max_new_tokens": NEW, "do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
+    alone, ours = both(made(model_type), prompts(PROMPT), **settings)
+    assert ours.tolist() == alone.tolist()
+
+
+def test_drafts_are_accepted(model: PreTrainedModel) -> None:
+    """The equality above is not that of plain decoding in disguise: a right guess saves steps, processors or not."""
+    settings = {"max_new_tokens": NEW, "do_sample": False, "repetition_penalty": 1.7}
+    answer = model.generate(**prompts(PROMPT), **settings)[0, len(PROMPT) :].tolist()
+    ours = model.generate(
+        **prompts(PROMPT),
+        **settings,
+        custom_generate=precedent.generate,
+        drafters=[OracleDrafter(answer)],
+        return_dict_in_generate=True,
+    )
+    (counted,) = ours.speculation
+    assert counted["num_steps"] <= 4
+    assert counted["accepted_by_source"]["oracle"] >= NEW - 4
+
+
+def test_stop_strings_go_in_as_a_criterion() -> None:
+    tokenizer = byte_tokenizer()
+    model = made(vocab_size=259, seed=8)
+    inputs = prompts(tokenizer("order 17 order 18 order").input_ids)
+    settings = {"max_new_tokens": 30, "do_sample": False}
+    free = tokenizer.decode(model.generate(**inputs, **settings)[0, -30:])
+    letter = next(letter for letter in free[5:] if letter.isascii())
+    stop = StoppingCriteriaList([StopStringCriteria(tokenizer, [letter])])
+    alone, ours = both(model, inputs, **settings, stopping_criteria=stop)
+    assert ours.tolist() == alone.tolist()
+    assert ours.shape[1] < inputs["input_ids"].shape[1] + 30
+
+
+def test_rows_of_a_batch_are_those_of_generate(model: PreTrainedModel) -> None:
+    """Left padding, rows that end apart, and processors that know their row."""
+    rows = (PROMPT, [3, 4, 5], [50, 51, 52, 53, 50, 51])
+    settings = {
+        "max_new_tokens": NEW,
+        "do_sample": False,
+        "eos_token_id": list(range(20, 30)),
+        "pad_token_id": 0,
+        "repetition_penalty": 1.4,
+        "no_repeat_ngram_size": 2,
+        "logits_processor": LogitsProcessorList([BanLast()]),
+        "stopping_criteria": StoppingCriteriaList([SumStop(len(PROMPT), 600)]),
+        "prefix_allowed_tokens_fn": lambda row, ids: range(row * 5, 60),
+    }
+    alone, ours = both(model, prompts(*rows), **settings)
+    assert ours.tolist() == alone.tolist()
+    assert len({row.index(0, len(PROMPT)) if 0 in row[len(PROMPT) :] else -1 for row in ours.tolist()}) > 1
+
+
+def test_sampled_tokens_are_drawn_from_the_processed_rows_of_generate(model: PreTrainedModel) -> None:
+    """Every token is the choice of the seed's noise among the probabilities that transformers computes there."""
+    settings = {
+        "do_sample": True,
+        "temperature": 1.3,
+        "top_k": 12,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "repetition_penalty": 1.2,
+    }
+    torch.manual_seed(11)
+    seed = int(torch.randint(2**62, ()))
+    torch.manual_seed(11)
+    inputs = prompts(PROMPT)
+    ours = model.generate(**inputs, **settings, max_new_tokens=NEW, custom_generate=precedent.generate)[0].tolist()
+    for place in range(NEW):
+        given = torch.tensor([ours[: len(PROMPT) + place]])
+        rows = model.generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            **settings,
+            max_new_tokens=1,
+            output_scores=True,
+            return_dict_in_generate=True,
+        ).scores
+        assert coupled_choice(rows[0][0].softmax(0), seed, place) == ours[len(PROMPT) + place]
+
+
+def test_the_sampled_law_is_that_of_generate() -> None:
+    """A chi-square over all texts of two tokens from a vocabulary of six, against their exact probabilities."""
+    model = made(vocab_size=6, num_hidden_layers=1, scale=0.2)
+    inputs, settings = prompts([1, 2, 3, 1, 2]), {"do_sample": True, "temperature": 0.8, "top_k": 4}
+    expected = _distribution_of_two_tokens(model, inputs["input_ids"], settings)
+    torch.manual_seed(3)
+    drafters = [RandomDrafter(6, seed=2), "prompt"]
+    drawn = model.generate(
+        **inputs,
+        **settings,
+        max_new_tokens=2,
+        num_return_sequences=500,
+        custom_generate=precedent.generate,
+        drafters=drafters,
+    )
+    counts = torch.zeros(6, 6, dtype=torch.float64)
+    for first, second in drawn[:, -2:].tolist():
+        counts[first, second] += 1
+    assert counts[expected == 0].sum() == 0
+    likely = expected * 500 >= 5
+    observed = [*counts[likely].tolist(), float(counts[~likely].sum())]
+    wanted = [*(expected[likely] * 500).tolist(), float(expected[~likely].sum() * 500)]
+    assert (
+        stats.chisquare(observed[: len(observed) - (wanted[-1] == 0)], wanted[: len(wanted) - (wanted[-1] == 0)])[1]
+        > 1e-3
+    )
+
+
+def _distribution_of_two_tokens(model: PreTrainedModel, prompt: Tensor, settings: dict[str, Any]) -> Tensor:
+    """P(first, second) by transformers' own processed rows, `[vocab_size, vocab_size]`."""
+
+    def row(ids: Tensor) -> Tensor:
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            **settings,
+            max_new_tokens=1,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        return out.scores[0][0].double().softmax(0)
+
+    first = row(prompt)
+    seconds = [row(torch.cat((prompt, torch.tensor([[token]])), 1)) for token in range(len(first))]
+    return first[:, None] * torch.stack(seconds)
+
+
+def test_a_seed_fixes_the_text_whatever_is_proposed(model: PreTrainedModel) -> None:
+    texts = []
+    for seed, drafters in ((1, ()), (1, [RandomDrafter(VOCABULARY)]), (2, ())):
+        torch.manual_seed(seed)
+        settings = {"do_sample": True, "max_new_tokens": NEW, "num_return_sequences": 2}
+        ours = model.generate(**prompts(PROMPT), **settings, custom_generate=precedent.generate, drafters=drafters)
+        texts.append(ours[:, len(PROMPT) :].tolist())
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0][0] != texts[0][1]
+
+
+def test_scores_and_logits_are_those_of_generate(model: PreTrainedModel) -> None:
+    settings = {"max_new_tokens": 12, "do_sample": False, "repetition_penalty": 1.5}
+    asked = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    alone, ours = both(model, prompts(PROMPT), **settings, **asked)
+    assert ours.sequences.tolist() == alone.sequences.tolist()
+    for kind in ("scores", "logits"):
+        theirs, mine = getattr(alone, kind), getattr(ours, kind)
+        assert len(mine) == len(theirs) == 12
+        torch.testing.assert_close(torch.stack(mine), torch.stack(theirs), rtol=1e-6, atol=1e-6)
+    assert ours.past_key_values is None

@@ -1,0 +1,121 @@
+"""Grammars that cannot be are refused by name; objects are closed where nothing else was said."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from helpers.grammars import ENDS, LLAMA_JSON, PLAIN, TOOLS, constraint
+
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.grammar import (
+    ANY_OBJECT,
+    Answer,
+    CallForm,
+    GrammarConstraint,
+    GuidanceEngine,
+    JsonSchema,
+    Regex,
+    closed,
+    unenforceable,
+)
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "needs tools, text or content"),
+        ({"tools": TOOLS}, "form of their calls together"),
+        ({"content": ANY_OBJECT, "text": True}, "set text=False"),
+    ],
+)
+def test_answers_that_cannot_be(settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Answer(**settings)
+
+
+def test_calls_without_a_mark_cannot_stand_for_content() -> None:
+    with pytest.raises(UnsupportedError, match="look like content"):
+        Answer(content=ANY_OBJECT, form=LLAMA_JSON, tools=TOOLS)
+
+
+def test_a_form_begins_with_its_trigger() -> None:
+    with pytest.raises(ConfigError, match="must start its calls"):
+        CallForm(name="odd", trigger="[", begin="{", between=":", end="}")
+
+
+def test_what_llguidance_cannot_enforce_is_named() -> None:
+    unique = {"type": "array", "uniqueItems": True}
+    assert 'Unimplemented keys: ["uniqueItems"]' in (unenforceable(JsonSchema.of(unique)) or "")
+    assert unenforceable(JsonSchema.of(unique, lenient=True)) is None
+    assert unenforceable(ANY_OBJECT) is None
+    with pytest.raises(UnsupportedError, match="uniqueItems"):
+        constraint(JsonSchema.of(unique))
+
+
+def test_a_schema_must_be_json() -> None:
+    with pytest.raises(ConfigError, match="JSON values"):
+        JsonSchema.of({"const": {1, 2}})
+
+
+def test_without_llguidance_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precedent.grammar.guidance.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'precedent-llm\[grammar\]'"):
+        GuidanceEngine(PLAIN, ENDS).matcher(ANY_OBJECT)
+    assert importlib.util.find_spec("llguidance") is not None
+
+
+def test_a_tokenizer_that_llguidance_cannot_read_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="fast tokenizer"):
+        GuidanceEngine(object(), ENDS).matcher(ANY_OBJECT)  # type: ignore[arg-type]
+
+
+def test_a_dead_end_masks_everything() -> None:
+    """A vocabulary without the letters that the grammar wants; other paths are none the worse for it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    poor = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    shape = GrammarConstraint(GuidanceEngine(poor, [2]).matcher(Regex("b|ac")), [2])
+    for path, left in (((0,), []), ((1,), [2]), ((), [0, 1]), ((0,), [])):
+        assert shape(path, torch.zeros(3)).isfinite().nonzero().flatten().tolist() == left
+    assert shape.forced((0,)) == ()
+
+
+# Closing
+
+
+def test_objects_that_name_properties_are_closed_and_others_are_not() -> None:
+    inner = {"type": "object", "properties": {"b": {"type": "integer"}}}
+    schema = {
+        "type": "object",
+        "properties": {"a": inner, "free": {"type": "object"}, "map": {"additionalProperties": inner}},
+        "$defs": {"properties": {"properties": {"x": True}}},
+    }
+    result = closed(schema)
+    assert result["additionalProperties"] is False
+    assert result["properties"]["a"]["additionalProperties"] is False
+    assert result["properties"]["free"] == {"type": "object"}
+    assert result["properties"]["map"]["additionalProperties"]["additionalProperties"] is False
+    assert result["$defs"]["properties"]["additionalProperties"] is False
+    assert "additionalProperties" not in inner
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"properties": {"a": True}}, {"properties": {"b": True}}]},
+        {"properties": {"x": {"properties": {"a": True}, "anyOf": [{"properties": {"b": True}}]}}},
+        {"properties": {"a": True}, "additionalProperties": True},
+        {"items": {"properties": {"a": True}, "patternProperties": {"^b": True}}},
+    ],
+)
+def test_schemas_that_leave_room_on_purpose_stay_as_they_are(schema: dict) -> None:
+    assert closed(schema) == schema

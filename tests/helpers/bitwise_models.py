@@ -1,0 +1,46 @@
+"""Tiny models for `bitwise=True`: by rows, as on CPUs, and in forwards of one size, as on GPUs."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from precedent.config import SpeculationConfig
+from precedent.target import TargetModel, bitwise
+from precedent.target.cpu.kernel_code import LANES
+from precedent.target.cpu.row_attention import VECTORS, fits
+from precedent.target.cuda import static_shape
+from precedent.target.cuda.static_runner import StaticSettings
+from precedent.testing.tiny_models import tiny_causal_lm
+
+DIM = VECTORS * LANES
+PLAIN = SpeculationConfig(enabled=False, write_back=False)
+SMALL_BUCKET = 256
+"""Keys of the smallest bucket, as long as a piece: texts below pass from one into the next."""
+
+by_rows = pytest.mark.skipif(
+    not fits(*[torch.zeros(1, 1, 1, DIM)] * 3), reason="torch runs on other threads here, or lacks fused operations"
+)
+ONE_SIZE = StaticSettings(arena_tokens=16 * 1024, capture=False)
+
+
+def model(dtype: torch.dtype = torch.bfloat16, family: str = "llama", **settings: Any) -> Any:
+    """A tiny model that the kernels of few rows take; its logits are near-ties everywhere, as random weights give."""
+    sizes = {"hidden_size": 4 * LANES, "num_attention_heads": 2, "head_dim": DIM, "intermediate_size": 8 * LANES}
+    return tiny_causal_lm(family, dtype=dtype, seed=4, **(sizes | settings))
+
+
+def tokens(number: int, seed: int) -> list[int]:
+    """Token ids of a random text."""
+    choice = random.Random(seed)
+    return [choice.randrange(3, 250) for _ in range(number)]
+
+
+def go_without_kernels(patch: pytest.MonkeyPatch) -> None:
+    """Torch's own products, and a small bucket of keys."""
+    patch.setattr(TargetModel, "_prepare", lambda self: None)
+    for module in (bitwise, static_shape):
+        patch.setattr(module, "LEAST_KEYS", SMALL_BUCKET)

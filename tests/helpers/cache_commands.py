@@ -1,0 +1,45 @@
+"""`precedent cache` as a shell runs it."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+
+import pytest
+
+from precedent.cli.app import main
+
+COMPLETION_KEYS = {
+    "id", "token_ids", "tokenizer", "model", "tenant", "query", "prompt_fingerprint", "tools", "workflow_step", "text",
+    "created", "count", "hits", "accepted", "rejected",
+}  # fmt: skip
+
+
+@dataclass
+class Result:
+    """What a command left behind."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: object, columns: int = 200) -> Result:
+    """Run `precedent cache` as the command line does, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["precedent", "cache", *map(str, arguments)])
+        patch.setenv("COLUMNS", str(columns))
+        patch.setenv("TERM", "dumb")
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return Result(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def run_json(tmp_path, *arguments: object) -> dict:
+    result = run(*arguments, "--json", tmp_path / "result.json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))

@@ -1,0 +1,81 @@
+"""Prefilled sequences and trees to verify, as on a GPU, where a step reads once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from precedent.config import SamplingParams
+from precedent.decoding import verification
+from precedent.decoding.beside import NOTHING
+from precedent.decoding.proposal import Proposal
+from precedent.decoding.sequence import DecodingSequence
+from precedent.decoding.verification import Forward, Verified
+from precedent.drafters.prompt import PromptDrafter
+from precedent.drafters.request import Request
+from precedent.planning.costs import CostCurve
+from precedent.planning.planner import Planner
+from precedent.sampling.rng import entropy_rng
+from precedent.sampling.row_shaper import RowShaper
+from precedent.target import TargetModel
+from precedent.target.cuda.static_runner import StaticSettings
+from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.tree import ROOT, CandidateTree, TreeBuilder
+
+VOCABULARY = 40
+END = 0
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8, 9, 10, 11, 5, 6, 7]
+"""Repeats itself, so that the prompt drafter has something to propose."""
+
+
+def sequences(
+    target: TargetModel,
+    sampling: SamplingParams,
+    count: int,
+    num_tokens: int | None = None,
+    shape_of: Callable[[], RowShaper | None] = lambda: None,
+    *,
+    mode: str = "",
+    bitwise: bool = False,
+) -> list[DecodingSequence]:
+    """Prefilled, with drafts from their own prompts."""
+    found = []
+    mode = mode or ("greedy" if sampling.greedy else "traversal" if sampling.seed is None else "coupled")
+    for number in range(count):
+        slot = target.new_slot()
+        target.prefill(slot, [*PROMPT[number:], 12 + number, *PROMPT])
+        request = Request(
+            "test", tuple(PROMPT), sampling, mode=mode, shape=shape_of(), num_tokens=num_tokens,
+            end_token_ids=frozenset({END}),
+        )  # fmt: skip
+        sessions = {"prompt": PromptDrafter().begin(request)}
+        sequence = DecodingSequence(request, slot, 40, entropy_rng(number), bitwise=bitwise, sessions=sessions)
+        found.append(sequence)
+    return found
+
+
+def as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(verification, "on_accelerator", lambda logits: True)
+
+
+def static_target(device: str = "cpu") -> TargetModel:
+    model = tiny_causal_lm(dtype=torch.float64).to(device)
+    return TargetModel(model, static=StaticSettings(arena_tokens=4096, capture=device == "cuda"))
+
+
+def verified(proposals: Sequence[Proposal], logits: Sequence[torch.Tensor]) -> list[Verified]:
+    """The verdicts on proposals whose rows are given."""
+    forward = Forward(list(zip(proposals, logits, strict=True)), 0.0, num_tries=1)
+    return verification.verify(forward, Planner(CostCurve()), NOTHING)
+
+
+def fixed_tree(seed: int) -> CandidateTree:
+    """A chain and its siblings, as memory proposes them."""
+    generator, builder, node = torch.Generator().manual_seed(seed), TreeBuilder(), ROOT
+    for _ in range(4):
+        likely, other = torch.randperm(6, generator=generator)[:2].tolist()
+        builder.add_fixed(node, other, "cache")
+        node = builder.add_fixed(node, likely, "cache")
+    return builder.build()

@@ -1,0 +1,28 @@
+"""Engines on a tiny model in float64 for which width is free, and caches that mislead them."""
+
+from __future__ import annotations
+
+from helpers.flat_cost import FlatCost
+from precedent.cache import NewCompletion, SpeculationCache
+from precedent.config import SpeculationConfig
+from precedent.engine.engine import Engine
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+PLAIN = SpeculationConfig(enabled=False, write_back=False)
+PROMPT = list(b"look up order 17, then order 18, then order 19")
+
+
+def make_engine(cache: SpeculationCache | None = None, **settings: object) -> Engine:
+    """An engine on a tiny float64 model, for which width is free."""
+    engine = Engine.load(tiny_causal_lm("llama", seed=21), tokenizer=byte_tokenizer(), cache=cache, **settings)
+    engine.planner.cost = FlatCost()
+    return engine
+
+
+def poison(cache: SpeculationCache, engine: Engine, answer: tuple[int, ...], query: str = "order") -> None:
+    """Completions that begin like the answer and then go wrong: other tokens, padding, tokens that do not exist."""
+    for cut, wrong in ((1, 65), (3, 7), (5, 258), (7, 399), (9, 2**31 - 1), (11, 66)):
+        tokens = (*answer[:cut], wrong, *answer[cut + 1 :])
+        cache.insert(
+            NewCompletion(token_ids=tokens, tokenizer=engine.tokenizer_fingerprint, model="another", query=query)
+        )
