@@ -254,6 +254,16 @@ def test_a_file_of_the_first_format_becomes_one_of_today(tmp_path):
     assert verify_cache(file).findings == ()
 
 
+def test_a_file_of_the_first_format_that_damage_keeps_from_migrating_is_repaired(tmp_path):
+    """Sizes that add up to more than an integer holds."""
+    file = in_format_1(tmp_path)
+    changed(file, f"UPDATE completion SET size = {2**63 - 1}")
+    report = verify_cache(file, repair=True)
+    assert [(finding.kind, finding.repaired) for finding in report.findings] == [("structure", True)]
+    assert report.records == COUNT
+    assert verify_cache(file).sound
+
+
 def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     file = in_format_1(tmp_path)
     before = schema_of(file)

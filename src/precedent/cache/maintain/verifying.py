@@ -19,6 +19,7 @@ from precedent.cache.snapshot.segment import Segment
 from precedent.cache.snapshot.segment_files import ArrayFiles, Sealed, SegmentFiles
 from precedent.cache.snapshot.vector_files import VectorFiles
 from precedent.cache.store import rows
+from precedent.cache.store.connection import advice, is_damage
 from precedent.cache.store.database import Database
 from precedent.cache.store.directory import directory_of_all, read_by_ids
 from precedent.cache.store.files import database_path
@@ -44,6 +45,8 @@ def verify_cache(path: str | Path, *, repair: bool = False) -> VerifyReport:
         if not refusal.surely_a_cache:
             raise refusal
         return VerifyReport(str(file), 0, (Finding("structure", refusal.reason),))
+    if refusal is None and repair:
+        refusal = _refusal_to_upgrade(file)
     if refusal is not None:
         found.append(Finding("structure", f"{refusal.reason}: {salvage(file, refusal)}", repaired=True))
     try:
@@ -62,6 +65,17 @@ def _refusal_of(file: Path) -> RepairableError | None:
             return None
     except RepairableError as error:
         return error
+
+
+def _refusal_to_upgrade(file: Path) -> RepairableError | None:
+    """Why a file of an earlier format cannot be upgraded; None if it can be, or is current. Raises CacheError."""
+    try:
+        Database(file).close()
+    except sqlite3.Error as error:
+        if not is_damage(error):
+            raise CacheError(f"cannot repair {file} now: {error}; {advice(error)}") from error
+        return RepairableError(f"{file} cannot be upgraded: {error}", f"its records cannot be upgraded ({error})")
+    return None
 
 
 class _Check:
