@@ -14,7 +14,6 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 
-import precedent.engine.shared
 from precedent import errors
 from precedent.cache import NewCompletion
 from precedent.cache.store.fingerprint import prompt_fingerprint
@@ -445,12 +444,12 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
     """Every model that was loaded: a tiny one, for whatever name."""
     loaded: list[weakref.ref[Any]] = []
 
-    def load(target: Any, **settings: Any) -> Engine:
+    def load(target: Any, *_: Any, **__: Any) -> Engine:
         engine = scripted_model_engine(lambda prompt: f"from {target}")
         loaded.append(weakref.ref(engine.target.model))
         return engine
 
-    monkeypatch.setattr(precedent.engine.shared.Engine, "load", load)
+    monkeypatch.setattr(Engine, "load", load)
     return loaded
 
 

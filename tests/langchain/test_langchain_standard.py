@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from langchain_tests.unit_tests.chat_models import ChatModelTests
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.engine.engine import Engine
 from precedent.langchain import ChatPrecedent, PrecedentEmbeddings, chat_model
+from precedent.langchain.call import Call
 from precedent.langchain.engines import EngineHolder
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_model import scripted_model_engine, scripted_tokenizer
@@ -98,8 +100,8 @@ def _closed_at_the_end() -> Iterator[None]:
 class Predicted(ChatPrecedent):
     """A chat model whose every call has a prediction, right for most of them."""
 
-    def _submit(self, engine: Any, prompt_ids: Any, stop: Any, metadata: Any, kwargs: Any, **of_prompt: Any) -> Any:
-        return super()._submit(engine, prompt_ids, stop, metadata, {**kwargs, "prediction": TEXT}, **of_prompt)
+    def _submit(self, engine: Any, call: Call) -> Any:
+        return super()._submit(engine, replace(call, settings={**call.settings, "prediction": TEXT}))
 
 
 class Offered:

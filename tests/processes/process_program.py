@@ -31,7 +31,8 @@ import precedent
 from precedent.cache import NewCompletion, SentenceTransformerEmbedder, SpeculationCache
 from precedent.cache.search import embedder, grouped_index
 from precedent.config import SamplingParams
-from precedent.engine import engine as engine_module
+from precedent.engine import loading as engine_loading
+from precedent.engine import open_caches
 from precedent.engine import shared as shared_engines
 from precedent.engine.engine import Engine
 from precedent.engine.warm_up import compile_inner_loops
@@ -227,7 +228,7 @@ def ends_by_sys_exit_in_a_task(say: Say) -> None:
     async def main() -> None:
         model = chat()
         asking = asyncio.create_task(model.ainvoke("hi", max_tokens=4000))
-        while not model.engines.loaded(model._engine_settings()):
+        while not model._loaded_engine():
             await asyncio.sleep(0.01)
         await asyncio.sleep(0)
         say(asking.done())
@@ -244,7 +245,7 @@ def ends_by_sys_exit_while_a_task_loads(say: Say) -> None:
         begun.set()
         endless()
 
-    engine_module.load_target = loading
+    engine_loading.load_target = loading
 
     async def main() -> None:
         asking = asyncio.create_task(chat().ainvoke("hi"))
@@ -419,7 +420,8 @@ def a_model_that_was_not_loaded_works_in_a_fork(say: Say) -> None:
         say(asyncio.run(chat(speculation_cache=folder()).ainvoke("hi")).content == expected)
         say(outcome(lambda: unused.invoke("hi", model="nobody")))
 
-    with held(engines._LOADING, engines._NOTING, shared_engines._LOADING):
+    of_shared = (shared_engines._LOADING, shared_engines._NOTING, open_caches._OPENING)
+    with held(engines._HOLDING, engines._NOTING, *of_shared):
         say(in_fork(child))
     say(other.invoke("hi").content == expected)
 
@@ -650,7 +652,7 @@ def a_spawned_process_loads_its_own(say: Say) -> None:
 def begin() -> None:
     """What every process begins with."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    engine_module.load_target = tiny
+    engine_loading.load_target = tiny
     CostCurve.measure = lambda *_: None  # type: ignore[method-assign]
     torch.set_num_threads(1)
     compile_inner_loops()

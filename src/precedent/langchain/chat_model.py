@@ -14,6 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
+from precedent.langchain.call import Call
 from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.described import Described
 from precedent.langchain.exceptions import of_both_kinds
@@ -33,7 +34,7 @@ from precedent.text.query import recall_query
 from precedent.text.tool_schema import tools_fingerprint
 
 if TYPE_CHECKING:
-    from precedent.engine.engine import Engine, Generation, GenerationResult
+    from precedent.engine.engine import Engine, GenerationResult
 
 
 class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
@@ -82,52 +83,39 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
 
     # One request
 
-    def _start(self, engine: Engine, *request: Any) -> tuple[Generation, AnswerChunks]:
-        """Check everything, render the prompt, and submit the request."""
-        asked, chunks = self._asked(engine, *request)
-        return self._submit(engine, **asked), chunks
-
-    async def _astart(self, engine: Engine, *request: Any) -> tuple[Generation, AnswerChunks]:
-        """The same; compiling a grammar, and a tokenizer at the first one, takes long and leaves the event loop."""
-        asked, chunks = self._asked(engine, *request)
-        if asked["grammar"] is not None:
-            await asyncio.to_thread(engine.grammars.matcher, asked["grammar"])
-        return self._submit(engine, **asked), chunks
-
-    def _asked(
+    def _call(
         self,
         engine: Engine,
         messages: list[BaseMessage],
         stop: list[str] | None,
         run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
-        kwargs: Mapping[str, Any],
-    ) -> tuple[dict[str, Any], AnswerChunks]:
-        """What `_submit` is told of a call, and what will make chunks of the answer."""
-        bound = openai_tools(() if kwargs.get("tools") is None else kwargs["tools"])
-        rules = AnswerRules.of(kwargs, tool_choice_of(kwargs.get("tool_choice"), bound), self.strict_tools)
+        settings: Mapping[str, Any],
+    ) -> tuple[Call, AnswerChunks]:
+        """Check everything and render the prompt: the call, and what makes chunks of its answer."""
+        bound = openai_tools(() if settings.get("tools") is None else settings["tools"])
+        rules = AnswerRules.of(settings, tool_choice_of(settings.get("tool_choice"), bound), self.strict_tools)
         tools = [] if rules.choice == NONE else bound
         turns = to_template_messages(messages)
-        prompt_ids = render_prompt(engine.tokenizer, turns, tools, self.template_settings(kwargs))
+        prompt_ids = render_prompt(engine.tokenizer, turns, tools, self.template_settings(settings))
         syntax = answer_syntax(engine.tokenizer, turns, tools, prompt_ids)
-        grammar = rules.grammar(syntax)
-        asked = {
-            "prompt_ids": prompt_ids,
-            "stop": stop,
-            "metadata": run_manager.metadata if run_manager else None,
-            "kwargs": kwargs,
-            "query": recall_query(turns),
-            "tools": tools_fingerprint(tools),
-            "templates": templates_of(self, kwargs, tools, syntax.form),
-            "shown_tokens": syntax.shown_tokens,
-            "grammar": grammar,
-        }
+        call = Call(
+            prompt_ids,
+            settings,
+            stop,
+            run_manager.metadata if run_manager else None,
+            query=recall_query(turns),
+            templates=templates_of(self, settings, tools, syntax.form),
+            tools=tools_fingerprint(tools),
+            grammar=rules.grammar(syntax),
+            shown_tokens=syntax.shown_tokens,
+        )
         chunks = AnswerChunks(
             syntax,
-            kwargs.get("model") or self.model,
+            settings.get("model") or self.model,
             output_version=self.output_version,
-            notes=None if grammar is None else rules.notes(),
+            notes=None if call.grammar is None else rules.notes(),
         )
-        return asked, chunks
+        return call, chunks
 
     def _stream(
         self,
@@ -139,7 +127,8 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         with of_both_kinds():
             settings = call_settings(kwargs)
             engine, span = self._engine_of(settings), current_span()
-            generation, chunks = self._start(engine, messages, stop, run_manager, settings)
+            call, chunks = self._call(engine, messages, stop, run_manager, settings)
+            generation = self._submit(engine, call)
         try:
             for emission in generation:
                 yield from chunks.of(emission)
@@ -157,7 +146,10 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         with of_both_kinds():
             settings = call_settings(kwargs)
             engine, span = await self._aengine_of(settings), current_span()
-            generation, chunks = await self._astart(engine, messages, stop, run_manager, settings)
+            call, chunks = self._call(engine, messages, stop, run_manager, settings)
+            if call.grammar is not None:  # compiling one takes long, a tokenizer's first one above all
+                await asyncio.to_thread(engine.grammars.matcher, call.grammar)
+            generation = self._submit(engine, call)
         try:
             async for emission in generation:
                 for chunk in chunks.of(emission):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -13,12 +13,15 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool, fie
 
 from precedent import __version__
 from precedent.cache import SpeculationCache
+from precedent.engine.options import OF_LOADING, EngineOptions, cache_or_place
 from precedent.errors import ConfigError, PromptError, UnsupportedError
-from precedent.langchain.engines import EngineHolder, EngineSettings, cache_or_place, load_beside
+from precedent.langchain.call import Call
+from precedent.langchain.engines import EngineHolder, load_beside
 from precedent.langchain.serializing import without_secrets, written_cache
 from precedent.langchain.settings import (
     OF_THE_ENGINE,
     check_fields,
+    engine_options,
     fields_of,
     prediction_text,
     sampling_params,
@@ -137,7 +140,7 @@ class EngineFields(BaseModel):
     def from_model(cls, model: Any, tokenizer: Any, **kwargs: Any) -> Self:
         """A chat model on a transformers model and tokenizer that you hold already."""
         kwargs = cls._fields_of(kwargs)
-        for name in ("device", "dtype", "model_kwargs", "tensor_parallel", "engines"):
+        for name in (*OF_LOADING, "engines"):
             if kwargs.pop(name, None) is not None:
                 raise ConfigError(f"{name} cannot be set for a model object: move or convert the model before")
         if not hasattr(model, "config"):
@@ -165,14 +168,14 @@ class EngineFields(BaseModel):
     @property
     def engine(self) -> Engine:
         """The engine, loaded now if it is not running yet."""
-        return self.engines.get(self._engine_settings())
+        return self.engines.get(self.model, self._engine_options())
 
     def unload(self) -> None:
         """Free the weights of this model, for all chat models of equal settings; the next call loads them again.
 
         Requests that run are cancelled. Raises UnsupportedError for weights or an engine that were handed over.
         """
-        self.engines.unload(self._engine_settings())
+        self.engines.unload(self.model, self._engine_options())
 
     def get_token_ids(self, text: str) -> list[int]:
         """Token ids of `text` by the model's own tokenizer, without special tokens. Raises PromptError for no text."""
@@ -182,48 +185,48 @@ class EngineFields(BaseModel):
         own: Callable[[str], list[int]] | None = getattr(self, "custom_get_token_ids", None)
         return list(self.engine.tokenizer.encode(text, add_special_tokens=False)) if own is None else own(text)
 
-    def _engine_settings(self) -> EngineSettings:
-        return EngineSettings(self.model, **{name: getattr(self, name) for name in OF_THE_ENGINE})
+    def _engine_options(self) -> EngineOptions:
+        return engine_options(self)
+
+    def _loaded_engine(self) -> Engine | None:
+        return self.engines.loaded(self.model, self._engine_options())
 
     def _engine_of(self, kwargs: Mapping[str, Any]) -> Engine:
         """The engine of a call: its own, or that of the loaded model which the call names."""
         name = self.model if kwargs.get("model") is None else kwargs["model"]
         if not isinstance(name, str):
             raise ConfigError(f"model={shown(name)} must be the name of a loaded model")
-        return self.engine if name == self.model else self.engines.other(self._engine_settings(), name)
+        return self.engine if name == self.model else self.engines.other(name, self._engine_options())
 
     async def _aengine_of(self, kwargs: Mapping[str, Any]) -> Engine:
         """The same; loading takes seconds and must not stop the event loop, nothing else leaves it."""
-        if self.engines.loaded(self._engine_settings()) is None:
+        if self._loaded_engine() is None:
             return await load_beside(self._engine_of, kwargs)
         return self._engine_of(kwargs)
 
-    def _submit(
-        self,
-        engine: Engine,
-        prompt_ids: Sequence[int],
-        stop: Any,
-        metadata: Mapping[str, Any] | None,
-        kwargs: Mapping[str, Any],
-        **of_prompt: Any,
-    ) -> Generation:
-        """Start a request: the fields, overridden by the call and by the run's metadata; `of_prompt` as it is."""
-        whose, learning = tenant_of(self, kwargs, metadata), kwargs.get("learning")
-        sampling, span = sampling_params(self, stop, kwargs), current_span()
-        speculation = speculation_config(self, kwargs, engine.speculation)
-        if isinstance(whose, Nobody):  # another one for each request: those of a batch may be different people's
+    def _submit(self, engine: Engine, call: Call) -> Generation:
+        """Start a request: the fields, overridden by the call and by the run's metadata."""
+        said = call.settings
+        whose, learning = tenant_of(self, said, call.metadata), said.get("learning")
+        sampling, span = sampling_params(self, call.stop, said), current_span()
+        speculation = speculation_config(self, said, engine.speculation)
+        if isinstance(whose, Nobody):  # a new one for each request: those of a batch may be different people's
             whose, speculation = str(Nobody.alone()), without_cache(speculation or engine.speculation)
         if span is not None:
-            describe_request(span, self._operation, kwargs.get("model") or self.model, sampling)
+            describe_request(span, self._operation, said.get("model") or self.model, sampling)
         return engine.submit(
-            prompt_ids,
+            call.prompt_ids,
             sampling,
             speculation=speculation,
             tenant=whose,
-            workflow_step=kwargs.get("workflow_step") or workflow_step_of(metadata) or "",
-            prediction=prediction_text(kwargs.get("prediction")),
+            query=call.query,
+            workflow_step=said.get("workflow_step") or workflow_step_of(call.metadata) or "",
+            tools=call.tools,
+            prediction=prediction_text(said.get("prediction")),
+            templates=call.templates,
+            grammar=call.grammar,
             write_back=None if learning is None else partial(learning.add, engine.cache),
-            **of_prompt,
+            shown_tokens=call.shown_tokens,
         )
 
 

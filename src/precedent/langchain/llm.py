@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -13,6 +13,7 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 
 from precedent.errors import PromptError
+from precedent.langchain.call import Call
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.fields import EngineFields
 from precedent.langchain.logprobs import openai_logprobs
@@ -41,18 +42,23 @@ class PrecedentLLM(FollowsConfigurable, EngineFields, BaseLLM):
     _operation = "text_completion"
 
     def _begin(
-        self, engine: Engine, prompt: str, stop: list[str] | None, metadata: Mapping[str, Any] | None, kwargs: Any
+        self,
+        engine: Engine,
+        prompt: str,
+        stop: Sequence[str] | None,
+        metadata: Mapping[str, Any] | None,
+        settings: Mapping[str, Any],
     ) -> Running:
         check_plain("the prompt", prompt, PromptError)
-        return self._submit(
-            engine,
+        call = Call(
             engine.tokenizer.encode(prompt),
+            settings,
             stop,
             metadata,
-            kwargs,
             query=recall_query([{"role": "user", "content": prompt}]),
-            templates=templates_of(self, kwargs, ()),
+            templates=templates_of(self, settings, ()),
         )
+        return self._submit(engine, call)
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         with of_both_kinds(), input_in_our_words():

@@ -1,4 +1,4 @@
-"""What one call asks for: the model's fields, overridden by keyword arguments."""
+"""A model's fields as an engine's options, and the settings of a call: the fields, overridden by its arguments."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from precedent.config import SamplingParams, SpeculationConfig, drafter_names, stop_texts
+from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.learning import PendingCompletions
@@ -35,16 +36,21 @@ SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
     *("logit_bias", "seed", "max_tokens", "stop_token_ids"),
 )
-OF_THE_ENGINE = (
-    *("draft_model", "speculation_cache", "embedder"),
-    *("device", "draft_device", "dtype", "model_kwargs"),
-    *("bitwise", "cuda_graphs", "pearl", "tensor_parallel"),
-)
+_RENAMED = {"cache": "speculation_cache"}  # LangChain's own `cache` is one of whole answers
+_NO_FIELDS = ("speculation", "limits")  # the former is applied to each call, the latter wants an engine of your own
+_FIELD_OF = {
+    option.name: _RENAMED.get(option.name, option.name)
+    for option in dataclasses.fields(EngineOptions)
+    if option.name not in _NO_FIELDS
+}
+OF_THE_ENGINE = tuple(_FIELD_OF.values())
+"""Fields that say what a model's engine is built from."""
+
 FOR_CHAT = (
     *("tools", "tool_choice", "parallel_tool_calls", "strict", "strict_tools", "response_format"),
     *("chat_template_kwargs", "reasoning", "streaming"),
 )
-"""What a model that continues texts cannot be told."""
+"""Settings that only a chat model takes, and a model that continues texts refuses."""
 
 OF_THE_CALL = (
     *SAMPLING,
@@ -53,14 +59,14 @@ OF_THE_CALL = (
     *("strict", "strict_tools", "parallel_tool_calls", "response_format", "stop"),
 )
 ONLY_SPEED = ("learning", "prediction", "templates", "max_nodes", "drafters", "workflow_step")
-"""Of these, what changes how fast an answer comes and nothing else."""
+"""Settings of a call that change its speed and nothing else."""
 
 _OF_TRACING = ("ls_structured_output_format", "structured_output_format")
 FROM_LANGCHAIN = ("stream", *_OF_TRACING)
-"""Keyword arguments that LangChain passes on and that say nothing about the answer."""
+"""Keyword arguments that LangChain passes on and that do not affect the answer."""
 
 _DEFAULT_IF_NONE = (*SAMPLING, "stop", "logprobs", "top_logprobs", "speculation", "strict_tools", "streaming")
-"""Fields of which None means the default, as it means the model's own in a call."""
+"""Fields whose None means the default; in a call it means the model's own."""
 
 _WITH_TOOLS = Elsewhere(("tools", "tool_choice", "strict", "parallel_tool_calls"), WITH_TOOLS)
 _IN_A_CALL = Elsewhere(OF_THE_CALL, IN_A_CALL)
@@ -69,8 +75,14 @@ _NOWHERE = Elsewhere(IDLE, LEFT_OUT)
 _IN_THE_CONSTRUCTOR = Elsewhere((*OF_THE_ENGINE, *OF_LOADING, "streaming"), IN_THE_CONSTRUCTOR)
 
 
+def engine_options(model: EngineFields) -> EngineOptions:
+    """What the model's engine is built from; None in a field is the option's default."""
+    given = {option: getattr(model, field) for option, field in _FIELD_OF.items()}
+    return EngineOptions(**{option: value for option, value in given.items() if value is not None})
+
+
 def fields_of(given: Mapping[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:
-    """What a constructor was given, under the names of its fields, sampling settings checked; None is a default.
+    """A constructor's arguments under the names of its fields, with sampling settings checked; None is a default.
 
     Raises ConfigError or UnsupportedError, which say what to write.
     """

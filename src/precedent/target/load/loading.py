@@ -105,7 +105,7 @@ def load_draft(
     Raises ConfigError for a device that is not there, ModelLoadError when its tokenizer is not the target's or it was
     trained for another target, UnsupportedError when its layers cannot be rewound.
     """
-    if isinstance(spec, PreTrainedModel):
+    if not isinstance(spec, str | Path):
         if device is not None:
             raise ConfigError(f"draft_device={device!r} cannot be set for a model object: move it there before")
         check_supported(spec.config)
