@@ -1,4 +1,4 @@
-"""Builds the parts, owns the worker thread, and stores completions at a normal end."""
+"""The engine: its parts, the worker thread that runs them, and the way in for requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DRAWING = "draft-model"
-"""The drafter whose model keeps keys and values of its own."""
+"""The drafter whose model stores keys and values beside the target's."""
 
 __all__ = ["Emission", "Engine", "Generation", "GenerationResult", "ResultObserver"]
 
@@ -154,7 +154,7 @@ class Engine(OfOneProcess):
             return cls(loaded.model, loaded.tokenizer, loaded.options, name=loaded.name)
 
     def add_drafter(self, drafter: Drafter) -> None:
-        """Let requests name a drafter that is not installed, as in `SpeculationConfig(drafters=(drafter.name,))`."""
+        """Add a drafter that is not installed; requests name it: `SpeculationConfig(drafters=(drafter.name,))`."""
         self.check_process()
         self._drafters[drafter.name] = drafter
 
@@ -166,12 +166,12 @@ class Engine(OfOneProcess):
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Names of the drafters that were built or added so far."""
+        """Names of the drafters built or added so far."""
         return tuple(self._drafters)
 
     @property
     def closed(self) -> bool:
-        """True once it takes no more requests."""
+        """Whether the engine has stopped taking requests."""
         return self._worker.closed
 
     @property
@@ -197,11 +197,11 @@ class Engine(OfOneProcess):
     ) -> Generation:
         """Start a request and return at once.
 
-        `query` is the text by which recall finds prior completions; `workflow_step` and `tools` are soft keys stored
-        with the completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade
-        responses and forms of tool calls; both only propose. A `grammar` says what the answer may be, `shown_tokens`
-        which special tokens stay in its text; `write_back` takes the completion where the cache would. Raises
-        ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
+        Recall finds prior completions by the text `query`; `workflow_step` and `tools` are soft keys stored with the
+        completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade responses and
+        forms of tool calls; both only propose. A `grammar` restricts the answer; `shown_tokens` are the special tokens
+        that stay in its text; `write_back` receives the completion instead of the cache. Raises ContextOverflowError,
+        PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
         """
         self.check_process()
         prompt = tuple(int(token) for token in prompt_ids)
@@ -248,15 +248,15 @@ class Engine(OfOneProcess):
         return request.generation
 
     def metrics(self) -> EngineMetrics:
-        """What runs and waits now, counts since the start, and latencies of the recent requests."""
+        """Requests that run and wait now, counts since the start, and latencies of recent requests."""
         self.check_process()
         return self._worker.metrics()
 
     def close(self) -> None:
-        """Cancel all requests and wait for the end; harmless when closed already. The cache stays open for its owner.
+        """Cancel all requests and wait until the worker has ended; closing twice is harmless. The cache stays open.
 
-        On a thread of the engine's own (`on_result`, a drafter) it returns at once, and the end follows; in a forked
-        process it does nothing.
+        Called on one of the engine's own threads (`on_result`, a drafter) it returns at once, and the worker ends
+        later. In a forked process it does nothing.
         """
         self._worker.stop()
         if self.is_here and threading.current_thread() not in self._own_threads:
@@ -266,7 +266,10 @@ class Engine(OfOneProcess):
     def _kv_bytes(
         self, prompt_tokens: int, max_tokens: int, speculation: SpeculationConfig, drafters: dict[str, Drafter]
     ) -> int:
-        """Keys and values of a whole request; a draft model's too, unless it has an arena. Raises CapacityError."""
+        """Bytes of keys and values of a whole request, a draft model's included unless it has an arena.
+
+        Raises CapacityError for more than the engine may hold.
+        """
         tree = speculation.max_nodes + speculation.max_draws if drafters else 0
         num_tokens = min(prompt_tokens + max_tokens, self.context_length) + tree + 1
         num_bytes = self.target.kv_bytes(num_tokens)
@@ -278,7 +281,7 @@ class Engine(OfOneProcess):
         return num_bytes
 
     def _drafters_named(self, names: Sequence[str]) -> dict[str, Drafter]:
-        """The engine's drafters of these names, built on first use; those whose parts are absent are left out."""
+        """The drafters of these names, built on first use, without those whose parts the engine lacks."""
         with self._loading:
             for name in names:
                 if name not in self._drafters:

@@ -1,4 +1,4 @@
-"""`ChatPrecedent`, a LangChain chat model on weights in this process, speculated from a cache and a draft model."""
+"""`ChatPrecedent`, a LangChain chat model on weights in this process that speculates from a cache and a draft model."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 
 
 class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
-    """A chat model whose every answer is the target model's own, proposed ahead by earlier answers and a draft model.
+    """A chat model that answers as its target model would, faster: earlier answers and a draft model propose tokens.
 
     `model` is a Hugging Face id or folder; `draft_model` a smaller model of the same tokenizer; `speculation_cache` a
-    path, an open `SpeculationCache`, or None for no cache. `speculation` is True, False (plain decoding), or a
-    `SpeculationConfig`. `templates` are premade responses with `{holes}` (texts, or a `Templates`), proposed beside the
-    forms of the bound tools' calls; `prediction=` of a call is a guess of its answer. With `bitwise=True` greedy and
-    seeded answers do not hang on rounding either, or the model is refused; with `cuda_graphs=True` steps are replayed
-    as CUDA graphs, or it is refused. The draft model sits on `draft_device`, by default where the target is; with
-    `pearl` it draws while the target scores. With `tensor_parallel=True` the processes that torchrun started hold the
-    model together, and all but the first stay in this constructor until they end. `tenant` says whose completions are
-    drafted from; with `tenant_from="metadata"` each run does. Sampling fields are those of `SamplingParams`;
-    temperature 0 is greedy, None the default. `chat_template_kwargs` are variables of the model's chat template,
-    `reasoning` lets it think or not. All but the fields of the engine can be given per call. Weights are loaded at the
-    first call, once for all chat models of equal settings, until `unload`.
+    path, an open `SpeculationCache`, or None for no cache. These and `embedder`, `device`, `draft_device`, `dtype`,
+    `model_kwargs`, `bitwise`, `cuda_graphs`, `pearl` and `tensor_parallel` describe the engine (`EngineOptions` says
+    what each means) and cannot be given per call; all other fields can. Weights are loaded at the first call, once for
+    all models of equal settings, until `unload`. With `tensor_parallel=True` the constructor loads them, and all
+    processes but the first stay in it until they end.
+
+    `speculation` is True, False (plain decoding), or a `SpeculationConfig`. `templates` are premade responses with
+    `{holes}` (texts, or a `Templates`), proposed beside the forms of calls to the bound tools; `prediction=` of a call
+    is a guess of its answer. Completions are drafted from those of the same `tenant`; with `tenant_from="metadata"`
+    each run names its own. Sampling fields are those of `SamplingParams`; temperature 0 is greedy, None the default.
+    `chat_template_kwargs` are variables of the model's chat template; `reasoning` turns its thinking on or off.
 
         llm = ChatPrecedent(model="HuggingFaceTB/SmolLM2-1.7B-Instruct", speculation_cache="orders.db")
         agent = create_agent(llm, tools=[look_up_order])
@@ -65,11 +65,11 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         tenant: str | None = None,
         workflow_step: str = "",
     ) -> int:
-        """Teach the speculation cache answers that were given before, by whatever model; returns how many.
+        """Store answers that any model gave before in the speculation cache; returns how many.
 
         `conversations` are lists of messages, or the path of a log (JSON lines in OpenAI's form, as `PrecedentRecorder`
-        writes it). `tools` are those that were bound; a log brings its own. Raises ConfigError without a cache, or
-        where only runs say whose they are and no `tenant` is given.
+        writes it). `tools` are those that were bound; a log brings its own. Raises ConfigError without a cache, or if
+        `tenant` is missing with `tenant_from="metadata"`.
         """
         asked = call_settings({"tenant": tenant, "workflow_step": workflow_step})
         return warm(
@@ -162,7 +162,7 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
     def _last(
         self, engine: Engine, chunks: AnswerChunks, result: GenerationResult, span: Span | None
     ) -> Iterator[ChatGenerationChunk]:
-        """What was held back, then the figures: on the last chunk, and on the span in which the call was made."""
+        """The chunks held back, with the figures on the last one and on the span in which the call was made."""
         *others, last = chunks.last(result)
         if result.logprobs:
             last.message.response_metadata["logprobs"] = openai_logprobs(result.logprobs, engine.tokenizer)

@@ -84,7 +84,7 @@ def engine_options(model: EngineFields) -> EngineOptions:
 def fields_of(given: Mapping[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:
     """A constructor's arguments under the names of its fields, with sampling settings checked; None is a default.
 
-    Raises ConfigError or UnsupportedError, which say what to write.
+    Raises ConfigError or UnsupportedError, with what to write instead.
     """
     of_its_kind = _WITH_TOOLS if "strict_tools" in known else _IN_CHAT
     fields = translated(given, known, where, (of_its_kind, _IN_A_CALL))
@@ -108,7 +108,7 @@ def _check_model_kwargs(model_kwargs: Any) -> None:
 
 
 def check_fields(model: EngineFields) -> None:
-    """Raise ConfigError for a field that no call could use, before any weights are loaded."""
+    """Raise ConfigError before weights are loaded, for a field that no call could use."""
     sampling_params(model, None, {})
     config = speculation_config(model, {}, SpeculationConfig())
     if config is not None and (model.drafters is not None or not isinstance(model.speculation, bool)):
@@ -117,9 +117,9 @@ def check_fields(model: EngineFields) -> None:
 
 
 def call_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call under our names; None leaves the model's own setting.
+    """A call's arguments under our names; None leaves the model's own setting.
 
-    Raises ConfigError or UnsupportedError for what would otherwise be dropped silently.
+    Raises ConfigError or UnsupportedError for an argument that would otherwise be dropped silently.
     """
     settings = translated(kwargs, (*OF_THE_CALL, *FROM_LANGCHAIN), "a call", (_IN_THE_CONSTRUCTOR, _NOWHERE))
     for name, value in settings.items():
@@ -138,12 +138,12 @@ def call_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 @of_both_kinds()
 def check_call(kwargs: Mapping[str, Any], stop: Any = None) -> None:
-    """Raise what `call_settings` raises, as LangChain's errors too, before LangChain takes some of it for its own."""
+    """Raise what `call_settings` raises, as LangChain's errors too, before LangChain consumes some of the arguments."""
     merged_stop(call_settings(kwargs).get("stop"), stop)
 
 
 def text_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """`call_settings` of a text completion. Raises UnsupportedError for what only a chat model can do."""
+    """`call_settings` of a text completion. Raises UnsupportedError for what only chat models support."""
     settings = call_settings(kwargs)
     for name in FOR_CHAT:
         if settings.get(name) is not None:
@@ -152,7 +152,7 @@ def text_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampling_params(model: EngineFields, stop: Any, kwargs: Mapping[str, Any]) -> SamplingParams:
-    """The model's sampling settings under those of the call; stop strings of both apply."""
+    """The model's sampling settings, overridden by those of the call; stop strings of both apply."""
     said = [{name: getattr(model, name) for name in SAMPLING}, {name: kwargs.get(name) for name in SAMPLING}]
     chosen = {name: value for settings in said for name, value in settings.items() if value is not None}
     stops = merged_stop(model.stop, stop, kwargs.get("stop"))
@@ -160,7 +160,7 @@ def sampling_params(model: EngineFields, stop: Any, kwargs: Mapping[str, Any]) -
 
 
 def _num_logprobs(model: EngineFields, kwargs: Mapping[str, Any]) -> int | None:
-    """How many of the likeliest tokens are wanted at each place, in OpenAI's words; None without `logprobs`."""
+    """OpenAI's `top_logprobs`: how many of the likeliest tokens to report at each place; None without `logprobs`."""
     wanted, top = (
         getattr(model, name) if kwargs.get(name) is None else kwargs[name] for name in ("logprobs", "top_logprobs")
     )
@@ -174,14 +174,14 @@ def _num_logprobs(model: EngineFields, kwargs: Mapping[str, Any]) -> int | None:
 
 
 def merged_stop(*stops: Any) -> tuple[str, ...]:
-    """All stop strings, each once, in order; a single text is one. Raises ConfigError for what is no text."""
+    """All stop strings, each once and in order; a single text counts as one. Raises ConfigError for other types."""
     return stop_texts([text for texts in stops for text in stop_texts(texts)])
 
 
 def speculation_config(
     model: EngineFields, kwargs: Mapping[str, Any], default: SpeculationConfig
 ) -> SpeculationConfig | None:
-    """What may be proposed in this call, or None for the engine's `default`. Raises ConfigError on other types."""
+    """How this call speculates, None for the engine's `default`. Raises ConfigError on other types."""
     wanted = kwargs.get("speculation")
     wanted = model.speculation if wanted is None else wanted
     drafters = kwargs.get("drafters")
@@ -225,7 +225,7 @@ def templates_of(
     tools: Sequence[Mapping[str, Any]],
     form: ToolFormat | None = None,
 ) -> tuple[Template, ...]:
-    """The call's premade responses, else the model's, and the forms of the calls that the bound tools allow."""
+    """The premade responses of the call, or else the model's, and the forms of calls to the bound tools."""
     premade = kwargs.get("templates")
     premade = model.templates if premade is None else premade
     return (*(() if premade is None else Templates(premade)), *tool_templates(tools, form))
