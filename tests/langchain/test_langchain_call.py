@@ -125,7 +125,7 @@ def test_a_model_is_written_without_weights_and_read_back() -> None:
     assert again._identifying_params == {**model._identifying_params, "speculation": speculation}
     assert SpeculationConfig.from_dict(speculation).max_nodes == 4
     assert again.model_kwargs == {"revision": "main"}
-    assert again._engine_settings().draft_model == "first-layers:2"
+    assert again._engine_options().draft_model == "first-layers:2"
 
 
 def test_objects_that_only_speed_up_are_left_out_and_a_cache_is_its_path(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_model_kwargs_reach_the_loading_of_weights(monkeypatch: pytest.MonkeyPat
         asked.update(settings, name=name)
         raise ModelLoadError("far enough")
 
-    monkeypatch.setattr("precedent.engine.engine.load_target", load_target)
+    monkeypatch.setattr("precedent.engine.loading.load_target", load_target)
     with pytest.raises(ModelLoadError, match="far enough"):
         ChatPrecedent(model="m", model_kwargs={"revision": "v2"}).invoke("hi")
     assert (asked["name"], asked["model_kwargs"]) == ("m", {"revision": "v2"})

@@ -10,7 +10,8 @@ import pytest
 from helpers.order_chat import TOKENIZER
 from langchain_core.runnables import ConfigurableField
 
-import precedent.engine.shared
+from precedent.engine.engine import Engine
+from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
 from precedent.testing.scripted_engine import ScriptedEngine
@@ -21,12 +22,12 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Replaces the loading of weights; records what was asked for."""
     calls: list[dict[str, Any]] = []
 
-    def load(target: Any, **settings: Any) -> ScriptedEngine:
-        calls.append({"target": target, **settings})
+    def load(target: Any, options: EngineOptions, *, tokenizer: Any) -> ScriptedEngine:
+        calls.append({"target": target, "tokenizer": tokenizer, "options": options})
         time.sleep(0.02)
         return ScriptedEngine(TOKENIZER, lambda prompt: "a")
 
-    monkeypatch.setattr(precedent.engine.shared, "shared_engine", load)
+    monkeypatch.setattr(Engine, "load", load)
     return calls
 
 
@@ -34,13 +35,8 @@ def test_weights_are_loaded_once_and_only_when_needed(loads: list[dict[str, Any]
     model = ChatPrecedent(model="m", draft_model="d", device="cpu", dtype="float32")
     assert loads == []
     model.batch(["hi"] * 8)
-    assert loads == [
-        {
-            **{"target": "m", "tokenizer": None, "draft_model": "d", "device": "cpu", "dtype": "float32"},
-            **{"model_kwargs": None, "cache": None, "bitwise": False, "draft_device": None, "pearl": None},
-            **{"tensor_parallel": False, "cuda_graphs": False},
-        }
-    ]
+    options = EngineOptions(draft_model="d", device="cpu", dtype="float32")
+    assert loads == [{"target": "m", "tokenizer": None, "options": options}]
 
 
 def test_graphs_make_another_engine_and_other_answers(loads: list[dict[str, Any]]) -> None:
@@ -48,7 +44,7 @@ def test_graphs_make_another_engine_and_other_answers(loads: list[dict[str, Any]
     models = [ChatPrecedent(model="m", cuda_graphs=chosen) for chosen in (None, True)]
     for model in models:
         model.invoke("hi")
-    assert [load["cuda_graphs"] for load in loads] == [False, True]
+    assert [load["options"].cuda_graphs for load in loads] == [False, True]
     assert models[0]._identifying_params != models[1]._identifying_params
 
 

@@ -19,9 +19,10 @@ from langchain_core.runnables import ConfigurableField
 from rich.console import Console
 
 from precedent.cache import StoreURL
+from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, PrecedentError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
-from precedent.langchain.engines import EngineHolder, EngineSettings
+from precedent.langchain.engines import EngineHolder
 from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 CANARY = "Zyzzogeton"
@@ -89,7 +90,7 @@ WAYS_OUT: dict[str, Callable[[Any], Any]] = {
     "identifying": lambda model: repr(model._identifying_params),
     "key of answers": lambda model: model._get_llm_string() if isinstance(model, ChatPrecedent) else "",
     "traced": lambda model: repr(model._get_ls_params()),
-    "engine": lambda model: repr((model._engine_settings(), model._engine_settings().key(), model.engines)),
+    "engine": lambda model: repr((model._engine_options(), model._engine_options().key(), model.engines)),
     "schema": lambda model: repr(model.get_input_jsonschema()),
     "configurable": lambda model: repr(
         model.configurable_fields(speculation_cache=ConfigurableField(id="cache")).config_specs
@@ -105,7 +106,7 @@ WAYS_OUT: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("way_in", WAYS_IN)
 def test_a_password_goes_in_and_never_out(way_in: str, kind: type[Model], monkeypatch: pytest.MonkeyPatch) -> None:
     model = WAYS_IN[way_in](kind, monkeypatch)
-    assert model._engine_settings().speculation_cache.reveal() == StoreURL(URL).reveal(), "it can still connect"
+    assert model._engine_options().cache.reveal() == StoreURL(URL).reveal(), "it can still connect"
     said = {name: show(model) for name, show in WAYS_OUT.items()}
     assert [name for name, text in said.items() if CANARY in text] == []
     assert all(SHOWN in said[name] for name in ("repr", "model_dump", "model_dump_json", "dumps", "pickle 4"))
@@ -172,16 +173,16 @@ def test_two_passwords_are_two_engines_and_answers_are_the_same() -> None:
     one, same, other = (
         ChatPrecedent(model="m", speculation_cache=f"postgresql://me:{password}@host/db") for password in "aab"
     )
-    assert one._engine_settings().key() == same._engine_settings().key()
-    assert one._engine_settings().key() != other._engine_settings().key()
-    assert hash(one._engine_settings().key()) == hash(other._engine_settings().key()), "a hash could be tried out"
+    assert one._engine_options().key() == same._engine_options().key()
+    assert one._engine_options().key() != other._engine_options().key()
+    assert hash(one._engine_options().key()) == hash(other._engine_options().key()), "a hash could be tried out"
     assert one._get_llm_string() == other._get_llm_string()
 
 
-def test_settings_of_an_engine_take_the_url_as_the_models_do() -> None:
-    assert CANARY not in repr(EngineSettings("m", speculation_cache=URL))
+def test_options_of_an_engine_take_the_url_as_the_models_do() -> None:
+    assert CANARY not in repr(EngineOptions(cache=URL, model_kwargs={"token": CANARY}))
     with pytest.raises(ConfigError, match="a bytes names no cache"):
-        EngineSettings("m", speculation_cache=URL.encode())
+        EngineOptions(cache=URL.encode())  # type: ignore[arg-type]
 
 
 def test_a_hub_token_is_not_shown_either() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from langchain_tests.unit_tests import ChatModelUnitTests
 from langchain_tests.unit_tests.chat_models import ChatModelTests
 
 from precedent.langchain import ChatPrecedent, chat_model
+from precedent.langchain.call import Call
 from precedent.langchain.engines import EngineHolder
 
 pytestmark = pytest.mark.filterwarnings("default")  # the suites use what LangChain itself has deprecated
@@ -41,8 +43,8 @@ def _closed_at_the_end() -> Iterator[None]:
 class Predicted(ChatPrecedent):
     """A chat model whose every call has a prediction, right for most of them."""
 
-    def _submit(self, engine: Any, prompt_ids: Any, stop: Any, metadata: Any, kwargs: Any, **of_prompt: Any) -> Any:
-        return super()._submit(engine, prompt_ids, stop, metadata, {**kwargs, "prediction": TEXT}, **of_prompt)
+    def _submit(self, engine: Any, call: Call) -> Any:
+        return super()._submit(engine, replace(call, settings={**call.settings, "prediction": TEXT}))
 
 
 class Offered:

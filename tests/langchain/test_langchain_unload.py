@@ -10,7 +10,6 @@ import pytest
 from helpers.order_chat import TOKENIZER
 from helpers.scripted_kinds import scripted
 
-import precedent.engine.shared
 from precedent.engine.engine import Engine
 from precedent.errors import UnsupportedError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
@@ -23,12 +22,12 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
     """Every model that was loaded: a tiny one, for whatever name."""
     loaded: list[weakref.ref[Any]] = []
 
-    def load(target: Any, **settings: Any) -> Engine:
+    def load(target: Any, *_: Any, **__: Any) -> Engine:
         engine = scripted_model_engine(lambda prompt: f"from {target}")
         loaded.append(weakref.ref(engine.target.model))
         return engine
 
-    monkeypatch.setattr(precedent.engine.shared.Engine, "load", load)
+    monkeypatch.setattr(Engine, "load", load)
     return loaded
 
 

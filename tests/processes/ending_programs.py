@@ -14,7 +14,7 @@ import precedent
 from precedent.cache import NewCompletion, SentenceTransformerEmbedder
 from precedent.cache.search import embedder, grouped_index
 from precedent.config import SamplingParams
-from precedent.engine import engine as engine_module
+from precedent.engine import loading as engine_loading
 from precedent.testing.embedders import HashEmbedder
 
 
@@ -89,7 +89,7 @@ def ends_by_sys_exit_in_a_task(say: Say) -> None:
     async def main() -> None:
         model = chat()
         asking = asyncio.create_task(model.ainvoke("hi", max_tokens=4000))
-        while not model.engines.loaded(model._engine_settings()):
+        while not model._loaded_engine():
             await asyncio.sleep(0.01)
         await asyncio.sleep(0)
         say(asking.done())
@@ -106,7 +106,7 @@ def ends_by_sys_exit_while_a_task_loads(say: Say) -> None:
         begun.set()
         endless()
 
-    engine_module.load_target = loading
+    engine_loading.load_target = loading
 
     async def main() -> None:
         asking = asyncio.create_task(chat().ainvoke("hi"))

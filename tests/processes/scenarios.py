@@ -17,7 +17,7 @@ import torch
 
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams
-from precedent.engine import engine as engine_module
+from precedent.engine import loading as engine_loading
 from precedent.engine.warm_up import compile_inner_loops
 from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
@@ -142,7 +142,7 @@ def compute_in_parallel() -> None:
 def begin() -> None:
     """What every process begins with."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    engine_module.load_target = tiny
+    engine_loading.load_target = tiny
     CostCurve.measure = lambda *_: None  # type: ignore[method-assign]
     torch.set_num_threads(1)
     compile_inner_loops()

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 import precedent
 from precedent.cache import SentenceTransformerEmbedder, SpeculationCache
-from precedent.engine import engine as engine_module
+from precedent.engine import loading as engine_loading
 from precedent.engine.engine import Engine
 from precedent.errors import UnsupportedError
 from precedent.langchain import (
@@ -68,7 +68,7 @@ def tiny() -> tuple[Any, Any]:
 
 @pytest.fixture(autouse=True)
 def loads_a_tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "load_target", lambda name, **_: tiny())
+    monkeypatch.setattr(engine_loading, "load_target", lambda name, **_: tiny())
     monkeypatch.setattr(CostCurve, "measure", lambda *_: None)
 
 
@@ -137,7 +137,7 @@ def test_the_settings_arrive_and_nothing_that_was_loaded(kind: type[Model], used
         arrived = again(model)
         assert {name: getattr(arrived, name) for name in fields} == fields
         assert arrived.engines._engines == {}
-        assert arrived._engine_settings().model == "tiny"
+        assert arrived.model == "tiny"
     assert pickled(loaded) == pickled(loaded.model_copy()), "as often as you like"
     assert loaded.invoke("hi", stop=[]) is not None, "and the one that stays goes on"
 

@@ -20,6 +20,7 @@ from precedent.cli.bench_modes import (
 )
 from precedent.config import SpeculationConfig
 from precedent.engine.engine import Engine
+from precedent.engine.options import EngineOptions
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
 from precedent.target.load.loading import load_draft, load_target
@@ -67,16 +68,9 @@ class Lineup:
     def ours(self, cache: SpeculationCache | None = None, **settings: Any) -> OurContestant:
         """A contestant with its own engine. The first engine measures the cost curve; the others start from a copy."""
         cost = None if self._cost is None else copy.deepcopy(self._cost)
-        engine = Engine(
-            self._target_model,
-            self.tokenizer,
-            name=self._target,
-            draft_model=self._draft,
-            cache=cache,
-            cost=cost,
-            pearl=self._pearl,
-            speculation=SpeculationConfig(**{"write_back": False, **settings}),
-        )
+        speculation = SpeculationConfig(**{"write_back": False, **settings})
+        options = EngineOptions(draft_model=self._draft, cache=cache, speculation=speculation, pearl=self._pearl)
+        engine = Engine(self._target_model, self.tokenizer, options, name=self._target, cost=cost)
         if self._cost is None:
             self._cost = copy.deepcopy(engine.planner.cost)
         return OurContestant(engine, self._max_tokens)

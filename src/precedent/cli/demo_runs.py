@@ -20,6 +20,7 @@ from precedent.config import SpeculationConfig
 from precedent.decoding.stats import GenerationStats
 from precedent.engine.engine import Engine
 from precedent.engine.generation import GenerationResult
+from precedent.engine.options import EngineOptions
 from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
 
@@ -149,13 +150,16 @@ class Bench:
         speculation = SpeculationConfig(
             enabled=bool(way.drafters), drafters=way.drafters, mode=way.mode, write_back=write_back
         )
-        return Engine(
-            self._model,
-            self._tokenizer,
-            name=self._name,
+        options = EngineOptions(
             draft_model=self._draft if "draft-model" in way.drafters else None,
             cache=self._caches.get(way.cache),
             speculation=speculation,
+        )
+        return Engine(
+            self._model,
+            self._tokenizer,
+            options,
+            name=self._name,
             cost=self._cost,
             on_result=lambda prompt_ids, result: self._turns.append(Turn(prompt_ids, result)),
         )

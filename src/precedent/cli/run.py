@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from precedent.cache import SpeculationCache
     from precedent.config import SamplingParams
     from precedent.engine.engine import Emission, Engine, Generation, GenerationResult
+    from precedent.engine.options import EngineOptions
 
 
 def run(
@@ -71,6 +72,7 @@ def run(
 ) -> None:
     """Ask a model one question and stream its answer to standard output."""
     from precedent.config import SamplingParams
+    from precedent.engine.options import EngineOptions
 
     sampling = SamplingParams(
         temperature, top_k, top_p, min_p, repetition_penalty, seed=seed, max_tokens=max_tokens
@@ -80,10 +82,18 @@ def run(
     progress: Progress = ctx.obj
     with ExitStack() as stack:
         opened = stack.enter_context(_open_cache(cache)) if cache else None
-        settings = {"device": device, "dtype": dtype, "bitwise": bitwise, "cache": opened}
-        settings |= {"draft_device": draft_device, "pearl": pearl, "cuda_graphs": cuda_graphs}
+        options = EngineOptions(
+            draft_model=draft_model,
+            cache=opened,
+            device=device,
+            draft_device=draft_device,
+            dtype=dtype,
+            bitwise=bitwise,
+            cuda_graphs=cuda_graphs,
+            pearl=pearl,
+        )
         progress.show(f"loading {target}")
-        engine = stack.enter_context(closing(_load(target, draft_model, settings)))
+        engine = stack.enter_context(closing(_load(target, options)))
         progress.show("reading the prompt")
         generation = _ask(engine, messages, sampling, tenant)
         emissions = _from_the_first(generation, progress)
@@ -101,10 +111,10 @@ def _open_cache(where: str) -> SpeculationCache:
     return SpeculationCache.open(where)
 
 
-def _load(target: str, draft_model: str | None, settings: dict[str, Any]) -> Engine:
+def _load(target: str, options: EngineOptions) -> Engine:
     from precedent.engine.engine import Engine
 
-    return Engine.load(target, draft_model=draft_model, **settings)
+    return Engine.load(target, options)
 
 
 def _ask(engine: Engine, messages: list[dict[str, Any]], sampling: SamplingParams, tenant: str) -> Generation:

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from precedent.engine.engine import Engine
     from precedent.engine.generation import Emission, Generation, GenerationResult
+    from precedent.engine.options import EngineOptions
     from precedent.engine.prometheus import prometheus_text
     from precedent.engine.write_back import ResultObserver
 
-__all__ = ["Emission", "Engine", "Generation", "GenerationResult", "ResultObserver", "prometheus_text"]
+__all__ = ["Emission", "Engine", "EngineOptions", "Generation", "GenerationResult", "ResultObserver", "prometheus_text"]
 
 _HOMES = {
     "Emission": "generation",
     "Engine": "engine",
+    "EngineOptions": "options",
     "Generation": "generation",
     "GenerationResult": "generation",
     "ResultObserver": "write_back",

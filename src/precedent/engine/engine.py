@@ -1,11 +1,11 @@
-"""Builds the parts, owns the worker thread, and stores completions at a normal end."""
+"""The engine: its parts, the worker thread that runs them, and the way in for requests."""
 
 from __future__ import annotations
 
 import secrets
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,14 @@ from precedent.engine.checks import check_prompt, check_token_ids, end_token_ids
 from precedent.engine.delivery import finish_on
 from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.engine.in_flight import InFlight
+from precedent.engine.loading import loaded_draft, loaded_target
 from precedent.engine.metrics import EngineMetrics
+from precedent.engine.open_caches import opened_cache
+from precedent.engine.options import EngineOptions
 from precedent.engine.scheduler import Scheduler
 from precedent.engine.warm_up import compile_inner_loops, milliseconds_of_width
 from precedent.engine.worker import Worker, release
 from precedent.engine.write_back import CompletionKeeper, ResultObserver, at_normal_end
-from precedent.errors import ConfigError
 from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.planning.costs import CostCurve
 from precedent.planning.pearl import PearlPlanner
@@ -37,8 +39,6 @@ from precedent.runtime.process import OfOneProcess, check_fork, computing
 from precedent.sampling.constraints import constraints_for
 from precedent.target import TargetModel
 from precedent.target.load.draft_for import draft_for
-from precedent.target.load.loading import load_draft, load_target
-from precedent.target.parallel.tensor_parallel import check_beside, load_divided
 from precedent.text.assembly import TextAssembler
 from precedent.text.codec import TokenizerCodec
 from precedent.text.templates import Template, Templates
@@ -46,10 +46,8 @@ from precedent.text.templates import Template, Templates
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from precedent.cache import SpeculationCache
-
 DRAWING = "draft-model"
-"""The drafter whose model keeps keys and values of its own."""
+"""The drafter whose model stores keys and values beside the target's."""
 
 __all__ = ["Emission", "Engine", "Generation", "GenerationResult", "ResultObserver"]
 
@@ -57,14 +55,12 @@ __all__ = ["Emission", "Engine", "Generation", "GenerationResult", "ResultObserv
 class Engine(OfOneProcess):
     """One target model, at most one draft model, at most one speculation cache, and the thread that runs them.
 
-    `speculation` holds the defaults of every request; `limits` what is done and held at once; `cost` is a cost curve
-    measured before (engines of one model may share it); `on_result` sees each finished one (prompt ids and result)
-    before its caller does; `executor` embeds, searches and stores beside decoding (two threads of the engine's own by
-    default, shut down with it either way). With `bitwise` greedy and seeded texts do not hang on rounding: the same
-    whatever is drafted, reused or answered beside them, or UnsupportedError; with `cuda_graphs` steps are replayed as
-    CUDA graphs (docs/gpu.md), or UnsupportedError. With `pearl` the draft model draws while the target scores (None:
-    where it sits on another device). Any thread and event loop may use it; a process that was forked after it was made
-    may not, and gets UnsupportedError.
+    `EngineOptions` lists what it is built from; each option may be given as a keyword as well. `name` is what answers
+    and metrics call the model; `cost` is a cost curve measured before, which engines of one model may share;
+    `on_result` sees each finished request (prompt ids and result) before its caller does; `executor` embeds, searches
+    and stores beside decoding, and is shut down with the engine (None: two threads of its own). Any thread and event
+    loop may use an engine; a process forked after it was built may not, and gets UnsupportedError. Raises ConfigError,
+    UnsupportedError, ModelLoadError for the draft model, or CacheError for the cache.
     """
 
     instead = (
@@ -77,26 +73,25 @@ class Engine(OfOneProcess):
         self,
         model: PreTrainedModel | TargetModel,
         tokenizer: PreTrainedTokenizerBase,
+        options: EngineOptions | None = None,
         *,
         name: str,
-        draft_model: PreTrainedModel | None = None,
-        cache: SpeculationCache | None = None,
-        speculation: SpeculationConfig | None = None,
-        limits: EngineLimits | None = None,
         cost: CostCurve | None = None,
         on_result: ResultObserver | None = None,
         executor: Executor | None = None,
-        bitwise: bool = False,
-        pearl: bool | None = None,
-        cuda_graphs: bool = False,
+        **changes: Any,
     ) -> None:
         check_fork()
-        if cache is not None:
-            cache.check_process()
-        self._on_result = on_result
-        self.tokenizer, self.model_name, self.cache = tokenizer, name, cache
-        self.speculation = speculation or SpeculationConfig()
-        self.target = TargetModel.of(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
+        options = (options or EngineOptions()).with_changes(**changes)
+        options.check()
+        options.check_loaded()
+        self.tokenizer, self.model_name, self._on_result = tokenizer, name, on_result
+        self.speculation = options.speculation or SpeculationConfig()
+        self.cache = opened_cache(options)
+        if self.cache is not None:
+            self.cache.check_process()
+        draft_model = loaded_draft(options, model.model if isinstance(model, TargetModel) else model, tokenizer)
+        self.target = TargetModel.of(model, bitwise=options.bitwise, cuda_graphs=options.cuda_graphs)
         weights = self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.model_fingerprint = model_fingerprint(weights.config.to_dict(), self.target.weights())
@@ -104,9 +99,9 @@ class Engine(OfOneProcess):
         self._executor = executor or _two_threads(self._own_threads)
         draft, early = draft_for(self.target, draft_model)
         self._codec = TokenizerCodec(tokenizer)
-        self._pearl = pearl_for(draft, self.target, pearl, early_exit=early)
+        self._pearl = pearl_for(draft, self.target, options.pearl, early_exit=early)
         self._parts = DrafterParts(
-            self.tokenizer_fingerprint, self._executor, cache, draft, self._codec, early,
+            self.tokenizer_fingerprint, self._executor, self.cache, draft, self._codec, early,
             draws_ahead=self._pearl is not None, device=self.target.device,
         )  # fmt: skip
         self._drafters: dict[str, Drafter] = {}
@@ -116,16 +111,16 @@ class Engine(OfOneProcess):
         self.planner = (PearlPlanner if self._pearl else Planner)(cost or CostCurve())
         if cost is None:
             self.planner.cost.measure(partial(milliseconds_of_width, self.target))
-        release_workers()  # the model was loaded and timed on this thread, and is run on another
-        if cache is not None:
-            self._executor.submit(cache.warm_up)  # after measuring: loading the embedder would disturb it
+        release_workers()  # the model was loaded and timed on this thread, and runs on another
+        if self.cache is not None:
+            self._executor.submit(self.cache.warm_up)  # after measuring: loading the embedder would disturb it
         self._end_ids = end_token_ids(weights, tokenizer)
         self._grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
-        self._worker = self._started_worker(limits or EngineLimits())
+        self._worker = self._started_worker(options.limits or EngineLimits())
         weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
 
     def _started_worker(self, limits: EngineLimits) -> Worker:
-        """The thread that runs all requests; it may not know the engine, which must be free to go."""
+        """The thread that runs all requests; it must not refer to the engine, which could never be collected."""
         self.admission = Admission(self.target, limits)
         scheduler = Scheduler(
             target=self.target,
@@ -142,61 +137,24 @@ class Engine(OfOneProcess):
     def load(
         cls,
         target: str | Path | PreTrainedModel,
+        options: EngineOptions | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        draft_model: str | Path | PreTrainedModel | None = None,
-        device: str | None = None,
-        draft_device: str | None = None,
-        dtype: str | None = None,
-        model_kwargs: Mapping[str, Any] | None = None,
-        cache: SpeculationCache | None = None,
-        speculation: SpeculationConfig | None = None,
-        limits: EngineLimits | None = None,
-        bitwise: bool = False,
-        pearl: bool | None = None,
-        cuda_graphs: bool = False,
-        tensor_parallel: bool = False,
+        **changes: Any,
     ) -> Engine:
         """Load a target (Hugging Face id, folder, or a model with its `tokenizer`) and start an engine on it.
 
-        `model_kwargs` go to transformers' `from_pretrained` (`quantization_config`, `device_map`, `revision`, ...); the
-        draft model goes to `draft_device`, by default the target's. With `tensor_parallel` the processes that torchrun
-        started hold the target together; only the first one returns, the others follow it until the engine is closed,
-        and end. Raises ModelLoadError, UnsupportedError or ConfigError, each saying what to do.
+        Each of the `options` may be given as a keyword: `Engine.load(target, bitwise=True)`. With `tensor_parallel`
+        this returns in the first process only; the others follow it until the engine is closed, and then end. Raises
+        ModelLoadError, UnsupportedError, ConfigError or CacheError, each saying what to do.
         """
         check_fork()
-        parts: dict[str, Any] = {"cache": cache, "speculation": speculation, "limits": limits}
-        parts |= {"bitwise": bitwise, "pearl": pearl, "cuda_graphs": cuda_graphs}
-        where: dict[str, Any] = {"device": device, "dtype": dtype, "model_kwargs": model_kwargs}
-        if draft_model is None and draft_device is not None:
-            raise ConfigError(f"draft_device={draft_device!r} is for a draft model: give draft_model= as well")
-        if tensor_parallel:
-            return cls._load_divided(target, where, draft_model, draft_device, parts)
-        if isinstance(target, str | Path):
-            model, tokenizer = load_target(str(target), **where)
-            name = str(target)
-        else:
-            if tokenizer is None:
-                raise ConfigError("a model object needs its tokenizer: pass tokenizer=… as well")
-            if model_kwargs:
-                raise ConfigError("model_kwargs are for loading by name: a model object is loaded already")
-            model, name = target, target.config._name_or_path or type(target).__name__
-        draft = load_draft(draft_model, model, tokenizer, device=draft_device) if draft_model is not None else None
-        return cls(model, tokenizer, name=name, draft_model=draft, **parts)
-
-    @classmethod
-    def _load_divided(
-        cls, target: Any, where: dict[str, Any], draft_model: Any, draft_device: str | None, parts: dict[str, Any]
-    ) -> Engine:
-        """An engine in the first process, draft model included; the others follow."""
-        check_beside(target, draft_model, bitwise=parts["bitwise"], cuda_graphs=parts["cuda_graphs"])
-        with load_divided(str(target), **where) as (divided, tokenizer):
-            model, where_draft = divided.model, {"device": draft_device}
-            draft = None if draft_model is None else load_draft(draft_model, model, tokenizer, **where_draft)
-            return cls(divided, tokenizer, name=str(target), draft_model=draft, **parts)
+        options = (options or EngineOptions()).with_changes(**changes)
+        with loaded_target(target, tokenizer, options) as loaded:
+            return cls(loaded.model, loaded.tokenizer, loaded.options, name=loaded.name)
 
     def add_drafter(self, drafter: Drafter) -> None:
-        """Let requests name a drafter that is not installed, as in `SpeculationConfig(drafters=(drafter.name,))`."""
+        """Add a drafter that is not installed; requests name it: `SpeculationConfig(drafters=(drafter.name,))`."""
         self.check_process()
         self._drafters[drafter.name] = drafter
 
@@ -208,12 +166,12 @@ class Engine(OfOneProcess):
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Names of the drafters that were built or added so far."""
+        """Names of the drafters built or added so far."""
         return tuple(self._drafters)
 
     @property
     def closed(self) -> bool:
-        """True once it takes no more requests."""
+        """Whether the engine has stopped taking requests."""
         return self._worker.closed
 
     @property
@@ -239,11 +197,11 @@ class Engine(OfOneProcess):
     ) -> Generation:
         """Start a request and return at once.
 
-        `query` is the text by which recall finds prior completions; `workflow_step` and `tools` are soft keys stored
-        with the completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade
-        responses and forms of tool calls; both only propose. A `grammar` says what the answer may be, `shown_tokens`
-        which special tokens stay in its text; `write_back` takes the completion where the cache would. Raises
-        ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
+        Recall finds prior completions by the text `query`; `workflow_step` and `tools` are soft keys stored with the
+        completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade responses and
+        forms of tool calls; both only propose. A `grammar` restricts the answer; `shown_tokens` are the special tokens
+        that stay in its text; `write_back` receives the completion instead of the cache. Raises ContextOverflowError,
+        PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
         """
         self.check_process()
         prompt = tuple(int(token) for token in prompt_ids)
@@ -290,15 +248,15 @@ class Engine(OfOneProcess):
         return request.generation
 
     def metrics(self) -> EngineMetrics:
-        """What runs and waits now, counts since the start, and latencies of the recent requests."""
+        """Requests that run and wait now, counts since the start, and latencies of recent requests."""
         self.check_process()
         return self._worker.metrics()
 
     def close(self) -> None:
-        """Cancel all requests and wait for the end; harmless when closed already. The cache stays open for its owner.
+        """Cancel all requests and wait until the worker has ended; closing twice is harmless. The cache stays open.
 
-        On a thread of the engine's own (`on_result`, a drafter) it returns at once, and the end follows; in a forked
-        process it does nothing.
+        Called on one of the engine's own threads (`on_result`, a drafter) it returns at once, and the worker ends
+        later. In a forked process it does nothing.
         """
         self._worker.stop()
         if self.is_here and threading.current_thread() not in self._own_threads:
@@ -308,7 +266,10 @@ class Engine(OfOneProcess):
     def _kv_bytes(
         self, prompt_tokens: int, max_tokens: int, speculation: SpeculationConfig, drafters: dict[str, Drafter]
     ) -> int:
-        """Keys and values of a whole request; a draft model's too, unless it has an arena. Raises CapacityError."""
+        """Bytes of keys and values of a whole request, a draft model's included unless it has an arena.
+
+        Raises CapacityError for more than the engine may hold.
+        """
         tree = speculation.max_nodes + speculation.max_draws if drafters else 0
         num_tokens = min(prompt_tokens + max_tokens, self.context_length) + tree + 1
         num_bytes = self.target.kv_bytes(num_tokens)
@@ -320,7 +281,7 @@ class Engine(OfOneProcess):
         return num_bytes
 
     def _drafters_named(self, names: Sequence[str]) -> dict[str, Drafter]:
-        """The engine's drafters of these names, built on first use; those whose parts are absent are left out."""
+        """The drafters of these names, built on first use, without those whose parts the engine lacks."""
         with self._loading:
             for name in names:
                 if name not in self._drafters:

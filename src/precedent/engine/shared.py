@@ -1,4 +1,4 @@
-"""One engine for equal settings: weights are loaded once per process."""
+"""The engines of this process: equal options share one, so that weights are loaded once."""
 
 from __future__ import annotations
 
@@ -7,31 +7,60 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precedent.engine.engine import Engine
+from precedent.engine.open_caches import opened_cache
+from precedent.engine.options import EngineOptions
 from precedent.engine.sharing import key_of
-from precedent.runtime.process import Lock, in_forked_processes
+from precedent.runtime.process import Lock, computing, in_forked_processes
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from precedent.cache import SpeculationCache
+    from precedent.engine.engine import Engine
 
-_LOADING = Lock()
-_SHARED: weakref.WeakValueDictionary[Hashable, Engine] = weakref.WeakValueDictionary()
-in_forked_processes(_SHARED.clear)  # an engine of the parent's answers nobody here
+_LOADING, _NOTING = Lock(), Lock()
+_ENGINES: weakref.WeakValueDictionary[Hashable, Engine] = weakref.WeakValueDictionary()
+in_forked_processes(_ENGINES.clear)  # an engine of the parent process answers nobody here
 
 
+@computing()  # a process forked while a module is being imported could never import it
 def shared_engine(
-    target: str | Path | PreTrainedModel, *, cache: SpeculationCache | None = None, **loading: Any
+    target: str | Path | PreTrainedModel,
+    options: EngineOptions | None = None,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **changes: Any,
 ) -> Engine:
-    """The engine of these settings, loaded once per process and kept while somebody holds it.
+    """The engine of this target and these options, loaded once per process and kept as long as somebody holds it.
 
-    LangChain re-creates chat models behind one's back (`configurable_fields`, `init_chat_model`); the weights must not
-    be loaded again each time. `loading` are further arguments of `Engine.load`, which raises what it raises.
+    LangChain re-creates chat models unasked (`configurable_fields`, `init_chat_model`), and their weights must not be
+    loaded again each time. The arguments are those of `Engine.load`, and so are the errors raised.
     """
-    key = key_of({"target": target, "cache": cache, **loading})
+    from precedent.engine.engine import Engine
+
+    options = (options or EngineOptions()).with_changes(**changes)
+    options.check()
     with _LOADING:
-        engine = _SHARED.get(key)
+        # a cache counts as the same by whichever way it was given: opened, or by its place
+        options = options.with_changes(cache=opened_cache(options), embedder=None)
+        key = key_of((target, tokenizer, options.key()))
+        engine = _ENGINES.get(key)
         if engine is None or engine.closed:
-            engine = _SHARED[key] = Engine.load(target, cache=cache, **loading)
+            engine = Engine.load(target, options, tokenizer=tokenizer)
+            _note(key, engine)
         return engine
+
+
+def note_engine(engine: Engine) -> None:
+    """Let `running_engines` know an engine that somebody else built and holds."""
+    _note(id(engine), engine)  # valid as long as the engine lives, and so does its entry
+
+
+def running_engines() -> list[Engine]:
+    """The engines of this process that were shared or noted, and take requests."""
+    with _NOTING:
+        return [engine for engine in set(_ENGINES.values()) if not engine.closed]
+
+
+def _note(key: Hashable, engine: Engine) -> None:
+    with _NOTING:
+        _ENGINES[key] = engine

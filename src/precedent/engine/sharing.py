@@ -1,4 +1,4 @@
-"""When two lists of settings name the same thing, so that it is loaded once."""
+"""Keys that tell whether two lists of settings name the same thing, so that it is loaded once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def key_of(value: Any) -> Hashable:
-    """A key that is equal for equal names, paths, numbers and mappings of them, and for one and the same object.
+    """A key that is equal for equal names, paths and numbers, for mappings and lists of them, and for the same object.
 
-    Objects are part of their key: as long as it is kept, no other object can be taken for them.
+    A key holds the objects in it: as long as it exists, no other object can be mistaken for one of them.
     """
     if isinstance(value, Path):
         return str(value.expanduser().resolve())

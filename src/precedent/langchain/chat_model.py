@@ -1,4 +1,4 @@
-"""`ChatPrecedent`, a LangChain chat model on weights in this process, speculated from a cache and a draft model."""
+"""`ChatPrecedent`, a LangChain chat model on weights in this process that speculates from a cache and a draft model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
+from precedent.langchain.call import Call
 from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.described import Described
 from precedent.langchain.exceptions import of_both_kinds
@@ -33,24 +34,24 @@ from precedent.text.query import recall_query
 from precedent.text.tool_schema import tools_fingerprint
 
 if TYPE_CHECKING:
-    from precedent.engine.engine import Engine, Generation, GenerationResult
+    from precedent.engine.engine import Engine, GenerationResult
 
 
 class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
-    """A chat model whose every answer is the target model's own, proposed ahead by earlier answers and a draft model.
+    """A chat model that answers as its target model would, faster: earlier answers and a draft model propose tokens.
 
     `model` is a Hugging Face id or folder; `draft_model` a smaller model of the same tokenizer; `speculation_cache` a
-    path, an open `SpeculationCache`, or None for no cache. `speculation` is True, False (plain decoding), or a
-    `SpeculationConfig`. `templates` are premade responses with `{holes}` (texts, or a `Templates`), proposed beside the
-    forms of the bound tools' calls; `prediction=` of a call is a guess of its answer. With `bitwise=True` greedy and
-    seeded answers do not hang on rounding either, or the model is refused; with `cuda_graphs=True` steps are replayed
-    as CUDA graphs, or it is refused. The draft model sits on `draft_device`, by default where the target is; with
-    `pearl` it draws while the target scores. With `tensor_parallel=True` the processes that torchrun started hold the
-    model together, and all but the first stay in this constructor until they end. `tenant` says whose completions are
-    drafted from; with `tenant_from="metadata"` each run does. Sampling fields are those of `SamplingParams`;
-    temperature 0 is greedy, None the default. `chat_template_kwargs` are variables of the model's chat template,
-    `reasoning` lets it think or not. All but the fields of the engine can be given per call. Weights are loaded at the
-    first call, once for all chat models of equal settings, until `unload`.
+    path, an open `SpeculationCache`, or None for no cache. These and `embedder`, `device`, `draft_device`, `dtype`,
+    `model_kwargs`, `bitwise`, `cuda_graphs`, `pearl` and `tensor_parallel` describe the engine (`EngineOptions` says
+    what each means) and cannot be given per call; all other fields can. Weights are loaded at the first call, once for
+    all models of equal settings, until `unload`. With `tensor_parallel=True` the constructor loads them, and all
+    processes but the first stay in it until they end.
+
+    `speculation` is True, False (plain decoding), or a `SpeculationConfig`. `templates` are premade responses with
+    `{holes}` (texts, or a `Templates`), proposed beside the forms of calls to the bound tools; `prediction=` of a call
+    is a guess of its answer. Completions are drafted from those of the same `tenant`; with `tenant_from="metadata"`
+    each run names its own. Sampling fields are those of `SamplingParams`; temperature 0 is greedy, None the default.
+    `chat_template_kwargs` are variables of the model's chat template; `reasoning` turns its thinking on or off.
 
         llm = ChatPrecedent(model="HuggingFaceTB/SmolLM2-1.7B-Instruct", speculation_cache="orders.db")
         agent = create_agent(llm, tools=[look_up_order])
@@ -64,11 +65,11 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         tenant: str | None = None,
         workflow_step: str = "",
     ) -> int:
-        """Teach the speculation cache answers that were given before, by whatever model; returns how many.
+        """Store answers that any model gave before in the speculation cache; returns how many.
 
         `conversations` are lists of messages, or the path of a log (JSON lines in OpenAI's form, as `PrecedentRecorder`
-        writes it). `tools` are those that were bound; a log brings its own. Raises ConfigError without a cache, or
-        where only runs say whose they are and no `tenant` is given.
+        writes it). `tools` are those that were bound; a log brings its own. Raises ConfigError without a cache, or if
+        `tenant` is missing with `tenant_from="metadata"`.
         """
         asked = call_settings({"tenant": tenant, "workflow_step": workflow_step})
         return warm(
@@ -82,52 +83,39 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
 
     # One request
 
-    def _start(self, engine: Engine, *request: Any) -> tuple[Generation, AnswerChunks]:
-        """Check everything, render the prompt, and submit the request."""
-        asked, chunks = self._asked(engine, *request)
-        return self._submit(engine, **asked), chunks
-
-    async def _astart(self, engine: Engine, *request: Any) -> tuple[Generation, AnswerChunks]:
-        """The same; compiling a grammar, and a tokenizer at the first one, takes long and leaves the event loop."""
-        asked, chunks = self._asked(engine, *request)
-        if asked["grammar"] is not None:
-            await asyncio.to_thread(engine.grammars.matcher, asked["grammar"])
-        return self._submit(engine, **asked), chunks
-
-    def _asked(
+    def _call(
         self,
         engine: Engine,
         messages: list[BaseMessage],
         stop: list[str] | None,
         run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
-        kwargs: Mapping[str, Any],
-    ) -> tuple[dict[str, Any], AnswerChunks]:
-        """What `_submit` is told of a call, and what will make chunks of the answer."""
-        bound = openai_tools(() if kwargs.get("tools") is None else kwargs["tools"])
-        rules = AnswerRules.of(kwargs, tool_choice_of(kwargs.get("tool_choice"), bound), self.strict_tools)
+        settings: Mapping[str, Any],
+    ) -> tuple[Call, AnswerChunks]:
+        """Check everything and render the prompt: the call, and what makes chunks of its answer."""
+        bound = openai_tools(() if settings.get("tools") is None else settings["tools"])
+        rules = AnswerRules.of(settings, tool_choice_of(settings.get("tool_choice"), bound), self.strict_tools)
         tools = [] if rules.choice == NONE else bound
         turns = to_template_messages(messages)
-        prompt_ids = render_prompt(engine.tokenizer, turns, tools, self.template_settings(kwargs))
+        prompt_ids = render_prompt(engine.tokenizer, turns, tools, self.template_settings(settings))
         syntax = answer_syntax(engine.tokenizer, turns, tools, prompt_ids)
-        grammar = rules.grammar(syntax)
-        asked = {
-            "prompt_ids": prompt_ids,
-            "stop": stop,
-            "metadata": run_manager.metadata if run_manager else None,
-            "kwargs": kwargs,
-            "query": recall_query(turns),
-            "tools": tools_fingerprint(tools),
-            "templates": templates_of(self, kwargs, tools, syntax.form),
-            "shown_tokens": syntax.shown_tokens,
-            "grammar": grammar,
-        }
+        call = Call(
+            prompt_ids,
+            settings,
+            stop,
+            run_manager.metadata if run_manager else None,
+            query=recall_query(turns),
+            templates=templates_of(self, settings, tools, syntax.form),
+            tools=tools_fingerprint(tools),
+            grammar=rules.grammar(syntax),
+            shown_tokens=syntax.shown_tokens,
+        )
         chunks = AnswerChunks(
             syntax,
-            kwargs.get("model") or self.model,
+            settings.get("model") or self.model,
             output_version=self.output_version,
-            notes=None if grammar is None else rules.notes(),
+            notes=None if call.grammar is None else rules.notes(),
         )
-        return asked, chunks
+        return call, chunks
 
     def _stream(
         self,
@@ -139,7 +127,8 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         with of_both_kinds():
             settings = call_settings(kwargs)
             engine, span = self._engine_of(settings), current_span()
-            generation, chunks = self._start(engine, messages, stop, run_manager, settings)
+            call, chunks = self._call(engine, messages, stop, run_manager, settings)
+            generation = self._submit(engine, call)
         try:
             for emission in generation:
                 yield from chunks.of(emission)
@@ -157,7 +146,10 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         with of_both_kinds():
             settings = call_settings(kwargs)
             engine, span = await self._aengine_of(settings), current_span()
-            generation, chunks = await self._astart(engine, messages, stop, run_manager, settings)
+            call, chunks = self._call(engine, messages, stop, run_manager, settings)
+            if call.grammar is not None:  # compiling one takes long, a tokenizer's first one above all
+                await asyncio.to_thread(engine.grammars.matcher, call.grammar)
+            generation = self._submit(engine, call)
         try:
             async for emission in generation:
                 for chunk in chunks.of(emission):
@@ -170,7 +162,7 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
     def _last(
         self, engine: Engine, chunks: AnswerChunks, result: GenerationResult, span: Span | None
     ) -> Iterator[ChatGenerationChunk]:
-        """What was held back, then the figures: on the last chunk, and on the span in which the call was made."""
+        """The chunks held back, with the figures on the last one and on the span in which the call was made."""
         *others, last = chunks.last(result)
         if result.logprobs:
             last.message.response_metadata["logprobs"] = openai_logprobs(result.logprobs, engine.tokenizer)

@@ -53,7 +53,7 @@ class Described(ChatFields):
         return json.dumps(_with_text_keys(asked), sort_keys=True, default=str)
 
     def _resolve_model_profile(self) -> ModelProfile | None:
-        engine = self.engines.loaded(self._engine_settings())
+        engine = self._loaded_engine()
         return profile_of_files(self.model) if engine is None else profile_of_engine(engine)
 
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:

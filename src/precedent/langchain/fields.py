@@ -1,9 +1,9 @@
-"""The fields that every model of ours has in LangChain, checked before weights are loaded, and the engine they name."""
+"""The fields of our LangChain models, checked before weights are loaded, and the engine that they describe."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -13,12 +13,15 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool, fie
 
 from precedent import __version__
 from precedent.cache import SpeculationCache
+from precedent.engine.options import OF_LOADING, EngineOptions, cache_or_place
 from precedent.errors import ConfigError, PromptError, UnsupportedError
-from precedent.langchain.engines import EngineHolder, EngineSettings, cache_or_place, load_beside
+from precedent.langchain.call import Call
+from precedent.langchain.engines import EngineHolder, load_beside
 from precedent.langchain.serializing import without_secrets, written_cache
 from precedent.langchain.settings import (
     OF_THE_ENGINE,
     check_fields,
+    engine_options,
     fields_of,
     prediction_text,
     sampling_params,
@@ -37,18 +40,18 @@ if TYPE_CHECKING:
     from precedent.engine.engine import Engine, Generation
 
 OUTPUT_VERSIONS = (None, "v0", "v1")
-"""Forms of an answer's content that LangChain knows for every model."""
+"""Forms of an answer's content that LangChain supports for every model."""
 
 FROM_ENVIRONMENT = {
     "model": "PRECEDENT_MODEL",
     "draft_model": "PRECEDENT_DRAFT_MODEL",
     "speculation_cache": "PRECEDENT_SPECULATION_CACHE",
 }
-"""Fields that the environment fills in where they are not given."""
+"""Fields that are not given, and the environment variables that fill them in."""
 
 
 class EngineFields(BaseModel):
-    """What a model is built with; `ChatPrecedent` says what each field means."""
+    """The fields that chat and text models share; `ChatPrecedent` and `EngineOptions` say what each means."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
@@ -86,17 +89,17 @@ class EngineFields(BaseModel):
     engines: EngineHolder = Field(default_factory=EngineHolder, exclude=True, repr=False)
 
     _operation: ClassVar[str]
-    """What a call is in the words of OpenTelemetry."""
+    """OpenTelemetry's name for a call."""
 
     def __init__(self, **kwargs: Any) -> None:
-        """Check the settings. Raises ConfigError or UnsupportedError, which say what to write."""
+        """Check the settings. Raises ConfigError or UnsupportedError, with what to write instead."""
         given = _with_place(_with_environment(self._fields_of(kwargs)))  # before pydantic, whose errors show values
         with settings_in_our_words(given):
             super().__init__(**given)
         check_fields(self)
         templates_of(self, {}, ())
         if self.tensor_parallel:
-            self.engine  # noqa: B018 -- loaded now: all processes but the first go no further than this line
+            self.engine  # noqa: B018 -- loads now: all processes but the first stay in this line until they end
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, cache_or_place(value) if name == "speculation_cache" else value)
@@ -106,7 +109,7 @@ class EngineFields(BaseModel):
         return super().model_copy(update=_with_place(update or {}), deep=deep)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """A copy on the same engines, whose parts it shares."""
+        """A copy on the same engines; it shares the draft model and the embedder."""
         shared = {id(part): part for part in (self.draft_model, self.embedder)}
         return super().__deepcopy__((memo or {}) | shared)
 
@@ -128,16 +131,16 @@ class EngineFields(BaseModel):
 
     @classmethod
     def _fields_of(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of the constructor under the names of its fields."""
+        """The constructor's arguments under the names of its fields."""
         if isinstance(kwargs.get("cache"), str | Path | SpeculationCache):
             raise ConfigError(ANSWER_CACHE)
         return fields_of(kwargs, (*cls.model_fields, *IDLE), cls.__name__)
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any, **kwargs: Any) -> Self:
-        """A chat model on a transformers model and tokenizer that you hold already."""
+        """A model on a transformers model and tokenizer that are loaded already."""
         kwargs = cls._fields_of(kwargs)
-        for name in ("device", "dtype", "model_kwargs", "tensor_parallel", "engines"):
+        for name in (*OF_LOADING, "engines"):
             if kwargs.pop(name, None) is not None:
                 raise ConfigError(f"{name} cannot be set for a model object: move or convert the model before")
         if not hasattr(model, "config"):
@@ -150,7 +153,7 @@ class EngineFields(BaseModel):
 
     @classmethod
     def from_engine(cls, engine: Engine, **kwargs: Any) -> Self:
-        """A chat model on a running engine."""
+        """A model on a running engine."""
         kwargs = cls._fields_of(kwargs)
         for name in ("model", "engines", *OF_THE_ENGINE):
             if kwargs.pop(name, None) is not None:
@@ -159,71 +162,71 @@ class EngineFields(BaseModel):
 
     @property
     def model_name(self) -> str:
-        """The model's name or folder."""
+        """The model's Hugging Face id or folder."""
         return self.model
 
     @property
     def engine(self) -> Engine:
-        """The engine, loaded now if it is not running yet."""
-        return self.engines.get(self._engine_settings())
+        """The engine; reading this loads it if it is not running yet."""
+        return self.engines.get(self.model, self._engine_options())
 
     def unload(self) -> None:
-        """Free the weights of this model, for all chat models of equal settings; the next call loads them again.
+        """Free the weights, for all models of equal settings; the next call loads them again.
 
-        Requests that run are cancelled. Raises UnsupportedError for weights or an engine that were handed over.
+        Running requests are cancelled. Raises UnsupportedError for a model made by `from_model` or `from_engine`.
         """
-        self.engines.unload(self._engine_settings())
+        self.engines.unload(self.model, self._engine_options())
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Token ids of `text` by the model's own tokenizer, without special tokens. Raises PromptError for no text."""
+        """Token ids of `text` by the model's tokenizer, without special tokens. Raises PromptError for no text."""
         if not isinstance(text, str):
             raise PromptError(f"{shown(text)} is no text, and has no tokens")
         check_plain("the text", text, PromptError)
         own: Callable[[str], list[int]] | None = getattr(self, "custom_get_token_ids", None)
         return list(self.engine.tokenizer.encode(text, add_special_tokens=False)) if own is None else own(text)
 
-    def _engine_settings(self) -> EngineSettings:
-        return EngineSettings(self.model, **{name: getattr(self, name) for name in OF_THE_ENGINE})
+    def _engine_options(self) -> EngineOptions:
+        return engine_options(self)
+
+    def _loaded_engine(self) -> Engine | None:
+        return self.engines.loaded(self.model, self._engine_options())
 
     def _engine_of(self, kwargs: Mapping[str, Any]) -> Engine:
-        """The engine of a call: its own, or that of the loaded model which the call names."""
+        """The engine of a call: the model's own, or that of another loaded model that the call names."""
         name = self.model if kwargs.get("model") is None else kwargs["model"]
         if not isinstance(name, str):
             raise ConfigError(f"model={shown(name)} must be the name of a loaded model")
-        return self.engine if name == self.model else self.engines.other(self._engine_settings(), name)
+        return self.engine if name == self.model else self.engines.other(name, self._engine_options())
 
     async def _aengine_of(self, kwargs: Mapping[str, Any]) -> Engine:
-        """The same; loading takes seconds and must not stop the event loop, nothing else leaves it."""
-        if self.engines.loaded(self._engine_settings()) is None:
+        """The same; loading takes seconds and leaves the event loop, everything else stays on it."""
+        if self._loaded_engine() is None:
             return await load_beside(self._engine_of, kwargs)
         return self._engine_of(kwargs)
 
-    def _submit(
-        self,
-        engine: Engine,
-        prompt_ids: Sequence[int],
-        stop: Any,
-        metadata: Mapping[str, Any] | None,
-        kwargs: Mapping[str, Any],
-        **of_prompt: Any,
-    ) -> Generation:
-        """Start a request: the fields, overridden by the call and by the run's metadata; `of_prompt` as it is."""
-        whose, learning = tenant_of(self, kwargs, metadata), kwargs.get("learning")
-        sampling, span = sampling_params(self, stop, kwargs), current_span()
-        speculation = speculation_config(self, kwargs, engine.speculation)
-        if isinstance(whose, Nobody):  # another one for each request: those of a batch may be different people's
+    def _submit(self, engine: Engine, call: Call) -> Generation:
+        """Start a request with the model's fields, overridden by the call's settings and the run's metadata."""
+        said = call.settings
+        whose, learning = tenant_of(self, said, call.metadata), said.get("learning")
+        sampling, span = sampling_params(self, call.stop, said), current_span()
+        speculation = speculation_config(self, said, engine.speculation)
+        if isinstance(whose, Nobody):  # a new one for each request: those of a batch may be different people's
             whose, speculation = str(Nobody.alone()), without_cache(speculation or engine.speculation)
         if span is not None:
-            describe_request(span, self._operation, kwargs.get("model") or self.model, sampling)
+            describe_request(span, self._operation, said.get("model") or self.model, sampling)
         return engine.submit(
-            prompt_ids,
+            call.prompt_ids,
             sampling,
             speculation=speculation,
             tenant=whose,
-            workflow_step=kwargs.get("workflow_step") or workflow_step_of(metadata) or "",
-            prediction=prediction_text(kwargs.get("prediction")),
+            query=call.query,
+            workflow_step=said.get("workflow_step") or workflow_step_of(call.metadata) or "",
+            tools=call.tools,
+            prediction=prediction_text(said.get("prediction")),
+            templates=call.templates,
+            grammar=call.grammar,
             write_back=None if learning is None else partial(learning.add, engine.cache),
-            **of_prompt,
+            shown_tokens=call.shown_tokens,
         )
 
 
@@ -246,7 +249,7 @@ class ChatFields(EngineFields, BaseChatModel):
             raise ConfigError(f"output_version={shown(self.output_version)} must be 'v0' or 'v1'")
 
     def template_settings(self, kwargs: Mapping[str, Any]) -> tuple[TemplateSettings, ...]:
-        """What the chat template is told: by the fields, then by the call."""
+        """Settings of the chat template: those of the fields, then those of the call."""
         names = ("chat_template_kwargs", "reasoning")
         said = ({name: getattr(self, name) for name in names}, {name: kwargs.get(name) for name in names})
         return tuple(
@@ -257,19 +260,19 @@ class ChatFields(EngineFields, BaseChatModel):
 
     @model_validator(mode="after")
     def _set_precedent_version(self) -> Self:
-        """Tell traces whose versions ran; LangChain asks for a validator of a name of one's own."""
+        """Add our version to traces; LangChain wants a validator of a name that no other class has."""
         self._add_version("precedent-llm", __version__)
         return self
 
 
 def _with_place(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`fields`, a cache's URL among them as one that shows no password."""
+    """`fields` with a cache's URL replaced by one that shows no password."""
     given = "speculation_cache" in fields
     return {**fields, "speculation_cache": cache_or_place(fields["speculation_cache"])} if given else dict(fields)
 
 
 def _with_environment(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """`kwargs`, completed from the environment; nothing for a model that was handed over loaded."""
+    """`kwargs`, completed from the environment unless the model was handed over loaded."""
     if "engines" in kwargs:
         return kwargs
     found = {name: os.environ.get(variable) for name, variable in FROM_ENVIRONMENT.items() if name not in kwargs}

@@ -1,8 +1,8 @@
-"""`PrecedentLLM`, a LangChain text-completion model: the prompt goes to the model as it is, without a chat template."""
+"""`PrecedentLLM`, a LangChain text-completion model: the prompt reaches the model as it is, without a chat template."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -13,6 +13,7 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 
 from precedent.errors import PromptError
+from precedent.langchain.call import Call
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.fields import EngineFields
 from precedent.langchain.logprobs import openai_logprobs
@@ -31,69 +32,74 @@ if TYPE_CHECKING:
 
 
 class PrecedentLLM(FollowsConfigurable, EngineFields, BaseLLM):
-    """Continues a text. Fields and the keyword arguments of a call are those of `ChatPrecedent`, tools aside.
+    """Continues a text. Its fields and the arguments of a call are those of `ChatPrecedent`, without tools.
 
         PrecedentLLM(model="HuggingFaceTB/SmolLM2-135M").invoke("The capital of France is", max_tokens=5)
 
-    Control tokens in the prompt are control tokens: never put texts of others into it unchecked.
+    Control tokens in the prompt keep their meaning: never put texts of others into it unchecked.
     """
 
     _operation = "text_completion"
 
     def _begin(
-        self, engine: Engine, prompt: str, stop: list[str] | None, metadata: Mapping[str, Any] | None, kwargs: Any
+        self,
+        engine: Engine,
+        prompt: str,
+        stop: Sequence[str] | None,
+        metadata: Mapping[str, Any] | None,
+        settings: Mapping[str, Any],
     ) -> Running:
         check_plain("the prompt", prompt, PromptError)
-        return self._submit(
-            engine,
+        call = Call(
             engine.tokenizer.encode(prompt),
+            settings,
             stop,
             metadata,
-            kwargs,
             query=recall_query([{"role": "user", "content": prompt}]),
-            templates=templates_of(self, kwargs, ()),
+            templates=templates_of(self, settings, ()),
         )
+        return self._submit(engine, call)
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         with of_both_kinds(), input_in_our_words():
             return super()._convert_input(model_input)
 
     def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> str:
-        """Continue a text; see LangChain's `BaseLLM.invoke`, which some of these arguments would not reach."""
+        """Check the arguments, some of which LangChain consumes, and call `BaseLLM.invoke`."""
         check_call(kwargs)
         return super().invoke(input, config, **kwargs)
 
     async def ainvoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> str:
-        """Continue a text; see LangChain's `BaseLLM.ainvoke`, which some of these arguments would not reach."""
+        """Check the arguments, some of which LangChain consumes, and call `BaseLLM.ainvoke`."""
         check_call(kwargs)
         return await super().ainvoke(input, config, **kwargs)
 
     def batch(
         self, inputs: list[LanguageModelInput], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> list[str]:
-        """Continue several texts; see LangChain's `BaseLLM.batch`, which some of these arguments would not reach."""
+        """Check the arguments, some of which LangChain consumes, and call `BaseLLM.batch`."""
         check_call(kwargs)
         return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     async def abatch(
         self, inputs: list[LanguageModelInput], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> list[str]:
-        """Continue several texts; see LangChain's `BaseLLM.abatch`, which some of these arguments would not reach."""
+        """Check the arguments, some of which LangChain consumes, and call `BaseLLM.abatch`."""
         check_call(kwargs)
         return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     def generate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
-        """Continue several texts; see LangChain's `BaseLLM.generate`. Raises UnsupportedError for several tenants."""
+        """Continue several texts, as `BaseLLM.generate` does. Raises UnsupportedError for several tenants."""
         tenant = tenant_of_batch(self, kwargs)
         return BaseLLM.generate(self._as_of(tenant), prompts, *args, **{**kwargs, "tenant": tenant})
 
     async def agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
-        """Continue several texts; see LangChain's `BaseLLM.agenerate`. Raises UnsupportedError for several tenants."""
+        """Continue several texts, as `BaseLLM.agenerate` does. Raises UnsupportedError for several tenants."""
         tenant = tenant_of_batch(self, kwargs)
         return await BaseLLM.agenerate(self._as_of(tenant), prompts, *args, **{**kwargs, "tenant": tenant})
 
     def _as_of(self, tenant: str) -> Self:
-        """A copy on the same engine: the keys of LangChain's answer caches hold what a model says, not what a call."""
+        """A copy on the same engine with this tenant: keys of LangChain's answer caches hold a model's fields only."""
         return self.model_copy(update={"tenant": tenant, "tenant_from": None})
 
     def _stream(
@@ -205,7 +211,7 @@ class PrecedentLLM(FollowsConfigurable, EngineFields, BaseLLM):
 
 
 def _told(chunk: GenerationChunk, run_manager: CallbackManagerForLLMRun | None) -> GenerationChunk:
-    """The chunk, after the run's handlers have seen it."""
+    """Show a chunk to the run's handlers and return it."""
     if run_manager is not None:
         run_manager.on_llm_new_token(chunk.text, chunk=chunk)
     return chunk

@@ -1,4 +1,4 @@
-"""The fields of a model as plain values: to write it down without weights or secrets, and to tell two models apart."""
+"""A model's fields as plain values, without weights or secrets: to write it down, and to tell two models apart."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from precedent.cache import SpeculationCache
 from precedent.config import SpeculationConfig
-from precedent.langchain.settings import SAMPLING, templates_of
+from precedent.langchain.settings import OF_THE_ENGINE, SAMPLING, templates_of
 
 if TYPE_CHECKING:
     from precedent.langchain.fields import EngineFields
 
 SECRETS = frozenset({"token", "use_auth_token"})
-"""Arguments of `from_pretrained` that nobody may read in a trace."""
+"""Arguments of `from_pretrained` that must not appear in a trace."""
+
+WITHOUT_EFFECT = ("speculation_cache", "embedder", "draft_device", "pearl")
+"""Fields of the engine that no answer depends on."""
 
 UNLESS_GIVEN = ("draft_model", "speculation_cache")
-"""Fields that the environment fills in unless they are given: always written, or they would be read as others."""
+"""Fields that the environment fills in unless they are given: always written, or a model read back could differ."""
 
 
 def plain_fields(model: EngineFields) -> dict[str, Any]:
-    """The fields that may hold objects, as values that JSON can hold; None where an object has no such form."""
+    """The fields that may hold objects, as JSON values; None for an object without such a form."""
     plain = {
         "draft_model": _named(model.draft_model),
         "speculation_cache": written_cache(model.speculation_cache),
@@ -34,15 +37,15 @@ def plain_fields(model: EngineFields) -> dict[str, Any]:
 
 
 def identifying_params(model: EngineFields) -> dict[str, Any]:
-    """All that an answer depends on, and what speeds it up: LangChain's answer caches use it as their key."""
+    """Everything an answer depends on, and what speeds it up: the key of LangChain's answer caches."""
     draft = model.draft_model
-    of_engine = ("device", "dtype", "bitwise", "cuda_graphs", "tensor_parallel")
-    names = (*of_engine, *SAMPLING, "stop", "logprobs", "top_logprobs", "tenant", "drafters")
-    settings = {name: getattr(model, name) for name in (*names, "speculation")}
+    of_engine = [name for name in OF_THE_ENGINE if name not in WITHOUT_EFFECT]
+    names = (*of_engine, *SAMPLING, "stop", "logprobs", "top_logprobs", "tenant", "drafters", "speculation")
+    settings = {name: getattr(model, name) for name in names}
     settings["model_kwargs"] = without_secrets(model.model_kwargs)
     settings["templates"] = [template.text for template in templates_of(model, {}, ())]
     drafted_by = draft if draft is None or isinstance(draft, str) else type(draft).__name__
-    return {"model_name": model.model, "weights": model.engines.identity, "draft_model": drafted_by, **settings}
+    return {**settings, "model_name": model.model, "weights": model.engines.identity, "draft_model": drafted_by}
 
 
 def _is_default(model: EngineFields, name: str) -> bool:
@@ -54,7 +57,7 @@ def _named(value: Any) -> str | None:
 
 
 def written_cache(cache: Any) -> str | None:
-    """Where a cache lies: its path, or its URL without secrets; None for one in memory."""
+    """A cache's path, or its URL without secrets; None for one in memory."""
     if isinstance(cache, SpeculationCache):
         return cache.path
     return None if cache is None else str(cache)
@@ -65,7 +68,7 @@ def _settings(speculation: Any) -> Any:
 
 
 def without_secrets(settings: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Arguments of `from_pretrained` as they may be shown."""
+    """Arguments of `from_pretrained` without those that must not be shown."""
     if settings is None:
         return None
     kept = {name: value for name, value in settings.items() if name not in SECRETS}

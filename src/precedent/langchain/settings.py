@@ -1,4 +1,4 @@
-"""What one call asks for: the model's fields, overridden by keyword arguments."""
+"""A model's fields as an engine's options, and the settings of a call: the fields, overridden by its arguments."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from precedent.config import SamplingParams, SpeculationConfig, drafter_names, stop_texts
+from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.learning import PendingCompletions
@@ -35,16 +36,21 @@ SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
     *("logit_bias", "seed", "max_tokens", "stop_token_ids"),
 )
-OF_THE_ENGINE = (
-    *("draft_model", "speculation_cache", "embedder"),
-    *("device", "draft_device", "dtype", "model_kwargs"),
-    *("bitwise", "cuda_graphs", "pearl", "tensor_parallel"),
-)
+_RENAMED = {"cache": "speculation_cache"}  # LangChain's own `cache` is one of whole answers
+_NO_FIELDS = ("speculation", "limits")  # the former is applied to each call, the latter wants an engine of your own
+_FIELD_OF = {
+    option.name: _RENAMED.get(option.name, option.name)
+    for option in dataclasses.fields(EngineOptions)
+    if option.name not in _NO_FIELDS
+}
+OF_THE_ENGINE = tuple(_FIELD_OF.values())
+"""Fields that say what a model's engine is built from."""
+
 FOR_CHAT = (
     *("tools", "tool_choice", "parallel_tool_calls", "strict", "strict_tools", "response_format"),
     *("chat_template_kwargs", "reasoning", "streaming"),
 )
-"""What a model that continues texts cannot be told."""
+"""Settings that only a chat model takes, and a model that continues texts refuses."""
 
 OF_THE_CALL = (
     *SAMPLING,
@@ -53,14 +59,14 @@ OF_THE_CALL = (
     *("strict", "strict_tools", "parallel_tool_calls", "response_format", "stop"),
 )
 ONLY_SPEED = ("learning", "prediction", "templates", "max_nodes", "drafters", "workflow_step")
-"""Of these, what changes how fast an answer comes and nothing else."""
+"""Settings of a call that change its speed and nothing else."""
 
 _OF_TRACING = ("ls_structured_output_format", "structured_output_format")
 FROM_LANGCHAIN = ("stream", *_OF_TRACING)
-"""Keyword arguments that LangChain passes on and that say nothing about the answer."""
+"""Keyword arguments that LangChain passes on and that do not affect the answer."""
 
 _DEFAULT_IF_NONE = (*SAMPLING, "stop", "logprobs", "top_logprobs", "speculation", "strict_tools", "streaming")
-"""Fields of which None means the default, as it means the model's own in a call."""
+"""Fields whose None means the default; in a call it means the model's own."""
 
 _WITH_TOOLS = Elsewhere(("tools", "tool_choice", "strict", "parallel_tool_calls"), WITH_TOOLS)
 _IN_A_CALL = Elsewhere(OF_THE_CALL, IN_A_CALL)
@@ -69,10 +75,16 @@ _NOWHERE = Elsewhere(IDLE, LEFT_OUT)
 _IN_THE_CONSTRUCTOR = Elsewhere((*OF_THE_ENGINE, *OF_LOADING, "streaming"), IN_THE_CONSTRUCTOR)
 
 
-def fields_of(given: Mapping[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:
-    """What a constructor was given, under the names of its fields, sampling settings checked; None is a default.
+def engine_options(model: EngineFields) -> EngineOptions:
+    """What the model's engine is built from; None in a field is the option's default."""
+    given = {option: getattr(model, field) for option, field in _FIELD_OF.items()}
+    return EngineOptions(**{option: value for option, value in given.items() if value is not None})
 
-    Raises ConfigError or UnsupportedError, which say what to write.
+
+def fields_of(given: Mapping[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:
+    """A constructor's arguments under the names of its fields, with sampling settings checked; None is a default.
+
+    Raises ConfigError or UnsupportedError, with what to write instead.
     """
     of_its_kind = _WITH_TOOLS if "strict_tools" in known else _IN_CHAT
     fields = translated(given, known, where, (of_its_kind, _IN_A_CALL))
@@ -96,7 +108,7 @@ def _check_model_kwargs(model_kwargs: Any) -> None:
 
 
 def check_fields(model: EngineFields) -> None:
-    """Raise ConfigError for a field that no call could use, before any weights are loaded."""
+    """Raise ConfigError before weights are loaded, for a field that no call could use."""
     sampling_params(model, None, {})
     config = speculation_config(model, {}, SpeculationConfig())
     if config is not None and (model.drafters is not None or not isinstance(model.speculation, bool)):
@@ -105,9 +117,9 @@ def check_fields(model: EngineFields) -> None:
 
 
 def call_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call under our names; None leaves the model's own setting.
+    """A call's arguments under our names; None leaves the model's own setting.
 
-    Raises ConfigError or UnsupportedError for what would otherwise be dropped silently.
+    Raises ConfigError or UnsupportedError for an argument that would otherwise be dropped silently.
     """
     settings = translated(kwargs, (*OF_THE_CALL, *FROM_LANGCHAIN), "a call", (_IN_THE_CONSTRUCTOR, _NOWHERE))
     for name, value in settings.items():
@@ -126,12 +138,12 @@ def call_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 @of_both_kinds()
 def check_call(kwargs: Mapping[str, Any], stop: Any = None) -> None:
-    """Raise what `call_settings` raises, as LangChain's errors too, before LangChain takes some of it for its own."""
+    """Raise what `call_settings` raises, as LangChain's errors too, before LangChain consumes some of the arguments."""
     merged_stop(call_settings(kwargs).get("stop"), stop)
 
 
 def text_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """`call_settings` of a text completion. Raises UnsupportedError for what only a chat model can do."""
+    """`call_settings` of a text completion. Raises UnsupportedError for what only chat models support."""
     settings = call_settings(kwargs)
     for name in FOR_CHAT:
         if settings.get(name) is not None:
@@ -140,7 +152,7 @@ def text_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampling_params(model: EngineFields, stop: Any, kwargs: Mapping[str, Any]) -> SamplingParams:
-    """The model's sampling settings under those of the call; stop strings of both apply."""
+    """The model's sampling settings, overridden by those of the call; stop strings of both apply."""
     said = [{name: getattr(model, name) for name in SAMPLING}, {name: kwargs.get(name) for name in SAMPLING}]
     chosen = {name: value for settings in said for name, value in settings.items() if value is not None}
     stops = merged_stop(model.stop, stop, kwargs.get("stop"))
@@ -148,7 +160,7 @@ def sampling_params(model: EngineFields, stop: Any, kwargs: Mapping[str, Any]) -
 
 
 def _num_logprobs(model: EngineFields, kwargs: Mapping[str, Any]) -> int | None:
-    """How many of the likeliest tokens are wanted at each place, in OpenAI's words; None without `logprobs`."""
+    """OpenAI's `top_logprobs`: how many of the likeliest tokens to report at each place; None without `logprobs`."""
     wanted, top = (
         getattr(model, name) if kwargs.get(name) is None else kwargs[name] for name in ("logprobs", "top_logprobs")
     )
@@ -162,14 +174,14 @@ def _num_logprobs(model: EngineFields, kwargs: Mapping[str, Any]) -> int | None:
 
 
 def merged_stop(*stops: Any) -> tuple[str, ...]:
-    """All stop strings, each once, in order; a single text is one. Raises ConfigError for what is no text."""
+    """All stop strings, each once and in order; a single text counts as one. Raises ConfigError for other types."""
     return stop_texts([text for texts in stops for text in stop_texts(texts)])
 
 
 def speculation_config(
     model: EngineFields, kwargs: Mapping[str, Any], default: SpeculationConfig
 ) -> SpeculationConfig | None:
-    """What may be proposed in this call, or None for the engine's `default`. Raises ConfigError on other types."""
+    """How this call speculates, None for the engine's `default`. Raises ConfigError on other types."""
     wanted = kwargs.get("speculation")
     wanted = model.speculation if wanted is None else wanted
     drafters = kwargs.get("drafters")
@@ -213,7 +225,7 @@ def templates_of(
     tools: Sequence[Mapping[str, Any]],
     form: ToolFormat | None = None,
 ) -> tuple[Template, ...]:
-    """The call's premade responses, else the model's, and the forms of the calls that the bound tools allow."""
+    """The premade responses of the call, or else the model's, and the forms of calls to the bound tools."""
     premade = kwargs.get("templates")
     premade = model.templates if premade is None else premade
     return (*(() if premade is None else Templates(premade)), *tool_templates(tools, form))

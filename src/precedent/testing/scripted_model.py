@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from precedent.engine.engine import Engine, Generation
+from precedent.engine.engine import Engine, Generation, ResultObserver
+from precedent.engine.options import EngineOptions
 from precedent.planning.costs import CostCurve
 from precedent.runtime.inline_executor import AtOnce
 from precedent.target import TargetModel
@@ -90,14 +92,18 @@ class ScriptedModelEngine(Engine):
 
 def scripted_model_engine(
     script: Script,
+    options: EngineOptions | None = None,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     draft_model: bool = False,
     may_stray: bool = False,
     name: str = "scripted-model",
-    **settings: Any,
+    cost: CostCurve | None = None,
+    on_result: ResultObserver | None = None,
+    executor: Executor | None = None,
+    **changes: Any,
 ) -> Engine:
-    """An engine on a tiny random Llama that answers from `script`; `settings` go to `Engine` (`cache`, `limits`, ...).
+    """An engine on a tiny random Llama that answers from `script`; the other arguments are those of `Engine`.
 
     With `draft_model`, a model with other random weights proposes as well, nearly always wrongly. An answer that a
     grammar forbids fails, unless it `may_stray`. Searches and writes finish before decoding goes on, and no step is
@@ -105,9 +111,18 @@ def scripted_model_engine(
     """
     tokenizer = tokenizer or scripted_tokenizer()
     target = ScriptedTarget(_tiny(tokenizer, seed=0), tokenizer, script, may_stray=may_stray)
-    draft = _tiny(tokenizer, seed=1) if draft_model else None
-    settings = {"executor": AtOnce(), "cost": FixedCost(), **settings}
-    return ScriptedModelEngine(target, tokenizer, name=name, draft_model=draft, **settings)
+    options = (options or EngineOptions()).with_changes(**changes)
+    if draft_model:
+        options = options.with_changes(draft_model=_tiny(tokenizer, seed=1))
+    return ScriptedModelEngine(
+        target,
+        tokenizer,
+        options,
+        name=name,
+        cost=cost or FixedCost(),
+        on_result=on_result,
+        executor=executor or AtOnce(),
+    )
 
 
 class FixedCost(CostCurve):

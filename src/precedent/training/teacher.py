@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
+from precedent.engine.options import EngineOptions
 from precedent.planning.costs import CostCurve
 from precedent.target.cpu.linear import native_bfloat16
 from precedent.training.head import OutputHead, Reader
@@ -29,10 +30,8 @@ class Author:
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, temperature: float) -> None:
         plain = SpeculationConfig(enabled=False, write_back=False)
-        self._engine = Engine(
-            model, tokenizer, name="teacher", speculation=plain, limits=EngineLimits(max_running=AT_ONCE),
-            cost=CostCurve(),
-        )  # fmt: skip
+        options = EngineOptions(speculation=plain, limits=EngineLimits(max_running=AT_ONCE))
+        self._engine = Engine(model, tokenizer, options, name="teacher", cost=CostCurve())
         self._temperature = temperature
 
     def texts(self, contexts: Sequence[Prompt], seeds: Sequence[int], max_tokens: int) -> list[Text]:

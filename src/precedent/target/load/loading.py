@@ -106,7 +106,7 @@ def load_draft(
     ModelLoadError if its tokenizer is not the target's or it was trained for another target, UnsupportedError if its
     layers cannot be rewound.
     """
-    if isinstance(spec, PreTrainedModel):
+    if not isinstance(spec, str | Path):
         if device is not None:
             raise ConfigError(f"draft_device={device!r} cannot be set for a model object: move the model there first")
         check_supported(spec.config)

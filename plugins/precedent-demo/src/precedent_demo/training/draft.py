@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from precedent.engine.engine import Engine
     from precedent.engine.generation import GenerationResult
+    from precedent.engine.options import EngineOptions
     from precedent.training.distil import Trained
     from precedent.training.texts import Text
     from precedent_demo.training.trajectories import Encoder
@@ -122,8 +123,8 @@ def _served(options: argparse.Namespace, model: PreTrainedModel, tokenizer: PreT
     serving = Engine(
         model,
         tokenizer,
+        EngineOptions(cache=SpeculationCache.open(None)),
         name="order-desk",
-        cache=SpeculationCache.open(None),
         on_result=lambda prompt_ids, result: turns.append((prompt_ids, result)),
     )
     with closing(serving):

@@ -1,0 +1,96 @@
+"""What an engine is built from, in one place: every way to an engine takes an `EngineOptions`."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from precedent.cache import SpeculationCache
+from precedent.cache.store.store_url import Place, place_of
+from precedent.config import EngineLimits, SpeculationConfig
+from precedent.engine.sharing import key_of
+from precedent.errors import ConfigError
+from precedent.runtime.plain_values import nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from precedent.cache.search.embedder import Embedder
+
+OF_LOADING = ("device", "dtype", "model_kwargs", "tensor_parallel")
+"""Options that say how a target is loaded by name; a model object is loaded already and takes none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What an engine is built from. Raises ConfigError for a `cache` that is neither open nor a place.
+
+    - `draft_model`: a Hugging Face id, a folder, "first-layers:N" or a loaded model; None drafts without one.
+    - `cache`: an open speculation cache, which stays its owner's to close, or the folder, file or URL of one. Engines
+      of one process share the cache of a place.
+    - `embedder`: embeds for a cache given by its place: a sentence-transformers id or folder, or an object.
+    - `speculation`: the defaults of every request.
+    - `limits`: how much the engine does and holds at once.
+    - `device`: where the target goes; None is cuda where there is one, else cpu, and "auto" spreads its layers.
+    - `draft_device`: where the draft model goes; None is the target's device.
+    - `dtype`: the target's precision; None or "auto" keeps the weights as they are stored.
+    - `model_kwargs`: passed to transformers' `from_pretrained` (`quantization_config`, `device_map`, `revision`, ...).
+    - `bitwise`: greedy and seeded texts do not depend on rounding: they are the same whatever is drafted, reused or
+      answered beside them. A model or machine that cannot do this is refused.
+    - `cuda_graphs`: steps are replayed as CUDA graphs (docs/gpu.md), or the model is refused.
+    - `pearl`: the draft model draws while the target scores; None does so where it sits on another device.
+    - `tensor_parallel`: the processes that torchrun started hold the target together.
+    """
+
+    draft_model: str | Path | PreTrainedModel | None = None
+    cache: SpeculationCache | Place | None = None
+    embedder: str | Embedder | None = None
+    speculation: SpeculationConfig | None = None
+    limits: EngineLimits | None = None
+    device: str | None = None
+    draft_device: str | None = None
+    dtype: str | None = None
+    model_kwargs: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold a token of the hub
+    bitwise: bool = False
+    cuda_graphs: bool = False
+    pearl: bool | None = None
+    tensor_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cache", cache_or_place(self.cache))  # a URL keeps its password to itself
+
+    def with_changes(self, **changes: Any) -> Self:
+        """These options with some of them replaced. Raises ConfigError for an unknown name, with the nearest one."""
+        known = [option.name for option in fields(self)]
+        for name in changes:
+            if name not in known:
+                near = nearest(name, known)
+                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+                raise ConfigError(f"an engine has no option {name!r}; {hint}")
+        return replace(self, **changes)
+
+    def key(self) -> Hashable:
+        """Equal for options of equal names, paths and numbers and the same objects."""
+        return key_of([getattr(self, option.name) for option in fields(self)])
+
+    def check(self) -> None:
+        """Raise ConfigError for an option that would be ignored, since it belongs to another that is not given."""
+        if self.draft_model is None and self.draft_device is not None:
+            raise ConfigError(f"draft_device={self.draft_device!r} is for a draft model: give draft_model= as well")
+        if self.embedder is not None and (self.cache is None or isinstance(self.cache, SpeculationCache)):
+            raise ConfigError(
+                "embedder is for a cache given by its folder, file or URL: give that, or open the cache with it"
+            )
+
+    def check_loaded(self) -> None:
+        """Raise ConfigError for an option that only a target loaded by name can have."""
+        for option in fields(self):
+            if option.name in OF_LOADING and getattr(self, option.name) not in (option.default, {}):
+                raise ConfigError(f"{option.name} is for loading by name: a model object is loaded already")
+
+
+def cache_or_place(cache: object) -> SpeculationCache | Place | None:
+    """An open cache as it is, else where one lies. Raises ConfigError for what is neither, without showing it."""
+    return cache if isinstance(cache, SpeculationCache) else place_of(cache)

@@ -1,0 +1,272 @@
+"""Engine options: each reaches the engine by every way in, unknown ones are refused, equal ones share an engine."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from precedent.cache import SpeculationCache
+from precedent.config import EngineLimits, SpeculationConfig
+from precedent.engine.engine import Engine
+from precedent.engine.options import OF_LOADING, EngineOptions
+from precedent.engine.shared import running_engines, shared_engine
+from precedent.errors import ConfigError, PrecedentError
+from precedent.langchain import ChatPrecedent, PrecedentLLM
+from precedent.langchain.settings import OF_THE_ENGINE
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.scripted_engine import ScriptedEngine
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+NAMES = [option.name for option in fields(EngineOptions)]
+
+
+class Noting(HashEmbedder):
+    """An embedder that knows whether it was asked."""
+
+    asked = False
+
+    def embed(self, texts: Any) -> Any:
+        self.asked = True
+        return super().embed(texts)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Options of which the last is the one in question, and how it shows: in the engine, or in a refusal."""
+
+    given: dict[str, Any]
+    shows: Callable[[Engine], bool] = lambda engine: False
+    refused: str = field(default="", kw_only=True)
+
+
+def effect_of(name: str, folder: Path) -> Effect:
+    """How an option shows; an option without an entry fails here: say how it shows."""
+    embedder, place = Noting(), folder / "completions.db"
+    effects = {
+        "draft_model": Effect({"draft_model": "first-layers:1"}, lambda engine: "draft-model" in engine.drafters),
+        "cache": Effect(
+            {"embedder": embedder, "cache": place},
+            lambda engine: engine.cache is not None and engine.cache.path == str(place),
+        ),
+        "embedder": Effect({"cache": place, "embedder": embedder}, lambda engine: warmed(engine) and embedder.asked),
+        "speculation": Effect(
+            {"speculation": SpeculationConfig(max_nodes=3)}, lambda engine: engine.speculation.max_nodes == 3
+        ),
+        "limits": Effect({"limits": EngineLimits(max_running=5)}, lambda engine: engine.admission.max_running == 5),
+        "device": Effect({"device": "nowhere"}, refused="device='nowhere' cannot be used"),
+        "draft_device": Effect(
+            {"draft_model": "first-layers:1", "draft_device": "nowhere"}, refused="draft_device='nowhere' cannot"
+        ),
+        "dtype": Effect({"dtype": "float64"}, lambda engine: engine.target.model.dtype == torch.float64),
+        "model_kwargs": Effect({"model_kwargs": {"tp_size": 2}}, refused="model_kwargs cannot hold 'tp_size'"),
+        "bitwise": Effect({"dtype": "float64", "bitwise": True}, refused="bitwise=True is not to be had"),
+        "cuda_graphs": Effect({"device": "cpu", "cuda_graphs": True}, refused="there are CUDA graphs on CUDA devices"),
+        "pearl": Effect({"pearl": True}, refused="pearl"),
+        "tensor_parallel": Effect({"tensor_parallel": True}, refused="torchrun"),
+    }
+    return effects[name]
+
+
+def warmed(engine: Engine) -> bool:
+    """Let the cache use its embedder; False without a cache."""
+    if engine.cache is not None:
+        engine.cache.warm_up()
+    return engine.cache is not None
+
+
+def loaded(folder: str, options: dict[str, Any]) -> Engine:
+    return Engine.load(folder, EngineOptions(**options))
+
+
+def from_chat_model(folder: str, options: dict[str, Any]) -> Engine:
+    return ChatPrecedent(model=folder, **as_fields(options)).engine
+
+
+def as_fields(options: dict[str, Any]) -> dict[str, Any]:
+    """Options under the names of a chat model's fields."""
+    return {"speculation_cache" if name == "cache" else name: value for name, value in options.items()}
+
+
+NOT_OF_CHAT_MODELS = ("speculation", "limits")
+WAYS = [(loaded, name) for name in NAMES]
+WAYS += [(from_chat_model, name) for name in NAMES if name not in NOT_OF_CHAT_MODELS]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a tiny model."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_causal_lm(dtype=torch.float32).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def plain(folder: str) -> Iterator[Engine]:
+    """An engine of the defaults."""
+    with closing(Engine.load(folder)) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize(("way", "name"), WAYS, ids=lambda part: part if isinstance(part, str) else part.__name__)
+def test_every_option_reaches_the_engine(
+    way: Callable[[str, dict[str, Any]], Engine], name: str, folder: str, plain: Engine, tmp_path: Path
+) -> None:
+    effect = effect_of(name, tmp_path)
+    if effect.refused:
+        with pytest.raises(PrecedentError, match=effect.refused):
+            way(folder, effect.given)
+        return
+    assert not effect.shows(plain), "an effect that always shows proves nothing"
+    with closing(way(folder, effect.given)) as engine:
+        assert effect.shows(engine)
+
+
+def test_a_chat_model_has_a_field_for_every_option() -> None:
+    assert sorted(OF_THE_ENGINE) == sorted(as_fields(dict.fromkeys(set(NAMES) - set(NOT_OF_CHAT_MODELS))))
+    for kind in (ChatPrecedent, PrecedentLLM):
+        assert set(OF_THE_ENGINE) <= kind.model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("unknown", "hint"),
+    [("bitwse", "did you mean 'bitwise'"), ("draft_modell", "'draft_model'"), ("x", "known: draft")],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_before_anything_is_loaded(unknown: str, hint: str) -> None:
+    model, tokenizer = tiny_causal_lm(), byte_tokenizer()
+    for build in (
+        lambda **option: Engine.load("/nowhere", **option),
+        lambda **option: Engine(model, tokenizer, name="tiny", **option),
+        lambda **option: shared_engine("/nowhere", **option),
+        EngineOptions().with_changes,
+    ):
+        with pytest.raises(ConfigError, match=f"an engine has no option '{unknown}'; .*{hint}"):
+            build(**{unknown: True})
+
+
+def test_a_keyword_overrides_the_options_it_comes_with() -> None:
+    options = EngineOptions(speculation=SpeculationConfig(max_nodes=3), limits=EngineLimits(max_running=5))
+    model = tiny_causal_lm()
+    with closing(Engine(model, byte_tokenizer(), options, name="m", limits=EngineLimits(max_running=6))) as engine:
+        assert (engine.speculation.max_nodes, engine.admission.max_running) == (3, 6)
+    assert options.limits == EngineLimits(max_running=5)
+
+
+# Options that would be ignored
+
+
+@pytest.mark.parametrize("name", OF_LOADING)
+def test_what_loading_by_name_alone_uses_is_refused_for_a_model_object(name: str) -> None:
+    given = {"device": "cpu", "dtype": "float32", "model_kwargs": {"revision": "main"}, "tensor_parallel": True}
+    options, model, tokenizer = EngineOptions().with_changes(**{name: given[name]}), tiny_causal_lm(), byte_tokenizer()
+    with pytest.raises(ConfigError, match="loading by name"):
+        Engine(model, tokenizer, options, name="tiny")
+    with pytest.raises(ConfigError, match="loading by name"):
+        Engine.load(model, options, tokenizer=tokenizer)
+
+
+def test_options_without_what_they_belong_to_are_refused(tmp_path: Path) -> None:
+    with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
+        for options, said in (
+            (EngineOptions(draft_device="cpu"), "give draft_model= as well"),
+            (EngineOptions(embedder=HashEmbedder()), "embedder is for a cache given by its folder"),
+            (EngineOptions(embedder=HashEmbedder(), cache=cache), "embedder is for a cache given by its folder"),
+        ):
+            for load in (Engine.load, shared_engine):
+                with pytest.raises(ConfigError, match=said):
+                    load("/nowhere", options)
+
+
+def test_a_tokenizer_is_for_a_model_object() -> None:
+    with pytest.raises(ConfigError, match="tokenizer is for a model object: /nowhere brings its own"):
+        Engine.load("/nowhere", tokenizer=byte_tokenizer())
+    with pytest.raises(ConfigError, match="a model object needs its tokenizer"):
+        Engine.load(tiny_causal_lm())
+
+
+# Sharing
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[ScriptedEngine]:
+    """Replaces the loading of weights; every engine that was built."""
+    engines: list[ScriptedEngine] = []
+
+    def load(target: str, options: EngineOptions, *, tokenizer: Any) -> ScriptedEngine:
+        engines.append(ScriptedEngine(byte_tokenizer(), []))
+        engines[-1].cache = options.cache  # type: ignore[assignment]
+        return engines[-1]
+
+    monkeypatch.setattr(Engine, "load", load)
+    return engines
+
+
+def test_equal_options_share_one_engine_whichever_way_they_came(built: list[ScriptedEngine], tmp_path: Path) -> None:
+    place, embedder = tmp_path / "completions.db", HashEmbedder()
+    options = EngineOptions(cache=place, embedder=embedder, dtype="float64", pearl=False)
+    engine = shared_engine("m", options)
+    given = {"embedder": embedder, "dtype": "float64", "pearl": False}
+    same = [
+        shared_engine("m", cache=place, **given),
+        shared_engine("m", replace(options, embedder=None, cache=engine.cache)),
+        ChatPrecedent(model="m", speculation_cache=place, **given).engine,
+        ChatPrecedent(model="m", speculation_cache=place, bitwise=False, cuda_graphs=None, seed=3, **given).engine,
+        PrecedentLLM(model="m", speculation_cache=str(place), **given).engine,
+        PrecedentLLM(model="m", speculation_cache=engine.cache, dtype="float64", pearl=False).engine,
+    ]
+    assert [one is engine for one in same] == [True] * len(same)
+    others = [
+        shared_engine("n", options),
+        shared_engine("m", options, tokenizer=byte_tokenizer()),
+        shared_engine("m", options, cache=tmp_path / "others.db"),
+        shared_engine("m", options, limits=EngineLimits(max_running=1)),
+        ChatPrecedent(model="m", speculation_cache=place, embedder=embedder, dtype="float64", bitwise=True).engine,
+    ]
+    assert len({id(one) for one in (engine, *others)}) == len(built) == 6
+
+
+def test_an_engine_that_was_closed_is_built_again(built: list[ScriptedEngine]) -> None:
+    first = shared_engine("m")
+    assert shared_engine("m") is first
+    first.close()
+    assert shared_engine("m") is not first
+    assert len(built) == 2
+
+
+def test_weights_that_are_held_already_share_an_engine_too() -> None:
+    model, tokenizer = tiny_causal_lm(), byte_tokenizer()
+    chats = [ChatPrecedent.from_model(model, tokenizer) for _ in range(2)]
+    engine = shared_engine(model, tokenizer=tokenizer)
+    assert all(chat.engine is engine for chat in chats)
+    assert ChatPrecedent.from_model(tiny_causal_lm(), tokenizer).engine is not engine
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_is_part_of_the_key(name: str, tmp_path: Path) -> None:
+    given = effect_of(name, tmp_path).given
+    without = {other: value for other, value in given.items() if other != name}
+    options = EngineOptions(**given)
+    assert options.key() == EngineOptions(**given).key() == replace(options).key()
+    assert options.key() != EngineOptions(**without).key()
+
+
+def test_running_engines_are_listed_until_they_close_and_kept_by_nobody() -> None:
+    model, tokenizer = tiny_causal_lm(), byte_tokenizer()
+    shared, own = shared_engine(model, tokenizer=tokenizer), Engine(model, tokenizer, name="own")
+    chats = [ChatPrecedent.from_engine(own) for _ in range(2)]
+    assert [running_engines().count(engine) for engine in (shared, own)] == [1, 1]
+    own.close()
+    assert own not in running_engines()
+    assert all(chat.engine is own for chat in chats)
+    gone = weakref.ref(shared)
+    del shared
+    gc.collect()
+    assert gone() is None
