@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from helpers.quick_store import quick_store
 
 from precedent.cache import NewCompletion, Selection, SQLiteStore
 from precedent.errors import CacheError
@@ -39,8 +40,7 @@ def test_what_was_forgotten_is_not_in_the_raw_files(tmp_path):
 def test_no_trace_is_left_in_pages_that_were_split_and_merged(tmp_path):
     """Overwriting deleted cells (secure_delete) is not enough: rebalanced pages keep old copies until a VACUUM."""
     draw = random.Random(2)
-    store = SQLiteStore.open(tmp_path)
-    store._database._writer.execute("PRAGMA synchronous=OFF")
+    store = quick_store(tmp_path)
     ids = []
     for n in range(1500):
         tenant = f"{'SECRET' if draw.random() < 0.3 else ''}tenant{draw.randrange(40)}" + "q" * draw.randrange(60)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -212,7 +214,8 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path):
         connection.executemany("INSERT INTO usage VALUES (?, 1, 1)", [("half",)]).execute("not SQL")
     assert store.insert(completion(1), unit_vector(1), EMBEDDER) == 1
     assert [share.tenant for share in store.stats().tenants] == ["default"]
-    assert store._database._writer.execute("SELECT tenant FROM usage").fetchall() == [("default",)]
+    with closing(sqlite3.connect(tmp_path / "precedent.sqlite")) as beside:
+        assert beside.execute("SELECT tenant FROM usage").fetchall() == [("default",)]
     store.close()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.quick_store import quick_store
 from helpers.segments import (
     SECRET,
     TENANT,
@@ -149,8 +150,7 @@ def test_segments_of_another_cache_are_not_believed(tmp_path):
 
 def test_the_number_of_segments_stays_small(tmp_path):
     """Sixty sealings leave segments of growing sizes, which hold everything once."""
-    store, memory = SQLiteStore.open(tmp_path), None
-    store._database._writer.execute("PRAGMA synchronous=OFF")
+    store, memory = quick_store(tmp_path), None
     for number in range(60):
         store.insert(NewCompletion(answer(number), TOKENIZER, "model", TENANT), None, None)
         memory = memory or memory_of(store)

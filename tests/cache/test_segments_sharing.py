@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from filelock import FileLock
+from helpers.quick_store import quick_store
 from helpers.segments import (
     SECRET,
     TENANT,
@@ -128,8 +129,7 @@ def test_many_who_seal_and_forget_at_once_agree_in_the_end(tmp_path):
     forgotten: list[int] = []
 
     def work(number: int) -> None:
-        store = SQLiteStore.open(tmp_path)
-        store._database._writer.execute("PRAGMA synchronous=OFF")
+        store = quick_store(tmp_path)
         memory = TenantMemory(store.partition(TENANT, TOKENIZER))
         for turn in range(6):
             key = store.insert(

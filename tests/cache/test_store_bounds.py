@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.quick_store import quick_store
 
 from precedent.cache import Bounds, NewCompletion, Selection, SpeculationCache, SQLiteStore, verify_cache
 from precedent.cache.search.index import SimilarityIndex
@@ -131,8 +132,7 @@ def test_a_clock_that_jumps_backwards_loses_nothing_and_keeps_nothing_for_ever()
 
 def test_a_full_cache_does_not_read_its_partition_again(tmp_path, monkeypatch):
     """Indexes follow evictions one by one: what they read of the rows is what came, not what is there."""
-    store = SQLiteStore.open(tmp_path, bounds=Bounds(max_records=100))
-    store._database._writer.execute("PRAGMA synchronous=OFF")
+    store = quick_store(tmp_path, bounds=Bounds(max_records=100))
     index = SimilarityIndex(store, store.partition_vectors)
     read, vectors_since = [], SQLiteStore.vectors_since
 
@@ -154,8 +154,7 @@ def test_a_full_cache_does_not_read_its_partition_again(tmp_path, monkeypatch):
 
 
 def test_drafting_follows_evictions_without_reading_the_rows_again(tmp_path, monkeypatch):
-    store = SQLiteStore.open(tmp_path, bounds=Bounds(max_records=50))
-    store._database._writer.execute("PRAGMA synchronous=OFF")
+    store = quick_store(tmp_path, bounds=Bounds(max_records=50))
     memory = TenantMemory(store.partition("default", "tok"))
     memory.read(store, "default", "tok")
     monkeypatch.delattr("precedent.cache.snapshot.partition.Partition.directory")
@@ -252,8 +251,7 @@ def day_of_traffic(folder: Path, requests: int) -> dict[str, int]:
     """A day on a fast clock: busy and quiet tenants, repeats, long and short answers, credit, two deletions."""
     choose, clock = random.Random(5), Clock()
     bounds = Bounds(max_bytes=400_000, max_records=900, max_age=6 * HOUR, max_tenant_bytes=150_000)
-    store = SQLiteStore.open(folder, bounds=bounds, clock=clock)
-    store._database._writer.execute("PRAGMA synchronous=OFF")
+    store = quick_store(folder, bounds=bounds, clock=clock)
     index, most = SimilarityIndex(store, store.partition_vectors), dict.fromkeys(("bytes", "records", "file"), 0)
     for n in range(requests):
         clock.now += DAY / requests
