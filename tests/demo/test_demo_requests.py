@@ -164,7 +164,7 @@ def test_refused_and_declined_requests_change_nothing(requests: list[Request]) -
 
 
 def test_unknown_sets_are_refused_by_name(template: OrderDesk) -> None:
-    with pytest.raises(ConfigError, match=r"'C'.*A and B"):
+    with pytest.raises(ConfigError, match=r"'C'.*A or B"):
         make_requests("C", full=False, seed=0)
     with pytest.raises(ConfigError, match=r"'C'.*train, A, B"):
         generate_requests("C", 0, template)

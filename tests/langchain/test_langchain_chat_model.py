@@ -89,7 +89,7 @@ def test_a_call_that_was_cut_off_is_never_repaired_into_a_valid_one() -> None:
     assert message.tool_calls == []
     (invalid,) = message.invalid_tool_calls
     assert (invalid["name"], invalid["args"]) == ("look_up", '{"number": "10"]<invalid>')
-    assert "no tool call" in message.response_metadata["tool_call_errors"][0]
+    assert "not a tool call" in message.response_metadata["tool_call_errors"][0]
 
 
 def test_without_tools_a_call_is_text() -> None:

@@ -76,7 +76,7 @@ def test_sampling_and_seeds_follow_the_script_as_well(precedent_engine: EngineMa
 
 def test_a_script_that_is_used_up_fails_the_request(precedent_engine: EngineMaker) -> None:
     engine = precedent_engine([])
-    with pytest.raises(GenerationError, match="the script has 0 answers"):
+    with pytest.raises(GenerationError, match="the script's 0 answers are used up"):
         engine.submit(ids("hi"), SamplingParams()).result()
 
 

@@ -227,7 +227,7 @@ def test_the_command_measures_chosen_customers_and_every_ablation(log: Path, tmp
     found = json.loads(out.read_text())
     assert found["turns"] == 3  # ada twice
     assert {"suffix-4 @8", "without holes @16", "without recall @8"} <= {row["name"] for row in found["drafters"]}
-    for title in ("by kind of turn", "fastest by", "left out", "Answers that stand word for word in the pool"):
+    for title in ("by kind of turn", "fastest by", "left out", "Answers found word for word in the pool"):
         assert title in result.output
     assert (tmp_path / "replay-curve.svg").exists()
     refused = invoke(*common)

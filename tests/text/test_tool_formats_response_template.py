@@ -180,7 +180,7 @@ def test_what_transformers_cannot_read_is_an_invalid_call(tokenizer: PreTrainedT
     text, invalid = whole
     assert text == Text("Hi")
     assert isinstance(invalid, InvalidCall)
-    assert "no tool call" in invalid.error
+    assert "not a tool call" in invalid.error
 
 
 def test_the_answer_goes_on_behind_a_broken_call(tokenizer: PreTrainedTokenizerBase) -> None:
