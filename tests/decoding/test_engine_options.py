@@ -173,12 +173,11 @@ def test_what_loading_by_name_alone_uses_is_refused_for_a_model_object(name: str
         Engine.load(model, options, tokenizer=tokenizer)
 
 
-def test_options_without_what_they_belong_to_are_refused(tmp_path: Path) -> None:
+def test_options_that_others_leave_without_effect_are_refused(tmp_path: Path) -> None:
     with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
         for options, said in (
             (EngineOptions(draft_device="cpu"), "give draft_model= as well"),
-            (EngineOptions(embedder=HashEmbedder()), "embedder is for a cache given by its folder"),
-            (EngineOptions(embedder=HashEmbedder(), cache=cache), "embedder is for a cache given by its folder"),
+            (EngineOptions(embedder=HashEmbedder(), cache=cache), "an open cache has its embedder already"),
         ):
             for load in (Engine.load, shared_engine):
                 with pytest.raises(ConfigError, match=said):

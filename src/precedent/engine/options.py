@@ -30,7 +30,7 @@ class EngineOptions:
     - `draft_model`: a Hugging Face id, a folder, "first-layers:N" or a loaded model; None drafts without one.
     - `cache`: an open speculation cache, which stays its owner's to close, or the folder, file or URL of one. Engines
       of one process share the cache of a place.
-    - `embedder`: embeds for a cache given by its place: a sentence-transformers id or folder, or an object.
+    - `embedder`: embeds for a `cache` given by its place: a sentence-transformers id or folder, or an object.
     - `speculation`: the defaults of every request.
     - `limits`: how much the engine does and holds at once.
     - `device`: where the target goes; None is cuda where there is one, else cpu, and "auto" spreads its layers.
@@ -76,13 +76,11 @@ class EngineOptions:
         return key_of([getattr(self, option.name) for option in fields(self)])
 
     def check(self) -> None:
-        """Raise ConfigError for an option that would be ignored, since it belongs to another that is not given."""
+        """Raise ConfigError for an option that would be ignored beside the others."""
         if self.draft_model is None and self.draft_device is not None:
             raise ConfigError(f"draft_device={self.draft_device!r} is for a draft model: give draft_model= as well")
-        if self.embedder is not None and (self.cache is None or isinstance(self.cache, SpeculationCache)):
-            raise ConfigError(
-                "embedder is for a cache given by its folder, file or URL: give that, or open the cache with it"
-            )
+        if self.embedder is not None and isinstance(self.cache, SpeculationCache):
+            raise ConfigError("an open cache has its embedder already: leave embedder out, or open the cache with it")
 
     def check_loaded(self) -> None:
         """Raise ConfigError for an option that only a target loaded by name can have."""
