@@ -232,4 +232,4 @@ def test_the_command_measures_chosen_customers_and_every_ablation(log: Path, tmp
     assert (tmp_path / "replay-curve.svg").exists()
     refused = invoke(*common)
     assert isinstance(refused.exception, ConfigError)
-    assert "--split test, train" in str(refused.exception)
+    assert "--split: test, train" in str(refused.exception)

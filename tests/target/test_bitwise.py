@@ -19,6 +19,7 @@ from helpers.flat_cost import FlatCost
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
+from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
 from precedent.target import Slot, TargetModel
@@ -178,8 +179,8 @@ def test_a_chat_model_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loaded(Exception):
         """Far enough."""
 
-    def load(target: str, **settings: Any) -> Engine:
-        asked.append(settings["bitwise"])
+    def load(target: str, options: EngineOptions, **_: Any) -> Engine:
+        asked.append(options.bitwise)
         raise Loaded
 
     monkeypatch.setattr(Engine, "load", load)
