@@ -51,7 +51,7 @@ def test_forget_erases_what_is_selected_and_nothing_else(folder, tmp_path):
     assert run_json(tmp_path, "forget", folder, "--before", "2001-01-01") == {"forgotten": 0}
     assert run_json(tmp_path, "forget", folder, "--id", 1, "--id", 77) == {"forgotten": 1}
     assert run_json(tmp_path, "stats", folder)["records"] == 1
-    assert "1 completions forgotten" in run("forget", folder, "--all").stdout
+    assert "1 completion forgotten" in run("forget", folder, "--all").stdout
     assert run_json(tmp_path, "stats", folder)["records"] == 0
 
 

@@ -17,8 +17,8 @@ from precedent.testing.tiny_models import byte_tokenizer
 
 
 def test_an_export_comes_back_in_another_folder(folder, tmp_path):
-    assert run("export", folder, tmp_path / "out", "--tenant", "shop").stdout.startswith("1 completions exported")
-    assert "1 completions imported, 0 already present" in run("import", tmp_path / "other", tmp_path / "out").stdout
+    assert run("export", folder, tmp_path / "out", "--tenant", "shop").stdout.startswith("1 completion exported")
+    assert "1 completion imported, 0 already present" in run("import", tmp_path / "other", tmp_path / "out").stdout
     assert "0 completions imported, 1 already present" in run("import", tmp_path / "other", tmp_path / "out").stdout
     (only,) = run_json(tmp_path, "list", tmp_path / "other")["completions"]
     (same,) = run_json(tmp_path, "list", folder, "--tenant", "shop")["completions"]

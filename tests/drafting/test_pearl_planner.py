@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.flat_cost import FlatCost
 
-from precedent.planning.draw_gate import TRIAL_STEPS
+from precedent.planning.draw_gate import PROBE_STEPS
 from precedent.planning.pearl import PearlPlanner
 from precedent.planning.plan import DrawSource, Limits
 
@@ -73,7 +73,7 @@ def test_a_draft_model_that_is_waited_for_in_vain_is_left_alone() -> None:
     """After some steps; one whose samples are accepted is not, if the waits are short."""
     for acceptance, waited, goes_on in ((0.01, 5.0, False), (0.8, 0.5, True)):
         planner = planner_that_knows(acceptance, 1.0)
-        for _ in range(TRIAL_STEPS):
+        for _ in range(PROBE_STEPS):
             assert planner.num_draws_ahead("draft-model", 1, LIMITS) == 7
             planner.observe_wait("draft-model", 1, waited)
         assert bool(planner.num_draws_ahead("draft-model", 1, LIMITS)) == goes_on

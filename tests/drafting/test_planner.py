@@ -12,7 +12,7 @@ import torch
 from precedent.drafters.base import Candidates
 from precedent.planning.calibration import Calibration
 from precedent.planning.costs import CostCurve
-from precedent.planning.draw_gate import TRIAL_DRAWS, TRIAL_STEPS, DrawGate
+from precedent.planning.draw_gate import PROBE_DRAWS, PROBE_STEPS, DrawGate
 from precedent.planning.plan import DrawSource, Limits
 from precedent.planning.planner import Planner
 from precedent.planning.trust import Trust
@@ -140,10 +140,10 @@ def test_a_draft_model_that_does_not_pay_costs_hardly_anything() -> None:
         if number:
             plan.builder.add_fixed(ROOT, 7, "draft-model")
             planner.observe_draws("draft-model", number, 0, 10.0 * number)
-            spent += 10.0 * number if step >= TRIAL_STEPS else 0.0
+            spent += 10.0 * number if step >= PROBE_STEPS else 0.0
         planner.observe_forward(len(plan.builder) + 1, 10.0)
         planner.observe(plan, plan.builder.build(), ())
-    assert TRIAL_DRAWS * 10.0 < spent <= 0.011 * 5000 * 10.0
+    assert PROBE_DRAWS * 10.0 < spent <= 0.011 * 5000 * 10.0
 
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["chosen", "sampled"])
@@ -152,7 +152,7 @@ def test_a_cheap_draft_model_that_is_never_right_is_soon_left_alone(sampled: boo
     planner = Planner(curve(w1=10.0, w32=10.5))
     numbers = [_one_step(planner, accepted=False, sampled=sampled) for _ in range(200)]
     assert min(numbers[:10]) > 0
-    assert max(numbers[100:]) <= TRIAL_DRAWS
+    assert max(numbers[100:]) <= PROBE_DRAWS
     assert numbers[100:].count(0) > 80
 
 
@@ -198,21 +198,21 @@ def test_catching_up_is_paid_off_by_the_samples_that_follow() -> None:
     assert beside.milliseconds(1) == pytest.approx(2.0 + 100, rel=0.2)
 
 
-def test_a_trial_waits_for_a_step_in_which_it_could_matter() -> None:
+def test_a_probe_waits_for_a_step_in_which_it_could_matter() -> None:
     """Where fixed candidates are all but sure, an unknown draft model is not asked; where none are, it is."""
     gate = DrawGate()
     assert [gate.decide(0, open_mass=0.1) for _ in range(3)] == [0, 0, 0]
     assert gate.decide(3, open_mass=0.1) == 0  # its price is not known
-    assert gate.decide(0, open_mass=0.9) == TRIAL_DRAWS
-    gate.observe(TRIAL_DRAWS, 0, 2.0)
+    assert gate.decide(0, open_mass=0.9) == PROBE_DRAWS
+    gate.observe(PROBE_DRAWS, 0, 2.0)
     assert gate.decide(3, open_mass=0.1) == 3
-    gate.elapsed, left = 1e9, gate.trial_steps_left
+    gate.elapsed, left = 1e9, gate.probe_steps_left
     assert gate.decide(0, open_mass=0.1) == 0
-    assert gate.trial_steps_left == left == TRIAL_STEPS - 1  # a trial that waits is not begun again
+    assert gate.probe_steps_left == left == PROBE_STEPS - 1  # a probe that waits is not begun again
 
 
 def test_a_drafter_comes_back_when_it_begins_to_pay() -> None:
-    """The gate re-opens: a trial that succeeds is followed by more."""
+    """The gate re-opens: a probe that succeeds is followed by more."""
     planner = Planner(curve(w1=10.0, w32=10.5))
     for _ in range(300):
         _one_step(planner, accepted=False)

@@ -181,7 +181,7 @@ def planner_of(first: float, second: float, dear_from: int) -> Planner:
         planner.cost.observe(width, milliseconds)
     planner.observe_draws("draft", 1, 0, 1.0)
     gate = planner._gates["draft"]
-    gate.trial_steps_left = 0
+    gate.probe_steps_left = 0
     for depth in range(1, DEEPEST_DRAW + 1):
         for number in range(400):
             planner.calibration.observe("draft", depth, number % 100 < 100 * first)

@@ -176,7 +176,7 @@ def test_what_happens_to_a_model_later_counts(happening: Callable[[Any], None]) 
 
 
 def test_a_model_that_is_hooked_at_load_is_not_believed_untried() -> None:
-    """What a hook hides from the trial may not be used once the hook is gone."""
+    """What a hook hides from the comparison may not be used once the hook is gone."""
     settings = {"residual_multiplier": 1.0, "embedding_multiplier": 1.0, "logits_scaling": 2.0}
     model = model_by_rows("granite", torch.float32, **settings)
     timing = model.model.register_forward_hook(lambda module, args, output: None)

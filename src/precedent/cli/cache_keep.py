@@ -17,7 +17,7 @@ from precedent.cli.cache_store import (
     opened,
     timestamp,
 )
-from precedent.cli.cache_table import printable
+from precedent.cli.cache_table import counted, printable
 from precedent.cli.options import JsonOption, write_json
 from precedent.errors import CacheError
 
@@ -48,7 +48,7 @@ def forget(
         number = store.forget(Selection(before=float("inf")) if everything else selection)
     if json_file is not None:
         write_json(json_file, {"forgotten": number})
-    print(f"{number} completions forgotten")
+    print(f"{counted(number)} forgotten")
 
 
 def verify(

@@ -23,6 +23,7 @@ from precedent.cli.cache_store import (
     redaction,
     timestamp,
 )
+from precedent.cli.cache_table import counted
 from precedent.cli.options import JsonOption, write_json
 from precedent.cli.progress import Progress
 
@@ -44,7 +45,7 @@ def export(
     progress.rest()
     if json_file is not None:
         write_json(json_file, {"exported": manifest["records"], "folder": str(folder)})
-    print(f"{manifest['records']} completions exported to {folder}")
+    print(f"{counted(manifest['records'])} exported to {folder}")
 
 
 def import_export(
@@ -98,7 +99,7 @@ def _as_dict(found: Imported) -> dict[str, Any]:
 
 
 def _print(found: Imported) -> None:
-    print(f"{found.filled.stored} completions imported, {found.filled.known} already present")
+    print(f"{counted(found.filled.stored)} imported, {found.filled.known} already present")
     if found.rewritten:
         print(f"{found.rewritten} re-tokenized for the model")
     if found.filled.refused:

@@ -42,7 +42,7 @@ def print_completions(completions: Sequence[StoredCompletion], needle: str = "")
         )
         table.add_row(*(Text(printable(cell)) for cell in cells))
     Console().print(table)
-    print(f"{len(completions)} completions")
+    print(counted(len(completions)))
 
 
 def print_completion(one: StoredCompletion) -> None:
@@ -107,3 +107,8 @@ def _time(seconds: float) -> str:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def counted(number: int) -> str:
+    """A number of completions, in words: 1 completion, 2 completions."""
+    return "1 completion" if number == 1 else f"{number} completions"

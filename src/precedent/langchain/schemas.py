@@ -10,9 +10,8 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from precedent.errors import ConfigError
 from precedent.grammar import ANY_OBJECT
-from precedent.langchain.wording import first_line
-from precedent.runtime.plain_values import check_plain, shown
-from precedent.text.tool_schema import schema_problem
+from precedent.runtime.plain_values import check_plain, first_line, shown
+from precedent.text.tool_schema import check_schema
 
 UNNAMED = "answer"
 """The title given to a JSON Schema without one."""
@@ -87,9 +86,10 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
     Raises ConfigError for anything else.
     """
     found = dict(schema) if is_json_schema(schema) else _converted(schema)
-    problem = schema_problem(found, "it")
-    if problem:
-        raise ConfigError(f"{shown(schema)} is not a JSON Schema: {problem}")
+    try:
+        check_schema(found, "it")
+    except ValueError as error:
+        raise ConfigError(f"{shown(schema)} is not a JSON Schema: {error}") from error
     return found
 
 

@@ -11,8 +11,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from precedent.errors import ConfigError, PromptError
 from precedent.langchain.schemas import described_schema, is_json_schema, kind_of
-from precedent.langchain.wording import first_line
-from precedent.runtime.plain_values import check_plain, nearest, shown
+from precedent.runtime.plain_values import check_plain, first_line, nearest, shown
 from precedent.text.tool_schema import check_tools
 
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic.v1 import ValidationError as ValidationErrorV1
 
 from precedent.errors import ConfigError, PrecedentError, PromptError
-from precedent.runtime.plain_values import shown
+from precedent.runtime.plain_values import first_line, shown
 
 AnyValidationError = ValidationError | ValidationErrorV1
 
@@ -89,11 +89,6 @@ def input_in_our_words() -> Iterator[None]:
     except Exception as error:  # a caller's own message classes may raise anything
         why = in_our_words(error) if isinstance(error, AnyValidationError) else first_line(error)
         raise PromptError(f"the input is neither a text nor a list of messages: {why}") from error
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's text, or its type if the text is empty."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def in_our_words(error: AnyValidationError) -> str:

@@ -1,7 +1,7 @@
 """Whether to use a draft model at all: measured time decides, and a closed gate can reopen.
 
 Whether a draft model pays off on this machine and this traffic is not known in advance. So it is tried for a few steps
-at first, and again later whenever all trials together cost less than a hundredth of the decoding time.
+at first, and again later whenever all probes together cost less than a hundredth of the decoding time.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-TRIAL_STEPS = 4
-"""Steps of a trial: the first may have to prefill the draft model; the others show what a draw costs afterwards."""
+PROBE_STEPS = 4
+"""Steps of a probe: the first may have to prefill the draft model; the others show what a draw costs afterwards."""
 
-TRIAL_DRAWS = 2
-"""Draws in each step of a trial: enough to learn from, too few to cost much."""
+PROBE_DRAWS = 2
+"""Draws in each step of a probe: enough to learn from, too few to cost much."""
 
-TRIAL_SHARE = 0.01
-"""What trials may cost, as a share of the decoding time; the first trial is exempt."""
+PROBE_SHARE = 0.01
+"""What probes may cost, as a share of the decoding time; the first probe is exempt."""
 
-TRIAL_OPEN = 0.5
-"""Smallest probability that no fixed candidate below the root is right, for a step to be used as a trial."""
+PROBE_OPEN = 0.5
+"""Smallest probability that no fixed candidate below the root is right, for a step to be used as a probe."""
 
 REMEMBERED = 8
 """Draw times kept, of which the smallest counts; disturbances only add time."""
@@ -46,10 +46,10 @@ class DrawGate:
     """
 
     elapsed: float = 0.0
-    spent_on_trials: float = 0.0
-    last_trial: float = 0.0
-    trial_steps_left: int = TRIAL_STEPS
-    on_trial: bool = False
+    spent_on_probes: float = 0.0
+    last_probe: float = 0.0
+    probe_steps_left: int = PROBE_STEPS
+    on_probe: bool = False
     behind: int = 0
     together: int = 1
     milliseconds_per_missed_token: float = 0.0
@@ -80,18 +80,18 @@ class DrawGate:
     def decide(self, wanted: int, open_mass: float = 1.0) -> int:
         """How many draws to make if `wanted` seem to pay off (0: none).
 
-        `open_mass` is the probability that no fixed candidate comes next. A trial waits for steps in which a draw can
+        `open_mass` is the probability that no fixed candidate comes next. A probe waits for steps in which a draw can
         matter: catching up would be wasted where the fixed candidates are right.
         """
-        self.on_trial = self.trial_steps_left > 0 and open_mass >= TRIAL_OPEN
-        if self.on_trial:
-            self.trial_steps_left -= 1
-            return max(TRIAL_DRAWS, wanted) if self._each else TRIAL_DRAWS
-        if self.trial_steps_left:  # the trial waits; an unknown cost of draws must not count as zero
+        self.on_probe = self.probe_steps_left > 0 and open_mass >= PROBE_OPEN
+        if self.on_probe:
+            self.probe_steps_left -= 1
+            return max(PROBE_DRAWS, wanted) if self._each else PROBE_DRAWS
+        if self.probe_steps_left:  # the probe waits; an unknown cost of draws must not count as zero
             return wanted if self._each else 0
-        affordable = self.spent_on_trials + self.last_trial < TRIAL_SHARE * self.elapsed
+        affordable = self.spent_on_probes + self.last_probe < PROBE_SHARE * self.elapsed
         if affordable and not wanted:
-            self.trial_steps_left, self.last_trial = TRIAL_STEPS, 0.0
+            self.probe_steps_left, self.last_probe = PROBE_STEPS, 0.0
         return wanted
 
     def observe(self, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
@@ -104,6 +104,6 @@ class DrawGate:
             times = self._each.setdefault(together, deque(maxlen=REMEMBERED))
             times.append(milliseconds / max(num_draws, 1))
         self.drawing_steps = min(self.drawing_steps + 1.0, MOST_STEPS * self.catch_ups)
-        if self.on_trial:
-            self.spent_on_trials += milliseconds
-            self.last_trial += milliseconds
+        if self.on_probe:
+            self.spent_on_probes += milliseconds
+            self.last_probe += milliseconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from precedent.errors import GenerationError, PrecedentError
+from precedent.runtime.plain_values import first_line
 
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 """Words in the plain RuntimeError that torch raises on a CPU and on some accelerators."""
@@ -29,12 +30,8 @@ def as_ours(error: Exception, doing: str) -> PrecedentError:
         error.with_traceback(None)  # its frames hold the very tensors that did not fit
         return OutOfMemory(
             f"memory ran out while {doing}: ask for fewer max_tokens or a shorter prompt, "
-            f"or lower max_running or max_kv_bytes of EngineLimits ({_first_line(error)})"
+            f"or lower max_running or max_kv_bytes of EngineLimits ({first_line(error)})"
         )
-    failure = GenerationError(f"{type(error).__name__} while {doing}: {_first_line(error)}")
+    failure = GenerationError(f"{type(error).__name__} while {doing}: {first_line(error)}")
     failure.__cause__ = error
     return failure
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,4 +1,4 @@
-"""Checks of callers' values: numbers are finite, texts are valid Unicode, nesting is bounded."""
+"""Checks of callers' values, and what messages show of values and errors."""
 
 from __future__ import annotations
 
@@ -72,3 +72,9 @@ def nearest(name: object, known: Iterable[object]) -> str | None:
     """The known name of which `name` looks like a misspelling, or None."""
     found = difflib.get_close_matches(str(name), [str(one) for one in known], n=1, cutoff=REALLY_NEAR)
     return found[0] if found else None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, without its final punctuation; its class's name if the text is empty."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(" .:") if lines else type(error).__name__

@@ -23,23 +23,21 @@ def divided_by(count: int) -> dict[str, Any]:
 def check_divisible(config: Any, settings: Mapping[str, Any]) -> None:
     """Raise UnsupportedError for a model, or `from_pretrained` settings, that cannot be divided like that."""
     text, count = config.get_text_config(), settings[SETTING].tp_size
-    reason = _obstacle(config, text, count, settings)
-    if reason:
-        raise UnsupportedError(f"tensor_parallel=True is not available for this {text.model_type}: {reason}")
-
-
-def _obstacle(config: Any, text: Any, count: int, settings: Mapping[str, Any]) -> str | None:
+    refused = f"tensor_parallel=True is not available for this {text.model_type}"
     heads = int(text.num_attention_heads)
     key_heads = int(getattr(text, "num_key_value_heads", None) or heads)
     if not getattr(text, "base_model_tp_plan", None):
-        return "transformers has no tp_plan for its architecture"
+        raise UnsupportedError(f"{refused}: transformers has no tp_plan for its architecture")
     if heads % count or key_heads % count:
-        return f"{count} processes cannot divide its {heads} query and {key_heads} key/value heads evenly"
+        raise UnsupportedError(
+            f"{refused}: {count} processes cannot divide its {heads} query and {key_heads} key/value heads evenly"
+        )
     if getattr(config, "quantization_config", None) or "quantization_config" in settings:
-        return "quantised weights are not divided"
+        raise UnsupportedError(f"{refused}: quantised weights are not divided")
     if "device_map" in settings:
-        return "device_map places whole layers, and each process holds a part of every layer: leave it out"
-    return None
+        raise UnsupportedError(
+            f"{refused}: device_map places whole layers, and each process holds a part of every layer: leave it out"
+        )
 
 
 def is_divided(model: nn.Module) -> bool:

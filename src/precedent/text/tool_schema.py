@@ -26,9 +26,10 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
         if name in names:
             raise PromptError(f"tool {name!r} is bound twice: rename or remove one of them")
         names.add(name)
-        problem = _problem_of(tool["function"])
-        if problem:
-            raise PromptError(f"tool {name!r} has no valid JSON Schema: {problem}")
+        try:
+            _check_function(tool["function"])
+        except ValueError as error:
+            raise PromptError(f"tool {name!r} has no valid JSON Schema: {error}") from error
 
 
 def tools_fingerprint(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -56,78 +57,81 @@ def _name_of(tool: Mapping[str, Any], position: int) -> str:
     return name
 
 
-def _problem_of(function: Mapping[str, Any]) -> str | None:
+def _check_function(function: Mapping[str, Any]) -> None:
+    """Raise ValueError, saying what is wrong, unless a function's description and parameters are valid."""
     try:
         json.dumps(function, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        return f"it cannot be written as JSON ({error})"
+        raise ValueError(f"it cannot be written as JSON ({error})") from error
     if not isinstance(function.get("description", ""), str):
-        return "description must be a text"
+        raise ValueError("description must be a text")
     parameters = function.get("parameters")
     if parameters is None or parameters == {}:
-        return None
+        return
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
-        return 'parameters must be a schema of type "object"'
-    return schema_problem(parameters, "parameters")
+        raise ValueError('parameters must be a schema of type "object"')
+    check_schema(parameters, "parameters")
 
 
-def schema_problem(schema: Any, where: str) -> str | None:
-    """Describe what is wrong with a JSON Schema, or return None; `where` is the path to it."""
+def check_schema(schema: Any, where: str) -> None:
+    """Raise ValueError, saying what is wrong, unless this is a JSON Schema; `where` is the path to it."""
     if isinstance(schema, bool):
-        return None
+        return
     if not isinstance(schema, Mapping):
-        return f"{where} must be a schema (an object), not {_kind(schema)}"
+        raise ValueError(f"{where} must be a schema (an object), not {_kind(schema)}")
     for keyword, value in schema.items():
-        check = _CHECKS.get(keyword)
-        problem = check(value, f"{where}.{keyword}") if check else None
-        if problem:
-            return problem
-    return None
+        if check := _CHECKS.get(keyword):
+            check(value, f"{where}.{keyword}")
 
 
-def _type_problem(value: Any, where: str) -> str | None:
+def _check_type(value: Any, where: str) -> None:
     wanted = value if isinstance(value, list) and value else [value]
     for name in wanted:
         if not isinstance(name, str) or name not in _TYPES:
-            return f"{where} is {json.dumps(name)}, not one of {', '.join(sorted(_TYPES))}"
-    return None
+            raise ValueError(f"{where} is {json.dumps(name)}, not one of {', '.join(sorted(_TYPES))}")
 
 
-def _map_problem(value: Any, where: str) -> str | None:
+def _check_map(value: Any, where: str) -> None:
     if not isinstance(value, Mapping):
-        return f"{where} must map names to schemas, not be {_kind(value)}"
-    problems = (schema_problem(schema, f"{where}.{name}") for name, schema in value.items())
-    return next((problem for problem in problems if problem), None)
+        raise ValueError(f"{where} must map names to schemas, not be {_kind(value)}")
+    for name, schema in value.items():
+        check_schema(schema, f"{where}.{name}")
 
 
-def _list_problem(value: Any, where: str) -> str | None:
+def _check_list(value: Any, where: str) -> None:
     if not isinstance(value, list) or not value:
-        return f"{where} must be a list of schemas, not {_kind(value)}"
-    problems = (schema_problem(schema, f"{where}[{index}]") for index, schema in enumerate(value))
-    return next((problem for problem in problems if problem), None)
+        raise ValueError(f"{where} must be a list of schemas, not {_kind(value)}")
+    for index, schema in enumerate(value):
+        check_schema(schema, f"{where}[{index}]")
 
 
-def _items_problem(value: Any, where: str) -> str | None:
-    return _list_problem(value, where) if isinstance(value, list) else schema_problem(value, where)
+def _check_items(value: Any, where: str) -> None:
+    if isinstance(value, list):
+        _check_list(value, where)
+    else:
+        check_schema(value, where)
 
 
-def _required_problem(value: Any, where: str) -> str | None:
+def _check_required(value: Any, where: str) -> None:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        return f"{where} must be a list of names, not {_kind(value)}"
-    return f"{where} names a property twice" if len(set(value)) < len(value) else None
+        raise ValueError(f"{where} must be a list of names, not {_kind(value)}")
+    if len(set(value)) < len(value):
+        raise ValueError(f"{where} names a property twice")
 
 
-def _enum_problem(value: Any, where: str) -> str | None:
-    return None if isinstance(value, list) else f"{where} must be a list of values, not {_kind(value)}"
+def _check_enum(value: Any, where: str) -> None:
+    if not isinstance(value, list):
+        raise ValueError(f"{where} must be a list of values, not {_kind(value)}")
 
 
-def _text_problem(value: Any, where: str) -> str | None:
-    return None if isinstance(value, str) else f"{where} must be a text, not {_kind(value)}"
+def _check_text(value: Any, where: str) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"{where} must be a text, not {_kind(value)}")
 
 
-def _number_problem(value: Any, where: str) -> str | None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return None if number else f"{where} must be a number, not {_kind(value)}"
+def _check_number(value: Any, where: str) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"{where} must be a number, not {_kind(value)}")
 
 
 def _kind(value: Any) -> str:
@@ -138,16 +142,16 @@ def _kind(value: Any) -> str:
     return json.dumps(value)
 
 
-_CHECKS: dict[str, Callable[[Any, str], str | None]] = {
-    "type": _type_problem,
-    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), _map_problem),
-    **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), _list_problem),
-    **dict.fromkeys(("additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"), schema_problem),
-    "items": _items_problem,
-    "required": _required_problem,
-    "enum": _enum_problem,
-    **dict.fromkeys(("$ref", "title", "description", "pattern", "format"), _text_problem),
+_CHECKS: dict[str, Callable[[Any, str], None]] = {
+    "type": _check_type,
+    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), _check_map),
+    **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), _check_list),
+    **dict.fromkeys(("additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"), check_schema),
+    "items": _check_items,
+    "required": _check_required,
+    "enum": _check_enum,
+    **dict.fromkeys(("$ref", "title", "description", "pattern", "format"), _check_text),
     **dict.fromkeys(
-        ("minimum", "maximum", "multipleOf", "minLength", "maxLength", "minItems", "maxItems"), _number_problem
+        ("minimum", "maximum", "multipleOf", "minLength", "maxLength", "minItems", "maxItems"), _check_number
     ),
 }

@@ -23,8 +23,9 @@ from transformers import (
 )
 
 from precedent.errors import ModelLoadError, PrecedentError
+from precedent.runtime.plain_values import first_line
 from precedent.target.kv.layer_kinds import check_supported
-from precedent.target.load.quiet import first_line, quiet
+from precedent.target.load.quiet import quiet
 
 MAGIC = b"GGUF"
 

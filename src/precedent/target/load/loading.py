@@ -20,11 +20,11 @@ from transformers import (
 )
 
 from precedent.errors import ConfigError, ModelLoadError
+from precedent.runtime.plain_values import first_line
 from precedent.target.kv.layer_kinds import check_supported
 from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
 from precedent.target.load.gguf import read_config, read_tokenizer
 from precedent.target.load.packaged import DEMO_TARGET
-from precedent.target.load.quiet import first_line
 from precedent.target.load.source import explained, find_source, gguf_file
 from precedent.target.load.trained_draft import holds_draft, load_trained
 from precedent.target.sharding import SETTING, check_divisible, divided_by

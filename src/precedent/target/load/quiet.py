@@ -43,9 +43,3 @@ def _no_bar_of_gguf() -> Iterator[None]:
         yield
     finally:
         module.tqdm = bar
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, without its final punctuation."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(" .:") if lines else type(error).__name__

@@ -12,10 +12,11 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from precedent.errors import ModelLoadError, PrecedentError
 from precedent.runtime.hub import silence_of_hub
+from precedent.runtime.plain_values import first_line
 from precedent.target.load.gguf import gguf_folder, is_gguf
 from precedent.target.load.names import check_name
 from precedent.target.load.packaged import DEMO_TARGET, demo_folder
-from precedent.target.load.quiet import first_line, quiet
+from precedent.target.load.quiet import quiet
 from precedent.target.load.trained_draft import holds_draft, read_settings
 
 FETCH = "fetch it where there is a network with `hf download {0}` and give that folder"

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from precedent.errors import ConfigError, GenerationError, ModelLoadError, UnsupportedError
+from precedent.runtime.plain_values import first_line
 
 TIMEOUT = timedelta(minutes=5)
 """How long a forward waits for another process before it fails; it does not limit loading."""
@@ -135,11 +136,6 @@ def join(device: str | None) -> Processes:
         _JOINED.release()
         raise ModelLoadError(f"the processes of this launch could not connect: {first_line(error)}") from error
     return Processes(rank, count, int(os.environ.get("LOCAL_WORLD_SIZE") or count), patient, control, owned)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error, without what torch appends to it."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def _place(device: str | None) -> str:

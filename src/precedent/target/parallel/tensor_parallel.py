@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from precedent.errors import ConfigError, UnsupportedError
+from precedent.runtime.plain_values import first_line
 from precedent.target.kv.cache import KVCache
 from precedent.target.load.first_layers import FIRST_LAYERS
 from precedent.target.load.loading import load_target
 from precedent.target.load.trained_draft import holds_draft
 from precedent.target.model import TargetModel
 from precedent.target.parallel.mirroring import Follower, LeadingRunner, MirroredKV
-from precedent.target.parallel.processes import Processes, first_line, join
+from precedent.target.parallel.processes import Processes, join
 from precedent.target.sharding import parts
 
 if TYPE_CHECKING:
