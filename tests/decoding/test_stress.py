@@ -134,6 +134,7 @@ def within(seconds: float, work: list[Callable[[], None]]) -> None:
 )
 def test_many_threads_with_random_cancels(num_threads: int, num_requests: int, seconds: float) -> None:
     """Little memory, so that requests wait; small pieces, so that prompts are cancelled in the middle."""
+    others = set(threading.enumerate())
     limits = EngineLimits(max_running=12, max_kv_bytes=3 * 2**20, prefill_tokens_per_round=48, max_idle_kv_bytes=2**22)
     with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
         model = tiny_causal_lm("llama", seed=51, num_hidden_layers=2)
@@ -149,7 +150,8 @@ def test_many_threads_with_random_cancels(num_threads: int, num_requests: int, s
         check_nothing_leaked(engine, limits, threads_before)
         within(60, [engine.close])
     gc.collect()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("precedent")]
+    left = {thread for thread in threading.enumerate() if thread.name.startswith("precedent")}
+    assert left <= others
 
 
 def check_nothing_leaked(engine: Engine, limits: EngineLimits, threads_before: int) -> None:
