@@ -23,7 +23,7 @@ class SteppedClock(Clock):
     """Goes on in steps of five seconds, as long as nobody is being served; stands still until somebody waits."""
 
     def __init__(self) -> None:
-        self._seconds, self._serving = 0.0, True
+        self._seconds, self._due, self._serving = 0.0, 0.0, True
         self._changed = threading.Condition()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -32,9 +32,9 @@ class SteppedClock(Clock):
 
     def wait(self, stopped: threading.Event, seconds: float) -> bool:
         with self._changed:
-            due, self._serving = self._seconds + seconds, False
+            self._due, self._serving = self._seconds + seconds, False
             self._changed.notify_all()
-            self._changed.wait_for(lambda: stopped.is_set() or self._seconds >= due)
+            self._changed.wait_for(lambda: stopped.is_set() or self._serving)
             self._serving = not stopped.is_set()
         return stopped.is_set()
 
@@ -44,6 +44,7 @@ class SteppedClock(Clock):
             with self._changed:
                 self._changed.wait_for(lambda: not self._serving)
                 self._seconds += STEP
+                self._serving = self._seconds >= self._due  # before the one that is due has woken up
                 self._changed.notify_all()
 
 
