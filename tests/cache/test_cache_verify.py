@@ -255,10 +255,13 @@ def test_a_file_of_the_first_format_becomes_one_of_today(tmp_path):
 
 
 def test_a_file_of_the_first_format_that_damage_keeps_from_migrating_is_repaired(tmp_path):
-    """Sizes that add up to more than an integer holds."""
+    """Sizes that add up to more than an integer holds. The damaged file is kept byte for byte."""
     file = in_format_1(tmp_path)
     changed(file, f"UPDATE completion SET size = {2**63 - 1}")
+    changed(file, "PRAGMA journal_mode=DELETE")  # opening it to write would change it
+    before = file.read_bytes()
     report = verify_cache(file, repair=True)
+    assert file.with_name(f"{file.name}.damaged").read_bytes() == before
     assert [(finding.kind, finding.repaired) for finding in report.findings] == [("structure", True)]
     assert report.records == COUNT
     assert verify_cache(file).sound

@@ -25,6 +25,7 @@ from precedent.cache.store.directory import directory_of_all, read_by_ids
 from precedent.cache.store.files import database_path
 from precedent.cache.store.inspection import RepairableError, inspecting
 from precedent.cache.store.report import Finding, VerifyReport
+from precedent.cache.store.schema import is_current, migrate
 from precedent.errors import CacheError
 
 RECORDS_AT_ONCE = 1000
@@ -68,9 +69,15 @@ def _refusal_of(file: Path) -> RepairableError | None:
 
 
 def _refusal_to_upgrade(file: Path) -> RepairableError | None:
-    """Why a file of an earlier format cannot be upgraded; None if it can be, or is current. Raises CacheError."""
+    """Why a file of an earlier format cannot be upgraded; None if it can be, or is current. Raises CacheError.
+
+    Tried on a temporary copy: a file that is going to be salvaged is kept as it was.
+    """
     try:
-        Database(file).close()
+        with inspecting(file) as connection, closing(sqlite3.connect("")) as copy:
+            if not is_current(connection):
+                connection.backup(copy)
+                migrate(copy)
     except sqlite3.Error as error:
         if not is_damage(error):
             raise CacheError(f"cannot repair {file} now: {error}; {advice(error)}") from error

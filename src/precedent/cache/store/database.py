@@ -13,7 +13,7 @@ from pathlib import Path
 from precedent.cache.store.connection import advice, connect, error_name
 from precedent.cache.store.files import bytes_in, log_of
 from precedent.cache.store.pages import HEADER_BYTES
-from precedent.cache.store.schema import FORMAT_VERSION, SCHEMA, migrate
+from precedent.cache.store.schema import FORMAT_VERSION, SCHEMA, is_current, migrate
 from precedent.errors import CacheError, CacheMismatchError
 from precedent.runtime.process import Lock, OfOneProcess
 
@@ -236,7 +236,7 @@ def _connect_to_stay(path: Path) -> sqlite3.Connection:
 
 def _bring_up_to_date(connection: sqlite3.Connection) -> None:
     """Upgrade a file of an earlier format, completely or not at all; waits for another process that does so."""
-    if connection.execute("PRAGMA user_version").fetchone()[0] == FORMAT_VERSION:
+    if is_current(connection):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:

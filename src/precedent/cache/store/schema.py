@@ -138,9 +138,14 @@ def _in_one_form(sql: object) -> str:
     return re.sub(r"\s*([(),;])\s*", r"\1", " ".join(str(sql or "").split()))
 
 
+def is_current(connection: sqlite3.Connection) -> bool:
+    """Whether the tables are those of `FORMAT_VERSION`."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0]) == FORMAT_VERSION
+
+
 def migrate(connection: sqlite3.Connection) -> None:
     """Upgrade the tables to `FORMAT_VERSION` in the open transaction; does nothing if they are current."""
-    if int(connection.execute("PRAGMA user_version").fetchone()[0]) == FORMAT_VERSION:
+    if is_current(connection):
         return
     for statement in statements(_DROPPED_BY_2 + _SINCE_2):
         connection.execute(statement)
