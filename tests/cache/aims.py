@@ -8,7 +8,6 @@ import resource
 import shutil
 import signal
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -244,7 +243,10 @@ class Creation(Aim):
 
 
 class Repair(Aim):
-    """A damaged file is repaired: whenever that is cut short, the next repair finishes it."""
+    """A damaged file is repaired: whenever that is cut short, the next repair finishes it.
+
+    On a busy machine it may be repaired, and the process have ended, before the kill.
+    """
 
     base_records = 12
     changes = (1, 10)
@@ -255,7 +257,6 @@ class Repair(Aim):
         changed.close()
         say("ready")
         verify_cache(folder, repair=True)
-        time.sleep(PATIENCE)  # repaired before it was killed
 
     def seen(self, folder: Path) -> object:
         files = [path for path in names_in(folder) if not path.endswith(("-wal", "-shm"))]
