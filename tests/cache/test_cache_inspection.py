@@ -7,12 +7,13 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from helpers.cache_files import COUNT, PAGE, changed, contents, fill, filled, logged, refused, tokens_in, write
 
-from precedent.cache import SQLiteStore, verify_cache
+from precedent.cache import Selection, SQLiteStore, verify_cache
 from precedent.cache.store.inspection import RepairableError, inspecting
 from precedent.errors import CacheMismatchError
 
@@ -162,3 +163,16 @@ def test_a_file_that_another_program_switched_writes_a_log_again(tmp_path):
     fill(store, range(100, 101))
     assert Path(f"{file}-wal").stat().st_size > 0
     store.close()
+
+
+def test_a_count_of_removals_below_one_that_was_used_is_refused_and_repaired(tmp_path):
+    """The next removal would take a number that another one has."""
+    file = filled(tmp_path)
+    for row_id in (2, 3):
+        with closing(SQLiteStore.open(file)) as store:
+            store.forget(Selection(ids=(row_id,)))
+    changed(file, "UPDATE meta SET value = 1 WHERE key = 'epoch'")
+    refused(file, "removals are counted up to 1, and the last one has number 2", RepairableError)
+    assert verify_cache(file, repair=True).records == COUNT - 2
+    with closing(SQLiteStore.open(file)) as store:
+        assert store.forget(Selection(ids=(4,))) == 1

@@ -22,7 +22,7 @@ from precedent.cache.store.connection import advice, connect, error_name, is_dam
 from precedent.cache.store.database import header_of
 from precedent.cache.store.files import bytes_in, journal_of, log_of, repaired_of
 from precedent.cache.store.pages import FRAME_HEADER, Log, log_in
-from precedent.cache.store.rows import check_numbers
+from precedent.cache.store.rows import GONE_SINCE, check_numbers, check_removals
 from precedent.cache.store.schema import (
     APPLICATION_ID,
     FORMAT_VERSION,
@@ -105,6 +105,7 @@ def _checked_once(path: Path, whole: bool) -> sqlite3.Connection:
         connection.execute("BEGIN")  # check everything else at one moment
         _check_tables(connection, path)
         _check_pages(connection, path, alone=alone, whole=whole)
+        _check_removals(connection, path)
         return connection
     except (sqlite3.Error, UnicodeDecodeError) as error:  # a damaged name in SQLite's message is not UTF-8
         connection.close()
@@ -164,6 +165,15 @@ def _check_tables(connection: sqlite3.Connection, path: Path) -> None:
         raise _damaged(path, f"{first_difference(found, version)} in format {version}")
     try:
         check_numbers(connection)
+    except CacheError as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _check_removals(connection: sqlite3.Connection, path: Path) -> None:
+    if connection.execute("PRAGMA user_version").fetchone()[0] < GONE_SINCE:
+        return
+    try:
+        check_removals(connection)
     except CacheError as error:
         raise _damaged(path, str(error)) from error
 

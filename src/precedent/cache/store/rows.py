@@ -37,6 +37,9 @@ COLUMNS = (
 
 ID = COLUMNS.split(", ").index("id")
 
+GONE_SINCE = 2
+"""The format since which the table `gone` names removed records."""
+
 MOST_RECORDS = 2**62
 """No cache has added or removed this many records; much larger numbers would overflow SQLite's counters."""
 
@@ -197,6 +200,13 @@ def check_numbers(connection: sqlite3.Connection) -> None:
     last = 0 if found is None else found[0]
     if type(last) is not int or not (highest or 0) <= last < MOST_RECORDS:
         raise CacheError(f"the number of the last record is {last!r}, and the highest is {highest!r}")
+
+
+def check_removals(connection: sqlite3.Connection) -> None:
+    """Raise CacheError if the next removal would get a number that another one has."""
+    epoch, last = epoch_of(connection), connection.execute("SELECT coalesce(max(epoch), 0) FROM gone").fetchone()[0]
+    if last > epoch:
+        raise CacheError(f"removals are counted up to {epoch}, and the last one has number {last}")
 
 
 def epoch_of(connection: sqlite3.Connection) -> int:
