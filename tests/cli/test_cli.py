@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.command_line import precedent
+from helpers.small_engines import load_by
 from rich.text import Text
 
 from precedent.cli.options import DEFAULT_TARGET
@@ -90,7 +91,7 @@ def test_an_error_of_several_lines_is_shown_as_one(
     def fail(*args: object, **settings: object) -> None:
         raise ModelLoadError("first line\n  second line")
 
-    monkeypatch.setattr("precedent.engine.engine.Engine.load", fail)
+    load_by(monkeypatch, fail)
     assert precedent("run", "x") == 2
     assert capsys.readouterr().err == "error: first line second line\n"
 
@@ -99,7 +100,7 @@ def test_ctrl_c_ends_with_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object, **settings: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("precedent.engine.engine.Engine.load", interrupt)
+    load_by(monkeypatch, interrupt)
     assert precedent("run", "x") == 130
 
 

@@ -27,6 +27,11 @@ def write(folder: Path, *, tokenizer: Any = None, **settings: Any) -> str:
     return str(folder)
 
 
+def only_free(patch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """Let every device have so many bytes left."""
+    patch.setattr(doctor_checks, "free_bytes", lambda device: num_bytes)
+
+
 def examined(*arguments: str, tmp_path: Path) -> tuple[int, dict[str, Any]]:
     """Exit status and findings by check, and whether the model is said to be usable."""
     report = tmp_path / "report.json"
@@ -62,7 +67,7 @@ def test_the_memory_is_that_of_the_real_model(tmp_path: Path, monkeypatch: pytes
     assert doctor_checks._kv_bytes_per_token(config) == 2 * 3 * 2 * 12 * 4, (
         "keys and values, layers, heads, width, bytes"
     )
-    monkeypatch.setattr(doctor_checks, "free_bytes", lambda device: 4 * parameters - 1)
+    only_free(monkeypatch, 4 * parameters - 1)
     status, found = examined(str(tmp_path / "model"), tmp_path=tmp_path)
     assert (status, found["usable"], found["memory"][0]) == (1, False, "no")
 
@@ -127,7 +132,7 @@ def test_first_layers_that_there_are(spec: str, state: str, tmp_path: Path, caps
 def test_a_model_that_cannot_be_used_is_not_saved_by_its_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor_checks, "free_bytes", lambda device: 1)
+    only_free(monkeypatch, 1)
     model = write(tmp_path / "model")
     status, found = examined(model, "--draft-model", "first-layers:9", tmp_path=tmp_path)
     assert (status, found["usable"], found["model_usable"]) == (1, False, False)
