@@ -188,6 +188,7 @@ class TestPackagedTarget:
         package, installed = site_packages / packaged.PACKAGE, site_packages / f"{packaged.PACKAGE}-1.0.dist-info"
         for folder in (package, installed):
             folder.mkdir(parents=True)
+        (package / "__init__.py").touch()  # a folder without it would not come before the real package
         (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {packaged.PACKAGE}\nVersion: 1.0\n")
         tokenizer = byte_tokenizer((("t", "h"),))
         write_gguf(package / "model.gguf", tiny_causal_lm(vocab_size=260, dtype=torch.bfloat16), tokenizer)
