@@ -171,10 +171,9 @@ def test_only_the_selected_are_exported(tmp_path):
     assert [one.token_ids for one in other.list(ALL, None)] == [(3,)]
 
 
-def test_many_records_make_several_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("precedent.cache.maintain.exporting.RECORDS_OF_PART", 4)
+def test_many_records_make_several_parts(tmp_path):
     store, other, seen = stored([record(n, query=f"q {n}") for n in range(10)]), SQLiteStore.open(), []
-    manifest = export_cache(store, tmp_path / "out", ALL, seen.append)
+    manifest = export_cache(store, tmp_path / "out", ALL, seen.append, records_of_part=4)
     assert ([part["records"] for part in manifest["parts"]], seen) == ([4, 4, 2], [4, 4, 2])
     import_cache(tmp_path / "out", other)
     assert held(other) == held(store)

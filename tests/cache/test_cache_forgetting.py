@@ -58,8 +58,7 @@ def test_no_trace_is_left_in_pages_that_were_split_and_merged(tmp_path):
     store.close()
 
 
-def test_forget_says_so_when_another_process_keeps_the_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("precedent.cache.store.connection.BUSY_SECONDS", 0.05)
+def test_forget_says_so_when_another_process_keeps_the_bytes(tmp_path, nobody_waits_long):
     store = SQLiteStore.open(tmp_path)
     row_id = store.insert(completion(1, text="secret"), unit_vector(1), EMBEDDER)
     reader = sqlite3.connect(tmp_path / "precedent.sqlite", isolation_level=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -29,10 +31,8 @@ def topics(seed: int, count: int) -> np.ndarray:
 
 
 @pytest.fixture
-def few_are_many(monkeypatch):
-    """Grouping from 64 vectors on."""
-    monkeypatch.setattr("precedent.cache.search.grouped_index.GROUPED_FROM", 64)
-    monkeypatch.setattr("precedent.cache.search.partition_vectors.GROUPED_FROM", 64)
+def small_groups(few_are_many, monkeypatch):
+    """Grouping from 64 vectors on, in groups of eight."""
     monkeypatch.setattr("precedent.cache.search.grouped_index.GROUP_SIZE", 8)
 
 
@@ -61,10 +61,9 @@ def found(index: SimilarityIndex, query: np.ndarray, k: int = 10, tenant: str = 
     return [hit.completion_id for hit in index.search(query, tenant, "tok", k)]
 
 
-def test_all_groups_together_find_what_brute_force_finds(monkeypatch):
-    monkeypatch.setattr("precedent.cache.search.grouped_index.GROUPS_READ", 10**6)
+def test_all_groups_together_find_what_brute_force_finds():
     vectors = topics(1, 3000)
-    index = GroupedIndex(group(np.arange(1, 3001), pages_of(vectors), lambda: False))
+    index = GroupedIndex(group(np.arange(1, 3001), pages_of(vectors), lambda: False), groups_read=10**6)
     index.add(topics(2, 100))
     everything = np.concatenate([vectors, topics(2, 100)])
     for query in topics(3, 20):
@@ -102,7 +101,7 @@ def test_grouping_gives_up_when_it_is_told_to():
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_a_growing_partition_is_grouped_in_the_background_and_stays_right(tmp_path, few_are_many, on_disk):
+def test_a_growing_partition_is_grouped_in_the_background_and_stays_right(tmp_path, small_groups, on_disk):
     """After each growth the exact nearest is found, alone of its tenant; gone ones never."""
     store = SQLiteStore.open(tmp_path if on_disk else None)
     index, vectors = SimilarityIndex(store, store.partition_vectors), topics(1, 400)
@@ -122,7 +121,7 @@ def test_a_growing_partition_is_grouped_in_the_background_and_stays_right(tmp_pa
     store.close()
 
 
-def test_sealed_groups_are_found_again_with_what_came_later(tmp_path, few_are_many):
+def test_sealed_groups_are_found_again_with_what_came_later(tmp_path, small_groups):
     store, vectors = SQLiteStore.open(tmp_path), topics(1, 300)
     index = SimilarityIndex(store, store.partition_vectors)
     ids = insert_all(store, vectors[:200])
@@ -141,7 +140,7 @@ def test_sealed_groups_are_found_again_with_what_came_later(tmp_path, few_are_ma
     store.close()
 
 
-def test_two_stores_on_one_folder_share_groups(tmp_path, few_are_many):
+def test_two_stores_on_one_folder_share_groups(tmp_path, small_groups):
     one, two = SQLiteStore.open(tmp_path), SQLiteStore.open(tmp_path)
     vectors = topics(1, 150)
     ids = insert_all(one, vectors)
@@ -163,7 +162,7 @@ def raw(folder) -> bytes:
     )
 
 
-def test_a_forgotten_vector_is_in_no_file(tmp_path, few_are_many):
+def test_a_forgotten_vector_is_in_no_file(tmp_path, small_groups):
     """In the table as float32 and in the groups as float16: both there before, neither after."""
     store, vectors = SQLiteStore.open(tmp_path), topics(1, 100)
     index = SimilarityIndex(store, store.partition_vectors)
@@ -180,7 +179,7 @@ def test_a_forgotten_vector_is_in_no_file(tmp_path, few_are_many):
 
 
 @pytest.mark.parametrize("part", ["entries", "vectors", "centres", "manifest"])
-def test_damaged_groups_are_read_from_the_rows(tmp_path, few_are_many, part):
+def test_damaged_groups_are_read_from_the_rows(tmp_path, small_groups, part):
     store, vectors = SQLiteStore.open(tmp_path), topics(1, 100)
     index = SimilarityIndex(store, store.partition_vectors)
     ids = insert_all(store, vectors)
@@ -197,13 +196,15 @@ def test_damaged_groups_are_read_from_the_rows(tmp_path, few_are_many, part):
     store.close()
 
 
-def test_without_faiss_nothing_is_grouped(tmp_path, few_are_many, monkeypatch):
-    monkeypatch.setattr("precedent.cache.search.index.can_group", lambda: False)
+def test_without_faiss_nothing_is_grouped(tmp_path, small_groups, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "faiss", None)  # as if it were not installed
     store, vectors = SQLiteStore.open(tmp_path), topics(1, 100)
     index = SimilarityIndex(store, store.partition_vectors)
     ids = insert_all(store, vectors)
     assert found(index, vectors[7], 1) == [ids[7]]
+    index.wait()
     assert not isinstance(index._partitions["default", "tok"].index, GroupedIndex)
+    assert caplog.messages == []  # nor was it tried
     index.close()
     store.close()
 

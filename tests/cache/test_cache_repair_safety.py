@@ -92,9 +92,8 @@ def test_a_repair_without_room_changes_nothing(tmp_path, monkeypatch):
     assert repaired(file) == list(range(COUNT))
 
 
-def test_a_file_that_is_open_is_not_replaced(tmp_path, monkeypatch):
+def test_a_file_that_is_open_is_not_replaced(tmp_path, nobody_waits_long):
     """In this process, whether reading or writing; it can be repaired once it is closed."""
-    monkeypatch.setattr("precedent.cache.store.connection.BUSY_SECONDS", 0.05)
     file = filled(tmp_path)
     for read_only in (False, True):
         store = SQLiteStore.open(file, read_only=read_only)
@@ -105,8 +104,7 @@ def test_a_file_that_is_open_is_not_replaced(tmp_path, monkeypatch):
         assert repaired(file) == list(range(COUNT))
 
 
-def test_a_file_that_another_process_has_open_is_not_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr("precedent.cache.store.connection.BUSY_SECONDS", 0.05)
+def test_a_file_that_another_process_has_open_is_not_replaced(tmp_path, nobody_waits_long):
     file = filled(tmp_path)
     code = """
         import sys

@@ -12,11 +12,6 @@ from precedent.drafters.matching.occurrences import HIT, Weights
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context, sorted_segment
 
 
-@pytest.fixture
-def everything_is_large(monkeypatch):
-    monkeypatch.setattr("precedent.cache.snapshot.scratch.MAPPED_FROM", 1)
-
-
 def is_mapped(array: np.ndarray) -> bool:
     while isinstance(array, np.ndarray):
         array = array.base
@@ -34,9 +29,9 @@ def found(index: TokenIndex, context: list[int]) -> set[tuple[int, int]]:
     return {(index.sequence_ids[place["slot"]], int(place["length"])) for place in places}
 
 
-def test_a_mapped_index_finds_what_one_in_memory_finds(tmp_path, everything_is_large):
+def test_a_mapped_index_finds_what_one_in_memory_finds(tmp_path):
     """Through loading, appending, merging and forgetting."""
-    mapped, plain = TokenIndex(Scratch(tmp_path)), TokenIndex()
+    mapped, plain = TokenIndex(Scratch(tmp_path, mapped_from=1)), TokenIndex()
     for index in (mapped, plain):
         for seed in (1, 2):
             index.load(sorted_segment(answers(seed, 30)))
@@ -53,14 +48,14 @@ def test_a_mapped_index_finds_what_one_in_memory_finds(tmp_path, everything_is_l
 
 
 @pytest.mark.parametrize("reason", ["no folder", "no room"])
-def test_without_a_disk_arrays_are_in_memory(tmp_path, monkeypatch, everything_is_large, reason):
+def test_without_a_disk_arrays_are_in_memory(tmp_path, monkeypatch, reason):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     folder = tmp_path / "none" if reason == "no folder" else tmp_path
     if reason == "no room":
         monkeypatch.setattr("precedent.cache.snapshot.scratch.os.posix_fallocate", full)
-    array = Scratch(folder).resized(np.arange(5, dtype=np.int32), 8, -1)
+    array = Scratch(folder, mapped_from=1).resized(np.arange(5, dtype=np.int32), 8, -1)
     assert array.tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
     assert not is_mapped(array)
 

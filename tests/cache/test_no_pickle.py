@@ -51,10 +51,10 @@ WITHOUT_PICKLE = """
     pickle.load = pickle.loads = pickle.Unpickler = _pickle.load = _pickle.loads = refused
     sys.addaudithook(lambda event, _: refused() if event == "pickle.find_class" else None)
     from precedent.cache import NewCompletion, SpeculationCache, verify_cache
-    from precedent.cache.search import grouped_index, partition_vectors
+    from precedent.cache.search import grouped_index
     from precedent.cache.snapshot.segment import COMPLETION, Segment
     from precedent.testing.embedders import HashEmbedder
-    grouped_index.GROUPED_FROM = partition_vectors.GROUPED_FROM = 20
+    grouped_index.GROUPED_FROM = 20
 
     def sealed(ids):
         completions = np.array([(i, 0, 3 * n) for n, i in enumerate(ids)], COMPLETION)

@@ -7,7 +7,6 @@ import json
 import logging
 import pickle
 import socket
-import sys
 import traceback
 from collections.abc import Callable
 from contextlib import closing, redirect_stderr, redirect_stdout
@@ -15,11 +14,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from helpers.command_line import precedent
 
 from precedent.cache import Selection, SpeculationCache, StoreURL
 from precedent.cache.opening import open_store, verify_store
 from precedent.cache.store.store_url import is_secret
-from precedent.cli.app import main
 from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
 from precedent.errors import CacheError, ConfigError, PrecedentError
@@ -163,15 +162,13 @@ def test_a_url_that_lost_its_password_connects_with_pgpassword_or_says_so(
     assert records_at(url) == 0
 
 
-def command(*arguments: object) -> tuple[object, str]:
+def command(*arguments: object) -> tuple[int, str]:
     """`precedent` as it is typed: its status, and all it wrote."""
     written = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(written), redirect_stderr(written):
-        patch.setattr(sys, "argv", ["precedent", *map(str, arguments)])
         patch.setenv("COLUMNS", "400")
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return ended.value.code, written.getvalue()
+        status = precedent(*arguments)
+    return status, written.getvalue()
 
 
 @pytest.mark.parametrize(

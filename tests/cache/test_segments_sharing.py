@@ -109,11 +109,9 @@ def test_a_segment_that_is_replaced_while_it_is_read_is_read_again(tmp_path, mon
         found = listed(files)
         if not times:
             times.append(1)
-            monkeypatch.setattr(SegmentFiles, "listed", listed)
             for sealed in found:
                 files.publish([files.write(files.read(sealed))])
             files.erase_unlisted()
-            monkeypatch.setattr(SegmentFiles, "listed", listed_too_early)
         return found
 
     monkeypatch.setattr(SegmentFiles, "listed", listed_too_early)

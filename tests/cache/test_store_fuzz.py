@@ -182,13 +182,6 @@ def used(cache: Path, held: dict[int, StoredCompletion]) -> bool:
     return False
 
 
-@pytest.fixture
-def few_are_many(monkeypatch):
-    """Grouping from 64 vectors on."""
-    monkeypatch.setattr("precedent.cache.search.grouped_index.GROUPED_FROM", 64)
-    monkeypatch.setattr("precedent.cache.search.partition_vectors.GROUPED_FROM", 64)
-
-
 def test_hostile_records(tmp_path):
     counts = fuzz_records(tmp_path, 400)
     assert min(counts.values()) > 50

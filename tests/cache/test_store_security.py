@@ -171,11 +171,9 @@ def found_in(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("condition", ["tenant", "before", "containing", "ids"])
-def test_forget_leaves_no_byte_in_any_file(tmp_path, monkeypatch, condition):
+def test_forget_leaves_no_byte_in_any_file(tmp_path, few_are_many, condition):
     """By every condition: table, log, segment and grouped vectors, while open and after closing."""
     pytest.importorskip("faiss")
-    for module in ("grouped_index", "partition_vectors"):
-        monkeypatch.setattr(f"precedent.cache.search.{module}.GROUPED_FROM", 64)
     with filled(tmp_path) as cache:
         assert found_in(tmp_path) == set(traces())
         (secret,) = cache.search("secret query")

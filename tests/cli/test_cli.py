@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.command_line import precedent
+from helpers.small_engines import load_by
 from rich.text import Text
 
-from precedent.cli import app as cli
 from precedent.cli.options import DEFAULT_TARGET
 from precedent.cli.run import _pieces
 from precedent.engine.engine import Emission
@@ -33,27 +34,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def precedent(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run the command line in this process; returns its exit status."""
-    monkeypatch.setattr(sys, "argv", ["precedent", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert precedent(command, "--help", monkeypatch=monkeypatch) == 0
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert precedent(command, "--help") == 0
     assert f"precedent {command}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["demo", "run", "bench", "doctor"])
-def test_help_ends_with_an_example(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    precedent(command, "--help", monkeypatch=monkeypatch)
+def test_help_ends_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    precedent(command, "--help")
     assert f"Example: precedent {command}" in capsys.readouterr().out
 
 
@@ -86,9 +75,9 @@ def test_the_default_target_is_the_packaged_one() -> None:
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_status_2(
-    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert precedent(*arguments, monkeypatch=monkeypatch) == 2
+    assert precedent(*arguments) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("error: ")
@@ -102,8 +91,8 @@ def test_an_error_of_several_lines_is_shown_as_one(
     def fail(*args: object, **settings: object) -> None:
         raise ModelLoadError("first line\n  second line")
 
-    monkeypatch.setattr("precedent.engine.engine.Engine.load", fail)
-    assert precedent("run", "x", monkeypatch=monkeypatch) == 2
+    load_by(monkeypatch, fail)
+    assert precedent("run", "x") == 2
     assert capsys.readouterr().err == "error: first line second line\n"
 
 
@@ -111,16 +100,16 @@ def test_ctrl_c_ends_with_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object, **settings: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("precedent.engine.engine.Engine.load", interrupt)
-    assert precedent("run", "x", monkeypatch=monkeypatch) == 130
+    load_by(monkeypatch, interrupt)
+    assert precedent("run", "x") == 130
 
 
 def test_run_streams_the_answer_and_writes_what_it_counted(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "out.json"
     arguments = ("run", "hello", "--target", model, "--max-tokens", "12", "--json", str(results))
-    assert precedent(*arguments, monkeypatch=monkeypatch) == 0
+    assert precedent(*arguments) == 0
     written = json.loads(results.read_text(encoding="utf-8"))
     assert capsys.readouterr().out == written["text"] + "\n"
     assert 0 < written["tokens"] <= 12
@@ -129,23 +118,19 @@ def test_run_streams_the_answer_and_writes_what_it_counted(
     assert written["speculation"]["num_accepted_tokens"] == sum(written["speculation"]["accepted_by_source"].values())
 
 
-def test_speculation_does_not_change_the_answer(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_speculation_does_not_change_the_answer(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     plain = ("run", "hello", "--target", model, "--max-tokens", "30", "--dtype", "float64")
-    precedent(*plain, monkeypatch=monkeypatch)
+    precedent(*plain)
     without = capsys.readouterr().out
-    precedent(*plain, "--draft-model", "first-layers:2", monkeypatch=monkeypatch)
+    precedent(*plain, "--draft-model", "first-layers:2")
     assert capsys.readouterr().out == without
 
 
-def test_a_seed_fixes_a_sampled_answer(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_seed_fixes_a_sampled_answer(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     answers = []
     for seed in ("1", "1", "2"):
         settings = ("--temperature", "1", "--seed", seed, "--max-tokens", "20")
-        precedent("run", "hello", "--target", model, *settings, monkeypatch=monkeypatch)
+        precedent("run", "hello", "--target", model, *settings)
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1] != answers[2]
 
@@ -155,9 +140,9 @@ def test_show_sources_colours_the_same_text_and_adds_a_legend(
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     plain = ("run", "abcabcabc", "--target", model, "--max-tokens", "40")
-    precedent(*plain, monkeypatch=monkeypatch)
+    precedent(*plain)
     text = capsys.readouterr().out
-    precedent(*plain, "--show-sources", monkeypatch=monkeypatch)
+    precedent(*plain, "--show-sources")
     shown = capsys.readouterr()
     assert "\x1b[" in shown.out
     assert Text.from_ansi(shown.out).plain.split() == Text.from_ansi(text).plain.split()
@@ -195,7 +180,7 @@ def test_the_answer_is_stored_in_the_cache_and_recalled(
     results, asked = tmp_path / "out.json", ("run", "tell me", "--target", model, "--max-tokens", "40")
     accepted = []
     for _ in range(2):
-        precedent(*asked, "--cache", str(tmp_path / "cache"), "--json", str(results), monkeypatch=monkeypatch)
+        precedent(*asked, "--cache", str(tmp_path / "cache"), "--json", str(results))
         accepted.append(json.loads(results.read_text(encoding="utf-8"))["speculation"]["accepted_by_source"])
     assert "recall" not in accepted[0]
     assert accepted[1]["recall"] > 0

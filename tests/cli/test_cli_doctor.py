@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.command_line import precedent
 from transformers import AutoConfig
 
-from precedent.cli import app as cli
 from precedent.cli import doctor_checks
 from precedent.target.load.trained_draft import DraftSettings
 from precedent.testing.tiny_gguf import write_gguf
@@ -28,25 +27,26 @@ def write(folder: Path, *, tokenizer: Any = None, **settings: Any) -> str:
     return str(folder)
 
 
-def examined(*arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, Any]]:
+def only_free(patch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """Let every device have so many bytes left."""
+    patch.setattr(doctor_checks, "free_bytes", lambda device: num_bytes)
+
+
+def examined(*arguments: str, tmp_path: Path) -> tuple[int, dict[str, Any]]:
     """Exit status and findings by check, and whether the model is said to be usable."""
     report = tmp_path / "report.json"
-    monkeypatch.setattr(sys, "argv", ["precedent", "doctor", *arguments, "--json", str(report)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
+    status = precedent("doctor", *arguments, "--json", report)
     found = json.loads(report.read_text()) if report.exists() else {"findings": [], "usable": None}
-    return int(ended.value.code or 0), {
+    return status, {
         **{one["check"]: (one["state"], one["finding"]) for one in found["findings"]},
         "usable": found["usable"],
         "model_usable": found.get("model_usable"),
     }
 
 
-def test_a_model_that_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write(tmp_path / "model")
-    status, found = examined(model, tmp_path=tmp_path, monkeypatch=monkeypatch)
+    status, found = examined(model, tmp_path=tmp_path)
     assert (status, found["usable"]) == (0, True)
     assert found["attention"] == ("yes", "llama: 3 × full_attention")
     assert found["context"][1].startswith("1,024 tokens")
@@ -67,16 +67,16 @@ def test_the_memory_is_that_of_the_real_model(tmp_path: Path, monkeypatch: pytes
     assert doctor_checks._kv_bytes_per_token(config) == 2 * 3 * 2 * 12 * 4, (
         "keys and values, layers, heads, width, bytes"
     )
-    monkeypatch.setattr(doctor_checks, "free_bytes", lambda device: 4 * parameters - 1)
-    status, found = examined(str(tmp_path / "model"), tmp_path=tmp_path, monkeypatch=monkeypatch)
+    only_free(monkeypatch, 4 * parameters - 1)
+    status, found = examined(str(tmp_path / "model"), tmp_path=tmp_path)
     assert (status, found["usable"], found["memory"][0]) == (1, False, "no")
 
 
-def test_a_model_that_cannot_be_rewound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_rewound(tmp_path: Path) -> None:
     folder = tmp_path / "mamba"
     AutoConfig.for_model("mamba", hidden_size=16, num_hidden_layers=2, vocab_size=259).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
-    status, found = examined(str(folder), tmp_path=tmp_path, monkeypatch=monkeypatch)
+    status, found = examined(str(folder), tmp_path=tmp_path)
     assert (status, found["usable"], found["attention"][0]) == (1, False, "no")
     assert "cannot be rewound" in found["attention"][1]
 
@@ -88,7 +88,7 @@ def test_tools_of_a_tokenizer_without_chatml_are_refused_but_the_model_works(
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer.add_special_tokens({"eos_token": "</s>"})
     monkeypatch.setattr("precedent.cli.doctor_checks.render_prompt", refuse_tools)
-    status, found = examined(write(tmp_path / "model", tokenizer=tokenizer), tmp_path=tmp_path, monkeypatch=monkeypatch)
+    status, found = examined(write(tmp_path / "model", tokenizer=tokenizer), tmp_path=tmp_path)
     assert (status, found["tools"]) == (0, ("no", "no tools here"))
 
 
@@ -101,20 +101,20 @@ def refuse_tools(tokenizer: Any, messages: Any, tools: Any = ()) -> list[int]:
 
 
 def test_a_draft_model_of_another_tokenizer_says_nothing_against_the_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, draft = write(tmp_path / "model"), write(tmp_path / "draft", tokenizer=byte_tokenizer((("t", "h"),)))
     arguments = (model, "--draft-model", draft)
-    status, found = examined(*arguments, tmp_path=tmp_path, monkeypatch=monkeypatch)
+    status, found = examined(*arguments, tmp_path=tmp_path)
     assert (status, found["usable"], found["draft model"][0]) == (1, False, "no")
     assert "does not share the target's tokenizer" in found["draft model"][1]
     assert capsys.readouterr().out.endswith(f"{model} can be used, but not with the draft model {draft}\n")
     arguments = (model, "--draft-model", model)
-    assert examined(*arguments, tmp_path=tmp_path, monkeypatch=monkeypatch)[1]["draft model"][0] == "yes"
+    assert examined(*arguments, tmp_path=tmp_path)[1]["draft model"][0] == "yes"
 
 
-def test_no_such_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    status, _ = examined(str(tmp_path / "nowhere"), tmp_path=tmp_path, monkeypatch=monkeypatch)
+def test_no_such_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _ = examined(str(tmp_path / "nowhere"), tmp_path=tmp_path)
     assert status == 2
     assert capsys.readouterr().err.startswith("error: there is no folder")
 
@@ -122,11 +122,9 @@ def test_no_such_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 @pytest.mark.parametrize(
     ("spec", "state"), [("first-layers:2", "yes"), ("first-layers:3", "no"), ("first-layers:x", "no")]
 )
-def test_first_layers_that_there_are(
-    spec: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_first_layers_that_there_are(spec: str, state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write(tmp_path / "model")
-    status, found = examined(model, "--draft-model", spec, tmp_path=tmp_path, monkeypatch=monkeypatch)
+    status, found = examined(model, "--draft-model", spec, tmp_path=tmp_path)
     assert (status, found["draft model"][0]) == (int(state == "no"), state)
     assert ("but not with" in capsys.readouterr().out) == (state == "no")
 
@@ -134,17 +132,17 @@ def test_first_layers_that_there_are(
 def test_a_model_that_cannot_be_used_is_not_saved_by_its_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor_checks, "free_bytes", lambda device: 1)
+    only_free(monkeypatch, 1)
     model = write(tmp_path / "model")
-    status, found = examined(model, "--draft-model", "first-layers:9", tmp_path=tmp_path, monkeypatch=monkeypatch)
+    status, found = examined(model, "--draft-model", "first-layers:9", tmp_path=tmp_path)
     assert (status, found["usable"], found["model_usable"]) == (1, False, False)
     assert capsys.readouterr().out.endswith("cannot be used: draft model, memory\n")
 
 
-def test_a_base_model_is_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_model_is_called_one(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = None
-    status, found = examined(write(tmp_path / "model", tokenizer=tokenizer), tmp_path=tmp_path, monkeypatch=monkeypatch)
+    status, found = examined(write(tmp_path / "model", tokenizer=tokenizer), tmp_path=tmp_path)
     assert (status, found["usable"]) == (0, True)
     assert found["chat template"][0] == "note"
     assert "base model" in found["chat template"][1]
@@ -152,20 +150,20 @@ def test_a_base_model_is_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_gguf_file_is_examined_without_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gguf")
-    monkeypatch.setattr("precedent.target.load.gguf.user_cache_path", lambda name: tmp_path / "caches")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     model, tokenizer = tiny_causal_lm(vocab_size=260, dtype=torch.bfloat16), byte_tokenizer((("t", "h"),))
     file = write_gguf(tmp_path / "model.gguf", model, tokenizer)
-    status, found = examined(str(file), tmp_path=tmp_path, monkeypatch=monkeypatch)
+    status, found = examined(str(file), tmp_path=tmp_path)
     assert (status, found["usable"], found["file"][0]) == (0, True, "note")
     assert found["chat template"] == ("yes", "the model's own")
     assert not (tmp_path / "caches").exists()
 
 
-def test_a_draft_trained_for_a_target_is_not_refused_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_trained_for_a_target_is_not_refused_unseen(tmp_path: Path) -> None:
     model, draft = write(tmp_path / "model"), tmp_path / "draft"
     draft.mkdir()
     settings = DraftSettings("my-model", "embeddings", "layers", (0, 2))
     (draft / "draft.json").write_text(json.dumps(dataclasses.asdict(settings)))
-    status, found = examined(model, "--draft-model", str(draft), tmp_path=tmp_path, monkeypatch=monkeypatch)
+    status, found = examined(model, "--draft-model", str(draft), tmp_path=tmp_path)
     assert (status, found["draft model"][0]) == (0, "note")
     assert "trained for my-model" in found["draft model"][1]

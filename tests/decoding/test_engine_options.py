@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.small_engines import load_by
 
 from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SpeculationConfig
@@ -204,7 +205,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[ScriptedEngine]:
         engines[-1].cache = options.cache  # type: ignore[assignment]
         return engines[-1]
 
-    monkeypatch.setattr(Engine, "load", load)
+    load_by(monkeypatch, load)
     return engines
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from helpers.pearl import CHOSEN_TEXTS, PlannerOfAllCandidates, in_place, run, start
+from helpers.prefilled import as_on_a_gpu
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.decoding import verification
 from precedent.decoding.loop import step
 from precedent.decoding.pearl import Pearl
 from precedent.decoding.sequence import DecodingSequence
@@ -59,7 +59,8 @@ def test_chosen_texts_are_those_of_plain_decoding(
 ) -> None:
     """Greedy, and with a seed: a helpful draft model, a useless one, memory and nonsense beside them change nothing."""
     plain = run(target, start(target, [], sampling))
-    monkeypatch.setattr(verification, "on_accelerator", lambda logits: read_at_once)
+    if read_at_once:
+        as_on_a_gpu(monkeypatch)
     oracle, adversary = OracleDrafter(plain), RandomDrafter(target.vocab_size)
     for others in ([], [oracle], [adversary], [oracle, adversary]):
         for draft in (good_draft(), bad_draft()):

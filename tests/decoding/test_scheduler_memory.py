@@ -78,12 +78,9 @@ def test_what_can_never_fit_is_refused_with_the_numbers(target: WatchedTarget) -
         admission.check(3 * 2**20, 900, 70)
 
 
-def test_the_default_budget_is_a_share_of_the_free_memory(
-    target: WatchedTarget, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("precedent.engine.admission.free_bytes", lambda device: 1000)
-    assert Admission(target, EngineLimits()).max_kv_bytes == 500
-    assert Admission(target, EngineLimits(max_kv_bytes=7)).max_kv_bytes == 7
+def test_the_default_budget_is_a_share_of_the_free_memory(target: WatchedTarget) -> None:
+    assert Admission(target, EngineLimits(), free=lambda device: 1000).max_kv_bytes == 500
+    assert Admission(target, EngineLimits(max_kv_bytes=7), free=lambda device: 1000).max_kv_bytes == 7
 
 
 def test_memory_that_runs_out_is_said_clearly_and_idle_conversations_are_given_up(target: WatchedTarget) -> None:

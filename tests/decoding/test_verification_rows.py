@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 
 import pytest
 import torch
-from helpers.prefilled import VOCABULARY, as_on_a_gpu, fixed_tree, sequences, static_target, verified
+from helpers.prefilled import (
+    VOCABULARY,
+    as_on_a_gpu,
+    fixed_tree,
+    noting_probabilities,
+    sequences,
+    static_target,
+    verified,
+)
 
 from precedent.config import SamplingParams
 from precedent.decoding.loop import step
@@ -16,7 +23,6 @@ from precedent.decoding.proposal import Proposal
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Plan
 from precedent.planning.planner import Planner
-from precedent.sampling import target_rows as rows_module
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 
 
@@ -36,14 +42,8 @@ def test_seeded_rows_are_normalised_one_by_one_where_bits_must_not_depend_on_how
 ) -> None:
     """A cumulative sum over several rows at once may be cut otherwise than one over a row alone."""
     shapes: list[int] = []
-    probs_of = rows_module.probs_of
-
-    def noted(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-        shapes.append(logits.dim())
-        return probs_of(logits, params)
-
     as_on_a_gpu(monkeypatch)
-    monkeypatch.setattr(rows_module, "probs_of", noted)
+    noting_probabilities(monkeypatch, lambda logits, found: shapes.append(logits.dim()))
     target, seeded = static_target(), SamplingParams(temperature=0.3, seed=3, top_p=0.9)
     running = sequences(target, seeded, 1, mode="coupled", bitwise=bitwise)[0]
     step([running], target, Planner(CostCurve()))
@@ -57,7 +57,7 @@ def test_what_a_step_computed_goes_with_it(mode: str, monkeypatch: pytest.Monkey
     as_on_a_gpu(monkeypatch)
     params = SamplingParams(temperature=0.0 if mode == "greedy" else 0.8, seed=1)
     running, gone = sequences(static_target(), params, 2, mode=mode), []
-    monkeypatch.setattr(rows_module, "probs_of", noting(rows_module.probs_of, gone))
+    noting_probabilities(monkeypatch, lambda logits, found: gone.append(weakref.ref(found)))
     gc.collect()
     gc.disable()
     try:
@@ -72,14 +72,3 @@ def test_what_a_step_computed_goes_with_it(mode: str, monkeypatch: pytest.Monkey
         assert [each() for each in gone] == [None] * len(gone)
     finally:
         gc.enable()
-
-
-def noting(probs_of: Callable[..., torch.Tensor], made: list[weakref.ref[torch.Tensor]]) -> Callable[..., torch.Tensor]:
-    """The same, with a weak reference to each result."""
-
-    def noted(*given: object) -> torch.Tensor:
-        found = probs_of(*given)
-        made.append(weakref.ref(found))
-        return found
-
-    return noted

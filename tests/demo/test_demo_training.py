@@ -34,15 +34,12 @@ from precedent_demo.workflows import generate_requests
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers
 
+POOL = 4
+
 
 @pytest.fixture(scope="module")
 def encoder() -> Encoder:
     return Encoder(byte_tokenizer())
-
-
-@pytest.fixture(autouse=True)
-def _small_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "POOL", 4)
 
 
 # --- data -----------------------------------------------------------------------------------------------------------
@@ -78,9 +75,9 @@ def test_training_sees_the_ids_of_inference_and_is_judged_by_the_turns_of_the_as
 
 
 def test_every_pool_has_its_own_conversations_and_a_restart_finds_the_next_batch(encoder: Encoder) -> None:
-    found = list(islice(batches.batches(encoder, "train", 2500), 6))
+    found = list(islice(batches.batches(encoder, "train", 2500, pool_size=POOL), 6))
     assert len({batch.pool for batch in found}) > 1
-    later = next(batches.batches(encoder, "train", 2500, found[-2].pool, found[-2].number + 1))
+    later = next(batches.batches(encoder, "train", 2500, found[-2].pool, found[-2].number + 1, pool_size=POOL))
     assert torch.equal(later.token_ids, found[-1].token_ids)
     assert all(batch.num_tokens <= 2500 or len(batch.token_ids) == 1 for batch in found)
     texts = {tuple(row.tolist()) for batch in found for row in batch.token_ids}
@@ -118,10 +115,11 @@ def test_a_head_is_computed_again_only_after_its_lifetime(encoder: Encoder) -> N
 # --- a run ----------------------------------------------------------------------------------------------------------
 
 
-def trainer(folder: Path, *more: str) -> adapter.Trainer:
+def trainer(folder: Path, *more: str, head_lifetime: int = adapter.HEAD_LIFETIME) -> adapter.Trainer:
     settings = ["--minutes", "1000", "--out", str(folder), "--batch-tokens", "1000", "--rate", "0.02", *more]
     options = adapter.options_of(settings)
-    return adapter.Trainer(tiny_causal_lm(dtype=torch.float32), byte_tokenizer(), options)
+    model = tiny_causal_lm(dtype=torch.float32)
+    return adapter.Trainer(model, byte_tokenizer(), options, pool_size=POOL, head_lifetime=head_lifetime)
 
 
 class Stopped(Exception):
@@ -149,13 +147,13 @@ def weights(one: adapter.Trainer) -> dict[str, torch.Tensor]:
 
 
 def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "HEAD_LIFETIME", 1)  # a resumed run computes the head at its first step
-    whole = trainer(tmp_path / "whole")
+    at_once = 1  # a resumed run computes the head at its first step
+    whole = trainer(tmp_path / "whole", head_lifetime=at_once)
     expected = run(whole, 3, monkeypatch)
-    first = trainer(tmp_path / "parts")
+    first = trainer(tmp_path / "parts", head_lifetime=at_once)
     losses = run(first, 1, monkeypatch)
     first.save()
-    second = trainer(tmp_path / "parts", "--resume")
+    second = trainer(tmp_path / "parts", "--resume", head_lifetime=at_once)
     losses += run(second, 2, monkeypatch)
     assert losses == pytest.approx(expected, rel=1e-4)
     for name, value in weights(whole).items():
@@ -238,8 +236,8 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny_causal_lm(dtype=torch.bfloat16).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     monkeypatch.setattr(adapted, "demo_folder", lambda: folder)
-    monkeypatch.setattr(adapted, "user_cache_path", lambda name: tmp_path / "cache")
-    (tmp_path / "cache").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "precedent").mkdir()
     return folder
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.command_line import precedent
 from helpers.tiny_draft import PROMPTS, tiny_target
 from transformers import PreTrainedModel
 
-from precedent.cli import app as cli
 from precedent.target.load.first_layers import first_layers
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.training.measure import Measurement, expected_tokens
@@ -76,13 +75,6 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def precedent(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["precedent", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
-
-
 def test_a_draft_is_trained_reported_and_measured_beside_an_early_exit(
     target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,18 +83,18 @@ def test_a_draft_is_trained_reported_and_measured_beside_an_early_exit(
     given = ["--target", str(target_folder), "--prompts", str(target_folder / "prompts.txt"), "--answer-tokens", "6"]
     out, results = str(tmp_path / "draft"), tmp_path / "results.json"
     train = ["train-draft", *given, "--out", out, "--layers", "1", "--head-tokens", "64", "--rounds", "2"]
-    assert precedent(*train, monkeypatch=monkeypatch) == 0
+    assert precedent(*train) == 0
     report = json.loads((tmp_path / "draft" / "report.json").read_text())
     assert report["drafts"][0]["positions"] == 6
     assert report["plan"] == {"chunks": 1, "completions": 1, "rollouts": 1, "rounds": 2, "steps_per_round": 1}
     assert report["recipe"]["head_tokens"] == 64
     compared = ["--draft-model", out, "--draft-model", "first-layers:1", "--json", str(results)]
-    assert precedent("measure-draft", *given, *compared, monkeypatch=monkeypatch) == 0
+    assert precedent("measure-draft", *given, *compared) == 0
     trained, early = json.loads(results.read_text())["drafts"]
     assert trained["acceptance"] == pytest.approx(report["drafts"][0]["acceptance"], abs=1e-6)
     assert early["draft"] == "first-layers:1"
     assert "per step" in capsys.readouterr().out
-    assert precedent(*train, monkeypatch=monkeypatch) == 2
+    assert precedent(*train) == 2
     assert "is not empty; give a new folder" in capsys.readouterr().err
 
 
@@ -118,13 +110,13 @@ def test_a_draft_is_trained_reported_and_measured_beside_an_early_exit(
 )
 def test_a_command_that_cannot_be_meant_is_one_line(
     files: list[str], arguments: list[str], says: str, target_folder: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     given = ["--target", str(target_folder), "--prompts", str(target_folder / "prompts.txt"), "--out", str(tmp_path)]
-    assert precedent("train-draft", *given, *arguments, monkeypatch=monkeypatch) == 2
+    assert precedent("train-draft", *given, *arguments) == 2
     errors = capsys.readouterr().err.strip().splitlines()
     assert len(errors) == 1
     assert says in errors[0]

@@ -6,12 +6,10 @@ import itertools
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from precedent.drafters.matching import token_index
 from precedent.drafters.matching.context_order import LENGTHS_BELOW_BEST, MAX_MATCH, START
 from precedent.drafters.matching.occurrences import HIT, Occurrences, Weights
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
@@ -116,12 +114,9 @@ def test_growth_and_forgetting_equal_a_fresh_index(
     assert all(index.tokens(key).tolist() == tokens for key, tokens in kept.items())
 
 
-def test_many_tokens_keep_the_orders_sorted_and_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_tokens_keep_the_orders_sorted_and_complete() -> None:
     """Small and large additions, merges of the tail and forgetting leave every position in exactly one place."""
-    monkeypatch.setattr(token_index, "MIN_TAIL", 64)
-    monkeypatch.setattr(token_index, "SORT_ABOVE", 40)
-    rng, index, kept = np.random.default_rng(5), TokenIndex(), {}
-    index._tail = index._tail[:64].copy()
+    rng, index, kept = np.random.default_rng(5), TokenIndex(min_tail=64, sort_above=40), {}
     for key in range(60):
         kept[key] = rng.integers(0, 30, rng.integers(0, 60)).tolist()
         index.append(key, kept[key])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 
 import pytest
 import torch
@@ -62,10 +62,9 @@ def test_a_schema_must_be_json() -> None:
 
 
 def test_without_llguidance_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("precedent.grammar.guidance.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "llguidance", None)  # as if it were not installed
     with pytest.raises(UnsupportedError, match=r"pip install 'precedent-llm\[grammar\]'"):
         GuidanceEngine(PLAIN, ENDS).matcher(ANY_OBJECT)
-    assert importlib.util.find_spec("llguidance") is not None
 
 
 def test_a_tokenizer_that_llguidance_cannot_read_is_refused() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
 import pytest
 
-from precedent.cli.app import main
+from helpers.command_line import precedent
 
 COMPLETION_KEYS = {
     "id", "token_ids", "tokenizer", "model", "tenant", "query", "prompt_fingerprint", "tools", "workflow_step", "text",
@@ -31,12 +30,10 @@ def run(*arguments: object, columns: int = 200) -> Result:
     """Run `precedent cache` as the command line does, in this process."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["precedent", "cache", *map(str, arguments)])
         patch.setenv("COLUMNS", str(columns))
         patch.setenv("TERM", "dumb")
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return Result(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+        status = precedent("cache", *arguments)
+    return Result(status, out.getvalue(), err.getvalue())
 
 
 def run_json(tmp_path, *arguments: object) -> dict:

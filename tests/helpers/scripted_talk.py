@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 
-from precedent.langchain import ChatPrecedent
+from precedent.langchain import ChatPrecedent, chat_model
 from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent.text.prompt import hermes_template
 
@@ -38,6 +40,12 @@ TALK: list[AnyMessage] = [
 ]
 
 Turns = list[dict[str, Any]]
+
+
+def damaged(patch: pytest.MonkeyPatch, damage: Callable[[Turns], Turns]) -> None:
+    """Let the library lose or change something between LangChain's messages and the prompt."""
+    whole = chat_model.to_template_messages
+    patch.setattr(chat_model, "to_template_messages", lambda messages: damage(whole(messages)))
 
 
 def model(script: Any = ("fine",) * 9, tokenizer: Any = TOKENIZER, **fields: Any) -> ChatPrecedent:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from helpers.flat_cost import FlatCost
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import SpeculationConfig
@@ -17,6 +21,11 @@ def make_engine(cache: SpeculationCache | None = None, **settings: object) -> En
     engine = Engine.load(tiny_causal_lm("llama", seed=21), tokenizer=byte_tokenizer(), cache=cache, **settings)
     engine.planner.cost = FlatCost()
     return engine
+
+
+def load_by(patch: pytest.MonkeyPatch, load: Callable[..., object]) -> None:
+    """Let `load` take the place of reading weights, for whoever asks for an engine."""
+    patch.setattr(Engine, "load", load)
 
 
 def poison(cache: SpeculationCache, engine: Engine, answer: tuple[int, ...], query: str = "order") -> None:

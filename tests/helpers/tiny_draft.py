@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -23,9 +23,7 @@ def tiny_target(seed: int = 0) -> PreTrainedModel:
     return tiny_causal_lm(hidden_size=32, scale=1.5, seed=seed)
 
 
-def train_tiny(
-    out: Path, recipe: Recipe = RECIPE, plan: Schedule = PLAN, progress: Callable[..., None] = lambda *_: None
-) -> Path:
-    """Train a draft for `tiny_target()` in the folder `out`, which is returned."""
-    Distillation(tiny_target(), byte_tokenizer(), PROMPTS, recipe, out, progress=progress).run(plan)
+def train_tiny(out: Path, recipe: Recipe = RECIPE, plan: Schedule = PLAN, **settings: Any) -> Path:
+    """Train a draft for `tiny_target()` in the folder `out`, which is returned; `settings` are a Distillation's."""
+    Distillation(tiny_target(), byte_tokenizer(), PROMPTS, recipe, out, **settings).run(plan)
     return out

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from helpers.order_chat import TOKENIZER
+from helpers.small_engines import load_by
 from langchain_core.runnables import ConfigurableField
 
-from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
@@ -27,7 +27,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         time.sleep(0.02)
         return ScriptedEngine(TOKENIZER, lambda prompt: "a")
 
-    monkeypatch.setattr(Engine, "load", load)
+    load_by(monkeypatch, load)
     return calls
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Literal
 
 import pytest
+from helpers.scripted_talk import damaged
 from helpers.standard_answers import TEXT, THINK, engine_of
 from langchain_core.language_models import BaseChatModel
 from langchain_core.load import load as langchain_load
@@ -23,7 +24,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 from langchain_tests.unit_tests.chat_models import ChatModelTests
 
-from precedent.langchain import ChatPrecedent, chat_model
+from precedent.langchain import ChatPrecedent
 from precedent.langchain.call import Call
 from precedent.langchain.engines import EngineHolder
 
@@ -216,15 +217,12 @@ def test_a_suite_does_not_pass_without_what_was_said(
     monkeypatch: pytest.MonkeyPatch, lost: dict[str, Any], case: str
 ) -> None:
     """Results that are emptied, or calls that are dropped, on the way to the prompt."""
-    suite, whole = TestPlain(), chat_model.to_template_messages
+    suite = TestPlain()
     arguments = {"my_adder_tool": my_adder_tool} if case != "agent_loop" else {}
     ask = partial(getattr(suite, f"test_{case}"), ChatPrecedent(**suite.chat_model_params), **arguments)
     ask()
 
-    def losing(messages: Any) -> list[dict[str, Any]]:
-        return [{**turn, **lost} if turn["role"] == lost["role"] else turn for turn in whole(messages)]
-
-    monkeypatch.setattr(chat_model, "to_template_messages", losing)
+    damaged(monkeypatch, lambda turns: [{**turn, **lost} if turn["role"] == lost["role"] else turn for turn in turns])
     with pytest.raises(AssertionError, match="the prompt is not what LangChain was asked"):
         ask()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers.order_chat import TOKENIZER
 from helpers.scripted_kinds import scripted
+from helpers.small_engines import load_by
 
 from precedent.engine.engine import Engine
 from precedent.errors import UnsupportedError
@@ -27,7 +28,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
         loaded.append(weakref.ref(engine.target.model))
         return engine
 
-    monkeypatch.setattr(Engine, "load", load)
+    load_by(monkeypatch, load)
     return loaded
 
 

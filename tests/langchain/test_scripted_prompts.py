@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.scripted_talk import NOT_CHATML, TALK, TOKENIZER, Turns, look_up, model
+from helpers.scripted_talk import NOT_CHATML, TALK, TOKENIZER, Turns, damaged, look_up, model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain.agents import create_agent
@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 
 from precedent import SamplingParams
 from precedent.errors import UnsupportedError
-from precedent.langchain import ChatPrecedent, PrecedentLLM, chat_model
+from precedent.langchain import ChatPrecedent, PrecedentLLM
 from precedent.testing.pytest_plugin import EngineMaker
 from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
@@ -67,12 +67,6 @@ DAMAGES: dict[str, Callable[[Turns], Turns]] = {
     ],
     "one message twice": lambda turns: [*turns, turns[-1]],
 }
-
-
-def damaged(monkeypatch: pytest.MonkeyPatch, damage: Callable[[Turns], Turns]) -> None:
-    """Let the library lose or change something between LangChain's messages and the prompt."""
-    whole = chat_model.to_template_messages
-    monkeypatch.setattr(chat_model, "to_template_messages", lambda messages: damage(whole(messages)))
 
 
 # Overheard: whatever the script, the prompt holds what LangChain was asked

@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers.bitwise_models import ONE_SIZE, PLAIN, by_rows, go_without_kernels, model, tokens
 from helpers.flat_cost import FlatCost
+from helpers.small_engines import load_by
 
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
@@ -183,7 +184,7 @@ def test_a_chat_model_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(options.bitwise)
         raise Loaded
 
-    monkeypatch.setattr(Engine, "load", load)
+    load_by(monkeypatch, load)
     for chosen in (True, None):
         with pytest.raises(Loaded):
             ChatPrecedent(model="m", bitwise=chosen).invoke("hi")

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from precedent.config import EngineLimits
+from precedent.engine.admission import Admission
 from precedent.errors import GenerationError
 from precedent.target import KVCache, Slot, TargetModel
 from precedent.target.parallel.mirroring import Follower, LeadingRunner, MirroredKV
@@ -138,11 +139,12 @@ def test_running_out_of_memory_before_a_forward_leaves_the_processes_together(mo
     assert torch.equal(target.plain_step(slot), expected)
 
 
-def test_processes_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("precedent.engine.admission.free_bytes", lambda device: 1000)
-    from precedent.engine.admission import Admission
+class TwoProcesses(ToldTarget):
+    """A target whose keys and values are stored by two processes of this machine."""
 
-    target = ToldTarget()
-    assert Admission(target, EngineLimits()).max_kv_bytes == 500
-    monkeypatch.setattr(TargetModel, "processes_here", 2)
-    assert Admission(target, EngineLimits()).max_kv_bytes == 250
+    processes_here = 2
+
+
+def test_processes_of_one_machine_share_its_memory() -> None:
+    for target, share in ((ToldTarget(), 500), (TwoProcesses(), 250)):
+        assert Admission(target, EngineLimits(), free=lambda device: 1000).max_kv_bytes == share

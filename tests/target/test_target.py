@@ -97,12 +97,11 @@ def test_a_fork_leaves_its_origin_alone() -> None:
     )
 
 
-def test_prefill_in_chunks_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_in_chunks_equals_prefill_at_once() -> None:
     """Chunk borders leave no trace in the logits."""
-    monkeypatch.setattr("precedent.target.model.PREFILL_CHUNK", 7)
     target, prompt = full_attention("llama"), random_ids(11, 50)
     slot = target.new_slot()
-    target.prefill(slot, prompt)
+    target.prefill(slot, prompt, chunk=7)
     torch.testing.assert_close(target.plain_step(slot)[0], plain_logits(target, prompt), rtol=0, atol=1e-9)
 
 

@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from precedent.errors import UnsupportedError
 from precedent.target import KVCache, Slot, TargetModel
 from precedent.target.kv.layer_kinds import check_supported
+from precedent.target.model import PREFILL_CHUNK
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
 
@@ -39,9 +40,9 @@ def random_ids(seed: int, count: int) -> list[int]:
     return [choose.randrange(256) for _ in range(count)]
 
 
-def prefilled(target: TargetModel, prompt: list[int]) -> Slot:
+def prefilled(target: TargetModel, prompt: list[int], chunk: int = PREFILL_CHUNK) -> Slot:
     slot = target.new_slot()
-    target.prefill(slot, prompt)
+    target.prefill(slot, prompt, chunk=chunk)
     return slot
 
 
@@ -112,10 +113,9 @@ def test_wide_trees_and_long_chunks(architecture: str, monkeypatch: pytest.Monke
     """More rows than are folded, prefill behind a prefix, and scores in pieces: the same logits."""
     target, prompt, tree = target_of(architecture), random_ids(12, 180), random_tree(13, 90)
     expected = target.score([(prefilled(target, prompt), tree)])[0]
-    monkeypatch.setattr("precedent.target.model.PREFILL_CHUNK", 75)
     monkeypatch.setattr("precedent.target.attention.SCORES_AT_ONCE", 4000)
     monkeypatch.setattr("precedent.target.attention.FOLDED_ROWS", 10)
-    found = target.score([(prefilled(target, prompt), tree)])[0]
+    found = target.score([(prefilled(target, prompt, chunk=75), tree)])[0]
     torch.testing.assert_close(found, expected, rtol=0, atol=EXACT)
 
 

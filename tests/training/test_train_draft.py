@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.target.load.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-from precedent.training import distil
 from precedent.training.distil import Distillation, most_frequent
 from precedent.training.head import OutputHead, Reader, check_head, final_hidden
 from precedent.training.measure import Measurement
@@ -53,10 +52,7 @@ def test_distillation_raises_acceptance(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kill_at", [("answers", 1), ("training", 3), ("training", 6), ("rollouts", 0), ("training", 9), ("training", 12)]
 )
-def test_a_killed_training_ends_as_an_uninterrupted_one(
-    kill_at: tuple[str, int], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(distil, "CHECKPOINT_STEPS", 2)
+def test_a_killed_training_ends_as_an_uninterrupted_one(kill_at: tuple[str, int], folder: Path, tmp_path: Path) -> None:
     done = []
 
     def kill(phase: str, number: int, total: int, loss: float | None) -> None:
@@ -65,11 +61,11 @@ def test_a_killed_training_ends_as_an_uninterrupted_one(
             raise Killed
 
     with pytest.raises(Killed):
-        train_tiny(tmp_path / "draft", progress=kill)
+        train_tiny(tmp_path / "draft", progress=kill, checkpoint_steps=2)
     assert not (tmp_path / "draft" / "draft.json").exists()
     (tmp_path / "draft" / "training" / "answers-0001.safetensors.partial").write_bytes(b"half")
     resumed = []
-    train_tiny(tmp_path / "draft", progress=lambda phase, number, *_: resumed.append((phase, number)))
+    train_tiny(tmp_path / "draft", progress=lambda *said: resumed.append(said[:2]), checkpoint_steps=2)
     assert (tmp_path / "draft" / "draft.safetensors").read_bytes() == (folder / "draft.safetensors").read_bytes()
     assert len(resumed) < len(done) + len(set(resumed) - set(done))  # what was done is not done again
 

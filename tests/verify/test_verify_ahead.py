@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from helpers.even_ids import grammar_and_penalties
 from helpers.operations import Operations
+from helpers.prefilled import noting_probabilities
 
 from precedent.config import SamplingParams
 from precedent.errors import GenerationError
-from precedent.sampling import target_rows as rows_module
 from precedent.sampling.rng import CounterRng, categorical_rows
 from precedent.sampling.target_rows import TargetRows
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
-from precedent.verify import ahead as ahead_module
 from precedent.verify import verify
-from precedent.verify.ahead import Ahead, Scored, computed_alike, read_together
+from precedent.verify.ahead import LAZY, MOST_AT_ONCE, Ahead, Scored, computed_alike, read_together
 
 VOCABULARY = 40
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95)
@@ -55,9 +54,9 @@ def target_rows(tree: CandidateTree, seed: int) -> TargetRows:
     return TargetRows(logits, tree, SAMPLED)
 
 
-def read_ahead(scored: Sequence[Scored]) -> int:
+def read_ahead(scored: Sequence[Scored], most_at_once: int = MOST_AT_ONCE) -> int:
     """Compute and read what all of them need for their verdicts; returns how many groups were computed together."""
-    groups = [Ahead(together) for together in computed_alike(scored)]
+    groups = [Ahead(together) for together in computed_alike(scored, most_at_once=most_at_once)]
     read_together(groups)
     return len(groups)
 
@@ -69,7 +68,7 @@ def test_verdicts_read_together_are_those_of_the_same_random_numbers(mode: str) 
     for start in range(0, 120, 3):
         numbers = range(start, start + 3)
         trees = [fixed_tree(start), mixed_tree(start + 1), mixed_tree(start + 2)]
-        modes = [mode, *sorted(ahead_module.LAZY)]
+        modes = [mode, *sorted(LAZY)]
         scored = [
             Scored(tree, target_rows(tree, number), CounterRng(7, number), its)
             for number, tree, its in zip(numbers, trees, modes, strict=True)
@@ -98,12 +97,12 @@ def test_rows_of_different_distributions_are_not_computed_together() -> None:
         assert each.verdict() == verify(tree, TargetRows(logits, tree, params), mode, CounterRng(1, 1))
 
 
-def test_no_more_is_computed_together_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead_module, "MOST_AT_ONCE", 20 * VOCABULARY)
+def test_no_more_is_computed_together_than_fits() -> None:
+    most = 20 * VOCABULARY
     trees = [fixed_tree(number) for number in range(5)]
     scored = [Scored(tree, target_rows(tree, 0), CounterRng(1, i), "traversal") for i, tree in enumerate(trees)]
-    assert [len(group) for group in computed_alike(scored)] == [2, 2, 1]
-    assert read_ahead(scored) == 3
+    assert [len(group) for group in computed_alike(scored, most_at_once=most)] == [2, 2, 1]
+    assert read_ahead(scored, most) == 3
     for i, each in enumerate(scored):
         assert each.verdict() == verify(each.tree, target_rows(each.tree, 0), "traversal", CounterRng(1, i))
 
@@ -173,7 +172,7 @@ def test_verdicts_are_the_same_when_masks_take_long(mode: str) -> None:
     params, compared = SamplingParams(temperature=0.0 if mode == "greedy" else 0.9, seed=3), 0
     for until in (math.inf, -math.inf):
         for seed in range(30):
-            tree = mixed_tree(seed) if seed % 2 and mode in ahead_module.LAZY else fixed_tree(seed)
+            tree = mixed_tree(seed) if seed % 2 and mode in LAZY else fixed_tree(seed)
             logits = torch.randn(len(tree) + 1, VOCABULARY, generator=torch.Generator().manual_seed(seed)).mul(2)
             rows = TargetRows(logits, tree, params, (), grammar_and_penalties(PROMPT))
             constrained = rows.constrained(until)
@@ -194,7 +193,7 @@ def test_verdicts_are_the_same_when_masks_take_long(mode: str) -> None:
 def test_distributions_go_before_they_are_read(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and tokens are all that is kept: `MOST_AT_ONCE` bounds what several groups take, one after the other."""
     gone: list[weakref.ref[torch.Tensor]] = []
-    monkeypatch.setattr(rows_module, "probs_of", noting(rows_module.probs_of, gone))
+    noting_probabilities(monkeypatch, lambda logits, found: gone.append(weakref.ref(found)))
     trees, params = [mixed_tree(1), mixed_tree(2)], replace(SAMPLED, seed=4)
     rows = [TargetRows(torch.randn(len(tree) + 1, VOCABULARY), tree, params) for tree in trees]
     scored = [Scored(tree, its, CounterRng(1, 1), mode) for tree, its in zip(trees, rows, strict=True)]
@@ -202,14 +201,3 @@ def test_distributions_go_before_they_are_read(mode: str, monkeypatch: pytest.Mo
     assert [each() for each in gone] == [None]
     read_together([ahead])
     assert all(0 <= each.verdict().next_token < VOCABULARY for each in scored)
-
-
-def noting(probs_of: Callable[..., torch.Tensor], made: list[weakref.ref[torch.Tensor]]) -> Callable[..., torch.Tensor]:
-    """The same, with a weak reference to each result."""
-
-    def noted(*given: object) -> torch.Tensor:
-        found = probs_of(*given)
-        made.append(weakref.ref(found))
-        return found
-
-    return noted

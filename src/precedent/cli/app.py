@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
 import typer
@@ -61,11 +62,14 @@ app.command(
 app.add_typer(cache_app, name="cache")
 
 
-def main(progress: Progress | None = None) -> None:
-    """Run the command line; the entry point of `precedent`. Bad usage or input prints a line on stderr and exits 2."""
+def main(progress: Progress | None = None, *, arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; the entry point of `precedent`. Bad usage or input prints a line on stderr and exits 2.
+
+    `arguments` are those after the program's name; by default those of the process.
+    """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the commands show their own progress
     try:
-        status = app(prog_name="precedent", standalone_mode=False, obj=progress)
+        status = app(arguments, prog_name="precedent", standalone_mode=False, obj=progress)
     except (PrecedentError, typer.TyperException, OSError) as error:
         _refuse(error)
     raise SystemExit(status if isinstance(status, int) else 0)  # typer returns the status of an Exit

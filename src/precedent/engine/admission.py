@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
+
 from precedent.config import EngineLimits
 from precedent.decoding.sequence import DecodingSequence
 from precedent.engine.in_flight import InFlight
@@ -21,12 +25,15 @@ class Admission:
 
     A reservation covers prompt, answer and the largest tree. Idle conversations are evicted first, oldest first. If
     keys and values must be in an arena (`TargetModel.keeps_to_arena`), a request also waits until the arena has a
-    contiguous place for all of its own, and takes it when it starts.
+    contiguous place for all of its own, and takes it when it starts. Without a limit, keys and values may take a share
+    of the `free` bytes of the target's device.
     """
 
-    def __init__(self, target: TargetModel, limits: EngineLimits) -> None:
+    def __init__(
+        self, target: TargetModel, limits: EngineLimits, *, free: Callable[[torch.device], int] = free_bytes
+    ) -> None:
         self.max_running = limits.max_running
-        self.max_kv_bytes = limits.max_kv_bytes or _default_bytes(target)
+        self.max_kv_bytes = limits.max_kv_bytes or _default_bytes(target, free)
         self.reserved_bytes = self.num_inside = self._num_unplaced = 0
         self.idle_bytes = 0
         self._target, self._pool = target, PrefixPool(target, limits.max_idle_kv_bytes)
@@ -111,13 +118,13 @@ class Admission:
         self.idle_bytes = self._pool.nbytes
 
 
-def _default_bytes(target: TargetModel) -> int:
+def _default_bytes(target: TargetModel, free: Callable[[torch.device], int]) -> int:
     if target.keeps_to_arena:
         return target.arena_bytes
     share = SHARE_OF_FREE_MEMORY.get(target.device.type, SHARE_ON_ACCELERATORS)
     if target.device.type == "cpu":
         share /= target.processes_here  # they share this memory; accelerators are not shared
-    return max(1, int(share * (free_bytes(target.device) + target.arena_bytes)))
+    return max(1, int(share * (free(target.device) + target.arena_bytes)))
 
 
 def _mebibytes(num_bytes: int) -> str:

@@ -150,13 +150,14 @@ class TargetModel:
         """A new slot with a copy of the first `length` tokens and room for `room` tokens; `slot` is unchanged."""
         return Slot(slot.kv.fork(length, room), slot.token_ids[:length])
 
-    def prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
+    def prefill(self, slot: Slot, prompt_ids: Sequence[int], *, chunk: int = PREFILL_CHUNK) -> int:
         """Bring `slot` to `prompt_ids`, the last one pending; returns how many tokens its KV cache already held.
 
-        A failed prefill leaves the slot at the last whole chunk. Raises what `begin_prefill` raises.
+        A forward computes at most `chunk` tokens. A failed prefill leaves the slot at the last whole chunk. Raises what
+        `begin_prefill` raises.
         """
         reused = self.begin_prefill(slot, prompt_ids)
-        while not self.continue_prefill(slot, prompt_ids, PREFILL_CHUNK):
+        while not self.continue_prefill(slot, prompt_ids, chunk):
             pass
         return reused
 

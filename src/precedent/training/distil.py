@@ -72,7 +72,7 @@ class Distillation:
 
     The draft learns from the target's answers to `prompts` and from the target's earlier `completions`. Raises
     UnsupportedError if no draft can be trained on the target's embeddings and head, ConfigError if `out` holds a
-    different training.
+    different training. A checkpoint is written every `checkpoint_steps` steps and at the end of a round.
     """
 
     def __init__(
@@ -85,8 +85,10 @@ class Distillation:
         *,
         completions: Sequence[Text] = (),
         progress: Progress = lambda *_: None,
+        checkpoint_steps: int = CHECKPOINT_STEPS,
     ) -> None:
         _check_trainable(target)
+        self._checkpoint_steps = checkpoint_steps
         self._target, self._tokenizer, self._recipe, self._progress = target, tokenizer, recipe, progress
         self._prompts, self._completions = prompts, completions
         self._out, self._work = out, out / WORK_FOLDER
@@ -213,7 +215,7 @@ class Distillation:
         for step in steps:
             loss = student.step(next(batches), step / all_steps, self._recipe.longest_context)
             self._progress("training", step + 1, all_steps, loss)
-            if (step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == steps.stop:
+            if (step + 1) % self._checkpoint_steps == 0 or step + 1 == steps.stop:
                 save_checkpoint(self._work, student, step + 1)
 
     def _settings(self, student: Student) -> DraftSettings:

@@ -66,8 +66,8 @@ class Scored:
         return self.decide()
 
 
-def computed_alike(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
-    """Group the trees whose rows become probabilities in the same way, at most `MOST_AT_ONCE` numbers per group."""
+def computed_alike(scored: Sequence[Scored], *, most_at_once: int = MOST_AT_ONCE) -> Iterator[list[Scored]]:
+    """Group the trees whose rows become probabilities in the same way, at most `most_at_once` numbers per group."""
     groups: dict[object, list[Scored]] = {}
     for each in scored:
         kind = None if each.mode == GREEDY else (each.rows.warping, each.mode == COUPLED)
@@ -76,7 +76,7 @@ def computed_alike(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
         together, numbers = list[Scored](), 0
         for each in group:
             numbers += each.num_numbers
-            if together and numbers > MOST_AT_ONCE:
+            if together and numbers > most_at_once:
                 yield together
                 together, numbers = [], each.num_numbers
             together.append(each)

@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,27 +33,32 @@ KINDS = ("jsonl", "safetensors")
 
 
 def export_cache(
-    store: CompletionStore, folder: Path, selection: Selection, progress: Callable[[int], None] | None = None
+    store: CompletionStore,
+    folder: Path,
+    selection: Selection,
+    progress: Callable[[int], None] | None = None,
+    *,
+    records_of_part: int = RECORDS_OF_PART,
 ) -> dict[str, Any]:
     """Write the selected records to a new folder that only its owner can read; returns the manifest.
 
-    `progress` is called with the number of records of every part. Raises CacheError if the folder is not empty or
-    cannot be written.
+    A part has at most `records_of_part` records; `progress` is called with the number of records of every part. Raises
+    CacheError if the folder is not empty or cannot be written.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise CacheError(f"{folder} is not empty; give a new folder")
-        return _written(store, folder, selection, progress or (lambda number: None))
+        return _written(store, folder, _pages(store, selection, records_of_part), progress or (lambda number: None))
     except OSError as error:
         raise CacheError(f"cannot export into {folder}: {error}") from error
 
 
 def _written(
-    store: CompletionStore, folder: Path, selection: Selection, progress: Callable[[int], None]
+    store: CompletionStore, folder: Path, pages: Iterable[list[Record]], progress: Callable[[int], None]
 ) -> dict[str, Any]:
     embedder, parts = store.embedder(), []
-    for number, records in enumerate(_pages(store, selection), start=1):
+    for number, records in enumerate(pages, start=1):
         parts.append(_write_part(folder, f"part-{number:05}", records))
         progress(len(records))
     manifest = {
@@ -74,9 +79,9 @@ def checksum_of(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _pages(store: CompletionStore, selection: Selection) -> Iterator[list[Record]]:
+def _pages(store: CompletionStore, selection: Selection, most: int) -> Iterator[list[Record]]:
     last = 0
-    while page := store.records(selection, last, RECORDS_OF_PART):
+    while page := store.records(selection, last, most):
         yield page
         last = page[-1].completion.id
 

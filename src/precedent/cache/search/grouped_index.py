@@ -33,11 +33,14 @@ ROUNDS = 6
 
 
 class GroupedIndex:
-    """FAISS `IndexIVFScalarQuantizer` over half-precision vectors; positions count from 0 in order of the ids."""
+    """FAISS `IndexIVFScalarQuantizer` over half-precision vectors; positions count from 0 in order of the ids.
 
-    def __init__(self, grouped: GroupedVectors) -> None:
+    A search reads the nearest `groups_read` groups.
+    """
+
+    def __init__(self, grouped: GroupedVectors, *, groups_read: int = GROUPS_READ) -> None:
         self._faiss: Any = importlib.import_module("faiss")
-        self._index = _ivf(self._faiss, grouped.centres)
+        self._index = _ivf(self._faiss, grouped.centres, groups_read)
         self._gone = np.zeros(0, dtype=bool)
         self._num_gone = 0
         self.ids: Ids = np.sort(grouped.entries["id"])
@@ -75,19 +78,24 @@ class GroupedIndex:
         self._num_gone = int(np.count_nonzero(self._gone))
 
 
-def _ivf(faiss: Any, centres: Vector) -> Any:
+def _ivf(faiss: Any, centres: Vector, groups_read: int) -> Any:
     dimension = centres.shape[1]
     quantizer = faiss.IndexFlatIP(dimension)
     quantizer.add(np.ascontiguousarray(centres))
     kind = faiss.ScalarQuantizer.QT_fp16
     index = faiss.IndexIVFScalarQuantizer(quantizer, dimension, len(centres), kind, faiss.METRIC_INNER_PRODUCT, False)
-    index.is_trained, index.nprobe = True, min(GROUPS_READ, len(centres))
+    index.is_trained, index.nprobe = True, min(groups_read, len(centres))
     return index
 
 
 def can_group() -> bool:
     """Whether FAISS is installed."""
     return importlib.util.find_spec("faiss") is not None
+
+
+def worth_grouping(num_vectors: int) -> bool:
+    """Whether there are so many vectors that grouped search is faster than exact search."""
+    return num_vectors >= GROUPED_FROM
 
 
 def num_groups(num_vectors: int) -> int:

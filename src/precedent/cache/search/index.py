@@ -14,9 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from precedent.cache.search import grouped_index
 from precedent.cache.search.flat_index import VectorIndex, new_flat_index
-from precedent.cache.search.grouped_index import GroupedIndex, can_group
+from precedent.cache.search.grouped_index import GroupedIndex, can_group, worth_grouping
 from precedent.cache.search.partition_vectors import PartitionVectors
 from precedent.cache.store.arrays import Ids
 from precedent.cache.store.records import Hit, Selection, Vector
@@ -167,7 +166,7 @@ class SimilarityIndex:
     def _group_if_many(self, key: tuple[str, str], partition: _Partition, dimension: int) -> None:
         """Start grouping in the background each time a partition has grown by an eighth."""
         count = len(partition.ids)
-        due = count >= grouped_index.GROUPED_FROM and count > partition.looked_at + partition.looked_at // 8
+        due = worth_grouping(count) and count > partition.looked_at + partition.looked_at // 8
         running = self._grouping is not None and not self._grouping.done()
         if not due or running or self._closed or self._shelves is None or not can_group():
             return

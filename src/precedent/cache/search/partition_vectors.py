@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from precedent.cache.search.grouped_index import GROUPED_FROM, assigned, group, num_groups
+from precedent.cache.search.grouped_index import assigned, group, num_groups, worth_grouping
 from precedent.cache.snapshot.sealing import IndexFolder
 from precedent.cache.snapshot.vector_files import GroupedVectors
 from precedent.cache.store import rows
@@ -75,7 +75,7 @@ class PartitionVectors:
     def regrouped(self, dimension: int, stopped: Callable[[], bool]) -> GroupedVectors | None:
         """Group all vectors, or only the new ones, and seal them; None if there was nothing to do."""
         ids, sealed = self.ids(), self.sealed(dimension)
-        if ids.size < GROUPED_FROM:
+        if not worth_grouping(ids.size):
             return None
         if sealed is None or num_groups(ids.size) >= OUTGROWN * len(sealed.centres):
             grouped = group(ids, self.pages, stopped)

@@ -19,15 +19,18 @@ MAPPED_FROM = 128 * 2**20
 
 
 class Scratch:
-    """Allocates arrays; in memory without a `folder` or without room on its disk."""
+    """Allocates arrays; in memory without a `folder` or without room on its disk.
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
+    Arrays of `mapped_from` bytes or more are mapped.
+    """
+
+    def __init__(self, folder: Path | None = None, *, mapped_from: int = MAPPED_FROM) -> None:
+        self._folder, self._mapped_from = folder, mapped_from
 
     def empty(self, size: int, dtype: type[np.generic]) -> NDArray[Any]:
         """An uninitialised array of `size` elements."""
         num_bytes = size * np.dtype(dtype).itemsize
-        if self._folder is None or num_bytes < MAPPED_FROM:
+        if self._folder is None or num_bytes < self._mapped_from:
             return np.empty(size, dtype)
         try:
             return np.frombuffer(_mapped(self._folder, num_bytes), dtype)
@@ -36,7 +39,7 @@ class Scratch:
 
     def placed(self, array: NDArray[Any]) -> NDArray[Any]:
         """The array itself, or a mapped copy of it if it is large."""
-        if self._folder is None or array.nbytes < MAPPED_FROM:
+        if self._folder is None or array.nbytes < self._mapped_from:
             return array
         copy = self.empty(array.size, array.dtype.type)
         copy[:] = array

@@ -46,16 +46,20 @@ class TokenIndex:
     """Token sequences that can grow, be forgotten, and be searched for the longest suffixes of a context.
 
     Takes 12 bytes per token, in memory or where `scratch` puts large arrays. Not thread-safe: callers that share an
-    index must hold a lock.
+    index must hold a lock. The tail has room for `min_tail` positions or more; more than `sort_above` new tokens are
+    sorted separately and merged instead of inserted one by one.
     """
 
-    def __init__(self, scratch: Scratch | None = None) -> None:
+    def __init__(
+        self, scratch: Scratch | None = None, *, min_tail: int = MIN_TAIL, sort_above: int = SORT_ABOVE
+    ) -> None:
         self._scratch = scratch or Scratch()
+        self._min_tail, self._sort_above = min_tail, sort_above
         self._tokens = np.full(1024, START, dtype=np.int32)  # padded at both ends, so that no read is out of bounds
         self._owners = np.full(1024, -1, dtype=np.int32)
         self._size = MAX_MATCH
         self._order, self._ends = _NOWHERE, np.empty(0, dtype=np.int64)
-        self._tail, self._tail_size = np.empty(MIN_TAIL, dtype=np.int32), 0
+        self._tail, self._tail_size = np.empty(min_tail, dtype=np.int32), 0
         self._spans: list[tuple[int, int]] = []
         self._slot_of: dict[int, int] = {}
         self.sequence_ids: list[int] = []
@@ -204,12 +208,12 @@ class TokenIndex:
 
     def _sort_in(self, begin: int, end: int) -> None:
         """Add new positions to the orders; merges the tail when it is full."""
-        if end - begin > SORT_ABOVE:
+        if end - begin > self._sort_above:
             self._merge_in(sort_positions(self._tokens, np.arange(begin, end, dtype=np.int32)))
             return
         if self._tail_size + end - begin > self._tail.size:
             self._merge_in(self._tail[: self._tail_size])
-            self._tail = np.empty(max(MIN_TAIL, self._order.size // TAIL_SHARE), dtype=np.int32)
+            self._tail = np.empty(max(self._min_tail, self._order.size // TAIL_SHARE), dtype=np.int32)
             self._tail_size = 0
         self._tail_size = insert(self._tokens, self._tail, self._tail_size, begin, end)
 

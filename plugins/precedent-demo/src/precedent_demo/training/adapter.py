@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from precedent.errors import PrecedentError
 from precedent.target.load.loading import DEMO_TARGET, load_target
 from precedent_demo.training import checkpoints
-from precedent_demo.training.batches import Batch, batches
+from precedent_demo.training.batches import POOL, Batch, batches
 from precedent_demo.training.checkpoints import Progress
 from precedent_demo.training.loss import Head, loss_of
 from precedent_demo.training.trajectories import Encoder
@@ -39,10 +39,20 @@ class Trainer:
     """One training run: `model` with its adapter, the `parameters` to train, and the folder for checkpoint and adapter.
 
     Time is CPU time per thread, which equals wall-clock time on an idle machine. Other work on the machine, or an
-    interruption, therefore does not change what a run learns.
+    interruption, therefore does not change what a run learns. Batches come from pools of `pool_size` conversations;
+    the head's keys and values are computed again every `head_lifetime` steps.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        options: argparse.Namespace,
+        *,
+        pool_size: int = POOL,
+        head_lifetime: int = HEAD_LIFETIME,
+    ) -> None:
+        self._pool_size = pool_size
         self._options, self._out = options, Path(options.out)
         self._out.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(0)
@@ -50,8 +60,8 @@ class Trainer:
         self.model = _with_adapter(model)
         self.parameters = {name: one for name, one in self.model.named_parameters() if one.requires_grad}
         self._optimizer = AdamW(self.parameters.values(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.0)
-        self._short_head = Head(self._encoder.short_head, HEAD_LIFETIME)
-        self._head = Head(self._encoder.head, HEAD_LIFETIME)
+        self._short_head = Head(self._encoder.short_head, head_lifetime)
+        self._head = Head(self._encoder.head, head_lifetime)
         self._progress = Progress()
         if options.resume:
             self._progress = checkpoints.load(self._out, self.parameters, self._optimizer)
@@ -60,7 +70,7 @@ class Trainer:
         """Train until the time is used up, saving checkpoints and reporting the held-out loss on the way."""
         options, progress = self._options, self._progress
         last_saved = last_held_out = time.monotonic()
-        for batch in batches(self._encoder, "train", options.batch_tokens, progress.pool, progress.number):
+        for batch in self._batches("train", progress.pool, progress.number):
             if progress.seconds >= options.minutes * 60:
                 break
             self._report(*self._step(batch))
@@ -119,7 +129,11 @@ class Trainer:
         _say(f"step {self._progress.steps}  held-out loss {loss:.4f}  hits {hits:.2%}")
 
     def _held_out(self) -> Iterator[Batch]:
-        return islice(batches(self._encoder, "A", self._options.batch_tokens), HELD_OUT_BATCHES)
+        return islice(self._batches("A"), HELD_OUT_BATCHES)
+
+    def _batches(self, set_name: str, pool: int = 0, number: int = 0) -> Iterator[Batch]:
+        tokens = self._options.batch_tokens
+        return batches(self._encoder, set_name, tokens, pool, number, pool_size=self._pool_size)
 
     def save(self) -> None:
         """Save a checkpoint to resume from, and the adapter as peft and `precedent_demo.adapted_target` read it."""

@@ -31,10 +31,16 @@ class Batch:
         return self.token_ids.numel()
 
 
-def batches(encoder: Encoder, set_name: str, tokens: int, pool: int = 0, number: int = 0) -> Iterator[Batch]:
-    """Endless batches of at most `tokens` positions, starting with batch `number` of pool `pool`."""
+def batches(
+    encoder: Encoder, set_name: str, tokens: int, pool: int = 0, number: int = 0, *, pool_size: int = POOL
+) -> Iterator[Batch]:
+    """Endless batches of at most `tokens` positions, starting with batch `number` of pool `pool`.
+
+    A pool is `pool_size` conversations, sorted by length.
+    """
     for current in count(pool):
-        found = sorted(islice(conversations(encoder, set_name, current), POOL), key=lambda one: len(one.token_ids))
+        drawn = islice(conversations(encoder, set_name, current), pool_size)
+        found = sorted(drawn, key=lambda one: len(one.token_ids))
         groups = list(_groups(found, tokens))
         random.Random(current).shuffle(groups)
         for position in range(number if current == pool else 0, len(groups)):
