@@ -26,7 +26,7 @@ from precedent.engine.metrics import EngineMetrics
 from precedent.engine.open_caches import opened_cache
 from precedent.engine.options import EngineOptions
 from precedent.engine.scheduler import Scheduler
-from precedent.engine.warm_up import compile_inner_loops, milliseconds_of_width
+from precedent.engine.warm_up import compile_inner_loops, measured_costs
 from precedent.engine.worker import Worker, release
 from precedent.engine.write_back import CompletionKeeper, ResultObserver, at_normal_end
 from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
@@ -108,9 +108,7 @@ class Engine(OfOneProcess):
         self._loading = threading.Lock()
         self._drafters_named(self.speculation.drafters)
         compile_inner_loops()
-        self.planner = (PearlPlanner if self._pearl else Planner)(cost or CostCurve())
-        if cost is None:
-            self.planner.cost.measure(partial(milliseconds_of_width, self.target))
+        self.planner = (PearlPlanner if self._pearl else Planner)(cost or measured_costs(self.target))
         release_workers()  # the model was loaded and timed on this thread, and runs on another
         if self.cache is not None:
             self._executor.submit(self.cache.warm_up)  # after measuring: loading the embedder would disturb it

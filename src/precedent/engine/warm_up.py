@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 
 import numpy as np
@@ -19,6 +19,7 @@ from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
+from precedent.planning.step_costs import StepCosts
 from precedent.sampling.coupling import coupled_choice
 from precedent.target import Slot, TargetModel
 from precedent.tree import ROOT, chain
@@ -39,6 +40,13 @@ def compile_inner_loops() -> None:
     _follow_a_trail()
     follow_known_text(np.array([5], dtype=np.int32))
     coupled_choice(torch.ones(2), 0, 0)
+
+
+def measured_costs(target: TargetModel) -> StepCosts:
+    """The cost curve of a target, measured at a few widths within about two seconds."""
+    costs = StepCosts()
+    costs.measure(partial(milliseconds_of_width, target), lambda: target.threads)
+    return costs
 
 
 def milliseconds_of_width(target: TargetModel, width: int) -> float:
