@@ -4,12 +4,13 @@
 
 Starts the neighbours itself and ends them; let nothing else run meanwhile. Every request is decoded in every way before
 the next one. `--fixed` also tries every fixed size of the team with every limit of nodes beside one neighbour.
-`--record` writes the milliseconds of steps of several widths while a neighbour comes and goes, for tests of the planner.
+`--record` writes the milliseconds of steps of several widths while a neighbour comes and goes, for the planner's tests.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -24,8 +25,8 @@ from neighbours import coming_and_going, neighbours
 
 from precedent.cache import SpeculationCache
 from precedent.cli.demo_runs import WAYS, Bench, Run
-from precedent.cli.machine import processor
 from precedent.planning.costs import CostCurve
+from precedent.runtime.processor import processor
 from precedent.runtime.team import TEAM, Team
 from precedent.target.load.loading import load_draft, load_target
 from precedent.tree import chain
@@ -148,7 +149,7 @@ def fixed(bench: Bench, number: int) -> dict[str, float]:
         found["chosen"] = speed_of(bench, number)
         for threads, nodes in choices:
             engine.target.team, engine.planner.cost = FixedTeam(threads), CostCurve()
-            engine.speculation = config.with_changes(max_nodes=nodes)
+            engine.speculation = dataclasses.replace(config, max_nodes=nodes)
             found[f"{threads} threads, {nodes} nodes"] = speed_of(bench, number)
         engine.target.team, engine.planner.cost, engine.speculation = TEAM, learned, config
         found["chosen again"] = speed_of(bench, number)
