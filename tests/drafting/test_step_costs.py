@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from precedent.drafters.base import Candidates
@@ -14,6 +17,7 @@ from precedent.planning.planner import Planner
 from precedent.planning.probing import SHARE
 from precedent.planning.step_costs import StepCosts
 from precedent.planning.trust import Trust
+from precedent.runtime.compiled import Floats
 from precedent.tree import ROOT
 
 Times = Callable[[int], float]
@@ -163,3 +167,34 @@ def test_tries_of_other_widths_lose_at_most_a_hundredth() -> None:
         lost += costly(nodes + 1) - expected[nodes] / best
         total += costly(nodes + 1)
     assert lost / total < 2 * SHARE
+
+
+RECORDED = Path(__file__).with_name("disturbed_steps.json")
+"""Milliseconds of steps of several widths while a neighbour came and went (`bench_busy.py --record`)."""
+
+STEPS_PER_ROUND = 4
+
+
+def best_in_hindsight(widths: Floats, rounds: Sequence[Sequence[float]], expected: Sequence[float]) -> float:
+    """Tokens per millisecond of the best width that is the same throughout."""
+    totals = [sum(float(np.interp(nodes + 1, widths, times)) for _, *times in rounds) for nodes in range(len(expected))]
+    return max(tokens * len(rounds) / total for tokens, total in zip(expected, totals, strict=True))
+
+
+@pytest.mark.parametrize("chance", [0.97, 0.9, 0.8, 0.6, 0.3])
+def test_on_a_recorded_disturbed_machine_widths_are_within_a_tenth_of_the_best(chance: float) -> None:
+    """The neighbour was there when the planner began; it then came and went every three seconds."""
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+    widths, rounds = np.array(recorded["widths"], dtype=float), recorded["threads_and_milliseconds"]
+    chain = Candidates.of("memory", [(token, token - 1 if token else ROOT, chance, 0) for token in range(40)])
+    expected = np.cumsum([chance**depth for depth in range(41)]).tolist()
+    costs, tokens, milliseconds = StepCosts(), 0.0, 0.0
+    costs.begin({width: rounds[0][1 + recorded["widths"].index(width)] for width in (1, 8, 32)}, rounds[0][0])
+    planner = Planner(costs)
+    for threads, *times in rounds:
+        for _ in range(STEPS_PER_ROUND):
+            nodes = len(planner.plan([chain], {}, replace(LIMITS, trust=Trust())).builder)
+            taken = float(np.interp(nodes + 1, widths, times))
+            planner.observe_forward(nodes + 1, taken, 600, threads)
+            tokens, milliseconds = tokens + expected[nodes], milliseconds + taken
+    assert tokens / milliseconds > 0.9 * best_in_hindsight(widths, rounds, expected)

@@ -53,6 +53,8 @@ class Team:
 
     def size(self, most: int) -> int:
         """How many of up to `most` threads to use now: at least one, at most what the container's quota allows."""
+        if most == 1:
+            return 1
         with self._lock:
             self._update()
             left = self._left or most
