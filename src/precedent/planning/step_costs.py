@@ -100,7 +100,7 @@ class _Shape:
         """
         expected = self.milliseconds(features)
         excess = max(0.0, milliseconds / expected - 1.0)
-        weight = 1.0 / (1.0 + (excess / UNEXPLAINED) ** 2) / min(expected, milliseconds) ** 2
+        weight = 1.0 / (1.0 + (excess / UNEXPLAINED) ** 2) / max(1e-6, min(expected, milliseconds)) ** 2
         kept = (1.0 - REMEMBERED) * self._least
         self._weight = REMEMBERED * self._weight + kept + weight * np.outer(features, features)
         self._moment = REMEMBERED * self._moment + kept @ self.parameters + weight * milliseconds * features
