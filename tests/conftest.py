@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,15 @@ settings.load_profile("deterministic")
 def pytest_runtest_setup() -> None:
     """Block the network; Unix sockets stay, asyncio needs them."""
     disable_socket(allow_unix_socket=True)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _remembered_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What steps of tiny models cost stays out of the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("caches")
+        patch.setattr("precedent.engine.remembered_costs.user_cache_path", lambda name: folder / name)
+        yield
 
 
 @pytest.fixture

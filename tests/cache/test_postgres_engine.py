@@ -29,12 +29,10 @@ from precedent.testing.embedders import HashEmbedder
 from precedent.planning.costs import CostCurve
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
-class FlatCost(CostCurve):  # what is drafted must not hang on how busy this machine is
-    def observe(self, width, milliseconds):
-        pass
+
 
 with SpeculationCache.open(sys.argv[1], embedder=HashEmbedder()) as cache:
-    engine = Engine(tiny_causal_lm(scale=4.0), byte_tokenizer(), name="tiny", cache=cache, cost=FlatCost())
+    engine = Engine(tiny_causal_lm(scale=4.0), byte_tokenizer(), name="tiny", cache=cache, cost=CostCurve())
     prompt = list(b"an order, please: ")
     for _ in range(int(sys.argv[2])):
         result = engine.submit(prompt, SamplingParams(max_tokens=48), query="an order").result()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.flat_cost import FlatCost
 
 from precedent.cache import NewCompletion, SpeculationCache, never_store
 from precedent.cache.search.embedder import embed_one
@@ -18,6 +17,7 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.drafters.matching.token_index import sorted_segment
 from precedent.engine.engine import Engine
 from precedent.errors import CacheError
+from precedent.planning.costs import CostCurve
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -35,7 +35,7 @@ def cache() -> Iterator[SpeculationCache]:
 def engine(cache: SpeculationCache, searches_at_once: None) -> Iterator[Engine]:
     """A tiny float64 model with the cache."""
     running = Engine.load(tiny_causal_lm("llama", seed=21), tokenizer=byte_tokenizer(), cache=cache)
-    running.planner.cost = FlatCost()
+    running.planner.cost = CostCurve()
     yield running
     running.close()
 

@@ -20,7 +20,7 @@ from precedent.cli.bench_modes import Timing
 from precedent.cli.bench_prompts import conversation_turns, trace_prompts
 from precedent.cli.bench_report import summary
 from precedent.errors import ConfigError, PromptError
-from precedent.planning import costs as cost_curve
+from precedent.planning import step_costs as cost_curve
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 

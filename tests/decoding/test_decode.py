@@ -43,7 +43,6 @@ class EverythingPlanner(Planner):
 
     def plan(self, candidates: Sequence, draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
         """All candidates within the limits; as many samples as allowed."""
-        self.cost.table[:] = 1.0  # whatever was measured: width is free
         plan = super().plan(candidates, {}, limits)
         plan.draws = {source: min(self._num_draws, limits.max_depth) for source in draw_sources}
         return plan

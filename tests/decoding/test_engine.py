@@ -6,13 +6,13 @@ import threading
 from contextlib import closing
 
 import pytest
-from helpers.flat_cost import FlatCost
 from helpers.small_engines import PLAIN, PROMPT, make_engine
 
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError
+from precedent.planning.costs import CostCurve
 from precedent.testing.drafters import OracleDrafter
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -99,7 +99,7 @@ def test_what_is_kept_of_a_conversation_does_not_depend_on_what_was_drafted() ->
     kept = []
     for speculation in (PLAIN, SpeculationConfig(drafters=("oracle",))):
         with closing(Engine.load(model, tokenizer=byte_tokenizer())) as engine:
-            engine.planner.cost = FlatCost()
+            engine.planner.cost = CostCurve()
             engine.add_drafter(OracleDrafter([*answer[: end + 1], 65, 66]))
             result = engine.submit(PROMPT, SamplingParams(max_tokens=40), speculation=speculation).result()
             assert (result.finish_reason, result.token_ids) == ("stop", answer[: end + 1])

@@ -9,13 +9,13 @@ import threading
 import weakref
 
 import pytest
-from helpers.flat_cost import FlatCost
 from helpers.small_engines import PLAIN, PROMPT, make_engine
 
 from precedent.config import EngineLimits, SamplingParams
 from precedent.engine.engine import Engine
 from precedent.engine.shared import shared_engine
 from precedent.errors import EngineClosedError, GenerationError, RequestCancelled
+from precedent.planning.costs import CostCurve
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
@@ -77,7 +77,7 @@ def test_an_engine_may_be_closed_by_its_own_threads() -> None:
         tiny_causal_lm("llama"),
         byte_tokenizer(),
         name="closes itself",
-        cost=FlatCost(),
+        cost=CostCurve(),
         on_result=lambda prompt, result: holder[0].close(),
     )
     holder.append(running)

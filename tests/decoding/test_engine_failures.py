@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from helpers.flat_cost import FlatCost
 from helpers.small_engines import PLAIN, PROMPT, make_engine, poison
 
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import CacheError, GenerationError
+from precedent.planning.costs import CostCurve
 from precedent.target import Slot
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -82,7 +82,7 @@ def test_padded_output_rows_are_never_emitted(temperature: float) -> None:
         head[259:] = 3.0 * head[:141]
     with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
         running = Engine.load(model, tokenizer=byte_tokenizer(), cache=cache)
-        running.planner.cost = FlatCost()
+        running.planner.cost = CostCurve()
         answer = running.submit(PROMPT, sampling, speculation=PLAIN).result().token_ids
         poison(cache, running, answer)
         for _ in range(3):

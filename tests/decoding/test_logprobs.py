@@ -11,7 +11,7 @@ import torch
 from precedent import Engine, SamplingParams, SpeculationConfig
 from precedent.engine.generation import GenerationResult
 from precedent.errors import ConfigError
-from precedent.testing.scripted_model import FixedCost
+from precedent.testing.scripted_model import fixed_cost
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PROMPT = tuple(b"the order was sent, the order was")
@@ -19,7 +19,7 @@ PROMPT = tuple(b"the order was sent, the order was")
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    running = Engine(tiny_causal_lm(scale=0.5), byte_tokenizer(), name="tiny", cost=FixedCost())
+    running = Engine(tiny_causal_lm(scale=0.5), byte_tokenizer(), name="tiny", cost=fixed_cost())
     yield running
     running.close()
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.flat_cost import FlatCost
 from helpers.pearl import CHOSEN_TEXTS
 from transformers import PreTrainedModel
 
@@ -20,6 +19,7 @@ from precedent.decoding.pearl import pearl_for
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, RequestCancelled, UnsupportedError
+from precedent.planning.costs import CostCurve
 from precedent.runtime.background import Background
 from precedent.runtime.inline_executor import AtOnce
 from precedent.target import TargetModel
@@ -37,7 +37,7 @@ PROMPT_OF_ENGINE = tuple(range(40, 70))
 @contextmanager
 def engine_on(model: PreTrainedModel, draft: PreTrainedModel | None, **settings: object) -> Iterator[Engine]:
     engine = Engine(
-        model, byte_tokenizer(), name="tiny", draft_model=draft, cost=FlatCost(),
+        model, byte_tokenizer(), name="tiny", draft_model=draft, cost=CostCurve(),
         speculation=SpeculationConfig(drafters=("draft-model",)), **settings,
     )  # fmt: skip
     try:
@@ -118,9 +118,9 @@ def test_what_cannot_draw_ahead_is_refused_by_name() -> None:
     """No draft model, one that shares the target's keys and values, a device for nothing, an object, a toaster."""
     model, tokenizer = tiny_causal_lm(), byte_tokenizer()
     with pytest.raises(ConfigError, match="give draft_model="):
-        Engine(model, tokenizer, name="tiny", pearl=True, cost=FlatCost())
+        Engine(model, tokenizer, name="tiny", pearl=True, cost=CostCurve())
     with pytest.raises(UnsupportedError, match="first-layers"):
-        Engine(model, tokenizer, name="tiny", draft_model=first_layers(model, 1), pearl=True, cost=FlatCost())
+        Engine(model, tokenizer, name="tiny", draft_model=first_layers(model, 1), pearl=True, cost=CostCurve())
     with pytest.raises(ConfigError, match="draft_device='cpu' is for a draft model"):
         Engine.load(model, tokenizer=tokenizer, draft_device="cpu")
     with pytest.raises(ConfigError, match="move the model there"):

@@ -14,7 +14,7 @@ from precedent.testing.drafters import OracleDrafter
 def test_the_cost_curve_learns_one_forward_per_step_over_all_rows(target: WatchedTarget) -> None:
     """Not one observation per sequence: the time is that of the whole width."""
     scheduler, seen = scheduler_on(target), []
-    scheduler.planner.cost.observe = lambda width, milliseconds: seen.append(width)  # type: ignore[method-assign]
+    scheduler.planner.cost.observe = lambda width, *_: seen.append(width)  # type: ignore[method-assign]
     requests = [request_for(target, prompt_of(6, i), OracleDrafter([1, 2, 3]), max_tokens=9) for i in range(3)]
     for request in requests:
         scheduler.add(request)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from helpers.flat_cost import FlatCost
 
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import RequestCancelled
+from precedent.planning.costs import CostCurve
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -138,7 +138,7 @@ def test_many_threads_with_random_cancels(num_threads: int, num_requests: int, s
     limits = EngineLimits(max_running=12, max_kv_bytes=3 * 2**20, prefill_tokens_per_round=48, max_idle_kv_bytes=2**22)
     with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
         model = tiny_causal_lm("llama", seed=51, num_hidden_layers=2)
-        engine = Engine(model, byte_tokenizer(), name="tiny", cache=cache, limits=limits, cost=FlatCost())
+        engine = Engine(model, byte_tokenizer(), name="tiny", cache=cache, limits=limits, cost=CostCurve())
         asked = questions(engine)
         poison(cache, engine, asked)
         threads_before = threading.active_count()
@@ -174,7 +174,7 @@ def test_a_thread_that_hangs_is_reported() -> None:
 
 def test_an_answer_that_differs_is_reported() -> None:
     """So can their comparison, and their count of errors."""
-    engine = Engine(tiny_causal_lm("llama", seed=51), byte_tokenizer(), name="tiny", cost=FlatCost())
+    engine = Engine(tiny_causal_lm("llama", seed=51), byte_tokenizer(), name="tiny", cost=CostCurve())
     wrong = Question((65, 66), SamplingParams(max_tokens=3), "a", answer=(1, 2, 3))
     crowd = Crowd(engine, [wrong], num_requests=8)
     crowd.run(seed=1)

@@ -6,8 +6,8 @@ import random
 
 import pytest
 import torch
-from helpers.flat_cost import FlatCost
 
+from precedent.planning.costs import CostCurve
 from precedent.planning.draw_gate import PROBE_STEPS
 from precedent.planning.pearl import PearlPlanner
 from precedent.planning.plan import DrawSource, Limits
@@ -31,7 +31,7 @@ def test_what_is_shown_is_the_best_number_as_far_as_it_is_there(acceptance: floa
 
 def planner_that_knows(acceptance: float, milliseconds: float) -> PearlPlanner:
     """Forwards take 10 milliseconds and a twentieth more per row; a sample is known to take so long."""
-    planner = PearlPlanner(FlatCost())
+    planner = PearlPlanner(CostCurve())
     planner.cost.table[:] = 10.0 + 0.5 * torch.arange(len(planner.cost.table)).numpy()
     for depth in range(1, 7):
         for number in range(1000):

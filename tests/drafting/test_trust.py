@@ -50,10 +50,7 @@ def test_only_candidates_below_accepted_nodes_are_counted_for_their_own_source()
 
 
 def curve() -> CostCurve:
-    cost = CostCurve()
-    for width, milliseconds in {1: 10.0, 8: 12.0, 32: 20.0}.items():
-        cost.observe(width, milliseconds)
-    return cost
+    return CostCurve.through({1: 10.0, 8: 12.0, 32: 20.0})
 
 
 def nodes_proposed(planner: Planner, trust: Trust, first_bin: int, accepted: bool, source: str = "memory") -> int:
@@ -79,10 +76,7 @@ def test_a_source_that_is_wrong_in_a_request_is_doubted_there_whatever_kind_it_p
 
 def test_doubt_passes_when_a_source_is_right_again() -> None:
     """Where a row costs nothing, what is doubted is still tried, and may show that it is right."""
-    free, trust = CostCurve(), Trust()
-    for width in (1, 32):
-        free.observe(width, 10.0)
-    planner = Planner(free)
+    planner, trust = Planner(CostCurve()), Trust()
     for number in range(20):
         nodes_proposed(planner, trust, 10 * number, accepted=False)
     doubted = trust.factors(["memory"])[0]

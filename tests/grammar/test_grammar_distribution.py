@@ -208,7 +208,6 @@ class EveryDraft(Planner):
     """All candidates and two samples, always."""
 
     def plan(self, candidates, draw_sources, limits: Limits) -> Plan:
-        self.cost.table[:] = 1.0  # whatever was measured: width is free
         plan = super().plan(candidates, {}, limits)
         plan.draws = {source: min(2, limits.max_depth) for source in draw_sources}
         return plan

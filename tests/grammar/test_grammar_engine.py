@@ -40,9 +40,7 @@ def engine() -> Iterator[Engine]:
     """An engine with a cache in memory and a draft model, for which width is free."""
     cache = SpeculationCache.open(None, embedder=HashEmbedder())
     draft = tiny_causal_lm("llama", seed=22, num_hidden_layers=1)
-    free = CostCurve()
-    free.table[:] = 1.0
-    running = Engine(MODEL, TOKENIZER, name="tiny", draft_model=draft, cache=cache, cost=free)
+    running = Engine(MODEL, TOKENIZER, name="tiny", draft_model=draft, cache=cache, cost=CostCurve())
     yield running
     running.close()
     cache.close()

@@ -105,7 +105,6 @@ def answer(
     sessions = {drafter.name: drafter.begin(request) for drafter in drafters}
     sequence = DecodingSequence(request, slot, MOST_TOKENS, entropy_rng(seed), sessions=sessions)  # type: ignore[arg-type]
     planner = Planner(CostCurve())
-    planner.cost.table[:] = 1.0  # whatever was measured: width is free
     while not sequence.finished:
         step([sequence], target, planner)  # type: ignore[arg-type]
     assert sequence.error is None

@@ -11,8 +11,8 @@ from transformers import LogitsProcessor, PreTrainedModel, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 import precedent
-from helpers.flat_cost import FlatCost
 from precedent.custom_generate.prepared import prepared_for
+from precedent.planning.costs import CostCurve
 from precedent.testing.drafters import OracleDrafter, RandomDrafter
 from precedent.testing.tiny_models import tiny_causal_lm
 
@@ -24,7 +24,7 @@ NEW = 24
 def made(model_type: str = "llama", **settings: Any) -> PreTrainedModel:
     """A tiny float64 model that speculates as much as it can."""
     model = tiny_causal_lm(model_type, **{"vocab_size": VOCABULARY, "num_hidden_layers": 2, "seed": 5, **settings})
-    prepared_for(model).planner.cost = FlatCost()
+    prepared_for(model).planner.cost = CostCurve()
     return model
 
 

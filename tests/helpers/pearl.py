@@ -38,7 +38,6 @@ class PlannerOfAllCandidates(PearlPlanner):
 
     def plan(self, candidates: Sequence, draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
         """All candidates within the limits, and as many samples as are at hand."""
-        self.cost.table[:] = 1.0  # whatever was measured: width is free
         plan = super().plan(candidates, {}, limits)
         for name, source in draw_sources.items():
             if source.at_hand is not None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from helpers.flat_cost import FlatCost
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.drafters import Drafter, Request
 from precedent.drafters.prompt import PromptDrafter
@@ -16,6 +15,7 @@ from precedent.engine.delivery import store_and_finish
 from precedent.engine.in_flight import InFlight
 from precedent.engine.scheduler import Scheduler
 from precedent.errors import PrecedentError
+from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
 from precedent.target import Slot, TargetModel
 from precedent.testing.drafters import RandomDrafter
@@ -63,7 +63,7 @@ def scheduler_on(target: TargetModel, limits: EngineLimits | None = None) -> Sch
     limits = limits or EngineLimits()
     return Scheduler(
         target=target,
-        planner=Planner(FlatCost()),
+        planner=Planner(CostCurve()),
         admission=Admission(target, limits),
         prefill_tokens=limits.prefill_tokens_per_round,
         finish=store_and_finish,

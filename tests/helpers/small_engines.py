@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from helpers.flat_cost import FlatCost
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import SpeculationConfig
 from precedent.engine.engine import Engine
+from precedent.planning.costs import CostCurve
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PLAIN = SpeculationConfig(enabled=False, write_back=False)
@@ -19,7 +19,7 @@ PROMPT = list(b"look up order 17, then order 18, then order 19")
 def make_engine(cache: SpeculationCache | None = None, **settings: object) -> Engine:
     """An engine on a tiny float64 model, for which width is free."""
     engine = Engine.load(tiny_causal_lm("llama", seed=21), tokenizer=byte_tokenizer(), cache=cache, **settings)
-    engine.planner.cost = FlatCost()
+    engine.planner.cost = CostCurve()
     return engine
 
 

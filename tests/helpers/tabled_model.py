@@ -32,6 +32,8 @@ class TabledSlot:
 class TabledModel:
     """Answers with `logits_of(token_ids)` `[vocab_size]`, asked once for each context."""
 
+    threads = 1
+
     def __init__(self, logits_of: Callable[[tuple[int, ...]], Tensor]) -> None:
         self._logits_of = logits_of
         self._rows: dict[tuple[int, ...], Tensor] = {}

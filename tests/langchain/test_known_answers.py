@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.flat_cost import FlatCost
 from langchain_core.tools import tool
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
+from precedent.planning.costs import CostCurve
 from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.prompt import hermes_template
@@ -30,7 +30,7 @@ PLAIN = SpeculationConfig(enabled=False)
 def engine() -> Iterator[Engine]:
     """A tiny model in float64, for which width is free."""
     running = Engine.load(tiny_causal_lm("llama", seed=21), tokenizer=byte_tokenizer())
-    running.planner.cost = FlatCost()
+    running.planner.cost = CostCurve()
     yield running
     running.close()
 

@@ -35,7 +35,7 @@ from precedent.langchain import ChatPrecedent
 from precedent.langchain.exceptions import _BOTH
 from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import FixedCost, ScriptedTarget, scripted_tokenizer
+from precedent.testing.scripted_model import ScriptedTarget, fixed_cost, scripted_tokenizer
 from precedent.testing.tiny_models import tiny_causal_lm
 
 MOST_TOKENS = 4
@@ -50,7 +50,7 @@ def engine() -> Iterator[Engine]:
     target = ScriptedTarget(weights, tokenizer, lambda prompt: f"You said {prompt[-40:]}")
     set_llm_cache(InMemoryCache())
     with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
-        running = Engine(target, tokenizer, name="fuzzed", cache=cache, cost=FixedCost(), executor=AtOnce())
+        running = Engine(target, tokenizer, name="fuzzed", cache=cache, cost=fixed_cost(), executor=AtOnce())
         with contextlib.closing(running), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # LangChain's own about profiles
             yield running

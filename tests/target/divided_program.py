@@ -42,18 +42,11 @@ PATIENCE = 600
 """Seconds after which processes that should have ended are killed; the first may have inner loops to compile."""
 
 
-class FlatCost(CostCurve):
-    """Every width costs the same, so that trees are wide."""
-
-    def observe(self, width: int, milliseconds: float) -> None:
-        """Learn nothing."""
-
-
 def answers(target: str, **loading: Any) -> dict[str, Any]:
     """What an engine answers, plain and in every way in which trees, prefixes and batches come about."""
     cache = SpeculationCache.open(None, embedder=HashEmbedder())
     with closing(Engine.load(target, cache=cache, **loading)) as engine:
-        engine.planner.cost = FlatCost()
+        engine.planner.cost = CostCurve()
         found: dict[str, Any] = {"plain": texts(engine, GREEDY, PLAIN), "seeded plain": texts(engine, SEEDED, PLAIN)}
         found["cold"], found["warm"] = texts(engine, GREEDY), texts(engine, GREEDY)
         poison(cache, engine, found["plain"])

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.bitwise_models import ONE_SIZE, PLAIN, by_rows, go_without_kernels, model, tokens
-from helpers.flat_cost import FlatCost
 from helpers.small_engines import load_by
 
 from precedent.cache import NewCompletion, SpeculationCache
@@ -23,6 +22,7 @@ from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
+from precedent.planning.costs import CostCurve
 from precedent.target import Slot, TargetModel
 from precedent.target.bitwise import MOST_ROWS
 from precedent.target.cuda.static_runner import StaticSettings
@@ -125,7 +125,7 @@ def engine_on(cache: SpeculationCache, target: TargetModel | None = None, **sett
     draft = tiny_causal_lm("llama", dtype=torch.bfloat16, seed=9, num_hidden_layers=1)
     target = target or TargetModel(model(), bitwise=True)
     running = Engine(target, byte_tokenizer(), name="m", cache=cache, draft_model=draft, bitwise=True, **settings)
-    running.planner.cost = FlatCost()
+    running.planner.cost = CostCurve()
     return running
 
 

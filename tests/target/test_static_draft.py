@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.flat_cost import FlatCost
 from helpers.static_targets import WITHOUT_GRAPHS, plain_target, random_ids, static_target
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
+from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import first_layers
 from precedent.target.load.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
@@ -20,7 +20,7 @@ from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 def drafted(target: TargetModel, draft: Any, sampling: SamplingParams) -> tuple[Engine, tuple[int, ...], int]:
     """The engine of a draft model, what it answered, and how many forwards of fixed size the draft took for it."""
     engine = Engine(target, byte_tokenizer(), name="tiny", draft_model=draft)
-    engine.planner.cost = FlatCost()
+    engine.planner.cost = CostCurve()
     speculation = SpeculationConfig(drafters=("draft-model",))
     static = engine._parts.draft_model.static
     before = static.forwards if static else 0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from precedent.cli.machine import processor
 from precedent.cli.percentiles import percentiles
+from precedent.runtime.processor import processor
 
 if TYPE_CHECKING:
     from precedent.cli.bench_modes import Timing

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from precedent.cache import NewCompletion, SpeculationCache
-from precedent.cli.machine import processor
 from precedent.cli.percentiles import percentiles
 from precedent.config import SpeculationConfig
 from precedent.decoding.stats import GenerationStats
@@ -23,6 +22,7 @@ from precedent.engine.generation import GenerationResult
 from precedent.engine.options import EngineOptions
 from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
+from precedent.runtime.processor import processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -18,8 +18,8 @@ from precedent.custom_generate.twin import state_of, twin_of
 from precedent.drafters import Drafter, DrafterParts, load_drafters
 from precedent.engine.warm_up import compile_inner_loops
 from precedent.errors import ConfigError
-from precedent.planning.costs import START_UP_WIDTHS, CostCurve
 from precedent.planning.planner import Planner
+from precedent.planning.step_costs import START_UP_WIDTHS, StepCosts
 from precedent.runtime.background import Background
 from precedent.runtime.process import Lock, check_fork, computing, this_process
 from precedent.target import TargetModel
@@ -110,13 +110,14 @@ def fingerprint_of(tokenizer: Any) -> str:
     return known[1]
 
 
-def _cost_of(target: TargetModel) -> CostCurve:
+def _cost_of(target: TargetModel) -> StepCosts:
     """Measure a cost curve with a few forward passes after a short prefix."""
-    curve, slot = CostCurve(), target.new_slot()
+    slot = target.new_slot()
     target.prefill(slot, [0] * PREFIX_TOKENS)
-    for width in START_UP_WIDTHS:
-        curve.observe(width, min(_milliseconds(target, slot, width) for _ in range(TRIES)))
-    return curve
+    best = {width: min(_milliseconds(target, slot, width) for _ in range(TRIES)) for width in START_UP_WIDTHS}
+    costs = StepCosts()
+    costs.begin(best, target.threads)
+    return costs
 
 
 def _milliseconds(target: TargetModel, slot: Any, width: int) -> float:

@@ -77,7 +77,13 @@ class DecodingSequence:
             rows_beside=rows_beside,
             tokens_beside=tokens_beside,
             trust=self.trust,
+            prefix=self.prefix,
         )
+
+    @property
+    def prefix(self) -> int:
+        """Tokens whose keys and values the next tree sees."""
+        return len(self.slot.token_ids)
 
     @property
     def drawing(self) -> dict[str, DrawSession]:

@@ -28,16 +28,23 @@ BESIDE_A_FORWARD = 2e-3
 
 @dataclass(slots=True, eq=False)
 class Forward:
-    """The logits of every scored proposal, and the seconds that scoring took; a failure means more than one try."""
+    """The logits of every scored proposal, the seconds and threads of scoring; a failure means more than one try."""
 
     scored: Sequence[tuple[Proposal, Tensor]]
     seconds: float
     num_tries: int
+    threads: int = 1
 
     @property
     def num_rows(self) -> int:
         """Rows of the forward, including pending tokens."""
         return sum(len(proposal.tree) + 1 for proposal, _ in self.scored)
+
+    @property
+    def prefix(self) -> int:
+        """Tokens that a row sees before its tree, averaged over the rows."""
+        seen = sum((len(proposal.tree) + 1) * proposal.sequence.prefix for proposal, _ in self.scored)
+        return seen // max(1, self.num_rows)
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +90,7 @@ def score(proposals: Sequence[Proposal], target: TargetModel, beside: Beside) ->
         return logits
 
     sound = [each for each in proposals if each.sequence.error is None]
-    return Forward(together(sound, forward, _fail_scoring), perf_counter() - started, tries)
+    return Forward(together(sound, forward, _fail_scoring), perf_counter() - started, tries, target.threads)
 
 
 def _fail_scoring(proposal: Proposal, error: Exception) -> None:
@@ -97,7 +104,7 @@ def verify(forward: Forward, planner: Planner, beside: Beside) -> list[Verified]
     if any(on_accelerator(logits) for _, logits in forward.scored):
         forward.seconds += perf_counter() - started  # a GPU has only started when `score` returns
     if forward.num_tries == 1 and forward.scored:
-        planner.observe_forward(forward.num_rows, forward.seconds * 1e3)
+        planner.observe_forward(forward.num_rows, forward.seconds * 1e3, forward.prefix, forward.threads)
     for proposal, _ in forward.scored:
         proposal.sequence.stats.forward_seconds += forward.seconds
     with counted([each.proposal.sequence for each in prepared], "verify_seconds"):

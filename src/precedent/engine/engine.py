@@ -25,8 +25,9 @@ from precedent.engine.loading import loaded_draft, loaded_target
 from precedent.engine.metrics import EngineMetrics
 from precedent.engine.open_caches import opened_cache
 from precedent.engine.options import EngineOptions
+from precedent.engine.remembered_costs import RememberedCosts
 from precedent.engine.scheduler import Scheduler
-from precedent.engine.warm_up import compile_inner_loops, milliseconds_of_width
+from precedent.engine.warm_up import compile_inner_loops, costs_of
 from precedent.engine.worker import Worker, release
 from precedent.engine.write_back import CompletionKeeper, ResultObserver, at_normal_end
 from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
@@ -108,9 +109,8 @@ class Engine(OfOneProcess):
         self._loading = threading.Lock()
         self._drafters_named(self.speculation.drafters)
         compile_inner_loops()
-        self.planner = (PearlPlanner if self._pearl else Planner)(cost or CostCurve())
-        if cost is None:
-            self.planner.cost.measure(partial(milliseconds_of_width, self.target))
+        self._remembered = RememberedCosts(self.target, self.model_fingerprint)
+        self.planner = (PearlPlanner if self._pearl else Planner)(cost or costs_of(self.target, self._remembered))
         release_workers()  # the model was loaded and timed on this thread, and runs on another
         if self.cache is not None:
             self._executor.submit(self.cache.warm_up)  # after measuring: loading the embedder would disturb it
@@ -130,7 +130,8 @@ class Engine(OfOneProcess):
             finish=partial(finish_on, self._executor),
             beside=self._pearl or NOTHING,
         )
-        return Worker(scheduler, partial(release, self.target, self._drafters, self._executor, self._pearl))
+        remember = partial(self._remembered.write, self.planner.cost)
+        return Worker(scheduler, partial(release, self.target, self._drafters, self._executor, self._pearl, remember))
 
     @classmethod
     @computing()

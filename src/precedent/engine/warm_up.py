@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 
 import numpy as np
@@ -16,9 +16,11 @@ from precedent.drafters.matching.token_index import SORT_ABOVE, TokenIndex, reve
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall.drafter import outcomes
 from precedent.drafters.request import Request
+from precedent.engine.remembered_costs import RememberedCosts
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
+from precedent.planning.step_costs import START_UP_WIDTHS, StepCosts
 from precedent.sampling.coupling import coupled_choice
 from precedent.target import Slot, TargetModel
 from precedent.tree import ROOT, chain
@@ -39,6 +41,18 @@ def compile_inner_loops() -> None:
     _follow_a_trail()
     follow_known_text(np.array([5], dtype=np.int32))
     coupled_choice(torch.ones(2), 0, 0)
+
+
+def costs_of(target: TargetModel, remembered: RememberedCosts) -> StepCosts:
+    """The cost curve of a target: remembered, and confirmed by a step of each width, or else measured for a second."""
+    run, costs = partial(milliseconds_of_width, target), remembered.read()
+    if costs is None:
+        costs = StepCosts()
+        costs.measure(run, lambda: target.threads)
+    else:
+        for width in START_UP_WIDTHS:
+            costs.observe(width, run(width), 0, target.threads)
+    return costs
 
 
 def milliseconds_of_width(target: TargetModel, width: int) -> float:

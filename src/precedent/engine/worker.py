@@ -118,8 +118,15 @@ class Worker(OfOneProcess):
         self._ended()
 
 
-def release(target: TargetModel, drafters: dict[str, Drafter], executor: Executor, pearl: Pearl | None) -> None:
-    """Release what the requests shared, after all of them have ended."""
+def release(
+    target: TargetModel,
+    drafters: dict[str, Drafter],
+    executor: Executor,
+    pearl: Pearl | None,
+    remember: Callable[[], None],
+) -> None:
+    """Release what the requests shared, after all of them have ended, and remember what was learned of the machine."""
+    remember()
     if pearl is not None:
         pearl.close()
     try:

@@ -23,8 +23,9 @@ class PearlPlanner(Planner):
         if source.behind > FAR_BEHIND or not gate.measured:
             return 0
         gate.behind = source.behind
-        number = self._best_number(name, step, gate.milliseconds)
-        return number if number and self._pays_to_wait(name, number, step.width, gate.milliseconds(number)) else 0
+        time_of = self._time_of_draws(gate)
+        number = self._best_number(name, step, time_of)
+        return number if number and self._pays_to_wait(name, number, step.width, time_of(number)) else 0
 
     def _pays_to_wait(self, name: str, number: int, width: int, milliseconds: float) -> bool:
         """Whether waiting for `number` draws beats a forward with nothing at hand.
@@ -50,13 +51,13 @@ class PearlPlanner(Planner):
         gate = self._gates.setdefault(_waiting_for(name), DrawGate())
         gate.behind, most = behind, limits.max_draws + 1
         reaches = self._reaches(name, limits.max_draws)
-        alone, waited = self.cost.milliseconds(limits.rows_beside + 1), gate.milliseconds(1)
+        alone, waited = self.cost.milliseconds(limits.rows_beside + 1), self._time_of_draws(gate)(1)
         pays = reaches[0] * sum(reaches) * alone > (MARGIN - 1.0) * alone + waited
         return most if gate.decide(most if pays else 0) else 0
 
     def observe_wait(self, name: str, behind: int, milliseconds: float) -> None:
         """Learn how long a step waited for a source that drew during its forward, `behind` by so many tokens."""
-        self._gates.setdefault(_waiting_for(name), DrawGate()).observe(1, behind, milliseconds)
+        self._gates.setdefault(_waiting_for(name), DrawGate()).observe(1, behind, milliseconds / self.cost.load)
 
 
 def _waiting_for(name: str) -> str:

@@ -20,7 +20,7 @@ class Limits:
 
     `requests` counts the requests in the step, including this one. `rows_beside` and `tokens_beside` are the others'
     rows and expected tokens: all of them wait for a node, so it pays off only if it raises their common rate. `trust`
-    is this request's experience with each source.
+    is this request's experience with each source; `prefix` is the number of tokens that each node sees before the tree.
     """
 
     max_nodes: int
@@ -31,6 +31,7 @@ class Limits:
     rows_beside: int = 0
     tokens_beside: float = 0.0
     trust: Trust = field(default_factory=Trust)
+    prefix: int = 0
 
 
 @dataclass(frozen=True, slots=True)

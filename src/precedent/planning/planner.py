@@ -20,6 +20,7 @@ from precedent.planning.choose import BEST, BEST_BITS, Choice, choose_nodes
 from precedent.planning.costs import CostCurve
 from precedent.planning.draw_gate import DrawGate
 from precedent.planning.plan import DrawSource, Limits, Plan
+from precedent.planning.probing import Probes
 from precedent.runtime.compiled import Floats, Int32s
 from precedent.tree import ROOT, CandidateTree
 
@@ -54,13 +55,14 @@ class Step(NamedTuple):
     """A step before its draws are decided.
 
     `width` and `expected` are the rows and expected tokens of all sequences; `open_mass` is the probability that none
-    of the fixed candidates below the root comes next; `most` limits the draws.
+    of the fixed candidates below the root comes next; `most` limits the draws; `prefix` is that of `Limits`.
     """
 
     width: int
     expected: float
     open_mass: float
     most: int
+    prefix: int = 0
 
 
 class Planner:
@@ -69,6 +71,7 @@ class Planner:
     def __init__(self, cost: CostCurve) -> None:
         self.cost = cost
         self.calibration = Calibration()
+        self._probes = Probes()
         self._gates: dict[str, DrawGate] = {}
         self._sources: dict[tuple[str, ...], SourceNames] = {}
         self._end_ids: dict[frozenset[int], Int32s] = {}
@@ -94,17 +97,34 @@ class Planner:
         learned = self.calibration
         parts = np.array([(learned.first_bin(proposal.source), len(proposal)) for proposal in proposals])
         plan.counts = parts[:, 1]
-        return choose_nodes(
-            _joined(proposals), parts, learned.accepted, learned.seen, plan.trust.factors(plan.names),
-            self.cost.beside(limits.rows_beside), limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids,
-        )  # fmt: skip
+        candidates, trust = _joined(proposals), plan.trust.factors(plan.names)
+
+        def choice(costs: Floats) -> Choice:
+            return choose_nodes(
+                candidates, parts, learned.accepted, learned.seen, trust, costs,
+                limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids,
+            )  # fmt: skip
+
+        costs = self.cost.beside(limits.rows_beside, limits.prefix)
+        best = choice(costs)
+        return self._probe(choice, best, costs, limits) if self.cost.learns and self._probes.due else best
+
+    def _probe(self, choice: Callable[[Floats], Choice], best: Choice, costs: Floats, limits: Limits) -> Choice:
+        """Another width's tree, if one might be better and is worth trying."""
+        other = choice(self._probes.hopeful(costs, limits.rows_beside))
+        most = costs.size - 1
+        usual, tried = costs[min(best.token_ids.size, most)], costs[min(other.token_ids.size, most)]
+        loss = float(tried - usual * other.expected / best.expected)
+        differs = other.token_ids.size != best.token_ids.size
+        return other if differs and self._probes.affords(loss, float(tried)) else best
 
     def _with_draws(
         self, plan: Plan, draw_sources: Mapping[str, DrawSource], expected: float, at_root: float, limits: Limits
     ) -> Plan:
         """Decide each source's draws, given the fixed candidates; `expected` includes other sequences' tokens."""
         most = min(limits.max_draws, limits.max_depth)
-        step = Step(limits.rows_beside + len(plan.builder) + 1, expected, 1.0 - min(at_root, 1.0), most)
+        width, open_mass = limits.rows_beside + len(plan.builder) + 1, 1.0 - min(at_root, 1.0)
+        step = Step(width, expected, open_mass, most, limits.prefix)
         for name, source in draw_sources.items():
             number = self._num_draws(name, source, step, limits.requests)
             if number or source.at_hand is not None:
@@ -117,19 +137,23 @@ class Planner:
         """How many draws to make from a source before the forward."""
         gate = self._gates.setdefault(name, DrawGate())
         gate.behind, gate.together = source.behind, requests
-        best = self._best_number(name, step, gate.milliseconds)
+        best = self._best_number(name, step, self._time_of_draws(gate))
         return min(gate.decide(best, step.open_mass), step.most)
+
+    def _time_of_draws(self, gate: DrawGate) -> Callable[[int], float]:
+        """Milliseconds of a number of draws under the machine's present load."""
+        return lambda number: self.cost.load * gate.milliseconds(number)
 
     def _runners_up(self, name: str, number: int, step: Step, limits: Limits) -> int:
         """How many of the first draws get a runner-up: as long as it pays for its row, within the limit of draws."""
-        milliseconds, width = self._gates[name].milliseconds(number), step.width + number
+        milliseconds, width = self._time_of_draws(self._gates[name])(number), step.width + number
         reaches = [step.open_mass, *(step.open_mass * reach for reach in self._reaches(name, number))]
         expected = step.expected + sum(reaches[1:])
-        best, best_rate = 0, expected / (self.cost.milliseconds(width) + milliseconds)
+        best, best_rate = 0, expected / (self.cost.milliseconds(width, step.prefix) + milliseconds)
         for count in range(1, min(number, limits.max_draws - number) + 1):
             bin_ = DEEPEST_DRAW + min(count, DEEPEST_DRAW)
             expected += reaches[count - 1] * self.calibration.probability(name, bin_, RUNNER_UP_PRIOR)
-            rate = expected / (self.cost.milliseconds(width + count) + milliseconds)
+            rate = expected / (self.cost.milliseconds(width + count, step.prefix) + milliseconds)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
@@ -137,10 +161,10 @@ class Planner:
     def _best_number(self, name: str, step: Step, milliseconds: Callable[[int], float]) -> int:
         """The number of draws with the best rate, given their time before the forward and the cost of their rows."""
         expected = step.expected
-        best, best_rate = 0, MARGIN * expected / self.cost.milliseconds(step.width)
+        best, best_rate = 0, MARGIN * expected / self.cost.milliseconds(step.width, step.prefix)
         for number, reach in enumerate(self._reaches(name, step.most), start=1):
             expected += step.open_mass * reach
-            rate = expected / (self.cost.milliseconds(step.width + number) + milliseconds(number))
+            rate = expected / (self.cost.milliseconds(step.width + number, step.prefix) + milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
         return best
@@ -159,11 +183,12 @@ class Planner:
 
     def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
         """Learn what one request's draws from `source` cost, with `together` requests and `behind` tokens caught up."""
-        self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds, together)
+        self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds / self.cost.load, together)
 
-    def observe_forward(self, width: int, milliseconds: float) -> None:
-        """Learn from one forward over `width` tokens of all the step's sequences."""
-        self.cost.observe(width, milliseconds)
+    def observe_forward(self, width: int, milliseconds: float, prefix: int = 0, threads: int = 1) -> None:
+        """Learn from one forward over `width` tokens of all sequences, behind `prefix` tokens, by so many threads."""
+        self.cost.observe(width, milliseconds, prefix, threads)
+        self._probes.observe(width, milliseconds)
         for gate in self._gates.values():
             gate.elapsed += milliseconds
 

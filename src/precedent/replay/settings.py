@@ -104,10 +104,7 @@ class Settings:
 
     def cost_curve(self, curve: str) -> CostCurve:
         """The curve in the planner's form."""
-        cost = CostCurve()
-        for width, time in self.times(curve).items():
-            cost.observe(width, time)
-        return cost
+        return CostCurve.through(self.times(curve))
 
     def step_costs(self, curve: str) -> Floats:
         """Time of a step of 1, 2, … tokens, relative to one token; extrapolated beyond the curve's end."""

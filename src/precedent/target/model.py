@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
+from precedent.runtime.team import Team
 from precedent.target import bitwise as same_bits
 from precedent.target.all_layers import use_all_layers
 from precedent.target.cpu.fused_layer import fuse_layers
@@ -114,6 +115,20 @@ class TargetModel:
     def most_rows(self) -> int | None:
         """Rows that a sequence may have in a forward, its pending token included; None if unbounded."""
         return self._runner.most_rows
+
+    @property
+    def team(self) -> Team:
+        """Chooses the number of threads of each forward."""
+        return self._runner.team
+
+    @team.setter
+    def team(self, team: Team) -> None:
+        self._runner.team = team
+
+    @property
+    def threads(self) -> int:
+        """Threads that computed the last forward."""
+        return self._runner.threads
 
     @property
     def keeps_to_arena(self) -> bool:

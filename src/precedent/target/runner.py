@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from precedent.errors import UnsupportedError
+from precedent.runtime.team import TEAM, fitted_team
 from precedent.target.attention import NAME
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, SLIDING_ATTENTION, attention_kinds
 from precedent.target.kv.rows import Forward, Rows
@@ -54,7 +55,8 @@ class Runner:
     """A model and how it is called: all sequences in one forward (`packed`), or one sequence at a time.
 
     With `most_rows`, no forward has more rows, and a forward that would round rows differently is refused
-    (`target.bitwise`). `static` and `all_layers`, if set, compute the rows that they support.
+    (`target.bitwise`). `static` and `all_layers`, if set, compute the rows that they support. `team` chooses the number
+    of threads; the last forward had `threads`.
 
     Architectures that bypass transformers' attention interface, or change keys or masks on the way, run one sequence at
     a time and get the tree as a 4D mask.
@@ -62,6 +64,7 @@ class Runner:
 
     def __init__(self, model: PreTrainedModel, *, packed: bool) -> None:
         self.model, self.packed = model, packed
+        self.team, self.threads = TEAM, 1
         self.most_rows: int | None = None
         self.static: FixedSizes | None = None
         self.all_layers: AllLayers | None = None
@@ -77,7 +80,8 @@ class Runner:
         """Logits after every row, `[rows, vocab_size]` for each sequence; keys and values are stored, not yet kept."""
         for rows in sequences:
             rows.kv.reserve(rows.kv.length + len(rows))
-        return [logits for together in batches(sequences, self.most_rows) for logits in self._together(together)]
+        with fitted_team(self.team) as self.threads:
+            return [logits for together in batches(sequences, self.most_rows) for logits in self._together(together)]
 
     def _together(self, sequences: Sequence[Rows]) -> list[Tensor]:
         static = None if self.static is None else self.static.logits(sequences)
@@ -95,6 +99,10 @@ class Runner:
     def fill(self, rows: Rows) -> None:
         """Compute keys and values of a chain of rows, and as few logits as the architecture allows."""
         rows.kv.reserve(rows.kv.length + len(rows))
+        with fitted_team(self.team) as self.threads:
+            self._fill(rows)
+
+    def _fill(self, rows: Rows) -> None:
         if self.static is not None and self.static.logits([rows]) is not None:
             return
         fewest = {"logits_to_keep": 1} if self._takes_logits_to_keep else {}

