@@ -12,6 +12,7 @@ from rich.table import Table
 
 from precedent.cli.machine import processor
 from precedent.cli.percentiles import percentiles
+from precedent.cli.speedup import Sample, speedup
 
 if TYPE_CHECKING:
     from precedent.cli.bench_modes import Timing
@@ -34,9 +35,16 @@ def summary(name: str, timings: Mapping[str, Sequence[Timing]]) -> dict[str, Any
         "tokens_per_step": round(tokens / steps, 3) if steps else 0.0,
         "milliseconds_per_step": round(seconds / steps * 1e3, 2) if steps else 0.0,
         "milliseconds_outside_forward_per_step": _outside(mine, steps),
+        "request_seconds": round(sum(timing.total_seconds for timing in mine), 3),
+        "request_speedup_vs_plain": round(speedup(_requests(mine), _requests(timings["plain"])).ratio, 3),
         **_latency(mine),
         "identical_outputs": [same, len(mine)],
     }
+
+
+def _requests(timings: Sequence[Timing]) -> list[Sample]:
+    """Each request's tokens, and the seconds from its submission to its last token."""
+    return [Sample(len(timing.token_ids), timing.total_seconds) for timing in timings]
 
 
 def _speedup(mine: Sequence[Timing], base: Sequence[Timing]) -> float:
@@ -123,9 +131,11 @@ def _modes_table(results: Mapping[str, Any]) -> Table:
         "vs gen-\nerate",
         "tok/\nstep",
         "ms/\nstep",
-        "first\nms",
+        "first\ns",
         "between\nms",
         "request\ns",
+        "requests\ns",
+        "vs\nplain",
     )
     for heading in (*headings, "equal"):
         table.add_column(heading, justify="right")
@@ -141,6 +151,8 @@ def _modes_table(results: Mapping[str, Any]) -> Table:
             _pair(mode, "first_token_seconds", 1, 1),
             _pair(mode, "between_tokens_seconds", 1e3),
             _pair(mode, "request_seconds", 1, 1),
+            f"{mode['request_seconds']:.1f}",
+            f"{mode['request_speedup_vs_plain']:.2f}x",
             f"{same}/{total}",
         )
     return table
