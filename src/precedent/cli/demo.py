@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -116,12 +117,17 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
     from precedent.cache import SpeculationCache
     from precedent.cli.demo_runs import Bench, ways_of
     from precedent.cli.demo_state import DemoState
+    from precedent.engine.warm_up import compile_inner_loops
     from precedent.target.load.loading import load_draft, load_target
     from precedent_demo import MAX_TOKENS_PER_TURN
 
-    source, draft_source = _sources(asked.target, asked.draft_model)
-    model, tokenizer = load_target(source, device=asked.device, dtype=asked.dtype)
-    draft = load_draft(draft_source, model, tokenizer)
+    with ThreadPoolExecutor(1, "precedent-compile") as beside:
+        compiling = beside.submit(compile_inner_loops)  # on a new machine both take half a minute
+        source, draft_source = _sources(asked.target, asked.draft_model)
+        model, tokenizer = load_target(source, device=asked.device, dtype=asked.dtype)
+        draft = load_draft(draft_source, model, tokenizer)
+        progress.show("compiling the inner loops", note="on the first run")
+        compiling.result()
     state = DemoState(source, asked.draft_model or "", model.dtype, asked.temperature, asked.full)
     if asked.fresh:
         shutil.rmtree(state.folder, ignore_errors=True)
