@@ -117,17 +117,12 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
     from precedent.cache import SpeculationCache
     from precedent.cli.demo_runs import Bench, ways_of
     from precedent.cli.demo_state import DemoState
-    from precedent.engine.warm_up import compile_inner_loops
     from precedent.target.load.loading import load_draft, load_target
     from precedent_demo import MAX_TOKENS_PER_TURN
 
-    with ThreadPoolExecutor(1, "precedent-compile") as beside:
-        compiling = beside.submit(compile_inner_loops)  # on a new machine both take half a minute
-        source, draft_source = _sources(asked.target, asked.draft_model)
-        model, tokenizer = load_target(source, device=asked.device, dtype=asked.dtype)
-        draft = load_draft(draft_source, model, tokenizer)
-        progress.show("compiling the inner loops", note="on the first run")
-        compiling.result()
+    source, draft_source = _sources(asked.target, asked.draft_model)
+    model, tokenizer = load_target(source, device=asked.device, dtype=asked.dtype)
+    draft = load_draft(draft_source, model, tokenizer)
     state = DemoState(source, asked.draft_model or "", model.dtype, asked.temperature, asked.full)
     if asked.fresh:
         shutil.rmtree(state.folder, ignore_errors=True)
@@ -144,12 +139,20 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
 
 
 def _sources(target: str, draft_model: str | None) -> tuple[str, str]:
-    """The target and the draft model to load."""
+    """The target and the draft model to load; while the packaged target is built, the inner loops are compiled.
+
+    On a new machine each takes half a minute of one processor.
+    """
+    from precedent.engine.warm_up import compile_inner_loops
     from precedent_demo import adapted_target, draft_folder
 
     if target != ORDER_DESK:
         return target, draft_model or OTHER_DRAFT
-    return str(adapted_target()), draft_model or str(draft_folder())
+    with ThreadPoolExecutor(1, "precedent-compile") as beside:
+        compiling = beside.submit(compile_inner_loops)
+        folder = adapted_target()
+        compiling.result()
+    return str(folder), draft_model or str(draft_folder())
 
 
 def _measured(bench: Bench, state: DemoState, asked: Asked, progress: Progress) -> tuple[int, float | None]:

@@ -72,4 +72,4 @@ def student_quantile(degrees: int) -> float:
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
+    return z + sum(term / float(degrees) ** power for power, term in enumerate(terms, start=1))
