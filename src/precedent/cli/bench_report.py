@@ -122,7 +122,8 @@ def _prompts_line(prompts: Mapping[str, Any]) -> str:
 
 def _modes_table(results: Mapping[str, Any]) -> Table:
     where = results["machine"]
-    title = f"greedy, rates without prefill, times as p50/p95 · {where['target']}, {where['dtype']}"
+    what = "rates without prefill; first token: p50, between tokens: p50/p95, whole: sum"
+    title = f"greedy · {where['target']}, {where['dtype']}\n{what}"
     table = Table(title=title, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("mode", no_wrap=True)
     headings = (
@@ -133,8 +134,7 @@ def _modes_table(results: Mapping[str, Any]) -> Table:
         "ms/\nstep",
         "first\ns",
         "between\nms",
-        "request\ns",
-        "requests\ns",
+        "whole\ns",
         "vs\nplain",
     )
     for heading in (*headings, "equal"):
@@ -148,18 +148,13 @@ def _modes_table(results: Mapping[str, Any]) -> Table:
             f"{mode['speedup_vs']['generate']:.2f}x" if "generate" in mode["speedup_vs"] else "",
             f"{mode['tokens_per_step']:.2f}",
             f"{mode['milliseconds_per_step']:.1f}",
-            _pair(mode, "first_token_seconds", 1, 1),
-            _pair(mode, "between_tokens_seconds", 1e3),
-            _pair(mode, "request_seconds", 1, 1),
+            f"{mode['first_token_seconds_p50']:.2f}",
+            "/".join(f"{mode[f'between_tokens_seconds_{share}'] * 1e3:.0f}" for share in ("p50", "p95")),
             f"{mode['request_seconds']:.1f}",
             f"{mode['request_speedup_vs_plain']:.2f}x",
             f"{same}/{total}",
         )
     return table
-
-
-def _pair(mode: Mapping[str, Any], name: str, scale: float, digits: int = 0) -> str:
-    return "/".join(f"{mode[f'{name}_{share}'] * scale:.{digits}f}" for share in ("p50", "p95"))
 
 
 def _conversation_table(found: Mapping[str, Any]) -> Table:
