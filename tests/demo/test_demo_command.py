@@ -17,12 +17,13 @@ from precedent.cli.demo_runs import WAYS
 from precedent.planning import costs as cost_curve
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_demo import conversation
 
 NAMES = [way.name for way in WAYS]
 
 
 @pytest.mark.slow
-def test_a_demo_of_two_requests(
+def test_a_demo_of_one_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, figures, page = tmp_path / "model", tmp_path / "demo.json", tmp_path / "demo.html"
@@ -32,8 +33,10 @@ def test_a_demo_of_two_requests(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(embedder, "SentenceTransformerEmbedder", lambda name: HashEmbedder())
+    monkeypatch.setattr(conversation, "MAX_TURNS", 2)
+    monkeypatch.setattr("precedent_demo.MAX_TOKENS_PER_TURN", 8)
     monkeypatch.setattr(cost_curve, "START_UP_SECONDS", 0.0)
-    given = ["--target", model, "--draft-model", "first-layers:1", "--requests", 2, "--json", figures, "--html", page]
+    given = ["--target", model, "--draft-model", "first-layers:1", "--requests", 1, "--json", figures, "--html", page]
     monkeypatch.setattr(sys, "argv", ["precedent", "demo", *map(str, given)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -41,14 +44,13 @@ def test_a_demo_of_two_requests(
     found, shown = json.loads(figures.read_text(encoding="utf-8")), capsys.readouterr()
     assert [run["name"] for run in found["runs"]] == NAMES
     for run in found["runs"]:
-        assert run["requests"] == 2
+        assert run["requests"] == 1
         assert run["request_seconds"] >= run["decode_seconds"] > 0
         assert run["decode_speedup"] > 0
         assert run["request_speedup"] > 0
         assert run["decode_speedup_interval"] is run["request_speedup_interval"] is None
     assert found["runs"][0]["decode_speedup"] == found["runs"][0]["request_speedup"] == 1.0
-    assert found["warming_requests"] == 4
-    assert "2 requests are too few (use --requests 4)" in " ".join(shown.out.split())
+    assert found["warming_requests"] == 2
+    assert "1 request is too few (use --requests 4)" in " ".join(shown.out.split())
     assert "after 1 request" in shown.err
-    assert "after 2 requests" in shown.err
     assert "request speed" in page.read_text(encoding="utf-8")
