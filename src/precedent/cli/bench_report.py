@@ -144,17 +144,22 @@ def _modes_table(results: Mapping[str, Any]) -> Table:
         table.add_row(
             mode["name"],
             f"{mode['tokens_per_second']:.1f}",
-            f"{mode['speedup_vs_plain']:.2f}x",
-            f"{mode['speedup_vs']['generate']:.2f}x" if "generate" in mode["speedup_vs"] else "",
+            _times(mode["speedup_vs_plain"]),
+            _times(mode["speedup_vs"]["generate"]) if "generate" in mode["speedup_vs"] else "",
             f"{mode['tokens_per_step']:.2f}",
             f"{mode['milliseconds_per_step']:.1f}",
             f"{mode['first_token_seconds_p50']:.2f}",
             "/".join(f"{mode[f'between_tokens_seconds_{share}'] * 1e3:.0f}" for share in ("p50", "p95")),
             f"{mode['request_seconds']:.1f}",
-            f"{mode['request_speedup_vs_plain']:.2f}x",
+            _times(mode["request_speedup_vs_plain"]),
             f"{same}/{total}",
         )
     return table
+
+
+def _times(ratio: float) -> str:
+    """A speed-up in three digits or so, because the table has to fit into 80 columns."""
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
 
 
 def _conversation_table(found: Mapping[str, Any]) -> Table:
