@@ -94,6 +94,9 @@ def test_every_mode_gives_the_plain_answers_and_its_figures(
         assert (mode["milliseconds_outside_forward_per_step"] is not None) == (name in OURS)
         for measured in ("first_token_seconds", "between_tokens_seconds", "request_seconds"):
             assert 0 <= mode[f"{measured}_p50"] <= mode[f"{measured}_p95"]
+        assert mode["request_seconds"] >= mode["request_seconds_p95"]
+        assert mode["request_speedup_vs_plain"] > 0
+    assert figures["plain"]["request_speedup_vs_plain"] == 1.0
     assert written["prompts"]["source"] == "talks.jsonl"
     assert written["prompts"]["measured"] == written["prompts"]["warming"] == 2
     assert written["machine"]["dtype"] == "float64"
@@ -259,6 +262,8 @@ def test_gaps_count_every_token_and_speed_is_the_median_of_ratios() -> None:
     assert figures["first_token_seconds_p50"] == pytest.approx(0.75)
     assert figures["tokens_per_step"] == pytest.approx(5 / 4)
     assert figures["milliseconds_outside_forward_per_step"] == pytest.approx(0.5)
+    assert figures["request_seconds"] == 1.0 + 4.0
+    assert figures["request_speedup_vs_plain"] == pytest.approx((4.0 + 4.0) / (1.0 + 4.0))
 
 
 def test_an_oracle_needs_the_answers_of_plain_decoding(model: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from precedent.cli.demo_verdict import FEWEST_FOR_SPEED
 from precedent.cli.options import DeviceOption, DtypeOption, HtmlOption, JsonOption, write_json
 from precedent.cli.progress import Progress
 from precedent.errors import PrecedentError
-from precedent.runtime.machine_load import OtherPrograms
 
 if TYPE_CHECKING:
-    from precedent.cli.demo_runs import Bench, Difference
+    from precedent.cli.demo_differences import Difference
+    from precedent.cli.demo_runs import Bench
     from precedent.cli.demo_state import DemoState
 
 ORDER_DESK = "smollm2-135m-order-desk"
@@ -26,14 +26,6 @@ ORDER_DESK = "smollm2-135m-order-desk"
 
 OTHER_DRAFT = "first-layers:4"
 """The default draft model of every other target."""
-
-MEASURING_SECONDS = 120
-"""About how long warming and measuring take by default; a slow machine measures fewer requests."""
-
-REQUEST_SECONDS = 0.55
-"""Seconds per measured request, including its share of warming, for each millisecond of a plain step."""
-
-FEWEST_REQUESTS, WARMING_PER_MEASURED = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +61,15 @@ def demo(
     full: Annotated[
         bool, typer.Option("--full", help="Warm with 60 requests, measure 40, and measure recall alone as well.")
     ] = False,
-    requests: Annotated[int | None, typer.Option(min=1, help="Measure only this many requests.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Measure exactly this many requests.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the demo's warm cache first.")] = False,
     json: JsonOption = None,
     html: HtmlOption = None,
 ) -> None:
-    """Run a LangChain tool-calling agent over repeated workflows, with and without speculation, and compare."""
+    """Run a LangChain tool-calling agent over repeated workflows, with and without speculation, and compare.
+
+    Measures until the speed-ups are known within 10 percent, or for about two minutes.
+    """
     from precedent.config import SamplingParams
 
     SamplingParams(temperature=temperature)  # raises for an invalid value before anything is loaded
@@ -82,10 +77,11 @@ def demo(
     asked, progress = Asked(target, draft_model, device, dtype, temperature, full, requests, fresh), ctx.obj
     bench, state, draft_name = _loaded(asked, progress)
     try:
-        busy = _measured(bench, state, asked, progress)
+        warmed, busy = _measured(bench, state, asked, progress)
         progress.show("comparing the answers")
         results = _results(bench, _differences(bench) if temperature == 0 else [], temperature)
         results["machine"] |= {"draft_model": draft_name, "others_cpu_share": busy}
+        results["warming_requests"] = warmed
         progress.rest()
         _hand_out(results, bench, json, html)
     finally:
@@ -143,71 +139,37 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
 
 
 def _sources(target: str, draft_model: str | None) -> tuple[str, str]:
-    """The target and the draft model to load."""
+    """The target and the draft model to load; while the packaged target is built, the inner loops are compiled.
+
+    On a new machine each takes half a minute of one processor.
+    """
+    from precedent.engine.warm_up import compile_inner_loops
     from precedent_demo import adapted_target, draft_folder
 
     if target != ORDER_DESK:
         return target, draft_model or OTHER_DRAFT
-    return str(adapted_target()), draft_model or str(draft_folder())
+    with ThreadPoolExecutor(1, "precedent-compile") as beside:
+        compiling = beside.submit(compile_inner_loops)
+        folder = adapted_target()
+        compiling.result()
+    return str(folder), draft_model or str(draft_folder())
 
 
-def _measured(bench: Bench, state: DemoState, asked: Asked, progress: Progress) -> float | None:
-    """Warm the cache and measure. Return the CPU share that other programs used meanwhile, None if unknown."""
-    step = bench.warm_engine.planner.cost.milliseconds(1)
-    count = asked.requests or (None if asked.full else state.measured_requests(lambda: affordable(step)))
-    _warm(bench, state, progress, asked.full, count)
+def _measured(bench: Bench, state: DemoState, asked: Asked, progress: Progress) -> tuple[int, float | None]:
+    """Warm the cache and measure; returns the warming requests, and other programs' CPU share, None if unknown."""
+    from precedent.cli.demo_measuring import Extent, measure, warm
+    from precedent_demo import make_requests
+
+    extent = Extent.of(asked.full, asked.requests)
+    others, own = (make_requests(name, full=asked.full, seed=0) for name in ("A", "B"))
+    warmed = warm(bench, state, others[: extent.warming], progress, seconds=extent.warming_seconds)
     bench.copy_warm_cache()
-    others = OtherPrograms()
-    _measure(bench, progress, asked.full, count)
-    busy = others.share()
-    return None if busy is None else round(busy, 3)
-
-
-def affordable(step: float) -> int:
-    """How many requests fit into about `MEASURING_SECONDS`, if a plain step takes `step` milliseconds.
-
-    Up to twice that time is allowed if that reaches `FEWEST_FOR_SPEED` requests, the least for a speed-up.
-    """
-    seconds = REQUEST_SECONDS * step
-    number = int(MEASURING_SECONDS / seconds)
-    if number < FEWEST_FOR_SPEED and seconds * FEWEST_FOR_SPEED <= 2 * MEASURING_SECONDS:
-        return FEWEST_FOR_SPEED
-    return max(FEWEST_REQUESTS, number)
-
-
-def _warm(bench: Bench, state: DemoState, progress: Progress, full: bool, count: int | None) -> None:
-    """Run set A to fill the cache; requests that an earlier demo completed are not run again."""
-    from precedent_demo import make_database, make_requests
-
-    wanted = make_requests("A", full=full, seed=0)[: None if count is None else WARMING_PER_MEASURED * count]
-    desk = make_database(seed=0)
-    done = [name for name in state.warmed() if name in {request.request_id for request in wanted}]
-    for request in wanted:
-        if request.request_id in done:
-            continue
-        progress.show("warming the cache (set A)", len(done), len(wanted), request.workflow)
-        bench.warm(request, desk)
-        done.append(request.request_id)
-        state.mark_warmed(done)
-    progress.show("warming the cache (set A)", len(wanted), len(wanted))
-
-
-def _measure(bench: Bench, progress: Progress, full: bool, limit: int | None) -> None:
-    """Run set B (other requests of the same workflows) once for each way of decoding."""
-    from precedent.cli.demo_runs import rotated
-    from precedent_demo import make_database, make_requests
-
-    desk, wanted = make_database(seed=0), make_requests("B", full=full, seed=0)[:limit]
-    names = list(bench.engines)
-    for number, request in enumerate(wanted):
-        for name in rotated(names, number):
-            progress.show("measuring (set B)", number, len(wanted), f"{request.workflow}, {name}")
-            bench.measure(request, desk, name)
-    progress.show("measuring (set B)", len(wanted), len(wanted))
+    busy = measure(bench, own[: extent.measured], progress, adaptive=extent.adaptive)
+    return warmed, None if busy is None else round(busy, 3)
 
 
 def _differences(bench: Bench) -> list[Difference]:
-    from precedent.cli.demo_runs import compare
+    from precedent.cli.demo_differences import compare
 
     plain = bench.runs["plain"]
     found = []
@@ -218,12 +180,14 @@ def _differences(bench: Bench) -> list[Difference]:
 
 
 def _results(bench: Bench, differences: Sequence[Difference], temperature: float) -> dict[str, Any]:
+    from precedent.cli.demo_runs import with_speedups
+
     total = len(bench.runs["plain"].requests)
     differing = {name: sum(d.way == name for d in differences) for name in bench.runs}
     return {
         "temperature": temperature,
         "machine": bench.machine(),
-        "runs": [run.as_dict() for run in bench.runs.values()],
+        "runs": with_speedups(bench.runs),
         # sampled texts differ by chance: counting equal ones means nothing
         "identical_outputs": {}
         if temperature > 0

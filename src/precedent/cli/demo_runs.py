@@ -7,7 +7,7 @@ store nothing, with one exception: the plain run's completions go into the cache
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import torch
 
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.cli.percentiles import percentiles
+from precedent.cli.speedup import Sample, Speedup, speedup
 from precedent.config import SpeculationConfig
 from precedent.decoding.stats import GenerationStats
 from precedent.engine.engine import Engine
@@ -86,12 +87,22 @@ class Run:
         """The statistics of each assistant turn."""
         return [turn.result.stats for turns in self.requests for turn in turns]
 
+    @property
+    def decoding(self) -> list[Sample]:
+        """Each request's output tokens and the seconds of decoding them."""
+        return [_sample(turns, lambda stats: stats.decode_seconds) for turns in self.requests]
+
+    @property
+    def whole(self) -> list[Sample]:
+        """Each request's output tokens and the seconds from submission to the last token, summed over its turns."""
+        return [_sample(turns, lambda stats: stats.total_seconds) for turns in self.requests]
+
     def as_dict(self) -> dict[str, Any]:
         """The run under the keys of the `--json` contract."""
         stats = self.stats
         tokens, steps = sum(s.num_output_tokens for s in stats), sum(s.num_steps for s in stats)
         decode = sum(s.decode_seconds for s in stats)
-        seconds = [sum(turn.result.stats.total_seconds for turn in turns) for turns in self.requests]
+        seconds = [request.seconds for request in self.whole]
         p50, p95 = percentiles(seconds)
         return {
             "name": self.name,
@@ -102,6 +113,7 @@ class Run:
             "prefill_seconds": round(sum(s.prefill_seconds for s in stats), 3),
             "decode_seconds": round(decode, 3),
             "tokens_per_second": round(tokens / decode, 2) if decode else 0.0,
+            "request_seconds": round(sum(seconds), 3),
             "request_seconds_p50": round(p50, 3),
             "request_seconds_p95": round(p95, 3),
             "num_draft_tokens": sum(s.num_draft_tokens for s in stats),
@@ -115,6 +127,30 @@ class Run:
                 "verification": _per_step(sum(s.verify_seconds for s in stats), steps),
             },
         }
+
+
+def speedups(run: Run, plain: Run) -> dict[str, Speedup]:
+    """How many times as fast as plain a run is: in decoding, and from submission to the last token of requests."""
+    return {"decode": speedup(run.decoding, plain.decoding), "request": speedup(run.whole, plain.whole)}
+
+
+def with_speedups(runs: Mapping[str, Run]) -> list[dict[str, Any]]:
+    """All runs under the keys of the `--json` contract, each with its speed-ups over plain and their intervals."""
+    return [run.as_dict() | _speeds(run, runs["plain"]) for run in runs.values()]
+
+
+def _speeds(run: Run, plain: Run) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    for what, found in speedups(run, plain).items():
+        shown[f"{what}_speedup"] = round(found.ratio, 3)
+        interval = found.interval and [round(end, 3) for end in found.interval]
+        shown[f"{what}_speedup_interval"] = interval
+    return shown
+
+
+def _sample(turns: Sequence[Turn], seconds: Callable[[GenerationStats], float]) -> Sample:
+    stats = [turn.result.stats for turn in turns]
+    return Sample(sum(one.num_output_tokens for one in stats), sum(seconds(one) for one in stats))
 
 
 def _per_step(seconds: float, steps: int) -> float:
@@ -237,43 +273,3 @@ def rotated(names: Sequence[str], number: int) -> list[str]:
         order.remove("repeat")
         order.append("repeat")
     return order
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first place where an answer differs from plain decoding, and how close the two tokens were.
-
-    `logit_gap` is the difference between the two tokens' logits after a plain forward over the common text.
-    """
-
-    way: str
-    request: int
-    position: int
-    logit_gap: float
-
-
-def compare(
-    plain: Run, other: Run, logit_gap: Callable[[Sequence[int], int, int], float]
-) -> tuple[tuple[int, int], list[Difference]]:
-    """The numbers of identical requests and of all requests, and the first difference of each other request."""
-    differences = []
-    for number, (mine, theirs) in enumerate(zip(other.requests, plain.requests, strict=True)):
-        found = _first_difference(mine, theirs)
-        if found is not None:
-            context, position, token, plain_token = found
-            gap = logit_gap(context, token, plain_token)
-            differences.append(Difference(other.name, number, position, gap))
-    total = len(plain.requests)
-    return (total - len(differences), total), differences
-
-
-def _first_difference(mine: Sequence[Turn], theirs: Sequence[Turn]) -> tuple[list[int], int, int, int] | None:
-    """Context, output position and both tokens of the first difference; None if all turns are equal."""
-    position = 0
-    for turn, plain_turn in zip(mine, theirs, strict=False):
-        answer, plain_answer = turn.result.token_ids, plain_turn.result.token_ids
-        for i, (token, plain_token) in enumerate(zip(answer, plain_answer, strict=False)):
-            if token != plain_token:
-                return [*plain_turn.prompt_ids, *plain_answer[:i]], position + i, token, plain_token
-        position += len(plain_answer)
-    return None

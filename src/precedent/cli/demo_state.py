@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import platformdirs
@@ -26,17 +26,6 @@ class DemoState:
     def cache_path(self) -> Path:
         """The speculation cache's folder."""
         return self.folder / "cache"
-
-    def measured_requests(self, choose: Callable[[], int]) -> int:
-        """How many requests to measure: as many as the earlier demo that filled the cache, otherwise `choose()`."""
-        file = self.folder / "requests"
-        try:
-            return int(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            number = choose()
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file.write_text(str(number), encoding="utf-8")
-            return number
 
     def warmed(self) -> list[str]:
         """Names of the requests whose completions are stored; empty if the list cannot be read."""

@@ -9,12 +9,23 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from precedent.cli.demo_verdict import doubts, requests, speed, verdict
+from precedent.cli.demo_verdict import doubts, requests, verdict
 
 NEAR_TIE = 1e-4
 """Below this logit gap, a difference from plain decoding comes from rounding."""
 
-HEADINGS = ("tok/\nstep", "tok/\ns", "speed", "prefill\ns", "decode\ns", "request s\np50/p95", "equal", "solved")
+HEADINGS = (
+    "tok/\nstep",
+    "tok/\ns",
+    "decode\nspeed",
+    "request\nspeed",
+    "prefill\ns",
+    "decode\ns",
+    "requests\ns",
+    "equal",
+    "solved",
+)
+"""Seconds are sums over all requests; those of requests count from submission to the last token."""
 
 
 def show(console: Console, results: Mapping[str, Any]) -> None:
@@ -27,17 +38,17 @@ def show(console: Console, results: Mapping[str, Any]) -> None:
 
 def rows(results: Mapping[str, Any]) -> Iterator[list[str]]:
     """The cells of each run: its name, then one per heading; without speeds if there are doubts about them."""
-    plain, comparable = results["runs"][0], not doubts(results)
+    comparable = not doubts(results)
     for run in results["runs"]:
         same = results["identical_outputs"].get(run["name"])
         yield [
             run["name"],
             f"{run['tokens_per_step']:.2f}",
             f"{run['tokens_per_second']:.1f}",
-            f"{speed(run, plain):.2f}x" if comparable else "–",
+            *(f"{run[f'{what}_speedup']:.2f}x" if comparable else "–" for what in ("decode", "request")),
             f"{run['prefill_seconds']:.1f}",
             f"{run['decode_seconds']:.1f}",
-            f"{run['request_seconds_p50']:.1f}/{run['request_seconds_p95']:.1f}",
+            f"{run['request_seconds']:.1f}",
             f"{same[0]}/{same[1]}" if same else "–",
             f"{run['solved']}/{run['requests']}",
         ]
@@ -56,7 +67,7 @@ def _table(results: Mapping[str, Any]) -> Table:
     machine, plain = results["machine"], results["runs"][0]
     setting = f"{machine['target']}, {machine['dtype']}, {machine['device']}, temperature {results['temperature']}"
     title = f"{requests(plain['requests'])}, {plain['tokens']} tokens\n{setting}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("run", no_wrap=True)
     for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)

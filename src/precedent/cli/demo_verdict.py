@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from precedent.cli.speedup import FEWEST_FOR_INTERVAL
 from precedent.runtime.machine_load import BUSY_SHARE
 
-FEWEST_FOR_SPEED = 6
-"""Fewest requests for a speed-up: six pairs of times all point the same way by chance in 3 of 100 cases."""
+NAMED = ("both", "repeat")
+"""The runs whose speed-ups the verdict names."""
 
 Results = Mapping[str, Any]
 
@@ -18,16 +19,23 @@ def verdict(results: Results) -> str:
     return f"{_steps(results)} {_speed(results)} {_promise(results)}"
 
 
-def speed(run: Mapping[str, Any], plain: Mapping[str, Any]) -> float:
-    """A run's tokens per second divided by the plain run's; 0 if the plain run decoded nothing."""
-    return float(run["tokens_per_second"] / plain["tokens_per_second"]) if plain["tokens_per_second"] else 0.0
+def so_far(runs: Sequence[Mapping[str, Any]], busy: float | None) -> str:
+    """One line while the demo measures: the speed-ups after the requests so far, unless other programs disturb them."""
+    done = f"after {requests(runs[0]['requests'])}"
+    if busy is not None and busy > BUSY_SHARE:
+        return f"{done}: no speed-up is shown, other programs use {busy:.0%} of the CPU"
+    named = [run for run in runs if run["name"] in NAMED]
+    shown = [f"{run['name']} {_shown(run, 'decode')} in decoding, {_shown(run, 'request')} in all" for run in named]
+    return f"{done}, times as fast as plain: {'; '.join(shown)}"
 
 
 def doubts(results: Results) -> list[str]:
     """The reasons not to report a speed-up; empty if there are none."""
     found, number, busy = [], results["runs"][0]["requests"], results["machine"]["others_cpu_share"]
-    if number < FEWEST_FOR_SPEED:
-        found.append(f"{requests(number)} {'is' if number == 1 else 'are'} too few (use --requests {FEWEST_FOR_SPEED})")
+    if number < FEWEST_FOR_INTERVAL:
+        found.append(
+            f"{requests(number)} {'is' if number == 1 else 'are'} too few (use --requests {FEWEST_FOR_INTERVAL})"
+        )
     if busy is not None and busy > BUSY_SHARE:
         found.append(f"other programs used {busy:.0%} of the CPU meanwhile (run it again on an idle machine)")
     return found
@@ -51,10 +59,20 @@ def _speed(results: Results) -> str:
     reasons, runs = doubts(results), _by_name(results)
     if reasons:
         return f"No speed-up is reported: {' and '.join(reasons)}."
-    both, repeat = (speed(runs[name], runs["plain"]) for name in ("both", "repeat"))
+    decode, whole = (" and ".join(_shown(runs[name], what) for name in NAMED) for what in ("decode", "request"))
     unknown = results["machine"]["others_cpu_share"] is None
-    caveat = " (the load from other programs is not known)" if unknown else ""
-    return f"Decoding was {both:.1f} and {repeat:.1f} times as fast as plain decoding{caveat}."
+    caveat = " The load from other programs is not known." if unknown else ""
+    return (
+        f"Decoding was {decode} times as fast as plain decoding; whole requests, prefill included, {whole} times "
+        f"(in brackets: 95 % confidence intervals).{caveat}"
+    )
+
+
+def _shown(run: Mapping[str, Any], what: str) -> str:
+    """A speed-up and, if there is one, its interval in brackets."""
+    interval = run[f"{what}_speedup_interval"]
+    brackets = f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else ""
+    return f"{run[f'{what}_speedup']:.1f}{brackets}"
 
 
 def _promise(results: Results) -> str:
