@@ -1,0 +1,175 @@
+"""Keys and values of prompts' beginnings on disk: whole files, bounded in bytes and age, in a folder beside a cache.
+
+What a file holds is not known here (`precedent.engine.kept_prefixes` writes and reads it). Each tenant has a folder of
+its own. A file's modification time is when it was written, its access time when it was last used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from precedent.cache.store.bounds import Bounds
+from precedent.cache.store.database import Database
+from precedent.cache.store.files import erase_file, new_file
+from precedent.cache.store.records import Selection, digest
+from precedent.errors import CacheError
+from precedent.runtime.process import Lock
+
+logger = logging.getLogger("precedent.cache")
+
+DEFAULT_MAX_AGE = 30 * 86_400.0
+"""Seconds after which a file goes if the cache has no `max_age`."""
+
+ABANDONED = 3_600.0
+"""Seconds after which a half-written file is taken for one of a dead process."""
+
+_NEW = ".new"
+
+
+class PrefixFiles:
+    """The files beside one cache's database; safe for several threads and processes.
+
+    `forgets` counts the calls of `forget`: what was copied before one is not written after it. With `read_only`
+    nothing is written or removed.
+    """
+
+    def __init__(self, database: Path, bounds: Bounds, *, read_only: bool = False) -> None:
+        self.path = database.with_name(f"{database.name}-prefixes")
+        self.read_only, self.forgets = read_only, 0
+        self._max_bytes, self._max_age = bounds.max_prefix_bytes, bounds.max_age or DEFAULT_MAX_AGE
+        self._lock = Lock()
+        if not read_only:
+            self.sweep()
+
+    def holds(self, tenant: str, name: str) -> bool:
+        """Whether a file is there and young enough; counts as a use of it."""
+        return self._use(self._file(tenant, name)) is not None
+
+    def read(self, tenant: str, name: str) -> bytes | None:
+        """A file's content, copied into memory; None if it is missing or too old. Counts as a use of it.
+
+        Check it: while another process erases the file, parts of it are zeros.
+        """
+        file = self._file(tenant, name)
+        try:
+            return file.read_bytes() if self._use(file) is not None else None
+        except OSError as error:
+            logger.info("%s cannot be read: %s", file, error)
+            return None
+
+    def write(self, tenant: str, name: str, content: bytes, forgets: int) -> None:
+        """Write a file, whole or not at all, then drop what exceeds the bounds.
+
+        Writes nothing if `forget` was called after it had been called `forgets` times, or by another process meanwhile.
+        Raises OSError.
+        """
+        if self.read_only or len(content) > self._max_bytes:
+            return
+        file = self._file(tenant, name)
+        with self._lock:
+            if forgets != self.forgets:
+                return
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            try:
+                with new_file(file) as opened:
+                    opened.write(content)
+            except FileNotFoundError:  # another process erased the unfinished file
+                logger.info("%s was forgotten while it was written", file)
+        self.sweep()
+
+    def discard(self, tenant: str, name: str) -> None:
+        """Remove a file that turned out to be damaged."""
+        if not self.read_only:
+            _remove(self._file(tenant, name))
+
+    def forget(self, selection: Selection) -> None:
+        """Erase what the selection may cover: by tenant and time; not by ids, which are of completions.
+
+        A text cannot be looked for, so a selection by text covers every file that its other conditions cover. Raises
+        CacheError if a file stays.
+        """
+        if selection.ids is not None:
+            return
+        try:
+            with self._lock:
+                self.forgets += 1
+                for file in self._files(selection.tenant):
+                    with contextlib.suppress(FileNotFoundError):  # another process was first
+                        if selection.before is None or file.stat().st_mtime < selection.before:
+                            erase_file(file)
+        except OSError as error:
+            raise CacheError(
+                f"the records are forgotten, but {self.path} still holds keys and values ({error}); run forget again "
+                "later, or delete that folder"
+            ) from error
+
+    def sweep(self) -> None:
+        """Remove what is too old or abandoned, then the least recently used until all others fit."""
+        now, left = time.time(), list[tuple[float, int, Path]]()
+        for file in self._files():
+            with contextlib.suppress(FileNotFoundError):  # another process was first
+                found = file.stat()
+                limit = ABANDONED if file.suffix == _NEW else self._max_age
+                if now - found.st_mtime > limit:
+                    _remove(file)
+                else:
+                    left.append((found.st_atime, found.st_size, file))
+        size = sum(size for _, size, _ in left)
+        for _, freed, file in sorted(left):
+            if size <= self._max_bytes:
+                return
+            _remove(file)
+            size -= freed
+
+    def size(self) -> int:
+        """Bytes of all files."""
+        found = 0
+        for file in self._files():
+            with contextlib.suppress(FileNotFoundError):
+                found += file.stat().st_size
+        return found
+
+    def _use(self, file: Path) -> os.stat_result | None:
+        try:
+            found = file.stat()
+        except OSError:
+            return None
+        if not self.read_only:
+            with contextlib.suppress(OSError):  # a file of another user, or one that just went
+                os.utime(file, (time.time(), found.st_mtime))
+        small, young = found.st_size <= self._max_bytes, time.time() - found.st_mtime <= self._max_age
+        return found if small and young else None
+
+    def _file(self, tenant: str, name: str) -> Path:
+        return self._folder(tenant) / f"{name}.safetensors"
+
+    def _folder(self, tenant: str) -> Path:
+        return self.path / digest(tenant, size=16).hex()  # the name reveals nothing about the tenant
+
+    def _files(self, tenant: str | None = None) -> Iterator[Path]:
+        """All files, or a tenant's; half-written ones too."""
+        folders = [self._folder(tenant)] if tenant is not None else _listed(self.path)
+        for folder in folders:
+            yield from _listed(folder)
+
+
+def prefixes_beside(database: Database, bounds: Bounds) -> PrefixFiles | None:
+    """The files beside a database; None for one in memory."""
+    return None if database.path is None else PrefixFiles(database.path, bounds, read_only=database.read_only)
+
+
+def _listed(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _remove(file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        logger.info("%s cannot be removed: %s", file, error)
