@@ -142,7 +142,7 @@ class PrefixFiles:
             return None
         if not self.read_only:
             with contextlib.suppress(OSError):  # a file of another user, or one that just went
-                os.utime(file, (time.time(), found.st_mtime))
+                os.utime(file, ns=(time.time_ns(), found.st_mtime_ns))
         small, young = found.st_size <= self._max_bytes, time.time() - found.st_mtime <= self._max_age
         return found if small and young else None
 
