@@ -29,7 +29,7 @@ def opened(folder: Path, **bounds: Any) -> PrefixFiles:
 
 
 def written(files: PrefixFiles, tenant: str = "shop", name: str = "a", content: bytes = b"content") -> Path:
-    files.write(tenant, name, content, files.forgets)
+    files.write(tenant, name, content, time.time_ns())
     return files._file(tenant, name)
 
 
@@ -39,7 +39,7 @@ def aged(file: Path, seconds: float, *, unused: float = 0.0) -> None:
 
 
 def all_in(files: PrefixFiles) -> set[str]:
-    return {f"{file.parent.name[:4]}/{file.name}" for file in files.path.rglob("*") if file.is_file()}
+    return {f"{file.parent.name[:4]}/{file.name}" for file in files.path.glob("*/*")}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files")
@@ -71,7 +71,7 @@ def test_the_least_recently_used_goes_first_whoever_it_is(tmp_path: Path) -> Non
     assert files.read("shop", "a") is not None, "which is a use"
     written(files, "shop", "c", bytes(10))
     assert [files.holds(*one) for one in (("shop", "a"), ("other", "b"), ("shop", "c"))] == [True, False, True]
-    assert files.size() == 20
+    assert sum(file.stat().st_size for file in files.path.glob("*/*")) == 20
 
 
 def test_what_is_larger_than_the_bound_is_not_written_and_costs_nobody_theirs(tmp_path: Path) -> None:
@@ -99,8 +99,21 @@ def test_age_counts_from_the_writing_and_uses_do_not_renew_it(
     assert files.read("shop", "a") is None
     assert not files.holds("shop", "a"), "so it is written again"
     assert file.exists()
-    opened(tmp_path, max_age=max_age)
-    assert not file.exists(), "removed at the next opening"
+    files.sweep()
+    assert not file.exists()
+
+
+def test_an_application_that_opens_the_cache_removes_old_ones_and_a_command_does_not(tmp_path: Path) -> None:
+    """A command does not know the bounds that the application sets."""
+    path, settings = tmp_path / "c.db", {"embedder": HashEmbedder(), "max_age": 100 * DEFAULT_MAX_AGE}
+    with SpeculationCache.open(path, **settings, max_prefix_bytes=2**40) as cache:
+        file = written(cache.prefixes)
+    aged(file, 2 * DEFAULT_MAX_AGE)
+    assert run("stats", path).exit_code == 0
+    with SpeculationCache.open(path, **settings):
+        assert file.exists()
+    with SpeculationCache.open(path, embedder=HashEmbedder()):
+        assert not file.exists()
 
 
 def test_an_old_file_goes_when_another_is_written(tmp_path: Path) -> None:
@@ -204,8 +217,9 @@ def test_what_is_forgotten_is_overwritten(tmp_path: Path) -> None:
 
 def test_what_was_copied_before_a_forget_is_not_written_after_it(tmp_path: Path) -> None:
     files = opened(tmp_path)
-    copied_at = files.forgets
-    files.forget(Selection(tenant="other"))
+    files.create()
+    copied_at = time.time_ns()
+    opened(tmp_path).forget(Selection(tenant="other"))
     files.write("shop", "a", b"content", copied_at)
     assert all_in(files) == set()
 
@@ -250,7 +264,7 @@ def test_a_cache_in_memory_has_none() -> None:
 def working_beside(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that writes, reads and forgets in the folder until its input ends."""
     program = """
-        import sys, threading
+        import sys, threading, time
         from pathlib import Path
         from precedent.cache import Bounds, Selection
         from precedent.cache.store.prefix_files import PrefixFiles
@@ -261,7 +275,7 @@ def working_beside(folder: Path) -> Iterator[subprocess.Popen[str]]:
         rounds = 0
         while not over.is_set():
             for name in "abcde":
-                files.write("shop", name, b"theirs" * 20_000, files.forgets)
+                files.write("shop", name, b"theirs" * 20_000, time.time_ns())
                 read = files.read("shop", name) or b""
                 assert any((text * 20_000).endswith(read.lstrip(bytes(1))) for text in (b"theirs", b"ours!!"))
             if rounds % 5 == 4:
@@ -306,7 +320,8 @@ def test_any_order_of_operations_serves_what_was_written_last_or_nothing(tmp_pat
             written(files, tenant, name, content)
             expected[tenant, name] = content
         elif operation == "late write":
-            copied_at = files.forgets
+            copied_at = time.time_ns()
+            files.create()
             files.forget(Selection(tenant=tenant))
             files.write(tenant, name, content, copied_at)
         elif operation == "forget old":

@@ -107,6 +107,8 @@ class SpeculationCache(OfOneProcess):
         store = open_store(place, embedder=chosen, bounds=bounds, read_only=read_only)
         opened = cls(store, chosen, max_index_bytes=max_index_bytes, redact=redact, similarity=similarity)
         opened.path = _written(place)
+        if opened.prefixes is not None:
+            opened.prefixes.sweep()
         return opened
 
     @property
@@ -207,8 +209,9 @@ class SpeculationCache(OfOneProcess):
     ) -> int:
         """Erase the completions that meet all given conditions from table, files, log, indexes and drafting.
 
-        `before` is in seconds since the epoch; `containing` is searched for in query and text. Returns the number of
-        completions. Raises CacheError without a condition, if read-only, or if another process keeps the bytes.
+        `before` is in seconds since the epoch; `containing` is searched for in query and text. Kept prefixes go by
+        tenant and time; `containing` cannot be searched for in them and spares none, `ids` spares all. Returns the
+        number of completions. Raises CacheError without a condition, if read-only, or if another process keeps bytes.
         """
         self.check_process()
         selection = Selection(tenant, before, containing, None if ids is None else tuple(ids))

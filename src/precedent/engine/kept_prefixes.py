@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,7 @@ class KeptPrefixes:
         assert parts.cache.prefixes is not None
         self._cache, self._files, self._executor = parts.cache, parts.cache.prefixes, parts.executor
         self._target, self._tokenizer, self.fixed_part = target, parts.tokenizer_fingerprint, FixedPart(tokenizer)
+        self._files.create()
         identity = [FORMAT, model, self._tokenizer, identity_of(target)]
         self._model = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
         self._waiting: dict[str, int] = {}
@@ -86,11 +88,10 @@ class KeptPrefixes:
         name = self._name(tenant, token_ids)
         if self._files.holds(tenant, name):
             return
-        forgets, size = self._files.forgets, self._target.kv_shape.row_bytes * num_tokens
-        if self._takes(name, size):
+        if self._takes(name, self._target.kv_shape.row_bytes * num_tokens):
             try:
-                rows = slot.kv.copied(num_tokens)
-                self._executor.submit(self._write, tenant, name, token_ids, rows, forgets)
+                now, rows = time.time_ns(), slot.kv.copied(num_tokens)
+                self._executor.submit(self._write, tenant, name, token_ids, rows, now)
             except Exception as error:  # no memory for the copy, or the engine is closing: the answer is not concerned
                 self._give_up(name, error)
 
@@ -103,10 +104,10 @@ class KeptPrefixes:
             self._waiting[name] = size
             return True
 
-    def _write(self, tenant: str, name: str, token_ids: list[int], rows: list[Tensor], forgets: int) -> None:
+    def _write(self, tenant: str, name: str, token_ids: list[int], rows: list[Tensor], copied_at: int) -> None:
         try:
             if self._cache.lets_pass(self._as_completion(tenant, token_ids)):
-                self._files.write(tenant, name, sealed(name, token_ids, rows), forgets)
+                self._files.write(tenant, name, sealed(name, token_ids, rows), copied_at)
             self._done(name)
         except Exception as error:
             self._give_up(name, error)

@@ -18,7 +18,6 @@ from precedent.cache.store.database import Database
 from precedent.cache.store.files import erase_file, new_file
 from precedent.cache.store.records import Selection, digest
 from precedent.errors import CacheError
-from precedent.runtime.process import Lock
 
 logger = logging.getLogger("precedent.cache")
 
@@ -29,26 +28,30 @@ ABANDONED = 3_600.0
 """Seconds after which a half-written file is taken for one of a dead process."""
 
 _NEW = ".new"
+_FORGOTTEN = "forgotten"
+"""A file without content whose modification time is that of the last `forget`."""
 
 
 class PrefixFiles:
     """The files beside one cache's database; safe for several threads and processes.
 
-    `forgets` counts the calls of `forget`: what was copied before one is not written after it. With `read_only`
-    nothing is written or removed.
+    With `read_only` nothing is written or removed. What was copied before a `forget` of any process is not written
+    after it: a writer looks at the time of the last one when its unfinished file is there to be erased.
     """
 
     def __init__(self, database: Path, bounds: Bounds, *, read_only: bool = False) -> None:
         self.path = database.with_name(f"{database.name}-prefixes")
-        self.read_only, self.forgets = read_only, 0
+        self.read_only = read_only
         self._max_bytes, self._max_age = bounds.max_prefix_bytes, bounds.max_age or DEFAULT_MAX_AGE
-        self._lock = Lock()
-        if not read_only:
-            self.sweep()
+
+    def create(self) -> None:
+        """Make the folder: before anything is copied, so that a `forget` leaves its time there. Raises OSError."""
+        if not self.read_only:
+            self.path.mkdir(mode=0o700, exist_ok=True)
 
     def holds(self, tenant: str, name: str) -> bool:
         """Whether a file is there and young enough; counts as a use of it."""
-        return self._use(self._file(tenant, name)) is not None
+        return self._use(self._file(tenant, name))
 
     def read(self, tenant: str, name: str) -> bytes | None:
         """A file's content, copied into memory; None if it is missing or too old. Counts as a use of it.
@@ -57,30 +60,28 @@ class PrefixFiles:
         """
         file = self._file(tenant, name)
         try:
-            return file.read_bytes() if self._use(file) is not None else None
+            return file.read_bytes() if self._use(file) else None
         except OSError as error:
             logger.info("%s cannot be read: %s", file, error)
             return None
 
-    def write(self, tenant: str, name: str, content: bytes, forgets: int) -> None:
+    def write(self, tenant: str, name: str, content: bytes, copied_at: int) -> None:
         """Write a file, whole or not at all, then drop what exceeds the bounds.
 
-        Writes nothing if `forget` was called after it had been called `forgets` times, or by another process meanwhile.
-        Raises OSError.
+        Writes nothing of what was copied (`time.time_ns`) before a `forget`. Raises OSError.
         """
         if self.read_only or len(content) > self._max_bytes:
             return
         file = self._file(tenant, name)
-        with self._lock:
-            if forgets != self.forgets:
-                return
-            self.path.mkdir(mode=0o700, exist_ok=True)
-            file.parent.mkdir(mode=0o700, exist_ok=True)
-            try:
-                with new_file(file) as opened:
-                    opened.write(content)
-            except FileNotFoundError:  # another process erased the unfinished file
-                logger.info("%s was forgotten while it was written", file)
+        self.create()
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        try:
+            with new_file(file) as opened:
+                if self._forgotten_at() >= copied_at:
+                    raise FileNotFoundError
+                opened.write(content)
+        except FileNotFoundError:  # another process erased the unfinished file
+            logger.info("%s was forgotten before it was written", file)
         self.sweep()
 
     def discard(self, tenant: str, name: str) -> None:
@@ -97,12 +98,12 @@ class PrefixFiles:
         if selection.ids is not None:
             return
         try:
-            with self._lock:
-                self.forgets += 1
-                for file in self._files(selection.tenant):
-                    with contextlib.suppress(FileNotFoundError):  # another process was first
-                        if selection.before is None or file.stat().st_mtime < selection.before:
-                            erase_file(file)
+            if self.path.is_dir():
+                self._mark_forgotten()
+            for file in self._files(selection.tenant):
+                with contextlib.suppress(FileNotFoundError):  # another process was first
+                    if selection.before is None or file.stat().st_mtime < selection.before:
+                        erase_file(file)
         except OSError as error:
             raise CacheError(
                 f"the records are forgotten, but {self.path} still holds keys and values ({error}); run forget again "
@@ -111,6 +112,8 @@ class PrefixFiles:
 
     def sweep(self) -> None:
         """Remove what is too old or abandoned, then the least recently used until all others fit."""
+        if self.read_only:
+            return
         now, left = time.time(), list[tuple[float, int, Path]]()
         for file in self._files():
             with contextlib.suppress(FileNotFoundError):  # another process was first
@@ -127,24 +130,27 @@ class PrefixFiles:
             _remove(file)
             size -= freed
 
-    def size(self) -> int:
-        """Bytes of all files."""
-        found = 0
-        for file in self._files():
-            with contextlib.suppress(FileNotFoundError):
-                found += file.stat().st_size
-        return found
+    def _mark_forgotten(self) -> None:
+        now = time.time_ns()
+        (self.path / _FORGOTTEN).touch(mode=0o600)
+        os.utime(self.path / _FORGOTTEN, ns=(now, now))
 
-    def _use(self, file: Path) -> os.stat_result | None:
+    def _forgotten_at(self) -> int:
+        try:
+            return (self.path / _FORGOTTEN).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def _use(self, file: Path) -> bool:
+        """Whether a file may be used; notes that it was."""
         try:
             found = file.stat()
         except OSError:
-            return None
+            return False
         if not self.read_only:
             with contextlib.suppress(OSError):  # a file of another user, or one that just went
                 os.utime(file, ns=(time.time_ns(), found.st_mtime_ns))
-        small, young = found.st_size <= self._max_bytes, time.time() - found.st_mtime <= self._max_age
-        return found if small and young else None
+        return found.st_size <= self._max_bytes and time.time() - found.st_mtime <= self._max_age
 
     def _file(self, tenant: str, name: str) -> Path:
         return self._folder(tenant) / f"{name}.safetensors"
