@@ -239,6 +239,13 @@ def test_a_file_that_stays_is_an_error_that_says_where(tmp_path: Path, monkeypat
 # Stores
 
 
+def test_a_folder_that_cannot_be_made_is_an_error_that_says_so(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    files.path.write_text("not a folder")
+    with pytest.raises(CacheError, match=r"prefixes cannot be kept in .*cache\.sqlite-prefixes"):
+        files.create()
+
+
 def test_a_read_only_cache_serves_them_and_changes_none(tmp_path: Path) -> None:
     with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
         kept, old = written(cache.prefixes), written(cache.prefixes, name="old")

@@ -136,6 +136,12 @@ def test_another_tenant_gets_nothing(cache: SpeculationCache, target: TargetMode
     assert restored(cache, target, "shop") is not None
 
 
+@pytest.mark.parametrize("tenant", ["", "../shop", "a/b", "\ud800", "\x00", "x" * 5000])
+def test_a_tenant_may_have_any_name(tenant: str, cache: SpeculationCache, target: TargetModel) -> None:
+    assert keep(cache, target, tenant).is_relative_to(cache.prefixes.path)
+    assert restored(cache, target, tenant) is not None
+
+
 def test_a_file_moved_to_another_tenant_is_not_served_and_goes(cache: SpeculationCache, target: TargetModel) -> None:
     """Under its own name nobody looks for it; under the name that is looked for its seal is wrong."""
     kept, file = kept_in(cache, target), keep(cache, target, "shop")
@@ -237,7 +243,8 @@ def test_the_tokens_are_compared_and_not_only_their_digest(cache: SpeculationCac
 
 def test_rows_of_another_shape_are_refused(cache: SpeculationCache, target: TargetModel) -> None:
     file, rows = keep(cache, target), prefilled(target).kv.copied(len(PREFIX))
-    for wrong in ([], rows[:-1], [*rows, rows[0]], [part[:, :1] for part in rows], [part.float() for part in rows]):
+    fewer_heads, fewer_tokens = [part[:, :1] for part in rows], [part[:, :, :50] for part in rows]
+    for wrong in ([], rows[:-1], [*rows, rows[0]], fewer_heads, fewer_tokens, [part.float() for part in rows]):
         file.write_bytes(sealed(file.stem, PREFIX, [part.clone().contiguous() for part in wrong]))
         assert restored(cache, target) is None
         assert not file.exists()

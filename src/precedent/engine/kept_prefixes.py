@@ -22,6 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from precedent.cache import NewCompletion
+from precedent.cache.store.prefix_files import bytes_of
 from precedent.cache.store.records import digest
 from precedent.drafters import DrafterParts
 from precedent.engine.options import EngineOptions
@@ -75,7 +76,7 @@ class KeptPrefixes:
             return None
         try:
             return self._target.restored(token_ids, opened(content, name, token_ids), room)
-        except (SafetensorError, ValueError, KeyError, AssertionError) as damage:
+        except ValueError as damage:
             log.info("a kept prefix is removed: %s", damage)
             self._files.discard(tenant, name)
             return None
@@ -129,7 +130,7 @@ class KeptPrefixes:
 
     def _name(self, tenant: str, token_ids: Sequence[int]) -> str:
         tokens = np.asarray(token_ids, dtype="<i8").tobytes()
-        return digest(self._model, tenant, tokens, size=16).hex()
+        return digest(self._model, bytes_of(tenant), tokens, size=16).hex()
 
 
 def kept_prefixes(
@@ -157,10 +158,14 @@ def sealed(name: str, token_ids: Sequence[int], rows: Sequence[Tensor]) -> bytes
 
 
 def opened(content: bytes, name: str, token_ids: Sequence[int]) -> list[Tensor]:
-    """The rows in a file. Raises ValueError, KeyError, AssertionError or SafetensorError unless all of it is sound."""
-    tensors = load(content)
-    seal = tensors.pop(SEAL)
-    if not torch.equal(seal, _seal(name, tensors)):
+    """The rows in a file. Raises ValueError unless all of it is sound."""
+    try:
+        tensors = load(content)
+        seal = tensors.pop(SEAL)
+        is_sound = torch.equal(seal, _seal(name, tensors))
+    except (SafetensorError, KeyError, AssertionError, RuntimeError) as error:
+        raise ValueError(f"it cannot be read: {error!r}") from error
+    if not is_sound:
         raise ValueError("it is damaged, or of another model or tenant")
     if tensors.pop(TOKENS).tolist() != list(token_ids):
         raise ValueError("it holds other tokens")

@@ -152,10 +152,10 @@ class TargetModel:
 
     @torch.inference_mode()
     def restored(self, token_ids: Sequence[int], rows: Sequence[Tensor], room: int = 0) -> Slot:
-        """A new slot of these tokens with their `rows` (`KVCache.copied`) and room for `room` tokens."""
+        """A new slot of these tokens, with their `rows` (`KVCache.copied`). Raises ValueError if these do not fit."""
         slot = self.new_slot()
         slot.kv.reserve(room)
-        slot.kv.fill(rows)
+        slot.kv.fill(rows, len(token_ids))
         slot.token_ids.extend(token_ids)
         return slot
 

@@ -45,9 +45,13 @@ class PrefixFiles:
         self._max_bytes, self._max_age = bounds.max_prefix_bytes, bounds.max_age or DEFAULT_MAX_AGE
 
     def create(self) -> None:
-        """Make the folder: before anything is copied, so that a `forget` leaves its time there. Raises OSError."""
-        if not self.read_only:
+        """Make the folder: before anything is copied, so that a `forget` leaves its time there. Raises CacheError."""
+        if self.read_only:
+            return
+        try:
             self.path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise CacheError(f"prefixes cannot be kept in {self.path}: {error}") from error
 
     def holds(self, tenant: str, name: str) -> bool:
         """Whether a file is there and young enough; counts as a use of it."""
@@ -68,7 +72,7 @@ class PrefixFiles:
     def write(self, tenant: str, name: str, content: bytes, copied_at: int) -> None:
         """Write a file, whole or not at all, then drop what exceeds the bounds.
 
-        Writes nothing of what was copied (`time.time_ns`) before a `forget`. Raises OSError.
+        Writes nothing of what was copied (`time.time_ns`) before a `forget`. Raises OSError or CacheError.
         """
         if self.read_only or len(content) > self._max_bytes:
             return
@@ -156,13 +160,18 @@ class PrefixFiles:
         return self._folder(tenant) / f"{name}.safetensors"
 
     def _folder(self, tenant: str) -> Path:
-        return self.path / digest(tenant, size=16).hex()  # the name reveals nothing about the tenant
+        return self.path / digest(bytes_of(tenant), size=16).hex()  # the name reveals nothing about the tenant
 
     def _files(self, tenant: str | None = None) -> Iterator[Path]:
         """All files, or a tenant's; half-written ones too."""
         folders = [self._folder(tenant)] if tenant is not None else _listed(self.path)
         for folder in folders:
             yield from _listed(folder)
+
+
+def bytes_of(tenant: str) -> bytes:
+    """A tenant's name as bytes, whatever characters it has."""
+    return tenant.encode("utf-8", "surrogatepass")
 
 
 def prefixes_beside(database: Database, bounds: Bounds) -> PrefixFiles | None:

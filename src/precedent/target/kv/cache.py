@@ -230,9 +230,8 @@ class KVCache(Cache):
         stored = [stored for block in self._blocks for stored in (block.keys, block.values)]
         return [part[:, :, :length].to("cpu", copy=True, memory_format=torch.contiguous_format) for part in stored]
 
-    def fill(self, rows: Sequence[Tensor]) -> None:
+    def fill(self, rows: Sequence[Tensor], length: int) -> None:
         """Commit what `copied` gave to an empty cache. Raises ValueError for rows of another shape or dtype."""
-        length = rows[0].shape[2] if rows and rows[0].dim() == 4 else 0
         self.reserve(length)
         stored = [part[:, :, :length] for block in self._blocks for part in (block.keys, block.values)]
         if [(part.shape, part.dtype) for part in stored] != [(part.shape, part.dtype) for part in rows]:
