@@ -71,6 +71,10 @@ def effect_of(name: str, folder: Path) -> Effect:
         "bitwise": Effect({"dtype": "float64", "bitwise": True}, refused="bitwise=True is not available"),
         "cuda_graphs": Effect({"device": "cpu", "cuda_graphs": True}, refused="CUDA graphs need CUDA devices"),
         "pearl": Effect({"pearl": True}, refused="pearl"),
+        "keep_prefixes": Effect(
+            {"cache": place, "embedder": embedder, "keep_prefixes": True},
+            lambda engine: engine.kept_prefixes is not None,
+        ),
         "tensor_parallel": Effect({"tensor_parallel": True}, refused="torchrun"),
     }
     return effects[name]

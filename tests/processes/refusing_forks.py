@@ -109,6 +109,8 @@ def a_cache_refuses_in_a_fork(say: Say) -> None:
                 "insert": lambda cache=cache: cache.insert(new),
                 "since": lambda cache=cache: cache.since("default", "tok"),
                 "partition": lambda cache=cache: cache.partition("default", "tok"),
+                "prefixes": lambda cache=cache: cache.prefixes,
+                "lets_pass": lambda cache=cache: cache.lets_pass(new),
                 "epoch": cache.epoch,
                 "gone_since": lambda cache=cache: cache.gone_since(0),
                 "credit": lambda cache=cache: cache.credit({1: (1, 0)}),

@@ -17,8 +17,9 @@ from precedent.cache.search.similarity import SimilarityOf
 from precedent.cache.snapshot.partition import Partition
 from precedent.cache.sqlite_store import SQLiteStore
 from precedent.cache.store.arrays import Ids
-from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, Bounds
+from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, DEFAULT_MAX_PREFIX_BYTES, Bounds
 from precedent.cache.store.completion_store import CompletionStore
+from precedent.cache.store.prefix_files import PrefixFiles
 from precedent.cache.store.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant
 from precedent.cache.store.redaction import Redact, apply
 from precedent.cache.store.store_url import Place, StoreURL, place_of
@@ -77,6 +78,7 @@ class SpeculationCache(OfOneProcess):
         max_age: float | None = None,
         max_tenant_bytes: int | None = None,
         max_index_bytes: int | None = None,
+        max_prefix_bytes: int = DEFAULT_MAX_PREFIX_BYTES,
         redact: Redact | None = None,
         read_only: bool = False,
         similarity: SimilarityOf | None = None,
@@ -89,9 +91,10 @@ class SpeculationCache(OfOneProcess):
         made. `max_bytes` bounds tokens, vectors and texts of all completions, `max_tenant_bytes` those of any one
         tenant, `max_records` the number of completions, `max_age` the seconds since one was first stored.
         `max_index_bytes` bounds the token indexes of drafting (default 256 MiB in memory, 4 GiB on disk, where large
-        arrays are mapped); the oldest completions leave them first. `redact` returns what to store instead of a
-        completion, or None for nothing. `similarity` finds the nearest completions, by default FAISS in memory.
-        Raises CacheError; a file that is refused is left untouched.
+        arrays are mapped); the oldest completions leave them first. `max_prefix_bytes` bounds what
+        `EngineOptions.keep_prefixes` keeps beside a cache on disk, at most for `max_age` (None: 30 days). `redact`
+        returns what to store instead of a completion, or None for nothing. `similarity` finds the nearest completions,
+        by default FAISS in memory. Raises CacheError; a file that is refused is left untouched.
         """
         check_fork()
         place = place_of(path)
@@ -100,10 +103,12 @@ class SpeculationCache(OfOneProcess):
             max_index_bytes = DEFAULT_MAX_MAPPED_BYTES if on_disk else DEFAULT_MAX_INDEX_BYTES
         check_index_bytes(max_index_bytes)
         chosen = resolve(embedder)
-        bounds = Bounds(max_bytes, max_records, max_age, max_tenant_bytes)
+        bounds = Bounds(max_bytes, max_records, max_age, max_tenant_bytes, max_prefix_bytes)
         store = open_store(place, embedder=chosen, bounds=bounds, read_only=read_only)
         opened = cls(store, chosen, max_index_bytes=max_index_bytes, redact=redact, similarity=similarity)
         opened.path = _written(place)
+        if opened.prefixes is not None:
+            opened.prefixes.sweep()
         return opened
 
     @property
@@ -155,6 +160,16 @@ class SpeculationCache(OfOneProcess):
         check_tenant(tenant)
         return self._store.partition(tenant, tokenizer) if isinstance(self._store, SQLiteStore) else None
 
+    @property
+    def prefixes(self) -> PrefixFiles | None:
+        """Where keys and values of prompts' beginnings can be kept; None for a cache in memory or at a URL."""
+        return self._store.prefixes if isinstance(self._store, SQLiteStore) else None
+
+    def lets_pass(self, prefix: NewCompletion) -> bool:
+        """Whether `redact` leaves a prompt's beginning, given as a completion, as it is. Raises CacheError."""
+        self.check_process()
+        return self._redact is None or apply(self._redact, prefix) == prefix
+
     def epoch(self) -> int:
         """Increases when completions are forgotten or evicted: results of `since` must then be read again."""
         return self._store.epoch()
@@ -194,8 +209,9 @@ class SpeculationCache(OfOneProcess):
     ) -> int:
         """Erase the completions that meet all given conditions from table, files, log, indexes and drafting.
 
-        `before` is in seconds since the epoch; `containing` is searched for in query and text. Returns the number of
-        completions. Raises CacheError without a condition, if read-only, or if another process keeps the bytes.
+        `before` is in seconds since the epoch; `containing` is searched for in query and text. Kept prefixes go by
+        tenant and time; `containing` cannot be searched for in them and spares none, `ids` spares all. Returns the
+        number of completions. Raises CacheError without a condition, if read-only, or if another process keeps bytes.
         """
         self.check_process()
         selection = Selection(tenant, before, containing, None if ids is None else tuple(ids))

@@ -27,6 +27,7 @@ from precedent.cache.store.directory import directory_of_all
 from precedent.cache.store.eviction import evict, expire, prune
 from precedent.cache.store.files import create_file, database_path, sweep
 from precedent.cache.store.inspection import inspecting
+from precedent.cache.store.prefix_files import prefixes_beside
 from precedent.cache.store.records import (
     CacheStats,
     Completions,
@@ -59,6 +60,7 @@ class SQLiteStore(Transfers):
     ) -> None:
         self._database, self._bounds, self._clock = database, bounds or Bounds(), clock
         self._segments = None if database.path is None else IndexFolder(database.path)
+        self.prefixes = prefixes_beside(database, self._bounds)
         self._nothing_after: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}
         self._epoch: tuple[tuple[int, int], int] | None = None
         self._damaged: set[int] = set()
@@ -81,7 +83,6 @@ class SQLiteStore(Transfers):
 
         A file of an earlier format is upgraded. Raises CacheError, and leaves the file untouched, if it is damaged or
         foreign, missing with `create` off, or filled by an embedder other than `embedder`.
-        and not to be created, or (where an `embedder` is given) filled by another embedder; it is left untouched.
         """
         chosen = bounds or Bounds(max_bytes)
         if path is None:
@@ -208,7 +209,7 @@ class SQLiteStore(Transfers):
         return self._select(f"{where} ORDER BY id DESC LIMIT ?", (*values, -1 if limit is None else limit))
 
     def forget(self, selection: Selection) -> int:
-        """Erase the selected completions from table, file, log and segments; returns their number.
+        """Erase the selected completions from table, file, log, segments and kept prefixes; returns their number.
 
         Raises CacheError if the store is read-only, nothing is selected, or another process keeps their bytes (they
         are forgotten nevertheless).
@@ -220,7 +221,11 @@ class SQLiteStore(Transfers):
         with self._database.write() as connection:
             number = rows.delete_rows(connection, selection)
             prune(connection)
-        self._erase()
+        try:
+            self._erase()
+        finally:
+            if self.prefixes is not None:
+                self.prefixes.forget(selection)
         return number
 
     def compact(self) -> tuple[int, int]:

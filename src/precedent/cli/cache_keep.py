@@ -38,7 +38,7 @@ def forget(
     everything: Annotated[bool, typer.Option("--all", help="All completions of all tenants.")] = False,
     json_file: JsonOption = None,
 ) -> None:
-    """Erase completions for good, from table, file and log. A completion must meet all the given conditions."""
+    """Erase completions for good, and kept prefixes. A completion must meet all the given conditions."""
     with opened(cache) as store:
         selection = Selection(tenant, timestamp(before), containing, tuple(ids) if ids else None)
         if everything and not selection.everything:

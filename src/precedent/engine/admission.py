@@ -9,6 +9,7 @@ import torch
 from precedent.config import EngineLimits
 from precedent.decoding.sequence import DecodingSequence
 from precedent.engine.in_flight import InFlight
+from precedent.engine.kept_prefixes import KeptPrefixes
 from precedent.errors import CapacityError
 from precedent.runtime.device_memory import free_bytes
 from precedent.target import Slot, TargetModel
@@ -30,13 +31,19 @@ class Admission:
     """
 
     def __init__(
-        self, target: TargetModel, limits: EngineLimits, *, free: Callable[[torch.device], int] = free_bytes
+        self,
+        target: TargetModel,
+        limits: EngineLimits,
+        kept: KeptPrefixes | None = None,
+        *,
+        free: Callable[[torch.device], int] = free_bytes,
     ) -> None:
         self.max_running = limits.max_running
         self.max_kv_bytes = limits.max_kv_bytes or _default_bytes(target, free)
         self.reserved_bytes = self.num_inside = self._num_unplaced = 0
         self.idle_bytes = 0
-        self._target, self._pool = target, PrefixPool(target, limits.max_idle_kv_bytes)
+        self._target, self._kept = target, kept
+        self._pool = PrefixPool(target, limits.max_idle_kv_bytes, kept)
 
     def check(self, num_bytes: int, prompt_tokens: int, max_tokens: int) -> None:
         """Raise CapacityError for a request that does not fit even alone."""
@@ -64,7 +71,7 @@ class Admission:
         """Take the slot that holds most of the prompt; evicts idle conversations to make room for its growth."""
         rows = self._rows_in_place(request)
         self._clear(rows)
-        slot = self._pool.acquire(request.asked.tenant, request.prompt_ids, rows or None)
+        slot = self._pool.acquire(request.asked.tenant, request.prompt_ids, rows or None, request.prefix_tokens)
         self._make_room()
         slot.kv.reserve(rows)
         self._num_unplaced -= 1
@@ -77,6 +84,8 @@ class Admission:
         self.reserved_bytes -= request.kv_bytes
         if sequence is not None and keep:
             self._cut(sequence.slot, len(request.prompt_ids) + len(sequence.output_ids) - 1)
+            if self._kept is not None and request.speculation.write_back:
+                self._kept.keep(request.asked.tenant, sequence.slot, request.prefix_tokens)
             self._pool.release(request.asked.tenant, sequence.slot)
         elif sequence is not None:
             self._pool.drop(sequence.slot)

@@ -21,6 +21,7 @@ from precedent.engine.checks import check_prompt, check_token_ids, end_token_ids
 from precedent.engine.delivery import finish_on
 from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.engine.in_flight import InFlight
+from precedent.engine.kept_prefixes import check_prefix, kept_prefixes
 from precedent.engine.loading import loaded_draft, loaded_target
 from precedent.engine.metrics import EngineMetrics
 from precedent.engine.open_caches import opened_cache
@@ -96,8 +97,8 @@ class Engine(OfOneProcess):
         weights = self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.model_fingerprint = model_fingerprint(weights.config.to_dict(), self.target.weights())
-        self._own_threads: set[threading.Thread] = set()
-        self._executor = executor or _two_threads(self._own_threads)
+        self._own_threads = own = set[threading.Thread]()
+        self._executor = executor or Background(2, "precedent-cache", lambda: own.add(threading.current_thread()))
         draft, early = draft_for(self.target, draft_model)
         self._codec = TokenizerCodec(tokenizer)
         self._pearl = pearl_for(draft, self.target, options.pearl, early_exit=early)
@@ -105,6 +106,7 @@ class Engine(OfOneProcess):
             self.tokenizer_fingerprint, self._executor, self.cache, draft, self._codec, early,
             draws_ahead=self._pearl is not None, device=self.target.device,
         )  # fmt: skip
+        self.kept_prefixes = kept_prefixes(options, self._parts, self.target, tokenizer, self.model_fingerprint)
         self._drafters: dict[str, Drafter] = {}
         self._loading = threading.Lock()
         self._drafters_named(self.speculation.drafters)
@@ -121,7 +123,7 @@ class Engine(OfOneProcess):
 
     def _started_worker(self, limits: EngineLimits) -> Worker:
         """The thread that runs all requests; it must not refer to the engine, which could never be collected."""
-        self.admission = Admission(self.target, limits)
+        self.admission = Admission(self.target, limits, self.kept_prefixes)
         scheduler = Scheduler(
             target=self.target,
             planner=self.planner,
@@ -195,18 +197,21 @@ class Engine(OfOneProcess):
         grammar: Grammar | None = None,
         write_back: CompletionKeeper | None = None,
         shown_tokens: Collection[int] = (),
+        prefix_tokens: int = 0,
     ) -> Generation:
         """Start a request and return at once.
 
         Recall finds prior completions by the text `query`; `workflow_step` and `tools` are soft keys stored with the
         completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade responses and
         forms of tool calls; both only propose. A `grammar` restricts the answer; `shown_tokens` are the special tokens
-        that stay in its text; `write_back` receives the completion instead of the cache. Raises ContextOverflowError,
-        PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
+        that stay in its text; `write_back` receives the completion instead of the cache. `prefix_tokens` is how many
+        of the prompt's first tokens other requests of the tenant share, for `keep_prefixes`. Raises
+        ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
         """
         self.check_process()
         prompt = tuple(int(token) for token in prompt_ids)
         check_prompt(prompt, self.context_length, self.target.vocab_size)
+        check_prefix(prefix_tokens, prompt, self.kept_prefixes)
         check_token_ids(sampling, min(len(self.tokenizer), self.target.vocab_size))
         speculation = unless_switched_off(speculation or self.speculation)
         names = speculation.drafters if speculation.enabled else ()
@@ -244,6 +249,7 @@ class Engine(OfOneProcess):
                 workflow_step=workflow_step,
             ),
             kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
+            prefix_tokens=prefix_tokens,
         )
         self._worker.submit(request)
         return request.generation
@@ -288,7 +294,3 @@ class Engine(OfOneProcess):
                 if name not in self._drafters:
                     self._drafters.update({drafter.name: drafter for drafter in load_drafters([name], self._parts)})
         return {name: self._drafters[name] for name in names if name in self._drafters}
-
-
-def _two_threads(own_threads: set[threading.Thread]) -> Executor:
-    return Background(2, "precedent-cache", lambda: own_threads.add(threading.current_thread()))

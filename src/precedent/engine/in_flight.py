@@ -23,8 +23,9 @@ from precedent.text.assembly import TextAssembler
 class InFlight:
     """A request with its progress and its caller's handle.
 
-    `kv_bytes` is the memory reserved for it. It has `started` once it owns a slot; until then another request,
-    `shares_with`, may be computing the first `num_shared` tokens of its prompt.
+    `kv_bytes` is the memory reserved for it; the first `prefix_tokens` of its prompt may be kept on disk. It has
+    `started` once it owns a slot; until then another request, `shares_with`, may be computing the first `num_shared`
+    tokens of its prompt.
     """
 
     asked: Request
@@ -33,6 +34,7 @@ class InFlight:
     text: TextAssembler
     finished: Sequence[Callable[[GenerationResult], None]] = ()
     kv_bytes: int = 0
+    prefix_tokens: int = 0
     generation: Generation = field(default_factory=Generation)
     sequence: DecodingSequence | None = None
     stats: GenerationStats = field(default_factory=GenerationStats)

@@ -37,7 +37,8 @@ def loaded_target(
     """
     options.check()
     if options.tensor_parallel:
-        check_beside(target, options.draft_model, bitwise=options.bitwise, cuda_graphs=options.cuda_graphs)
+        chosen = {name: getattr(options, name) for name in ("bitwise", "cuda_graphs", "keep_prefixes")}
+        check_beside(target, options.draft_model, **chosen)
     if not isinstance(target, str | Path):
         if tokenizer is None:
             raise ConfigError("a model object needs its tokenizer: pass tokenizer=… as well")

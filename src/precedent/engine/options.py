@@ -41,6 +41,8 @@ class EngineOptions:
       answered beside them. A model or machine that cannot do this is refused.
     - `cuda_graphs`: steps are replayed as CUDA graphs (docs/gpu.md), or the model is refused.
     - `pearl`: the draft model draws while the target scores; None does so where it sits on another device.
+    - `keep_prefixes`: the keys and values of system prompts and tools are kept beside the cache, which is one on disk,
+      so that a new process does not compute them again (docs/cache.md).
     - `tensor_parallel`: the processes that torchrun started hold the target together.
     """
 
@@ -56,6 +58,7 @@ class EngineOptions:
     bitwise: bool = False
     cuda_graphs: bool = False
     pearl: bool | None = None
+    keep_prefixes: bool = False
     tensor_parallel: bool = False
 
     def __post_init__(self) -> None:
@@ -76,17 +79,27 @@ class EngineOptions:
         return key_of([getattr(self, option.name) for option in fields(self)])
 
     def check(self) -> None:
-        """Raise ConfigError for an option that would be ignored beside the others."""
+        """Raise ConfigError for an option that would be ignored beside the others, or lacks what it needs."""
         if self.draft_model is None and self.draft_device is not None:
             raise ConfigError(f"draft_device={self.draft_device!r} is for a draft model: give draft_model= as well")
         if self.embedder is not None and isinstance(self.cache, SpeculationCache):
             raise ConfigError("an open cache has its embedder already: leave embedder out, or open the cache with it")
+        if self.keep_prefixes and not _on_disk(self.cache):
+            raise ConfigError(
+                "keep_prefixes=True keeps prefixes beside a speculation cache on disk: give its folder or file as well"
+            )
 
     def check_loaded(self) -> None:
         """Raise ConfigError for an option that only a target loaded by name can have."""
         for option in fields(self):
             if option.name in OF_LOADING and getattr(self, option.name) not in (option.default, {}):
                 raise ConfigError(f"{option.name} is for loading by name: a model object is loaded already")
+
+
+def _on_disk(cache: SpeculationCache | Place | None) -> bool:
+    if isinstance(cache, SpeculationCache):
+        return cache.prefixes is not None
+    return isinstance(cache, str | Path)
 
 
 def cache_or_place(cache: object) -> SpeculationCache | Place | None:

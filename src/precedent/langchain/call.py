@@ -27,3 +27,4 @@ class Call:
     tools: str = ""
     grammar: Grammar | None = None
     shown_tokens: Collection[int] = ()
+    prefix_tokens: int = 0

@@ -42,10 +42,10 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
 
     `model` is a Hugging Face id or folder; `draft_model` a smaller model of the same tokenizer; `speculation_cache` a
     path, an open `SpeculationCache`, or None for no cache. These and `embedder`, `device`, `draft_device`, `dtype`,
-    `model_kwargs`, `bitwise`, `cuda_graphs`, `pearl` and `tensor_parallel` describe the engine (`EngineOptions` says
-    what each means) and cannot be given per call; all other fields can. Weights are loaded at the first call, once for
-    all models of equal settings, until `unload`. With `tensor_parallel=True` the constructor loads them, and all
-    processes but the first stay in it until they end.
+    `model_kwargs`, `bitwise`, `cuda_graphs`, `pearl`, `keep_prefixes` and `tensor_parallel` describe the engine
+    (`EngineOptions` says what each means) and cannot be given per call; all other fields can. Weights are loaded at the
+    first call, once for all models of equal settings, until `unload`. With `tensor_parallel=True` the constructor loads
+    them, and all processes but the first stay in it until they end.
 
     `speculation` is True, False (plain decoding), or a `SpeculationConfig`. `templates` are premade responses with
     `{holes}` (texts, or a `Templates`), proposed beside the forms of calls to the bound tools; `prediction=` of a call
@@ -96,7 +96,8 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         rules = AnswerRules.of(settings, tool_choice_of(settings.get("tool_choice"), bound), self.strict_tools)
         tools = [] if rules.choice == NONE else bound
         turns = to_template_messages(messages)
-        prompt_ids = render_prompt(engine.tokenizer, turns, tools, self.template_settings(settings))
+        of_template, kept = self.template_settings(settings), engine.kept_prefixes
+        prompt_ids = render_prompt(engine.tokenizer, turns, tools, of_template)
         syntax = answer_syntax(engine.tokenizer, turns, tools, prompt_ids)
         call = Call(
             prompt_ids,
@@ -108,6 +109,7 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
             tools=tools_fingerprint(tools),
             grammar=rules.grammar(syntax),
             shown_tokens=syntax.shown_tokens,
+            prefix_tokens=0 if kept is None else kept.fixed_part.length(prompt_ids, turns, tools, of_template),
         )
         chunks = AnswerChunks(
             syntax,

@@ -66,6 +66,7 @@ class EngineFields(BaseModel):
     bitwise: StrictBool | None = None
     cuda_graphs: StrictBool | None = None
     pearl: StrictBool | None = None
+    keep_prefixes: StrictBool | None = None
     tensor_parallel: StrictBool | None = None
     temperature: float = 0.0
     top_k: int = 0
@@ -209,6 +210,7 @@ class EngineFields(BaseModel):
         said = call.settings
         whose, learning = tenant_of(self, said, call.metadata), said.get("learning")
         sampling, span = sampling_params(self, call.stop, said), current_span()
+        prefix_tokens = 0 if isinstance(whose, Nobody) else call.prefix_tokens
         speculation = speculation_config(self, said, engine.speculation)
         if isinstance(whose, Nobody):  # a new one for each request: those of a batch may be different people's
             whose, speculation = str(Nobody.alone()), without_cache(speculation or engine.speculation)
@@ -227,6 +229,7 @@ class EngineFields(BaseModel):
             grammar=call.grammar,
             write_back=None if learning is None else partial(learning.add, engine.cache),
             shown_tokens=call.shown_tokens,
+            prefix_tokens=prefix_tokens,
         )
 
 

@@ -12,7 +12,7 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 
-from precedent.errors import PromptError
+from precedent.errors import PromptError, UnsupportedError
 from precedent.langchain.call import Call
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.fields import EngineFields
@@ -40,6 +40,12 @@ class PrecedentLLM(FollowsConfigurable, EngineFields, BaseLLM):
     """
 
     _operation = "text_completion"
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Check the settings. Raises ConfigError or UnsupportedError, which say what to write."""
+        super().__init__(**kwargs)
+        if self.keep_prefixes:
+            raise UnsupportedError("keep_prefixes=True is for chat models: a plain text has no system turn to keep")
 
     def _begin(
         self,

@@ -165,6 +165,15 @@ class TargetModel:
         """A new slot with a copy of the first `length` tokens and room for `room` tokens; `slot` is unchanged."""
         return Slot(slot.kv.fork(length, room), slot.token_ids[:length])
 
+    @torch.inference_mode()
+    def restored(self, token_ids: Sequence[int], rows: Sequence[Tensor], room: int = 0) -> Slot:
+        """A new slot of these tokens, with their `rows` (`KVCache.copied`). Raises ValueError if these do not fit."""
+        slot = self.new_slot()
+        slot.kv.reserve(room)
+        slot.kv.fill(rows, len(token_ids))
+        slot.token_ids.extend(token_ids)
+        return slot
+
     def prefill(self, slot: Slot, prompt_ids: Sequence[int], *, chunk: int = PREFILL_CHUNK) -> int:
         """Bring `slot` to `prompt_ids`, the last one pending; returns how many tokens its KV cache already held.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,6 +16,16 @@ DEFAULT_MAX_BYTES = 512 * 2**20
 
 CONTINUED_WITHIN = 16
 """A prompt that leaves a slot at most this many tokens before its end continues it (a re-rendered last turn)."""
+
+WORTH_KEEPING = 64
+"""Fewer tokens than this are computed sooner than their keys and values are read from elsewhere."""
+
+
+class Kept(Protocol):
+    """Keys and values of prompts' beginnings that are kept elsewhere."""
+
+    def restore(self, tenant: str, token_ids: Sequence[int], room: int) -> Slot | None:
+        """A new slot that holds exactly these tokens, with room for `room`; None if they are not kept."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,12 +46,13 @@ class PrefixPool:
     """Idle slots per tenant, least recently used first; `max_bytes` bounds their KV caches together.
 
     A slot never crosses tenants: the time that a prefill takes would reveal whether another tenant sent that prompt.
-    Slots in use lend their prefix too, so concurrent requests under one system prompt compute it once. Call it from the
-    thread that runs the target, between forwards.
+    Slots in use lend their prefix too, so concurrent requests under one system prompt compute it once. What no slot
+    holds may be in `kept`. Call it from the thread that runs the target, between forwards.
     """
 
     target: TargetModel
     max_bytes: int = DEFAULT_MAX_BYTES
+    kept: Kept | None = None
     _idle: list[_Idle] = field(default_factory=list)
     _in_use: WeakKeyDictionary[Slot, str] = field(default_factory=WeakKeyDictionary)
 
@@ -49,16 +61,17 @@ class PrefixPool:
         """Bytes that the idle slots hold."""
         return sum(idle.nbytes for idle in self._idle)
 
-    def acquire(self, tenant: str, prompt_ids: Sequence[int], room: int | None = None) -> Slot:
+    def acquire(self, tenant: str, prompt_ids: Sequence[int], room: int | None = None, prefix_tokens: int = 0) -> Slot:
         """The tenant's slot that holds most of the prompt, or a fork of it; it is no longer idle.
 
-        A fork gets room for `room` tokens (None: for the prompt).
+        A fork gets room for `room` tokens (None: for the prompt). The first `prefix_tokens` of the prompt may be in
+        `kept`.
 
         An idle slot that the prompt continues is taken over. One that only shares a prefix with it (another
         conversation under the same system prompt), or that is in use, is forked, so its own conversation can continue.
         """
         room = len(prompt_ids) if room is None else room
-        slot = self._best(tenant, np.asarray(prompt_ids[:-1], dtype=np.int64), room)
+        slot = self._best(tenant, np.asarray(prompt_ids[:-1], dtype=np.int64), room, prefix_tokens)
         self._in_use[slot] = tenant
         return slot
 
@@ -82,9 +95,13 @@ class PrefixPool:
             gone += 1
         del self._idle[:gone]
 
-    def _best(self, tenant: str, context: NDArray[np.int64], room: int) -> Slot:
+    def _best(self, tenant: str, context: NDArray[np.int64], room: int, prefix_tokens: int) -> Slot:
         length, idle = self._longest_idle(tenant, context)
         used_length, used = self._longest_in_use(tenant, context)
+        if self.kept is not None and prefix_tokens >= max(length, used_length) + WORTH_KEEPING:
+            kept = self.kept.restore(tenant, context[:prefix_tokens].tolist(), room)
+            if kept is not None:
+                return kept
         if used is not None and used_length > length:
             return self.target.fork(used, used_length, room)
         if idle is None:

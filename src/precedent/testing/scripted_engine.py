@@ -78,7 +78,7 @@ class ScriptedEngine:
         model_name: str = "scripted",
     ) -> None:
         self.tokenizer, self.model_name, self.context_length = tokenizer, model_name, context_length
-        self.cache, self.drafters, self.closed = None, (), False
+        self.cache, self.kept_prefixes, self.drafters, self.closed = None, None, (), False
         self.speculation = SpeculationConfig()
         self.requests: list[ScriptedRequest] = []
         self.grammars: GrammarEngine = GuidanceEngine(tokenizer, [int(tokenizer.eos_token_id)])
@@ -100,8 +100,9 @@ class ScriptedEngine:
         grammar: Grammar | None = None,
         write_back: Callable[[NewCompletion], object] | None = None,
         shown_tokens: Collection[int] = (),
+        prefix_tokens: int = 0,
     ) -> Generation:
-        """Start answering and return at once. Raises ContextOverflowError like an engine.
+        """Start answering and return at once; `prefix_tokens` mean nothing here. Raises ContextOverflowError.
 
         Raises AssertionError for a prompt that lacks part of its LangChain call's input.
         """

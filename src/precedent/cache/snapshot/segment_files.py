@@ -7,15 +7,13 @@ file that shrinks or changes later can neither crash nor mislead a process.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
 import secrets
-import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -28,7 +26,7 @@ from numpy.typing import NDArray
 from precedent.cache.snapshot.segment import COMPLETION, TOKEN, Segment, is_sound, kept
 from precedent.cache.store.arrays import Mask
 from precedent.cache.store.directory import Directory
-from precedent.cache.store.files import wait_for_folder
+from precedent.cache.store.files import erase_file, new_file, wait_for_folder
 
 logger = logging.getLogger("precedent.cache")
 
@@ -115,7 +113,7 @@ class ArrayFiles(ABC):
         self.folder.mkdir(parents=True, exist_ok=True, mode=_folder_mode(self._mode))
         name = secrets.token_hex(8)
         for part, array in arrays.items():
-            with self._new_file(self._file(name, part)) as file:
+            with new_file(self._file(name, part), self._mode) as file:
                 np.lib.format.write_array(file, np.ascontiguousarray(array, dtype=self.parts[part]), allow_pickle=False)
         return Sealed(name, completions, tokens, {part: _checksum(array) for part, array in arrays.items()})
 
@@ -123,7 +121,7 @@ class ArrayFiles(ABC):
         """Make exactly these sets valid, durably even after a power cut."""
         entries = [asdict(sealed) for sealed in segments]
         self.folder.mkdir(parents=True, exist_ok=True, mode=_folder_mode(self._mode))
-        with self._new_file(self.folder / MANIFEST) as file:
+        with new_file(self.folder / MANIFEST, self._mode) as file:
             file.write(json.dumps({"format": FORMAT, "segments": entries}, indent=1).encode())
         wait_for_folder(self.folder)
 
@@ -139,7 +137,7 @@ class ArrayFiles(ABC):
         wanted |= {MANIFEST} if segments else set()
         for file in sorted(self.folder.iterdir()):
             if file.name not in wanted:
-                _erase(file)
+                erase_file(file)
         if not segments:
             self.folder.rmdir()
 
@@ -159,20 +157,6 @@ class ArrayFiles(ABC):
         if not sealed.name.isalnum() or set(sealed.checksums) != set(self.parts):
             raise ValueError("a segment's entry in the manifest is damaged")
         return sealed
-
-    @contextlib.contextmanager
-    def _new_file(self, target: Path) -> Iterator[Any]:
-        """A file that appears under its name once it is complete and on disk."""
-        handle, name = tempfile.mkstemp(prefix=".", suffix=".new", dir=self.folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).chmod(self._mode)
-            Path(name).replace(target)
-        finally:
-            Path(name).unlink(missing_ok=True)
 
 
 class SegmentFiles(ArrayFiles):
@@ -221,12 +205,3 @@ def _checksum(array: NDArray[Any]) -> str:
 
 def _folder_mode(file_mode: int) -> int:
     return file_mode | (file_mode & 0o444) >> 2
-
-
-def _erase(file: Path) -> None:
-    """Overwrite, then delete: so even a reader that still has the file open finds nothing in it."""
-    with contextlib.suppress(PermissionError), file.open("r+b") as opened:
-        opened.write(bytes(file.stat().st_size))
-        opened.flush()
-        os.fsync(opened.fileno())
-    file.unlink(missing_ok=True)

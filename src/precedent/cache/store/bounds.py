@@ -9,18 +9,23 @@ from precedent.errors import CacheError
 DEFAULT_MAX_BYTES = 512 * 2**20
 """Default limit on the payload bytes (tokens, vectors, texts) of a cache."""
 
+DEFAULT_MAX_PREFIX_BYTES = 2**30
+"""Default limit on the keys and values of prompts' beginnings on disk."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Limits on total payload bytes, number of completions, seconds since first stored, and payload bytes per tenant.
 
-    None means no limit. Raises CacheError for a limit below 1.
+    `max_prefix_bytes` bounds the keys and values kept beside a cache on disk, whose age `max_age` bounds too. None
+    means no limit. Raises CacheError for a limit below 1.
     """
 
     max_bytes: int = DEFAULT_MAX_BYTES
     max_records: int | None = None
     max_age: float | None = None
     max_tenant_bytes: int | None = None
+    max_prefix_bytes: int = DEFAULT_MAX_PREFIX_BYTES
 
     def __post_init__(self) -> None:
         for field in fields(self):

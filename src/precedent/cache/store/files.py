@@ -10,6 +10,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from precedent.cache.store.locks import locked
 from precedent.cache.store.schema import APPLICATION_ID, FORMAT_VERSION, SCHEMA
@@ -142,6 +143,30 @@ def _own_folder(folder: Path) -> tuple[Path, int | None]:
             return made, handle
         if handle is not None:  # another process removed it before it was locked
             os.close(handle)
+
+
+@contextlib.contextmanager
+def new_file(target: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """A file beside `target` that takes its place once it is complete and on disk."""
+    handle, name = tempfile.mkstemp(prefix=".", suffix=".new", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(mode)
+        Path(name).replace(target)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def erase_file(file: Path) -> None:
+    """Overwrite, then delete: so even a reader that still has the file open finds nothing in it."""
+    with contextlib.suppress(PermissionError, FileNotFoundError), file.open("r+b") as opened:
+        opened.write(bytes(file.stat().st_size))
+        opened.flush()
+        os.fsync(opened.fileno())
+    file.unlink(missing_ok=True)
 
 
 def sweep(folder: Path) -> None:

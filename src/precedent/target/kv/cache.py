@@ -222,6 +222,24 @@ class KVCache(Cache):
         """A new, empty cache of the same shape and kind."""
         return KVCache(self._shape, self._arena)
 
+    def copied(self, length: int) -> list[Tensor]:
+        """Copies, in the computer's memory, of the first `length` rows: keys and values of each block in turn.
+
+        `[num_layers, heads, length, dim]` each.
+        """
+        stored = [stored for block in self._blocks for stored in (block.keys, block.values)]
+        return [part[:, :, :length].to("cpu", copy=True, memory_format=torch.contiguous_format) for part in stored]
+
+    def fill(self, rows: Sequence[Tensor], length: int) -> None:
+        """Commit what `copied` gave to an empty cache. Raises ValueError for rows of another shape or dtype."""
+        self.reserve(length)
+        stored = [part[:, :, :length] for block in self._blocks for part in (block.keys, block.values)]
+        if [(part.shape, part.dtype) for part in stored] != [(part.shape, part.dtype) for part in rows]:
+            raise ValueError("these keys and values are not of this model")
+        for mine, theirs in zip(stored, rows, strict=True):
+            mine.copy_(theirs)
+        self._filled.length = length
+
     def first_layers(self, count: int) -> KVCache:
         """The first `count` layers over the same buffers; no other cache reads what it writes behind committed rows.
 

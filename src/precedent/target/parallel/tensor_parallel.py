@@ -117,7 +117,7 @@ def load_divided(
         raise
 
 
-def check_beside(target: object, draft_model: object, *, bitwise: bool, cuda_graphs: bool) -> None:
+def check_beside(target: object, draft_model: object, *, bitwise: bool, cuda_graphs: bool, keep_prefixes: bool) -> None:
     """Raise ConfigError or UnsupportedError for options that a divided target excludes, before anything is loaded."""
     if not isinstance(target, str | Path):
         raise ConfigError("tensor_parallel=True needs a name or folder: each process reads its part of the weights")
@@ -130,6 +130,11 @@ def check_beside(target: object, draft_model: object, *, bitwise: bool, cuda_gra
         raise UnsupportedError(
             "cuda_graphs=True does not work with tensor_parallel=True: a graph would hold the processes' messages; "
             "leave one of them out"
+        )
+    if keep_prefixes:
+        raise UnsupportedError(
+            "keep_prefixes=True does not work with tensor_parallel=True: each process has the keys and values of its "
+            "own heads alone; leave one of them out"
         )
     if isinstance(draft_model, str | Path) and (str(draft_model).startswith(FIRST_LAYERS) or holds_draft(draft_model)):
         raise UnsupportedError(

@@ -1,0 +1,182 @@
+"""Keeps the keys and values of prompts' beginnings on disk, so that a new process need not compute them again.
+
+A chat prompt begins with its system turn and tools, which many requests share. After a request its beginning is written
+beside the speculation cache, on one of the engine's threads. A request whose beginning no slot in memory holds reads
+it back. A file is believed only if its seal, which covers every byte, fits the model, the tenant and the tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from precedent.cache import NewCompletion
+from precedent.cache.store.prefix_files import bytes_of
+from precedent.cache.store.records import digest
+from precedent.drafters import DrafterParts
+from precedent.engine.options import EngineOptions
+from precedent.errors import ConfigError
+from precedent.runtime.plain_values import is_whole, shown
+from precedent.target import Slot, TargetModel
+from precedent.target.identity import identity_of
+from precedent.target.prefix_pool import WORTH_KEEPING
+from precedent.text.fixed_part import FixedPart
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING_BYTES = 256 * 2**20
+"""Copies that wait to be written take at most this much memory; a single one may take more."""
+
+FORMAT = 1
+"""Increase it whenever files of before must not be read."""
+
+TOKENS, SEAL = "token_ids", "seal"
+"""The tensors of a file that are not keys and values."""
+
+
+class KeptPrefixes:
+    """The kept beginnings of one model's prompts, by tenant. `restore` and `keep` belong to the worker's thread.
+
+    The cache of `parts` is one on disk. `fixed_part` tells how many tokens of a chat prompt are its beginning. Raises
+    what `identity_of` raises.
+    """
+
+    def __init__(
+        self, parts: DrafterParts, target: TargetModel, tokenizer: PreTrainedTokenizerBase, model: str
+    ) -> None:
+        assert parts.cache is not None
+        assert parts.cache.prefixes is not None
+        self._cache, self._files, self._executor = parts.cache, parts.cache.prefixes, parts.executor
+        self._target, self._tokenizer, self.fixed_part = target, parts.tokenizer_fingerprint, FixedPart(tokenizer)
+        self._files.create()
+        identity = [FORMAT, model, self._tokenizer, identity_of(target)]
+        self._model = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
+        self._waiting: dict[str, int] = {}
+        self._gate = threading.Lock()
+
+    def restore(self, tenant: str, token_ids: Sequence[int], room: int) -> Slot | None:
+        """A new slot with exactly these tokens and room for `room`; None if they are not kept."""
+        name = self._name(tenant, token_ids)
+        content = self._files.read(tenant, name)
+        if content is None:
+            return None
+        try:
+            return self._target.restored(token_ids, opened(content, name, token_ids), room)
+        except ValueError as damage:
+            log.info("a kept prefix is removed: %s", damage)
+            self._files.discard(tenant, name)
+            return None
+
+    def keep(self, tenant: str, slot: Slot, num_tokens: int) -> None:
+        """Write the first tokens of a slot on another thread, unless they are few, kept already, or not there."""
+        token_ids = slot.token_ids[:num_tokens]
+        if num_tokens < WORTH_KEEPING or len(token_ids) < num_tokens or self._files.read_only:
+            return
+        name = self._name(tenant, token_ids)
+        if self._files.holds(tenant, name):
+            return
+        if self._takes(name, self._target.kv_shape.row_bytes * num_tokens):
+            try:
+                now, rows = time.time_ns(), slot.kv.copied(num_tokens)
+                self._executor.submit(self._write, tenant, name, token_ids, rows, now)
+            except Exception as error:  # no memory for the copy, or the engine is closing: the answer is not concerned
+                self._give_up(name, error)
+
+    def _takes(self, name: str, size: int) -> bool:
+        """Whether a copy of this size may wait now; then it is counted."""
+        with self._gate:
+            waiting = sum(self._waiting.values())
+            if name in self._waiting or (waiting and waiting + size > MAX_WAITING_BYTES):
+                return False
+            self._waiting[name] = size
+            return True
+
+    def _write(self, tenant: str, name: str, token_ids: list[int], rows: list[Tensor], copied_at: int) -> None:
+        try:
+            if self._cache.lets_pass(self._as_completion(tenant, token_ids)):
+                self._files.write(tenant, name, sealed(name, token_ids, rows), copied_at)
+            self._done(name)
+        except Exception as error:
+            self._give_up(name, error)
+
+    def _as_completion(self, tenant: str, token_ids: list[int]) -> NewCompletion:
+        """The tokens as the cache's `redact` sees completions."""
+        text = self.fixed_part.text(token_ids)
+        return NewCompletion(tuple(token_ids), self._tokenizer, "", tenant, text=text)
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        self._done(name)
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):  # a full disk, for example
+            self._files.read_only = True
+        log.warning("a prompt's beginning was not kept: %s", error, exc_info=log.isEnabledFor(logging.DEBUG))
+
+    def _done(self, name: str) -> None:
+        with self._gate:
+            self._waiting.pop(name, None)
+
+    def _name(self, tenant: str, token_ids: Sequence[int]) -> str:
+        tokens = np.asarray(token_ids, dtype="<i8").tobytes()
+        return digest(self._model, bytes_of(tenant), tokens, size=16).hex()
+
+
+def kept_prefixes(
+    options: EngineOptions, parts: DrafterParts, target: TargetModel, tokenizer: PreTrainedTokenizerBase, model: str
+) -> KeptPrefixes | None:
+    """What the options ask for: `keep_prefixes`, or nothing. Raises what `identity_of` raises."""
+    return KeptPrefixes(parts, target, tokenizer, model) if options.keep_prefixes else None
+
+
+def check_prefix(prefix_tokens: int, prompt: Sequence[int], kept: KeptPrefixes | None) -> None:
+    """Raise ConfigError for a prefix that is longer than its prompt, or that the engine does not keep."""
+    if not is_whole(prefix_tokens) or not 0 <= prefix_tokens <= len(prompt):
+        raise ConfigError(f"prefix_tokens={shown(prefix_tokens)} must be a number of the prompt's {len(prompt)} tokens")
+    if prefix_tokens and kept is None:
+        raise ConfigError(
+            f"prefix_tokens={prefix_tokens} is for an engine that keeps prefixes: load it with keep_prefixes=True"
+        )
+
+
+def sealed(name: str, token_ids: Sequence[int], rows: Sequence[Tensor]) -> bytes:
+    """The content of the file `name`: tokens, `KVCache.copied` rows, and a seal over all of it."""
+    tensors = {TOKENS: torch.tensor(token_ids, dtype=torch.int64)}
+    tensors |= {f"{number:04}": part for number, part in enumerate(rows)}
+    return save({**tensors, SEAL: _seal(name, tensors)})
+
+
+def opened(content: bytes, name: str, token_ids: Sequence[int]) -> list[Tensor]:
+    """The rows in a file. Raises ValueError unless all of it is sound."""
+    try:
+        tensors = load(content)
+        seal = tensors.pop(SEAL)
+        is_sound = torch.equal(seal, _seal(name, tensors))
+    except (SafetensorError, KeyError, AssertionError, RuntimeError) as error:
+        raise ValueError(f"it cannot be read: {error!r}") from error
+    if not is_sound:
+        raise ValueError("it is damaged, or of another model or tenant")
+    if tensors.pop(TOKENS).tolist() != list(token_ids):
+        raise ValueError("it holds other tokens")
+    return [tensors[key] for key in sorted(tensors)]
+
+
+def _seal(name: str, tensors: dict[str, Tensor]) -> Tensor:
+    """A digest of names, types, shapes and bytes, `[32]`."""
+    hashed = hashlib.sha256(name.encode())
+    for key in sorted(tensors):
+        part = tensors[key]
+        hashed.update(f" {key} {part.dtype} {list(part.shape)} ".encode())
+        hashed.update(part.reshape(-1).view(torch.uint8).numpy().data)
+    return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)

@@ -1,0 +1,481 @@
+"""Kept prefixes: bit for bit what was computed, of this model, tenant and tokens alone, and never an error."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.bitwise_models import by_rows
+from helpers.bitwise_models import model as bitwise_model
+from helpers.flat_cost import FlatCost
+from helpers.tiny_architectures import settings_of
+from transformers import PreTrainedModel
+
+from precedent.cache import SpeculationCache, never_store
+from precedent.cache.store import prefix_files
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.drafters import DrafterParts
+from precedent.engine import kept_prefixes
+from precedent.engine.engine import Engine
+from precedent.engine.kept_prefixes import KeptPrefixes, opened, sealed
+from precedent.engine.options import EngineOptions
+from precedent.errors import ConfigError, PrecedentError, UnsupportedError
+from precedent.langchain import PrecedentLLM
+from precedent.runtime.inline_executor import AtOnce
+from precedent.target import Slot, TargetModel, identity
+from precedent.target.cuda.static_runner import StaticSettings
+from precedent.target.prefix_pool import WORTH_KEEPING
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+TOKENIZER = byte_tokenizer()
+PREFIX = [random.Random(5).randrange(3, 250) for _ in range(100)]
+QUESTION = list(b"where is order 17")
+PROMPT = [*PREFIX, *QUESTION]
+
+
+def tiny(**settings: Any) -> PreTrainedModel:
+    return tiny_causal_lm("llama", **{"seed": 21, **settings})
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetModel:
+    return TargetModel(tiny())
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[SpeculationCache]:
+    with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
+        yield cache
+
+
+def kept_in(
+    cache: SpeculationCache, target: TargetModel, *, tokenizer: str = "tok", model: str = "m", executor: Any = None
+) -> KeptPrefixes:
+    return KeptPrefixes(DrafterParts(tokenizer, executor or AtOnce(), cache), target, TOKENIZER, model)
+
+
+def prefilled(target: TargetModel, prompt: list[int] = PROMPT) -> Slot:
+    slot = target.new_slot()
+    target.prefill(slot, prompt)
+    return slot
+
+
+def files_of(cache: SpeculationCache) -> list[Path]:
+    return sorted(cache.prefixes.path.glob("*/*"))
+
+
+def keep(cache: SpeculationCache, target: TargetModel, tenant: str = "shop", **others: Any) -> Path:
+    kept_in(cache, target, **others).keep(tenant, prefilled(target), len(PREFIX))
+    (file,) = files_of(cache)
+    return file
+
+
+def restored(cache: SpeculationCache, target: TargetModel, tenant: str = "shop", **others: Any) -> Slot | None:
+    """As a new process finds it."""
+    return kept_in(cache, target, **others).restore(tenant, PREFIX, len(PROMPT))
+
+
+# The same bits
+
+
+TARGETS: dict[str, Callable[[], TargetModel]] = {
+    "float64": lambda: TargetModel(tiny()),
+    "bfloat16": lambda: TargetModel(tiny(dtype=torch.bfloat16)),
+    "windows": lambda: TargetModel(tiny_causal_lm("gemma3_text", **settings_of("gemma3_text"))),
+    "shared layers": lambda: TargetModel(tiny_causal_lm("gemma4_text", **settings_of("gemma4_text"))),
+    "many layers": lambda: TargetModel(tiny(num_hidden_layers=11)),
+    "fixed sizes": lambda: TargetModel(tiny(), static=StaticSettings(arena_tokens=4096, capture=False)),
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_what_is_restored_is_what_was_computed_bit_for_bit(kind: str, cache: SpeculationCache) -> None:
+    """Rows, and the logits after them, are those of a fork in memory; those of a fresh prefill but for rounding."""
+    target = TARGETS[kind]()
+    computed = prefilled(target)
+    keep(cache, target)
+    slot, fork = restored(cache, target), target.fork(computed, len(PREFIX), len(PROMPT))
+    assert slot is not None
+    assert slot.token_ids == PREFIX
+    assert all(map(torch.equal, slot.kv.copied(len(PREFIX)), computed.kv.copied(len(PREFIX))))
+    assert slot.kv.nbytes == fork.kv.nbytes
+    for one in (slot, fork):
+        assert target.prefill(one, PROMPT) == len(PREFIX)
+    logits = target.plain_step(slot)
+    assert torch.equal(logits, target.plain_step(fork))
+    if target.model.dtype == torch.float64:
+        torch.testing.assert_close(logits, target.plain_step(computed), rtol=0, atol=1e-9)
+
+
+@by_rows
+def test_with_bitwise_the_logits_are_those_of_a_fresh_prefill(cache: SpeculationCache) -> None:
+    target = TargetModel(bitwise_model(), bitwise=True)
+    keep(cache, target)
+    slot = restored(cache, target)
+    target.prefill(slot, PROMPT)
+    assert torch.equal(target.plain_step(slot), target.plain_step(prefilled(target)))
+
+
+# Whose they are
+
+
+def test_another_tenant_gets_nothing(cache: SpeculationCache, target: TargetModel) -> None:
+    keep(cache, target, "shop")
+    assert restored(cache, target, "other") is None
+    assert restored(cache, target, "shop") is not None
+
+
+@pytest.mark.parametrize("tenant", ["", "../shop", "a/b", "\ud800", "\x00", "x" * 5000])
+def test_a_tenant_may_have_any_name(tenant: str, cache: SpeculationCache, target: TargetModel) -> None:
+    assert keep(cache, target, tenant).is_relative_to(cache.prefixes.path)
+    assert restored(cache, target, tenant) is not None
+
+
+def test_a_file_moved_to_another_tenant_is_not_served_and_goes(cache: SpeculationCache, target: TargetModel) -> None:
+    """Under its own name nobody looks for it; under the name that is looked for its seal is wrong."""
+    kept, file = kept_in(cache, target), keep(cache, target, "shop")
+    moved = cache.prefixes._file("other", kept._name("other", PREFIX))
+    moved.parent.mkdir()
+    file.rename(moved)
+    assert restored(cache, target, "other") is None
+    assert not moved.exists()
+
+
+def with_one_bit_changed(model: PreTrainedModel) -> PreTrainedModel:
+    with torch.no_grad():
+        weight = model.model.layers[-1].mlp.up_proj.weight
+        weight.view(torch.int64)[3, 5] ^= 1
+    return model
+
+
+OTHERS: dict[str, Callable[[], TargetModel]] = {
+    "a bit of a weight": lambda: TargetModel(with_one_bit_changed(tiny())),
+    "weights": lambda: TargetModel(tiny(seed=22)),
+    "precision": lambda: TargetModel(tiny(dtype=torch.float32)),
+    "attention": lambda: TargetModel(tiny(attn_implementation="eager")),
+    "sizes": lambda: TargetModel(tiny(), static=StaticSettings(arena_tokens=1024, capture=False)),
+}
+
+
+@pytest.mark.parametrize("difference", OTHERS)
+def test_another_model_gets_nothing(difference: str, cache: SpeculationCache, target: TargetModel) -> None:
+    keep(cache, target)
+    assert restored(cache, OTHERS[difference]()) is None
+    assert restored(cache, TargetModel(tiny())) is not None, "equal weights are the same model"
+
+
+@pytest.mark.parametrize("difference", ["tokenizer", "model", "version", "processor", "format"])
+def test_another_surrounding_gets_nothing(
+    difference: str, cache: SpeculationCache, target: TargetModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(cache, target)
+    if difference == "version":
+        monkeypatch.setattr(identity, "version", lambda package: "0")
+    elif difference == "processor":
+        monkeypatch.setattr(identity.binding, "get_host_cpu_name", lambda: "another")
+    elif difference == "format":
+        monkeypatch.setattr(kept_prefixes, "FORMAT", 0)
+    changed = {difference: "another"} if difference in ("tokenizer", "model") else {}
+    assert restored(cache, target, **changed) is None
+
+
+def test_a_new_process_finds_what_another_kept(cache: SpeculationCache, target: TargetModel) -> None:
+    """What a model is known by does not depend on the process: no order of a set, no address, no random seed."""
+    keep(cache, target)
+    program = (
+        "import sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from decoding.test_kept_prefixes import *\n"
+        "with SpeculationCache.open(sys.argv[2], embedder=HashEmbedder()) as cache:\n"
+        "    print(restored(cache, TargetModel(tiny())).token_ids == PREFIX)\n"
+    )
+    tests = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", program, tests, cache.path]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.returncode) == ("True\n", 0), ended.stderr
+
+
+# Damage
+
+
+def test_no_damage_is_served_and_none_is_an_error(cache: SpeculationCache, target: TargetModel) -> None:
+    """Truncated, lengthened, emptied, foreign, and with single bits flipped anywhere, the header above all."""
+    file = keep(cache, target)
+    sound, chance = file.read_bytes(), random.Random(1)
+    header = 8 + int.from_bytes(sound[:8], "little")
+    places = [*range(0, header, 7), *(chance.randrange(header, len(sound)) for _ in range(60))]
+    flipped = {place: bytes([sound[place] ^ 1 << chance.randrange(8)]) for place in places}
+    damaged = [sound[:place] + flipped[place] + sound[place + 1 :] for place in places]
+    damaged += [sound[: chance.randrange(len(sound))] for _ in range(20)]
+    damaged += [b"", b"x", sound + b"x", bytes(len(sound)), chance.randbytes(1000), sound[:8], sound[:header]]
+    kept = kept_in(cache, target)
+    for content in damaged:
+        file.write_bytes(content)
+        slot = kept.restore("shop", PREFIX, len(PROMPT))
+        if slot is not None:  # a header's spelling alone: a space for another sign, say
+            assert opened(content, file.stem, PREFIX)
+            assert all(map(torch.equal, slot.kv.copied(len(PREFIX)), prefilled(target).kv.copied(len(PREFIX))))
+            continue
+        assert not file.exists(), "it is removed"
+    file.write_bytes(sound)
+    assert kept.restore("shop", PREFIX, len(PROMPT)) is not None
+
+
+def test_the_tokens_are_compared_and_not_only_their_digest(cache: SpeculationCache, target: TargetModel) -> None:
+    file = keep(cache, target)
+    others = [token + 1 for token in PREFIX]
+    file.write_bytes(sealed(file.stem, others, prefilled(target, [*others, 5]).kv.copied(len(PREFIX))))
+    assert restored(cache, target) is None
+    assert not file.exists()
+
+
+def test_rows_of_another_shape_are_refused(cache: SpeculationCache, target: TargetModel) -> None:
+    file, rows = keep(cache, target), prefilled(target).kv.copied(len(PREFIX))
+    fewer_heads, fewer_tokens = [part[:, :1] for part in rows], [part[:, :, :50] for part in rows]
+    for wrong in ([], rows[:-1], [*rows, rows[0]], fewer_heads, fewer_tokens, [part.float() for part in rows]):
+        file.write_bytes(sealed(file.stem, PREFIX, [part.clone().contiguous() for part in wrong]))
+        assert restored(cache, target) is None
+        assert not file.exists()
+
+
+# What is kept
+
+
+def test_short_and_incomplete_beginnings_are_not_kept(cache: SpeculationCache, target: TargetModel) -> None:
+    kept = kept_in(cache, target)
+    kept.keep("shop", prefilled(target), WORTH_KEEPING - 1)
+    kept.keep("shop", prefilled(target, PROMPT[:80]), len(PREFIX))
+    assert files_of(cache) == []
+
+
+def test_it_is_written_once_and_again_when_it_has_gone(cache: SpeculationCache, target: TargetModel) -> None:
+    file = keep(cache, target)
+    written = file.stat().st_ino, file.stat().st_mtime_ns
+    keep(cache, target)
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == written
+    file.unlink()
+    assert keep(cache, target) == file
+
+
+class Holding(Executor):
+    """Runs nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self.held: list[Callable[[], Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.held.append(lambda: fn(*args, **kwargs))
+        return Future()
+
+    def run(self) -> None:
+        """Run what is held."""
+        held, self.held = self.held, []
+        for job in held:
+            job()
+
+
+def test_what_waits_to_be_written_is_bounded_and_each_waits_once(
+    cache: SpeculationCache, target: TargetModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, executor = target.kv_shape.row_bytes, Holding()
+    monkeypatch.setattr(kept_prefixes, "MAX_WAITING_BYTES", 250 * row)
+    kept, slots = kept_in(cache, target, executor=executor), [prefilled(target, [n, *PROMPT]) for n in range(4)]
+    for slot in (slots[0], slots[0], slots[1], slots[2]):
+        kept.keep("shop", slot, 100)
+    assert len(executor.held) == 2
+    executor.run()
+    assert len(files_of(cache)) == 2
+    kept.keep("shop", slots[2], 100)
+    executor.run()
+    assert len(files_of(cache)) == 3
+
+
+def test_a_forget_reaches_what_waits_to_be_written(cache: SpeculationCache, target: TargetModel) -> None:
+    executor = Holding()
+    kept_in(cache, target, executor=executor).keep("shop", prefilled(target), len(PREFIX))
+    with SpeculationCache.open(cache.path, embedder=HashEmbedder()) as another:
+        another.forget(tenant="shop")
+    executor.run()
+    assert files_of(cache) == []
+
+
+def test_later_tokens_do_not_reach_the_copy(cache: SpeculationCache, target: TargetModel) -> None:
+    """The slot goes on to serve others while its copy waits."""
+    executor, slot = Holding(), prefilled(target)
+    expected = slot.kv.copied(len(PREFIX))
+    kept_in(cache, target, executor=executor).keep("shop", slot, len(PREFIX))
+    target.prefill(slot, [7, *PROMPT])
+    executor.run()
+    (file,) = files_of(cache)
+    assert all(map(torch.equal, opened(file.read_bytes(), file.stem, PREFIX), expected))
+
+
+def test_what_redaction_would_touch_is_not_kept(tmp_path: Path, target: TargetModel) -> None:
+    text, harmless = TOKENIZER.decode(PREFIX), "nowhere in it"
+    assert harmless not in text
+    for pattern, number in ((harmless, 1), ("(?s).", 0)):
+        redact = never_store(pattern)
+        with SpeculationCache.open(tmp_path / pattern, embedder=HashEmbedder(), redact=redact) as cache:
+            kept_in(cache, target).keep("shop", prefilled(target), len(PREFIX))
+            assert len(files_of(cache)) == number
+
+
+def test_a_disk_that_runs_full_is_told_once_and_not_written_again(
+    cache: SpeculationCache, target: TargetModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(file: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prefix_files, "new_file", fail)
+    kept = kept_in(cache, target)
+    with caplog.at_level(logging.WARNING):
+        for number in range(3):
+            kept.keep("shop", prefilled(target, [number, *PROMPT]), len(PREFIX))
+    assert [record.getMessage() for record in caplog.records] == [
+        "a prompt's beginning was not kept: [Errno 28] No space left on device"
+    ]
+
+
+# In an engine
+
+
+def engine_on(folder: Path, **options: Any) -> Engine:
+    """An engine as after a restart."""
+    place = {"cache": folder / "c.db", "embedder": HashEmbedder(), "keep_prefixes": True}
+    engine = Engine.load(tiny(), tokenizer=TOKENIZER, **{**place, **options})
+    engine.planner.cost = FlatCost()
+    return engine
+
+
+def ask(engine: Engine, prompt: list[int] = PROMPT, *, tenant: str = "shop", **others: Any) -> tuple[Any, int]:
+    """The answer's tokens, and how many tokens of the prompt were not computed."""
+    others = {"prefix_tokens": len(PREFIX), **others}
+    result = engine.submit(prompt, SamplingParams(max_tokens=12), tenant=tenant, **others).result()
+    return result.token_ids, result.cached_prompt_tokens
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder in which an engine that has ended kept a prefix of the tenant "shop"."""
+    with closing(engine_on(tmp_path)) as engine:
+        assert ask(engine)[1] == 0
+    return tmp_path
+
+
+def test_a_restarted_engine_answers_the_same_from_the_kept_prefix(folder: Path, tmp_path_factory: Any) -> None:
+    with closing(engine_on(tmp_path_factory.mktemp("empty"), keep_prefixes=False)) as engine:
+        without = [ask(engine, [*PREFIX, *question], prefix_tokens=0)[0] for question in (b"order 18?", b"hello")]
+    with closing(engine_on(folder)) as engine:
+        first, second = (ask(engine, [*PREFIX, *question]) for question in (b"order 18?", b"hello"))
+        assert [first[0], second[0]] == without
+        assert [first[1], second[1]] == [len(PREFIX)] * 2
+        assert ask(engine, tenant="other")[1] == 0
+        assert ask(engine, PREFIX, tenant="fresh")[1] == 0, "a prompt that is a prefix and no more"
+
+
+def test_what_memory_holds_is_not_read_from_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    read = prefix_files.PrefixFiles.read
+    monkeypatch.setattr(
+        prefix_files.PrefixFiles, "read", lambda self, *named: reads.append(named[0]) or read(self, *named)
+    )
+    with closing(engine_on(folder)) as engine:
+        for question in (b"a", b"b", b"c"):
+            assert ask(engine, [*PREFIX, *question])[1] >= len(PREFIX)
+    assert reads == ["shop"]
+
+
+@pytest.mark.parametrize("condition", ["write_back", "switched off", "prefix_tokens"])
+def test_a_request_that_stores_nothing_keeps_nothing(
+    condition: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if condition == "switched off":
+        monkeypatch.setenv("PRECEDENT_SPECULATION", "off")
+    told = {
+        "write_back": {"speculation": SpeculationConfig(write_back=False)},
+        "switched off": {},
+        "prefix_tokens": {"prefix_tokens": 0},
+    }
+    with closing(engine_on(tmp_path)) as engine:
+        ask(engine, **told[condition])
+    assert list(tmp_path.rglob("*.safetensors")) == []
+
+
+def test_an_engine_forgets_with_its_cache(folder: Path) -> None:
+    with closing(engine_on(folder)) as engine:
+        engine.cache.forget(tenant="shop")
+    with closing(engine_on(folder)) as engine:
+        assert ask(engine)[1] == 0
+
+
+def test_a_damaged_file_costs_a_request_nothing_but_time(folder: Path) -> None:
+    (file,) = folder.rglob("*.safetensors")
+    content = file.read_bytes()
+    with closing(engine_on(folder)) as engine:
+        expected, _ = ask(engine)
+    file.write_bytes(content[:-100])
+    with closing(engine_on(folder)) as engine:
+        assert ask(engine) == (expected, 0)
+    assert len(file.read_bytes()) == len(content), "it is written anew"
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (EngineOptions(keep_prefixes=True), "beside a speculation cache on disk"),
+        (EngineOptions(keep_prefixes=True, cache="postgresql://host/db"), "beside a speculation cache on disk"),
+        (EngineOptions(keep_prefixes=True, cache="c.db", tensor_parallel=True), "does not work with tensor_parallel"),
+    ],
+)
+def test_options_that_cannot_be_kept_are_refused_before_anything_is_loaded(options: EngineOptions, said: str) -> None:
+    with pytest.raises(PrecedentError, match=said):
+        Engine.load("/nowhere", options)
+
+
+def test_a_cache_in_memory_is_refused() -> None:
+    with (
+        SpeculationCache.open(embedder=HashEmbedder()) as cache,
+        pytest.raises(ConfigError, match="beside a speculation cache on disk"),
+    ):
+        Engine.load("/nowhere", keep_prefixes=True, cache=cache)
+
+
+def test_a_model_with_adapters_or_without_readable_weights_is_refused(target: TargetModel) -> None:
+    with pytest.raises(UnsupportedError, match=r"the bytes of w cannot be read"):
+        identity.weights_digest({"w": torch.empty(3, device="meta")})
+    model = tiny()
+    model._hf_peft_config_loaded = True
+    with pytest.raises(UnsupportedError, match="does not support adapters: merge them"):
+        identity.identity_of(TargetModel(model))
+
+
+def test_wrong_prefix_tokens_are_refused(tmp_path: Path) -> None:
+    with closing(engine_on(tmp_path)) as engine:
+        for wrong in (-1, len(PROMPT) + 1, 1.5, True, "7"):
+            with pytest.raises(ConfigError, match=r"prefix_tokens=.* must be a number of the prompt's 117 tokens"):
+                ask(engine, prefix_tokens=wrong)
+    with (
+        closing(engine_on(tmp_path, keep_prefixes=False)) as engine,
+        pytest.raises(ConfigError, match="load it with keep_prefixes=True"),
+    ):
+        ask(engine)
+
+
+def test_a_model_of_plain_texts_refuses_it() -> None:
+    with pytest.raises(UnsupportedError, match="is for chat models"):
+        PrecedentLLM(model="m", speculation_cache="c.db", keep_prefixes=True)
