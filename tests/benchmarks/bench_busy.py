@@ -119,7 +119,7 @@ def figures(bench: Bench, way: str) -> dict[str, Any]:
         "request_seconds": run["prefill_seconds"] + run["decode_seconds"],
         "milliseconds_per_step": run["milliseconds_per_step"],
         "load": round(cost.load, 2),
-        "threads": bench.engines[way].target.threads,
+        "threads": bench.engines[way].target.runner.threads,
         "step_milliseconds_by_width": {width: round(each, 1) for width, each in cost.as_dict().items()},
     }
 
@@ -148,10 +148,10 @@ def fixed(bench: Bench, number: int) -> dict[str, float]:
     with neighbours(1):
         found["chosen"] = speed_of(bench, number)
         for threads, nodes in choices:
-            engine.target.team, engine.planner.cost = FixedTeam(threads), CostCurve()
+            engine.target.runner.team, engine.planner.cost = FixedTeam(threads), CostCurve()
             engine.speculation = dataclasses.replace(config, max_nodes=nodes)
             found[f"{threads} threads, {nodes} nodes"] = speed_of(bench, number)
-        engine.target.team, engine.planner.cost, engine.speculation = TEAM, learned, config
+        engine.target.runner.team, engine.planner.cost, engine.speculation = TEAM, learned, config
         found["chosen again"] = speed_of(bench, number)
     for name, speed in found.items():
         print(f"  {name:22} {speed:6.1f} tok/s")
@@ -179,7 +179,7 @@ def recorded(bench: Bench) -> dict[str, Any]:
                 target.score([(slot, chain([0] * (width - 1)))])
                 times.append(round((perf_counter() - started) * 1e3, 1))
                 target.discard(slot)
-            rounds.append([target.threads, *times])
+            rounds.append([target.runner.threads, *times])
     return {"widths": RECORDED_WIDTHS, "threads_and_milliseconds": rounds}
 
 

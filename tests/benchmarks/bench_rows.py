@@ -93,7 +93,7 @@ def ways_to_step(target: TargetModel) -> list[Callable[[], None]]:
     products = [module for module in target.model.modules() if isinstance(module, PackedLinear)]
     few_rows = [linear.few_rows for linear in products]
     layers = [(module, type(module)) for module in target.model.modules() if hasattr(module, "fused")]
-    runner = target._runner
+    runner = target.runner
     all_layers = runner.all_layers
 
     def switch(by_rows: bool, pieces: bool, together: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import ClassVar
 
 import torch
@@ -32,7 +33,7 @@ class TabledSlot:
 class TabledModel:
     """Answers with `logits_of(token_ids)` `[vocab_size]`, asked once for each context."""
 
-    threads = 1
+    runner = SimpleNamespace(threads=1)
 
     def __init__(self, logits_of: Callable[[tuple[int, ...]], Tensor]) -> None:
         self._logits_of = logits_of

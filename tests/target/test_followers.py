@@ -40,16 +40,16 @@ class ToldTarget(TargetModel):
 
     def __init__(self) -> None:
         super().__init__(tiny_causal_lm("llama", num_hidden_layers=2))
-        self.told = Told(Follower(self._runner, self.kv_shape))
-        self._runner: Runner = LeadingRunner(self._runner, self.told)
+        self.told = Told(Follower(self.runner, self.kv_shape))
+        self.runner: Runner = LeadingRunner(self.runner, self.told)
 
     def _empty_cache(self) -> MirroredKV:
-        return MirroredKV.new(self.kv_shape, self._runner.journal)
+        return MirroredKV.new(self.kv_shape, self.runner.journal)
 
     @torch.inference_mode()
     def theirs(self) -> dict[int, KVCache]:
         """The follower's caches, once it was told what the next forward would tell it."""
-        for entry in self._runner.journal.taken():
+        for entry in self.runner.journal.taken():
             self.told.follower._change(*entry)
         return self.told.follower._caches
 

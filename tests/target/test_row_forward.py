@@ -44,7 +44,7 @@ class Counted:
 
 def counted(target: TargetModel) -> Counted:
     """Have a target's forwards of all layers counted."""
-    runner = target._runner
+    runner = target.runner
     assert runner.all_layers is not None
     runner.all_layers = counter = Counted(runner.all_layers)
     return counter
@@ -68,7 +68,7 @@ def test_it_gives_the_bits_of_one_layer_after_the_other(
     assert few_rows(target) >= FEW_ROWS_BESIDE_BFLOAT16
     prompts = [len(PROMPT) - 7 * number - 1 for number in range(len(sizes))]
     assert counter.taken == sum(rows <= few_rows(target) for rows in (*prompts, sum(sizes) + len(sizes)))
-    target._runner.all_layers = None
+    target.runner.all_layers = None
     expected = scored(target, sizes)
     assert all(map(torch.equal, [*found[0], *found[1]], [*expected[0], *expected[1]]))
 
@@ -90,8 +90,8 @@ def test_an_early_exit_runs_its_few_layers_together() -> None:
     slot = target.new_slot()
     target.prefill(slot, PROMPT)
     rows = []
-    for all_layers in (early._runner.all_layers, None):
-        early._runner.all_layers = all_layers
+    for all_layers in (early.runner.all_layers, None):
+        early.runner.all_layers = all_layers
         behind = early.new_slot()
         behind.kv, behind.pending = slot.kv.first_layers(2), slot.pending
         rows.append(early.score([(behind, EMPTY_TREE)])[0])
@@ -114,7 +114,7 @@ def test_a_model_with_anything_else_around_its_layers_is_left_alone(
 ) -> None:
     """Its layers may still run in one piece each."""
     target = TargetModel(model_by_rows(architecture, torch.float32, **settings))
-    assert target._runner.all_layers is None
+    assert target.runner.all_layers is None
 
 
 def hook_layer(model: Any) -> None:
@@ -168,7 +168,7 @@ def test_what_happens_to_a_model_later_counts(happening: Callable[[Any], None]) 
     before, _ = scored(target, (3,))
     happening(target.model)
     found, _ = scored(target, (3,))
-    target._runner.all_layers = None
+    target.runner.all_layers = None
     unfused(target)
     expected, _ = scored(target, (3,))
     assert not torch.allclose(found[0], before[0], rtol=1e-3)

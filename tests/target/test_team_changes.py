@@ -32,10 +32,10 @@ def three_threads() -> Iterator[None]:
 
 def decoded(target: TargetModel, team: GivenTeam) -> list[torch.Tensor]:
     """Logits of steps with trees of changing widths behind a prompt, and the keys and values that they leave."""
-    target.team = GivenTeam(2)
+    target.runner.team = GivenTeam(2)
     slot, found = target.new_slot(), []
     target.prefill(slot, PROMPT)  # a prompt's products are torch's own and may round otherwise with other threads
-    target.team = team
+    target.runner.team = team
     for size in (0, 5, 17, 0, 30, 2, 9, 40):
         logits = target.score([(slot, wide_tree(size))])[0]
         found.append(logits.clone())
@@ -62,11 +62,11 @@ def test_a_text_does_not_depend_on_the_team() -> None:
     for sizes in ((1,), (2,), (1, 2, 3)):
         speculation = SpeculationConfig(drafters=("prompt", "draft-model"))
         engine = Engine(model, byte_tokenizer(), name="tiny", draft_model=draft, cost=CostCurve())
-        engine.target.team = GivenTeam(*sizes)
+        engine.target.runner.team = GivenTeam(*sizes)
         asked = engine.submit(
             list(b"to be or not to be, to be"), SamplingParams(max_tokens=40), speculation=speculation
         )
         texts.append(asked.result().token_ids)
-        assert set(engine.target.team.chosen) == set(sizes)
+        assert set(engine.target.runner.team.chosen) == set(sizes)
         engine.close()
     assert texts[0] == texts[1] == texts[2]

@@ -116,7 +116,7 @@ def _cost_of(target: TargetModel) -> StepCosts:
     target.prefill(slot, [0] * PREFIX_TOKENS)
     best = {width: min(_milliseconds(target, slot, width) for _ in range(TRIES)) for width in START_UP_WIDTHS}
     costs = StepCosts()
-    costs.begin(best, target.threads)
+    costs.begin(best, target.runner.threads)
     return costs
 
 

@@ -90,7 +90,7 @@ def score(proposals: Sequence[Proposal], target: TargetModel, beside: Beside) ->
         return logits
 
     sound = [each for each in proposals if each.sequence.error is None]
-    return Forward(together(sound, forward, _fail_scoring), perf_counter() - started, tries, target.threads)
+    return Forward(together(sound, forward, _fail_scoring), perf_counter() - started, tries, target.runner.threads)
 
 
 def _fail_scoring(proposal: Proposal, error: Exception) -> None:

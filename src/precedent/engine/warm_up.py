@@ -48,10 +48,10 @@ def costs_of(target: TargetModel, remembered: RememberedCosts) -> StepCosts:
     run, costs = partial(milliseconds_of_width, target), remembered.read()
     if costs is None:
         costs = StepCosts()
-        costs.measure(run, lambda: target.threads)
+        costs.measure(run, lambda: target.runner.threads)
     else:
         for width in START_UP_WIDTHS:
-            costs.observe(width, run(width), 0, target.threads)
+            costs.observe(width, run(width), 0, target.runner.threads)
     return costs
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
-from precedent.runtime.team import Team
 from precedent.target import bitwise as same_bits
 from precedent.target.all_layers import use_all_layers
 from precedent.target.cpu.fused_layer import fuse_layers
@@ -59,7 +58,7 @@ class Slot:
 class TargetModel:
     """Wraps an `AutoModelForCausalLM`. Raises UnsupportedError for layers that cannot be rewound.
 
-    `kv_shape` is what its layers store per token. With `bitwise`, a token's logits and stored values are bit-identical
+    `runner` calls the model, `kv_shape` is what its layers store per token. With `bitwise`, a token's logits and stored values are bit-identical
     whatever is computed beside it (`target.bitwise`): no forward has more than `most_rows` rows, and on a GPU none has
     fewer. Raises UnsupportedError for models that cannot guarantee it. With `static`, forwards are padded to one of a
     few sizes and replayed as CUDA graphs (`cuda.static_runner`); UnsupportedError says why a model cannot.
@@ -69,27 +68,27 @@ class TargetModel:
         check_supported(model.config)
         self.model, self.bitwise = model.eval(), bitwise
         self._prepare()
-        self._runner, self.kv_shape, self.vocab_size = examine(self.model)
+        self.runner, self.kv_shape, self.vocab_size = examine(self.model)
         self.context_length = context_length(model.config.get_text_config())
         self.static = self._fixed_sizes(static)
         if bitwise:
-            self._runner.most_rows = same_bits.MOST_ROWS
+            self.runner.most_rows = same_bits.MOST_ROWS
         if bitwise and self.static is None:
-            same_bits.by_rows(self.model, packed=self._runner.packed)
+            same_bits.by_rows(self.model, packed=self.runner.packed)
         if self.static is None or not bitwise:
-            use_all_layers(self._runner, self.kv_shape)
+            use_all_layers(self.runner, self.kv_shape)
         if bitwise:
             same_bits.prove(self)
 
     def run_in_sizes(self, settings: StaticSettings) -> None:
         """From now on run forwards of fixed size; call it before the first slot exists. Raises UnsupportedError."""
-        self.static = static_runner(self._runner, self.kv_shape, settings)
+        self.static = static_runner(self.runner, self.kv_shape, settings)
 
     def _fixed_sizes(self, static: StaticSettings | None) -> StaticRunner | None:
         """The runner for forwards of fixed size: if asked for, and on a GPU if `bitwise` requires it."""
         if self.bitwise and (static is not None or self.device.type == "cuda"):
-            return same_bits.by_size(self._runner, self.kv_shape, static or StaticSettings())
-        return None if static is None else static_runner(self._runner, self.kv_shape, static)
+            return same_bits.by_size(self.runner, self.kv_shape, static or StaticSettings())
+        return None if static is None else static_runner(self.runner, self.kv_shape, static)
 
     def _prepare(self) -> None:
         """Replace layers by CPU kernels where they fit."""
@@ -114,21 +113,7 @@ class TargetModel:
     @property
     def most_rows(self) -> int | None:
         """Rows that a sequence may have in a forward, its pending token included; None if unbounded."""
-        return self._runner.most_rows
-
-    @property
-    def team(self) -> Team:
-        """Chooses the number of threads of each forward."""
-        return self._runner.team
-
-    @team.setter
-    def team(self, team: Team) -> None:
-        self._runner.team = team
-
-    @property
-    def threads(self) -> int:
-        """Threads that computed the last forward."""
-        return self._runner.threads
+        return self.runner.most_rows
 
     @property
     def keeps_to_arena(self) -> bool:
@@ -138,7 +123,7 @@ class TargetModel:
     @property
     def device(self) -> torch.device:
         """Where input ids go."""
-        return self._runner.device
+        return self.runner.device
 
     @property
     def processes_here(self) -> int:
@@ -233,7 +218,7 @@ class TargetModel:
         step = self.most_rows or len(token_ids)
         for start in range(0, len(token_ids), step):
             piece = token_ids[start : start + step]
-            self._runner.fill(chain_rows(slot.kv, piece))
+            self.runner.fill(chain_rows(slot.kv, piece))
             slot.kv.keep(range(len(piece)))
             slot.token_ids.extend(piece)
 
@@ -247,7 +232,7 @@ class TargetModel:
         """
         if any(slot.pending == NOTHING_PENDING for slot, _ in batch):
             raise ValueError("a sequence without a pending token cannot be scored: finish its prefill first")
-        return self._runner.logits([tree_rows(slot.kv, slot.pending, tree) for slot, tree in batch])
+        return self.runner.logits([tree_rows(slot.kv, slot.pending, tree) for slot, tree in batch])
 
     def commit(self, slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: int) -> None:
         """Keep the pending token and the accepted `path` (node indices); `next_token` becomes pending."""

@@ -42,7 +42,7 @@ class DividedTarget(TargetModel):
         self._processes = processes
         super().__init__(model)
         if processes.leads:
-            self._runner = LeadingRunner(self._runner, processes)
+            self.runner = LeadingRunner(self.runner, processes)
 
     @property
     def processes_here(self) -> int:
@@ -63,7 +63,7 @@ class DividedTarget(TargetModel):
 
         Exits with status 0; if the first process is gone or a forward failed, with 1 and a line on stderr.
         """
-        follower = Follower(self._runner, self.kv_shape)
+        follower = Follower(self.runner, self.kv_shape)
         try:
             while message := self._processes.hear():
                 follower.do(message)
@@ -79,7 +79,7 @@ class DividedTarget(TargetModel):
             raise UnsupportedError("tensor_parallel=True does not support adapters: merge them into the weights")
 
     def _empty_cache(self) -> KVCache:
-        runner = self._runner
+        runner = self.runner
         assert isinstance(runner, LeadingRunner), "followers create the caches that the leader announces"
         return MirroredKV.new(self.kv_shape, runner.journal)
 
