@@ -58,10 +58,11 @@ class Slot:
 class TargetModel:
     """Wraps an `AutoModelForCausalLM`. Raises UnsupportedError for layers that cannot be rewound.
 
-    `runner` calls the model, `kv_shape` is what its layers store per token. With `bitwise`, a token's logits and stored values are bit-identical
-    whatever is computed beside it (`target.bitwise`): no forward has more than `most_rows` rows, and on a GPU none has
-    fewer. Raises UnsupportedError for models that cannot guarantee it. With `static`, forwards are padded to one of a
-    few sizes and replayed as CUDA graphs (`cuda.static_runner`); UnsupportedError says why a model cannot.
+    `runner` calls the model; `kv_shape` is what its layers store per token. With `bitwise`, a token's logits and stored
+    values are bit-identical whatever is computed beside it (`target.bitwise`): no forward has more than `most_rows`
+    rows, and on a GPU none has fewer. Raises UnsupportedError for models that cannot guarantee it. With `static`,
+    forwards are padded to one of a few sizes and replayed as CUDA graphs (`cuda.static_runner`); UnsupportedError says
+    why a model cannot.
     """
 
     def __init__(self, model: PreTrainedModel, *, bitwise: bool = False, static: StaticSettings | None = None) -> None:
