@@ -2,50 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers.bitwise_models import by_rows
 from helpers.bitwise_models import model as bitwise_model
-from helpers.flat_cost import FlatCost
+from helpers.kept import PREFIX, PROMPT, keep, kept_in, prefilled, restored, tiny
 from helpers.tiny_architectures import settings_of
 from transformers import PreTrainedModel
 
-from precedent.cache import SpeculationCache, never_store
-from precedent.cache.store import prefix_files
-from precedent.config import SamplingParams, SpeculationConfig
-from precedent.drafters import DrafterParts
+from precedent.cache import SpeculationCache
 from precedent.engine import kept_prefixes
-from precedent.engine.engine import Engine
-from precedent.engine.kept_prefixes import KeptPrefixes, opened, sealed
-from precedent.engine.options import EngineOptions
-from precedent.errors import ConfigError, PrecedentError, UnsupportedError
-from precedent.langchain import PrecedentLLM
-from precedent.runtime.inline_executor import AtOnce
-from precedent.target import Slot, TargetModel, identity
+from precedent.engine.kept_prefixes import opened, sealed
+from precedent.target import TargetModel, identity
 from precedent.target.cuda.static_runner import StaticSettings
-from precedent.target.prefix_pool import WORTH_KEEPING
 from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-
-TOKENIZER = byte_tokenizer()
-PREFIX = [random.Random(5).randrange(3, 250) for _ in range(100)]
-QUESTION = list(b"where is order 17")
-PROMPT = [*PREFIX, *QUESTION]
-
-
-def tiny(**settings: Any) -> PreTrainedModel:
-    return tiny_causal_lm("llama", **{"seed": 21, **settings})
+from precedent.testing.tiny_models import tiny_causal_lm
 
 
 @pytest.fixture(scope="module")
@@ -57,33 +35,6 @@ def target() -> TargetModel:
 def cache(tmp_path: Path) -> Iterator[SpeculationCache]:
     with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
         yield cache
-
-
-def kept_in(
-    cache: SpeculationCache, target: TargetModel, *, tokenizer: str = "tok", model: str = "m", executor: Any = None
-) -> KeptPrefixes:
-    return KeptPrefixes(DrafterParts(tokenizer, executor or AtOnce(), cache), target, TOKENIZER, model)
-
-
-def prefilled(target: TargetModel, prompt: list[int] = PROMPT) -> Slot:
-    slot = target.new_slot()
-    target.prefill(slot, prompt)
-    return slot
-
-
-def files_of(cache: SpeculationCache) -> list[Path]:
-    return sorted(cache.prefixes.path.glob("*/*"))
-
-
-def keep(cache: SpeculationCache, target: TargetModel, tenant: str = "shop", **others: Any) -> Path:
-    kept_in(cache, target, **others).keep(tenant, prefilled(target), len(PREFIX))
-    (file,) = files_of(cache)
-    return file
-
-
-def restored(cache: SpeculationCache, target: TargetModel, tenant: str = "shop", **others: Any) -> Slot | None:
-    """As a new process finds it."""
-    return kept_in(cache, target, **others).restore(tenant, PREFIX, len(PROMPT))
 
 
 # The same bits
@@ -248,234 +199,3 @@ def test_rows_of_another_shape_are_refused(cache: SpeculationCache, target: Targ
         file.write_bytes(sealed(file.stem, PREFIX, [part.clone().contiguous() for part in wrong]))
         assert restored(cache, target) is None
         assert not file.exists()
-
-
-# What is kept
-
-
-def test_short_and_incomplete_beginnings_are_not_kept(cache: SpeculationCache, target: TargetModel) -> None:
-    kept = kept_in(cache, target)
-    kept.keep("shop", prefilled(target), WORTH_KEEPING - 1)
-    kept.keep("shop", prefilled(target, PROMPT[:80]), len(PREFIX))
-    assert files_of(cache) == []
-
-
-def test_it_is_written_once_and_again_when_it_has_gone(cache: SpeculationCache, target: TargetModel) -> None:
-    file = keep(cache, target)
-    written = file.stat().st_ino, file.stat().st_mtime_ns
-    keep(cache, target)
-    assert (file.stat().st_ino, file.stat().st_mtime_ns) == written
-    file.unlink()
-    assert keep(cache, target) == file
-
-
-class Holding(Executor):
-    """Runs nothing until it is told to."""
-
-    def __init__(self) -> None:
-        self.held: list[Callable[[], Any]] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.held.append(lambda: fn(*args, **kwargs))
-        return Future()
-
-    def run(self) -> None:
-        """Run what is held."""
-        held, self.held = self.held, []
-        for job in held:
-            job()
-
-
-def test_what_waits_to_be_written_is_bounded_and_each_waits_once(
-    cache: SpeculationCache, target: TargetModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row, executor = target.kv_shape.row_bytes, Holding()
-    monkeypatch.setattr(kept_prefixes, "MAX_WAITING_BYTES", 250 * row)
-    kept, slots = kept_in(cache, target, executor=executor), [prefilled(target, [n, *PROMPT]) for n in range(4)]
-    for slot in (slots[0], slots[0], slots[1], slots[2]):
-        kept.keep("shop", slot, 100)
-    assert len(executor.held) == 2
-    executor.run()
-    assert len(files_of(cache)) == 2
-    kept.keep("shop", slots[2], 100)
-    executor.run()
-    assert len(files_of(cache)) == 3
-
-
-def test_a_forget_reaches_what_waits_to_be_written(cache: SpeculationCache, target: TargetModel) -> None:
-    executor = Holding()
-    kept_in(cache, target, executor=executor).keep("shop", prefilled(target), len(PREFIX))
-    with SpeculationCache.open(cache.path, embedder=HashEmbedder()) as another:
-        another.forget(tenant="shop")
-    executor.run()
-    assert files_of(cache) == []
-
-
-def test_later_tokens_do_not_reach_the_copy(cache: SpeculationCache, target: TargetModel) -> None:
-    """The slot goes on to serve others while its copy waits."""
-    executor, slot = Holding(), prefilled(target)
-    expected = slot.kv.copied(len(PREFIX))
-    kept_in(cache, target, executor=executor).keep("shop", slot, len(PREFIX))
-    target.prefill(slot, [7, *PROMPT])
-    executor.run()
-    (file,) = files_of(cache)
-    assert all(map(torch.equal, opened(file.read_bytes(), file.stem, PREFIX), expected))
-
-
-def test_what_redaction_would_touch_is_not_kept(tmp_path: Path, target: TargetModel) -> None:
-    text, harmless = TOKENIZER.decode(PREFIX), "nowhere in it"
-    assert harmless not in text
-    for pattern, number in ((harmless, 1), ("(?s).", 0)):
-        redact = never_store(pattern)
-        with SpeculationCache.open(tmp_path / pattern, embedder=HashEmbedder(), redact=redact) as cache:
-            kept_in(cache, target).keep("shop", prefilled(target), len(PREFIX))
-            assert len(files_of(cache)) == number
-
-
-def test_a_disk_that_runs_full_is_told_once_and_not_written_again(
-    cache: SpeculationCache, target: TargetModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(file: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(prefix_files, "new_file", fail)
-    kept = kept_in(cache, target)
-    with caplog.at_level(logging.WARNING):
-        for number in range(3):
-            kept.keep("shop", prefilled(target, [number, *PROMPT]), len(PREFIX))
-    assert [record.getMessage() for record in caplog.records] == [
-        "a prompt's beginning was not kept: [Errno 28] No space left on device"
-    ]
-
-
-# In an engine
-
-
-def engine_on(folder: Path, **options: Any) -> Engine:
-    """An engine as after a restart."""
-    place = {"cache": folder / "c.db", "embedder": HashEmbedder(), "keep_prefixes": True}
-    engine = Engine.load(tiny(), tokenizer=TOKENIZER, **{**place, **options})
-    engine.planner.cost = FlatCost()
-    return engine
-
-
-def ask(engine: Engine, prompt: list[int] = PROMPT, *, tenant: str = "shop", **others: Any) -> tuple[Any, int]:
-    """The answer's tokens, and how many tokens of the prompt were not computed."""
-    others = {"prefix_tokens": len(PREFIX), **others}
-    result = engine.submit(prompt, SamplingParams(max_tokens=12), tenant=tenant, **others).result()
-    return result.token_ids, result.cached_prompt_tokens
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder in which an engine that has ended kept a prefix of the tenant "shop"."""
-    with closing(engine_on(tmp_path)) as engine:
-        assert ask(engine)[1] == 0
-    return tmp_path
-
-
-def test_a_restarted_engine_answers_the_same_from_the_kept_prefix(folder: Path, tmp_path_factory: Any) -> None:
-    with closing(engine_on(tmp_path_factory.mktemp("empty"), keep_prefixes=False)) as engine:
-        without = [ask(engine, [*PREFIX, *question], prefix_tokens=0)[0] for question in (b"order 18?", b"hello")]
-    with closing(engine_on(folder)) as engine:
-        first, second = (ask(engine, [*PREFIX, *question]) for question in (b"order 18?", b"hello"))
-        assert [first[0], second[0]] == without
-        assert [first[1], second[1]] == [len(PREFIX)] * 2
-        assert ask(engine, tenant="other")[1] == 0
-        assert ask(engine, PREFIX, tenant="fresh")[1] == 0, "a prompt that is a prefix and no more"
-
-
-def test_what_memory_holds_is_not_read_from_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads: list[str] = []
-    read = prefix_files.PrefixFiles.read
-    monkeypatch.setattr(
-        prefix_files.PrefixFiles, "read", lambda self, *named: reads.append(named[0]) or read(self, *named)
-    )
-    with closing(engine_on(folder)) as engine:
-        for question in (b"a", b"b", b"c"):
-            assert ask(engine, [*PREFIX, *question])[1] >= len(PREFIX)
-    assert reads == ["shop"]
-
-
-@pytest.mark.parametrize("condition", ["write_back", "switched off", "prefix_tokens"])
-def test_a_request_that_stores_nothing_keeps_nothing(
-    condition: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if condition == "switched off":
-        monkeypatch.setenv("PRECEDENT_SPECULATION", "off")
-    told = {
-        "write_back": {"speculation": SpeculationConfig(write_back=False)},
-        "switched off": {},
-        "prefix_tokens": {"prefix_tokens": 0},
-    }
-    with closing(engine_on(tmp_path)) as engine:
-        ask(engine, **told[condition])
-    assert list(tmp_path.rglob("*.safetensors")) == []
-
-
-def test_an_engine_forgets_with_its_cache(folder: Path) -> None:
-    with closing(engine_on(folder)) as engine:
-        engine.cache.forget(tenant="shop")
-    with closing(engine_on(folder)) as engine:
-        assert ask(engine)[1] == 0
-
-
-def test_a_damaged_file_costs_a_request_nothing_but_time(folder: Path) -> None:
-    (file,) = folder.rglob("*.safetensors")
-    content = file.read_bytes()
-    with closing(engine_on(folder)) as engine:
-        expected, _ = ask(engine)
-    file.write_bytes(content[:-100])
-    with closing(engine_on(folder)) as engine:
-        assert ask(engine) == (expected, 0)
-    assert len(file.read_bytes()) == len(content), "it is written anew"
-
-
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (EngineOptions(keep_prefixes=True), "beside a speculation cache on disk"),
-        (EngineOptions(keep_prefixes=True, cache="postgresql://host/db"), "beside a speculation cache on disk"),
-        (EngineOptions(keep_prefixes=True, cache="c.db", tensor_parallel=True), "does not work with tensor_parallel"),
-    ],
-)
-def test_options_that_cannot_be_kept_are_refused_before_anything_is_loaded(options: EngineOptions, said: str) -> None:
-    with pytest.raises(PrecedentError, match=said):
-        Engine.load("/nowhere", options)
-
-
-def test_a_cache_in_memory_is_refused() -> None:
-    with (
-        SpeculationCache.open(embedder=HashEmbedder()) as cache,
-        pytest.raises(ConfigError, match="beside a speculation cache on disk"),
-    ):
-        Engine.load("/nowhere", keep_prefixes=True, cache=cache)
-
-
-def test_a_model_with_adapters_or_without_readable_weights_is_refused(target: TargetModel) -> None:
-    with pytest.raises(UnsupportedError, match=r"the bytes of w cannot be read"):
-        identity.weights_digest({"w": torch.empty(3, device="meta")})
-    model = tiny()
-    model._hf_peft_config_loaded = True
-    with pytest.raises(UnsupportedError, match="does not support adapters: merge them"):
-        identity.identity_of(TargetModel(model))
-
-
-def test_wrong_prefix_tokens_are_refused(tmp_path: Path) -> None:
-    with closing(engine_on(tmp_path)) as engine:
-        for wrong in (-1, len(PROMPT) + 1, 1.5, True, "7"):
-            with pytest.raises(ConfigError, match=r"prefix_tokens=.* must be a number of the prompt's 117 tokens"):
-                ask(engine, prefix_tokens=wrong)
-    with (
-        closing(engine_on(tmp_path, keep_prefixes=False)) as engine,
-        pytest.raises(ConfigError, match="load it with keep_prefixes=True"),
-    ):
-        ask(engine)
-
-
-def test_a_model_of_plain_texts_refuses_it() -> None:
-    with pytest.raises(UnsupportedError, match="is for chat models"):
-        PrecedentLLM(model="m", speculation_cache="c.db", keep_prefixes=True)
