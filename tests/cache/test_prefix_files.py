@@ -17,6 +17,7 @@ from precedent.testing.embedders import HashEmbedder
 TENANTS = ("shop", "other")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes of files")
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_files_and_folders_are_their_owners_only(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
