@@ -16,7 +16,13 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-TESTS = "tests/langchain"
+FIRST = (
+    *("langchain_agent", "langchain_messages", "scripted_conversations", "langchain_call", "langchain_streams"),
+    *("structured_answers", "langchain_structured", "langchain_tool_choice", "speculation_metadata"),
+)
+"""Test files that see most mutants, and take little time."""
+
+TESTS = (*(f"tests/langchain/test_{name}.py" for name in FIRST), "tests/langchain")
 NONE = "(none)"
 """The run without a mutant, which has to pass: else every mutant would be caught."""
 
@@ -57,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from mutants import MUTANTS
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tests", nargs="*", default=[TESTS])
+    parser.add_argument("tests", nargs="*", default=TESTS)
     parser.add_argument("--only", action="append", choices=list(MUTANTS), metavar="NAME")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     given = parser.parse_args(arguments)
