@@ -49,7 +49,7 @@ test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a cache under kill 
 test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model, which does not pass all (docs/langchain.md)
 	@$(BIN)/python -m pytest -q --tb=line -m integration tests/langchain/test_langchain_demo_pair.py
 
-test-mutants: $(VENV)/dev.stamp  ## break the way between LangChain and the model; the tests must see it each time (half an hour)
+test-mutants: $(VENV)/dev.stamp  ## break the way between LangChain and the model; the tests must see it each time (a quarter of an hour)
 	@echo "== one line for each mutant, as its run ends"
 	@$(BIN)/python tests/mutants/run.py $(MUTANT_ARGS)
 

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from seen_in import SEEN_IN
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 TESTS = "tests/langchain"
@@ -46,8 +48,9 @@ def run(name: str, tests: Sequence[str]) -> tuple[bool, str]:
     """The tests on one mutant, until the first that fails."""
     path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path, "PRECEDENT_MUTANT": "" if name == NONE else name}
+    soonest = [f"{TESTS}/test_{SEEN_IN[name]}.py"] if name in SEEN_IN else []
     plugins = ["-p", "mutant_plugin", "-p", "no:cacheprovider", "-n", "0"]
-    command = [sys.executable, "-m", "pytest", *plugins, "-x", "-q", "--tb=no", *tests]
+    command = [sys.executable, "-m", "pytest", *plugins, "-x", "-q", "--tb=no", *(tests or [*soonest, TESTS])]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     return verdict(name, done.returncode, done.stdout + done.stderr)
 
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from mutants import MUTANTS
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tests", nargs="*", default=[TESTS])
+    parser.add_argument("tests", nargs="*", help=f"default: {TESTS}, the file that sees the mutant soonest first")
     parser.add_argument("--only", action="append", choices=list(MUTANTS), metavar="NAME")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     given = parser.parse_args(arguments)

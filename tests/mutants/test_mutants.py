@@ -12,8 +12,14 @@ import run as runner
 from mutant import Mutant, MutantGone
 from mutant_changes import instead
 from mutants import MUTANTS
+from seen_in import SEEN_IN
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_for_each_mutant_a_file_is_named_that_sees_it() -> None:
+    assert SEEN_IN.keys() == MUTANTS.keys()
+    assert all((ROOT / runner.TESTS / f"test_{name}.py").is_file() for name in SEEN_IN.values())
 
 
 @pytest.mark.parametrize("name", MUTANTS)

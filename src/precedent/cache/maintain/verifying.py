@@ -19,13 +19,11 @@ from precedent.cache.snapshot.segment import Segment
 from precedent.cache.snapshot.segment_files import ArrayFiles, Sealed, SegmentFiles
 from precedent.cache.snapshot.vector_files import VectorFiles
 from precedent.cache.store import rows
-from precedent.cache.store.connection import advice, is_damage
 from precedent.cache.store.database import Database
 from precedent.cache.store.directory import directory_of_all, read_by_ids
 from precedent.cache.store.files import database_path
 from precedent.cache.store.inspection import RepairableError, inspecting
 from precedent.cache.store.report import Finding, VerifyReport
-from precedent.cache.store.schema import is_current, migrate
 from precedent.errors import CacheError
 
 RECORDS_AT_ONCE = 1000
@@ -46,8 +44,6 @@ def verify_cache(path: str | Path, *, repair: bool = False) -> VerifyReport:
         if not refusal.surely_a_cache:
             raise refusal
         return VerifyReport(str(file), 0, (Finding("structure", refusal.reason),))
-    if refusal is None and repair:
-        refusal = _refusal_to_upgrade(file)
     if refusal is not None:
         found.append(Finding("structure", f"{refusal.reason}: {salvage(file, refusal)}", repaired=True))
     try:
@@ -66,23 +62,6 @@ def _refusal_of(file: Path) -> RepairableError | None:
             return None
     except RepairableError as error:
         return error
-
-
-def _refusal_to_upgrade(file: Path) -> RepairableError | None:
-    """Why a file of an earlier format cannot be upgraded; None if it can be, or is current. Raises CacheError.
-
-    Tried on a temporary copy: a file that is going to be salvaged is kept as it was.
-    """
-    try:
-        with inspecting(file) as connection, closing(sqlite3.connect("")) as copy:
-            if not is_current(connection):
-                connection.backup(copy)
-                migrate(copy)
-    except sqlite3.Error as error:
-        if not is_damage(error):
-            raise CacheError(f"cannot repair {file} now: {error}; {advice(error)}") from error
-        return RepairableError(f"{file} cannot be upgraded: {error}", f"its records cannot be upgraded ({error})")
-    return None
 
 
 class _Check:

@@ -29,6 +29,8 @@ from precedent.cache.store.schema import (
     READABLE_FROM,
     first_difference,
     format_of,
+    is_current,
+    migrate,
     objects_in,
 )
 from precedent.errors import CacheError, CacheMismatchError
@@ -106,6 +108,7 @@ def _checked_once(path: Path, whole: bool) -> sqlite3.Connection:
         _check_tables(connection, path)
         _check_pages(connection, path, alone=alone, whole=whole)
         _check_removals(connection, path)
+        _try_upgrade(connection)
         return connection
     except (sqlite3.Error, UnicodeDecodeError) as error:  # a damaged name in SQLite's message is not UTF-8
         connection.close()
@@ -176,6 +179,14 @@ def _check_removals(connection: sqlite3.Connection, path: Path) -> None:
         check_removals(connection)
     except CacheError as error:
         raise _damaged(path, str(error)) from error
+
+
+def _try_upgrade(connection: sqlite3.Connection) -> None:
+    """Upgrade a temporary copy of an earlier format: a file for which that fails is left as it was."""
+    if not is_current(connection):
+        with contextlib.closing(sqlite3.connect("")) as copy:
+            connection.backup(copy)
+            migrate(copy)
 
 
 def _check_pages(connection: sqlite3.Connection, path: Path, *, alone: bool, whole: bool) -> None:
