@@ -1,8 +1,10 @@
 """Products of a few rows against torch's, a step with and without them, and rows of a tree against plain decoding.
 
     python tests/benchmarks/bench_rows.py [--target smollm2-135m-instruct]
+    PRECEDENT_CPU_KERNELS=avx2 python tests/benchmarks/bench_rows.py    # as a processor with AVX2 alone, or avx512
 
-Both sides alternate in one process; medians.
+Both sides alternate in one process; medians. For our products also the share of what the processor could multiply if
+all numbers were in registers (`processor_peak`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from statistics import median
 from time import perf_counter
 
 import torch
+from processor_peak import peak
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -24,7 +27,7 @@ from precedent.target.cpu.row_products import row_product
 from precedent.target.load.loading import load_target
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder, chain
 
-SHAPES = ((1536, 576), (49152, 576))
+SHAPES = ((1536, 576), (576, 1536), (49152, 576), (5632, 2048), (2048, 5632))
 WIDTHS = (1, 2, 4, 8, 16, 32)
 COPIES = 20
 """Weights of one shape that take turns, so that none stays in the processor's cache, as in a model."""
@@ -46,7 +49,9 @@ def main() -> None:
 
 def products() -> None:
     """Microseconds of bfloat16 products: plain, packed in float32, ours."""
-    print("out x in        rows     plain    packed      ours")
+    most = peak() * torch.get_num_threads()
+    print(f"at most {most / 1e9:.0f} billion multiplications a second")
+    print("out x in        rows     plain    packed      ours   of the peak")
     for outs, length in SHAPES:
         weights = [torch.randn(outs, length).bfloat16() for _ in range(COPIES if outs < 10_000 else 1)]
         packed = [torch.ops.mkldnn._reorder_linear_weight(weight.float(), 8) for weight in weights]
@@ -54,7 +59,8 @@ def products() -> None:
             ways = ways_to_multiply(torch.randn(rows, length).bfloat16(), weights, packed)
             times = [[seconds(partial(way, turn % len(weights))) for way in ways] for turn in range(40)]
             middle = [median(column) * 1e6 for column in zip(*times, strict=True)]
-            print(f"{outs:5} x {length:4} {rows:8} " + "".join(f"{each:10.0f}" for each in middle))
+            share = rows * outs * length / (middle[-1] / 1e6 * most)
+            print(f"{outs:5} x {length:4} {rows:8} " + "".join(f"{each:10.0f}" for each in middle) + f"{share:13.0%}")
 
 
 def ways_to_multiply(inputs: Tensor, weights: list[Tensor], packed: list[Tensor]) -> list[Callable[[int], Tensor]]:

@@ -6,12 +6,14 @@ import copy
 
 import pytest
 import torch
+from helpers.sums_in_order import product_in_order
 from torch import Tensor, nn
 
 from precedent.target import TargetModel
 from precedent.target.cpu.kernel_code import LANES
 from precedent.target.cpu.linear import PackedLinear, pack_linears
-from precedent.target.cpu.row_products import LONG_ROW, PIECE, TOGETHER, fits, row_product
+from precedent.target.cpu.product_pieces import LONG_ROW, PIECE, TOGETHER
+from precedent.target.cpu.row_products import fits, row_product
 from precedent.target.cpu.tile_kernels import DEPTH
 from precedent.testing.tiny_models import tiny_causal_lm
 
@@ -66,6 +68,33 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, num_outs: i
             assert torch.equal(found, alone[start : start + width]), width
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_outs", "length"),
+    [(3 * PIECE + 7, 3 * LANES), (PIECE + 5, LONG_ROW + LANES), (61, LONG_ROW), (2, LANES)],
+    ids=["odd numbers of both", "long rows", "longest of the short", "smallest"],
+)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_sums_keep_their_order(
+    dtype: torch.dtype, num_outs: int, length: int, with_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every number of rows up to the largest step, on the vector unit: the bits of the sums written down plainly."""
+    monkeypatch.setattr("precedent.target.cpu.row_products.tiles_at_hand", lambda: False)
+    weight, rows = random_rows(num_outs, length, dtype, 9), random_rows(64, length, dtype, 10)
+    bias = random_rows(1, num_outs, torch.float32, 11)[0] if with_bias else None
+    expected = product_in_order(rows, weight, bias, LANES)
+    for count in range(1, 65):
+        assert torch.equal(row_product(rows[:count], weight, bias), expected[:count]), count
+
+
+def test_the_order_is_seen_in_the_bits() -> None:
+    """Of the same products in another order many differ: the test above can fail."""
+    weight, rows = random_rows(64, 8 * LANES, torch.float32, 12), random_rows(3, 8 * LANES, torch.float32, 13)
+    found = product_in_order(rows, weight, None, LANES)
+    assert (found != product_in_order(rows, weight, None, LANES // 2)).any()
+    assert (found != product_in_order(rows.flip(1), weight.flip(1), None, LANES)).any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

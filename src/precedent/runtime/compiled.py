@@ -13,6 +13,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from precedent.runtime.instructions import limit_compiler
+
+limit_compiler()
+
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]

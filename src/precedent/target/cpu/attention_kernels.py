@@ -117,12 +117,17 @@ def blend_kernel(queries: int, vectors: int) -> Callable[..., None]:
             starts = tuple(builder.load(spot, align=4) for spot in spots)
             with code.steps(count, starts, by=1) as (j, carried, following):
                 row = builder.add(values, builder.mul(j, v_stride))
-                loaded = [code.load(row, ir.Constant(LONG, v * LANES), wide=True) for v in range(vectors)]
+                spread = []
                 for query in range(queries):
                     place = code.vector(code.offset(weights, w_stride, query), j, 4, FLOAT)
-                    weight = code.spread(builder.load(place, align=4))
-                    for v in range(vectors):
-                        following.append(code.fused(weight, loaded[v], carried[query * vectors + v]))
+                    spread.append(code.spread(builder.load(place, align=4)))
+                added = list(carried)
+                for v in range(vectors):
+                    loaded = code.load(row, ir.Constant(LONG, v * LANES), wide=True)
+                    for number, weight in enumerate(spread):
+                        at = number * vectors + v
+                        added[at] = code.fused(weight, loaded, carried[at])
+                following.extend(added)
             for spot, total in zip(spots, following, strict=True):
                 builder.store(total, spot, align=4)
             return context.get_dummy_value()

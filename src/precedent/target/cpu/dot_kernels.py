@@ -12,43 +12,49 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from precedent.target.cpu.kernel_code import LANES, LONG, Code, kernel
+from precedent.target.cpu.kernel_code import LANES, LONG, Ahead, Code, kernel
 
 Places = tuple[int, int, int, int, int, int, int, int]
 """Addresses and strides in bytes: weights, stride of their rows; inputs, stride of their rows; numbers per row (a
 multiple of `LANES`); float32 biases (0: none); outputs, stride of their rows."""
 
+Fetched = tuple[int, int, int, int]
+"""What a kernel prefetches into the L1 cache, then what into the L2 cache: an address, and the bytes by which it moves
+on with every `LANES` numbers."""
 
-def dot_block(outs: int, rows: int, *, wide: bool) -> Callable[[Places], None]:
+
+def dot_block(outs: int, rows: int, *, wide: bool) -> Callable[[Places, Fetched], None]:
     """A kernel for `outs` rows of weights and `rows` rows of inputs, called from compiled code.
 
     Weights and outputs are float32 if `wide`, else bfloat16; inputs are float32. Bias and rounding are applied once, at
-    the end. The kernel prefetches the weights that follow its own: rows this short end before the hardware prefetcher
-    notices the pattern.
+    the end.
     """
 
     @intrinsic
-    def block(typing: Any, places: Any) -> Any:
+    def block(typing: Any, places: Any, ahead: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             code = Code(builder)
             weights, w_bytes, inputs, x_bytes, length, biases, outputs, y_bytes = cgutils.unpack_tuple(
                 builder, arguments[0]
             )
+            near, near_step, far, far_step = cgutils.unpack_tuple(builder, arguments[1])
+            fetched = (Ahead(near, near_step, nearest=True), Ahead(far, far_step, nearest=False))
             w_rows = [code.offset(weights, w_bytes, out) for out in range(outs)]
             x_rows = [code.offset(inputs, x_bytes, row) for row in range(rows)]
-            sums = code.dots(w_rows, x_rows, length, wide, code.offset(weights, w_bytes, outs))
+            sums = code.dots(w_rows, x_rows, length, wide, fetched)
             together = max(1, LANES // outs)  # rows whose sums fill a register
             for first in range(0, rows, together):
-                totals = code.totals(sums[first * outs : (first + together) * outs])
+                count = min(together, rows - first)
+                totals = code.totals(sums[first * outs : (first + count) * outs])
                 stored = code.with_biases(totals, biases, outs)
                 stored = stored if wide else code.halves(stored)
-                for row in range(min(together, rows - first)):
+                for row in range(count):
                     code.store_some(stored, row * outs, outs, code.offset(outputs, y_bytes, first + row))
             return context.get_dummy_value()
 
-        return types.void(types.UniTuple(types.intp, 8)), generate
+        return types.void(types.UniTuple(types.intp, 8), types.UniTuple(types.intp, 4)), generate
 
-    return cast(Callable[[Places], None], block)
+    return cast(Callable[[Places, Fetched], None], block)
 
 
 def norm_kernel(*, wide: bool, wide_outputs: bool | None = None) -> Callable[..., None]:

@@ -6,20 +6,22 @@ each lane sums from first to last with fused multiply-adds, and the lanes are ad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from llvmlite import binding, ir
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_FEATURES = binding.get_host_cpu_features()
+from precedent.runtime.instructions import FEATURES, limit_compiler
 
-LANES = 16 if _FEATURES.get("avx512f") else 8
+limit_compiler()
+
+LANES = 16 if FEATURES.get("avx512f") else 8
 """float32 numbers in one vector register (AVX2 and wider), or in two (NEON)."""
 
-FUSED = bool(_FEATURES.get("fma")) or binding.get_process_triple().startswith(("aarch64", "arm64"))
+FUSED = bool(FEATURES.get("fma")) or binding.get_process_triple().startswith(("aarch64", "arm64"))
 """Whether this processor has fused multiply-add instructions; emulating them would be far too slow."""
 
 CACHE_LINE = 64
@@ -32,6 +34,14 @@ SHORTS, INTS, FLOATS = (ir.VectorType(each, LANES) for each in (SHORT, INT, FLOA
 def kernel(generator: Callable[..., Any]) -> Callable[..., Any]:
     """`intrinsic`, typed as compiled code calls it: without the first argument."""
     return cast(Callable[..., Any], intrinsic(generator))
+
+
+class Ahead(NamedTuple):
+    """What a kernel prefetches: an address, by how many bytes it moves on with every `LANES` numbers, and how near."""
+
+    place: Any
+    step: Any
+    nearest: bool
 
 
 class Code:
@@ -126,32 +136,48 @@ class Code:
         builder.cbranch(builder.icmp_signed("<", beyond, length), loop, end)
         builder.position_at_end(end)
 
-    def dots(self, weights: list[Any], inputs: list[Any], length: Any, wide: bool, behind: Any) -> list[Any]:
+    def dots(self, weights: list[Any], inputs: list[Any], length: Any, wide: bool, ahead: Sequence[Ahead]) -> list[Any]:
         """Lanes of all dot products: the first row of inputs with every row of weights, then the next row of inputs.
 
-        Prefetches from `behind` on as many bytes as are read of the weights.
+        Meanwhile prefetches what each of `ahead` names.
         """
-        zeros = (same(FLOATS, 0.0),) * (len(weights) * len(inputs))
-        bytes_of_step = len(weights) * (4 if wide else 2)
-        with self.steps(length, zeros) as (k, sums, following):
-            ahead = self._builder.add(behind, self._builder.mul(k, ir.Constant(LONG, bytes_of_step)))
-            self.fetch(ahead, bytes_of_step * LANES)
+        zeros, places = (same(FLOATS, 0.0),) * (len(weights) * len(inputs)), tuple(each.place for each in ahead)
+        with self.steps(length, (*places, *zeros)) as (k, carried, following):
+            for each, place in zip(ahead, carried, strict=False):
+                self.fetch(place, len(weights) * LANES * (4 if wide else 2), nearest=each.nearest)
+                following.append(self._builder.add(place, each.step))
+            following.extend(self._products(weights, inputs, k, wide, carried[len(ahead) :]))
+        return following[len(ahead) :]
+
+    def _products(self, weights: list[Any], inputs: list[Any], k: Any, wide: bool, sums: list[Any]) -> list[Any]:
+        """`sums`, each with its product added; the shorter side stays in registers while the longer one is loaded."""
+        outs, result = len(weights), list(sums)
+        if outs > len(inputs):
+            held = [self.load(row, k, wide=True) for row in inputs]
+            for out, weight in enumerate(weights):
+                column = self.load(weight, k, wide=wide)
+                for row, loaded in enumerate(held):
+                    result[row * outs + out] = self.fused(column, loaded, sums[row * outs + out])
+        else:
             columns = [self.load(each, k, wide=wide) for each in weights]
             for number, row in enumerate(inputs):
                 loaded = self.load(row, k, wide=True)
-                for column, total in zip(columns, sums[number * len(weights) :], strict=False):
-                    following.append(self.fused(column, loaded, total))
-        return following
+                for out, column in enumerate(columns, start=number * outs):
+                    result[out] = self.fused(column, loaded, sums[out])
+        return result
 
-    def fetch(self, place: Any, size: int) -> None:
-        """Prefetch the cache lines of `size` bytes without waiting; an invalid address does no harm."""
+    def fetch(self, place: Any, size: int, *, nearest: bool = True) -> None:
+        """Prefetch the cache lines of `size` bytes without waiting; an invalid address does no harm.
+
+        They come into the nearest cache, or into the one behind it.
+        """
         builder, byte = self._builder, ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte, INT, INT, INT])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        to_read, to_nearest, data = (ir.Constant(INT, number) for number in (0, 3, 1))
+        to_read, level, data = (ir.Constant(INT, number) for number in (0, 3 if nearest else 2, 1))
         for offset in range(0, size, CACHE_LINE):
             line = builder.inttoptr(builder.add(place, ir.Constant(LONG, offset)), byte)
-            builder.call(function, (line, to_read, to_nearest, data))
+            builder.call(function, (line, to_read, level, data))
 
     def totals(self, sums: list[Any]) -> Any:
         """The sum over the lanes of each vector, all in one register, by repeated halving."""
@@ -181,9 +207,8 @@ class Code:
             with then:
                 kind = ir.VectorType(FLOAT, outs)
                 loaded = builder.load(builder.inttoptr(biases, kind.as_pointer()), align=4)
-                every_row = ir.Constant(
-                    ir.VectorType(INT, totals.type.count), [*range(outs)] * (totals.type.count // outs)
-                )
+                count = totals.type.count
+                every_row = ir.Constant(ir.VectorType(INT, count), [lane % outs for lane in range(count)])
                 biased = builder.fadd(totals, builder.shuffle_vector(loaded, loaded, every_row))
                 from_then = builder.block
             with otherwise:

@@ -11,14 +11,15 @@ from numba.np.numpy_support import carray
 
 from precedent.runtime.compiled import compiled
 from precedent.target.cpu.attention_kernels import finish_kernel, read_long, write_long
+from precedent.target.cpu.attention_piece import Piece
 from precedent.target.cpu.dot_kernels import norm_kernel, take_ticket
 from precedent.target.cpu.kernel_code import LANES
 from precedent.target.cpu.layer_job import SEQUENCE
 from precedent.target.cpu.layer_kernels import gated_kernel, sum_kernel, turned_head_kernel, wait_for_team
-from precedent.target.cpu.row_attention import Piece, attend
-from precedent.target.cpu.row_products import PIECE, piece_by_tiles, product_piece
+from precedent.target.cpu.product_pieces import PIECE, product_piece
+from precedent.target.cpu.row_attention import attend
 from precedent.target.cpu.tile_kernels import DEPTH, close_tiles, open_tiles
-from precedent.target.cpu.tile_products import pack_inputs
+from precedent.target.cpu.tile_products import pack_inputs, piece_by_tiles
 
 _FIRST, _ROWS, _PREFIX, _KEYS, _KEY_HEAD, _KEY_ROW, _VALUES, _VALUE_HEAD, _VALUE_ROW, _STARTS, _COLUMNS = range(11)
 """Indices of a sequence's numbers (`SEQUENCE`)."""

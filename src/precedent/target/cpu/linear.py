@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from precedent.runtime.instructions import FEATURES
 from precedent.target.cpu.row_products import by_tiles, fits, row_product
 from precedent.target.cpu.swapped import as_original
 
@@ -138,9 +139,8 @@ def _state(weight: Tensor) -> tuple[int, int]:
 
 
 def native_bfloat16() -> bool:
-    """Whether this processor has bfloat16 multiplication."""
-    checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return any(check is not None and check() for check in checks)
+    """Whether the processor multiplies bfloat16 itself (and `PRECEDENT_CPU_KERNELS` does not leave that out)."""
+    return any(FEATURES.get(name) for name in ("avx512bf16", "amx-bf16"))
 
 
 def _memory_bytes() -> int:

@@ -7,7 +7,6 @@ order, the prefix first and then its ancestors, wherever those are among the tre
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +18,12 @@ from precedent.runtime.compiled import Int64s, compiled
 from precedent.target.cpu.attention_kernels import (
     blend_kernel,
     finish_kernel,
-    read_long,
     score_kernel,
     softmax,
-    turn_kernel,
     write_float,
 )
-from precedent.target.cpu.dot_kernels import copy_floats, take_ticket, widen
+from precedent.target.cpu.attention_piece import VALUES, Piece, columns, gather, own, own_columns, widened
+from precedent.target.cpu.dot_kernels import take_ticket
 from precedent.target.cpu.kernel_code import LANES
 from precedent.target.cpu.row_products import run_on_team, team
 
@@ -35,10 +33,11 @@ VECTORS = 4
 QUERIES = 24
 """Queries computed together, approximately: their scores and sums stay in the processor's cache."""
 
+_MOST = 4 if LANES == 16 else 3
+"""Queries whose sums fill the registers in a blend, beside their weights and one value."""
+
 _finish, _finish_wide = (finish_kernel(wide=wide) for wide in (False, True))
-_blend1, _blend2, _blend4 = (blend_kernel(queries, VECTORS) for queries in (1, 2, 4))
-_turn_narrow, _turn_wide = (turn_kernel(whole=True, wide=wide) for wide in (False, True))
-_turn_some_narrow, _turn_some_wide = (turn_kernel(whole=False, wide=wide) for wide in (False, True))
+_blend1, _blend2, _blend_most = (blend_kernel(queries, VECTORS) for queries in (1, 2, _MOST))
 _score1, _score3, _score4, _score8 = (score_kernel(queries) for queries in (1, 3, 4, 8))
 
 
@@ -92,93 +91,27 @@ def row_attention(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scali
     return outputs
 
 
-class Piece(NamedTuple):
-    """Some queries of one key/value head: addresses, strides in bytes, and counts.
-
-    `scores` `[num_queries, width]`, `sums` `[num_queries, dim]` and `totals` `[num_queries]` are float32 and belong to
-    this thread, as does `block`, room for twice `LANES` widened rows. Query i belongs to row `first + i // groups`.
-    """
-
-    queries: int
-    first: int
-    num_queries: int
-    groups: int
-    dim: int
-    keys: int
-    key_stride: int
-    values: int
-    value_stride: int
-    prefix: int
-    wide: bool
-    width: int
-    scores: int
-    sums: int
-    totals: int
-    block: int
-    starts: int
-    columns: int
-
-
 @compiled
 def attend(piece: Piece) -> None:
     """Weighted values of all queries, still to be divided by their totals."""
     for first in range(0, piece.prefix, LANES):
-        columns = _columns(piece, first, min(LANES, piece.prefix - first))
-        _score(piece, columns, first, 0, piece.num_queries)
+        turned = columns(piece, first, min(LANES, piece.prefix - first))
+        _score(piece, turned, first, 0, piece.num_queries)
     for query in range(0, piece.num_queries, piece.groups):
         _score_own(piece, query)
     for value in range(piece.num_queries * piece.dim):
         write_float(piece.sums + 4 * value, 0.0)
-    for first in range(0, piece.prefix, LANES):
-        count = min(LANES, piece.prefix - first)
-        source, stride = _widened(piece, first, count)
+    for first in range(0, piece.prefix, VALUES):
+        count = min(VALUES, piece.prefix - first)
+        source, stride = widened(piece, first, count)
         _blend(piece, source, stride, first, count, 0, piece.num_queries)
     for query in range(0, piece.num_queries, piece.groups):
-        start, end = _own(piece, query)
-        for number in range(end - start):
-            source, stride = _widened(piece, piece.prefix + read_long(piece.columns + 8 * (start + number)), 1)
-            _blend(piece, source, stride, piece.prefix + number, 1, query, query + piece.groups)
-
-
-@compiled
-def _own(piece: Piece, query: int) -> tuple[int, int]:
-    """Start and end, in the list of columns, of the new keys that a query sees."""
-    place = piece.starts + 8 * (piece.first + query // piece.groups)
-    return read_long(place), read_long(place + 8)
-
-
-@compiled
-def _widened(piece: Piece, first: int, count: int) -> tuple[int, int]:
-    """Address and stride of some rows of values as float32: in place, or copied to `block`."""
-    source, stride = piece.values + first * piece.value_stride, piece.value_stride
-    if piece.wide:
-        return source, stride
-    for row in range(count):
-        widen(source + row * stride, piece.dim, piece.block + 4 * row * piece.dim)
-    return piece.block, 4 * piece.dim
-
-
-@compiled
-def _columns(piece: Piece, first: int, count: int) -> int:
-    """Transpose `count` keys from `first` on into columns in `block`; returns its address."""
-    size = 4 if piece.wide else 2
-    for d in range(0, piece.dim, LANES):
-        rows = piece.keys + first * piece.key_stride + d * size
-        _turn(piece.wide, (rows, piece.key_stride, count, piece.block + 4 * d * LANES, 4 * LANES))
-    return piece.block
-
-
-@compiled
-def _turn(wide: bool, places: tuple[int, int, int, int, int]) -> None:
-    """Transpose a square of numbers, whole or with as many rows as there are."""
-    if wide and places[2] == LANES:
-        _turn_wide(places)
-    elif wide:
-        _turn_some_wide(places)
-    elif places[2] == LANES:
-        _turn_narrow(places)
-    else:
-        _turn_some_narrow(places)
+        start, end = own(piece, query)
+        for number in range(start, end, VALUES):
+            count = min(VALUES, end - number)
+            gather(piece, piece.values, piece.value_stride, number, count, piece.block)
+            first = piece.prefix + number - start
+            _blend(piece, piece.block, 4 * piece.dim, first, count, query, query + piece.groups)
 
 
 @compiled
@@ -208,10 +141,10 @@ def _scored(piece: Piece, columns: int, key: int, query: int) -> tuple[int, int,
 @compiled
 def _score_own(piece: Piece, query: int) -> None:
     """Scores of a row's queries with the new keys that it sees; then turns all their scores into weights."""
-    start, end = _own(piece, query)
+    start, end = own(piece, query)
     for number in range(0, end - start, LANES):
-        columns = _own_columns(piece, start + number, min(LANES, end - start - number))
-        _score(piece, columns, piece.prefix + number, query, query + piece.groups)
+        turned = own_columns(piece, start + number, min(LANES, end - start - number))
+        _score(piece, turned, piece.prefix + number, query, query + piece.groups)
     seen = piece.prefix + end - start
     count = (seen + LANES - 1) // LANES * LANES
     for each in range(query, query + piece.groups):
@@ -222,28 +155,13 @@ def _score_own(piece: Piece, query: int) -> None:
 
 
 @compiled
-def _own_columns(piece: Piece, start: int, count: int) -> int:
-    """Transpose the new keys named by `count` columns from `start` on; returns the address of the result."""
-    gathered = piece.block + 4 * LANES * piece.dim
-    for number in range(count):
-        key = piece.keys + (piece.prefix + read_long(piece.columns + 8 * (start + number))) * piece.key_stride
-        if piece.wide:
-            copy_floats(key, piece.dim, gathered + 4 * number * piece.dim)
-        else:
-            widen(key, piece.dim, gathered + 4 * number * piece.dim)
-    for d in range(0, piece.dim, LANES):
-        _turn(True, (gathered + 4 * d, 4 * piece.dim, count, piece.block + 4 * d * LANES, 4 * LANES))
-    return piece.block
-
-
-@compiled
 def _blend(piece: Piece, values: int, stride: int, first: int, count: int, query: int, end: int) -> None:
     """Add `count` values, weighted, from key `first` on to the sums of queries `query` to `end`."""
     for column in range(0, piece.dim, VECTORS * LANES):
         now = query
-        while now + 4 <= end:
-            _blend4(_blended(piece, values, stride, first, count, now, column))
-            now += 4
+        while now + _MOST <= end:
+            _blend_most(_blended(piece, values, stride, first, count, now, column))
+            now += _MOST
         if now + 2 <= end:
             _blend2(_blended(piece, values, stride, first, count, now, column))
             now += 2

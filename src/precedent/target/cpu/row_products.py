@@ -19,135 +19,14 @@ from numba import cfunc, types
 from numba.np.numpy_support import carray
 from torch import Tensor
 
-from precedent.runtime.compiled import compiled
 from precedent.runtime.openmp import openmp_function
-from precedent.target.cpu.dot_kernels import Places, dot_block, take_ticket
+from precedent.target.cpu.dot_kernels import take_ticket
 from precedent.target.cpu.kernel_code import FUSED, LANES
-from precedent.target.cpu.tile_kernels import DEPTH, TILE, close_tiles, open_tiles, tiles_at_hand
-from precedent.target.cpu.tile_products import pack_inputs, tile_room, tiles_piece
-
-PIECE = 64
-"""Outputs that a thread takes at a time."""
-
-TOGETHER, TOGETHER_IF_LONG, LONG_ROW = 8, 4, 1024
-"""Rows of inputs per kernel call: each weight is widened once for all of them.
-
-Longer rows than `LONG_ROW` go fewer at a time: they must stay in the L1 cache while the weights stream by.
-"""
-
-CHUNK = 1 << 16
-"""Bytes of weights that are multiplied with all rows of inputs before the next ones are read."""
-
-# As many sums as fill the registers: 16 of 32 on AVX-512 (the rest hold weights), 8 of 16 on AVX2.
-_OUTS = (0, 4, 4, 4, 4, 2, 2, 2, 2) if LANES == 16 else (0, 4, 4, 2, 2, 1, 1, 1, 1)
-"""Outputs per kernel call, by its number of input rows."""
+from precedent.target.cpu.product_pieces import PIECE, product_piece
+from precedent.target.cpu.tile_kernels import DEPTH, close_tiles, open_tiles, tiles_at_hand
+from precedent.target.cpu.tile_products import pack_inputs, piece_by_tiles, tile_room
 
 _memory = threading.local()
-
-_n1, _n2, _n3, _n4, _n5, _n6, _n7, _n8 = (dot_block(_OUTS[rows], rows, wide=False) for rows in range(1, 9))
-_w1, _w2, _w3, _w4, _w5, _w6, _w7, _w8 = (dot_block(_OUTS[rows], rows, wide=True) for rows in range(1, 9))
-_n1x1, _w1x1 = (dot_block(1, 1, wide=wide) for wide in (False, True))
-
-
-# Two copies of one choice: numba caches machine code on disk only for functions that name their kernels.
-
-
-@compiled
-def _narrow(at: Places, rows: int) -> None:
-    """Some outputs of up to `TOGETHER` rows of inputs, from bfloat16 weights."""
-    if rows == 1:
-        _n1(at)
-    elif rows == 2:
-        _n2(at)
-    elif rows == 3:
-        _n3(at)
-    elif rows == 4:
-        _n4(at)
-    elif rows == 5:
-        _n5(at)
-    elif rows == 6:
-        _n6(at)
-    elif rows == 7:
-        _n7(at)
-    else:
-        _n8(at)
-
-
-@compiled
-def _wide(at: Places, rows: int) -> None:
-    """The same from float32 weights."""
-    if rows == 1:
-        _w1(at)
-    elif rows == 2:
-        _w2(at)
-    elif rows == 3:
-        _w3(at)
-    elif rows == 4:
-        _w4(at)
-    elif rows == 5:
-        _w5(at)
-    elif rows == 6:
-        _w6(at)
-    elif rows == 7:
-        _w7(at)
-    else:
-        _w8(at)
-
-
-@compiled
-def piece_by_tiles(at: Places, rows: int, first: int, last: int, room: int) -> None:
-    """Outputs `first` to `last` of every input row, from bfloat16 weights: whole tiles on the matrix unit first."""
-    whole = first + (last - first) // TILE * TILE
-    tiles_piece(at, rows, first, whole, room)
-    product_piece(at, rows, whole, last, False)
-
-
-@compiled
-def product_piece(at: Places, rows: int, first: int, last: int, wide: bool) -> None:
-    """Outputs `first` to `last` of every input row."""
-    together = TOGETHER if at[4] <= LONG_ROW else TOGETHER_IF_LONG
-    chunk = max(8, CHUNK // at[1] // 8 * 8)
-    for start in range(first, last, chunk):
-        for row in range(0, rows, together):
-            _block(_below(at, row), min(together, rows - row), start, min(start + chunk, last), wide)
-
-
-@compiled
-def _block(at: Places, rows: int, first: int, last: int, wide: bool) -> None:
-    """Outputs `first` to `last` of up to `TOGETHER` rows of inputs."""
-    size, out = 4 if wide else 2, first
-    while out + _OUTS[rows] <= last:
-        if wide:
-            _wide(_right(at, out, size), rows)
-        else:
-            _narrow(_right(at, out, size), rows)
-        out += _OUTS[rows]
-    while out < last:
-        _one_by_one(_right(at, out, size), rows, wide)
-        out += 1
-
-
-@compiled
-def _one_by_one(at: Places, rows: int, wide: bool) -> None:
-    """One output of every row of inputs."""
-    for row in range(rows):
-        if wide:
-            _w1x1(_below(at, row))
-        else:
-            _n1x1(_below(at, row))
-
-
-@compiled
-def _below(at: Places, rows: int) -> Places:
-    """`at`, moved `rows` input rows down."""
-    return (at[0], at[1], at[2] + rows * at[3], at[3], at[4], at[5], at[6] + rows * at[7], at[7])
-
-
-@compiled
-def _right(at: Places, out: int, size: int) -> Places:
-    """`at`, moved `out` outputs to the right."""
-    biases = at[5] + 4 * out if at[5] else 0
-    return (at[0] + out * at[1], at[1], at[2], at[3], at[4], biases, at[6] + out * size, at[7])
 
 
 def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from the signature

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba.core import cgutils, types
 
+from precedent.runtime.instructions import FEATURES
 from precedent.target.cpu.attention_kernels import turned_lanes
 from precedent.target.cpu.kernel_code import CACHE_LINE, FLOATS, INT, LANES, LONG, Code, kernel
 
@@ -38,8 +39,7 @@ AHEAD = 4
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 """Linux on x86-64: the system call by which a process requests the matrix unit."""
 
-_FEATURES = binding.get_host_cpu_features()
-_PRESENT = bool(_FEATURES.get("amx-bf16") and _FEATURES.get("amx-tile")) and LANES == TILE
+_PRESENT = bool(FEATURES.get("amx-bf16") and FEATURES.get("amx-tile")) and LANES == TILE
 
 _BYTE = ir.IntType(8)
 _POINTER = _BYTE.as_pointer()

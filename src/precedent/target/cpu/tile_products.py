@@ -5,6 +5,7 @@ from __future__ import annotations
 from precedent.runtime.compiled import compiled
 from precedent.target.cpu.attention_kernels import turn_kernel
 from precedent.target.cpu.dot_kernels import Places
+from precedent.target.cpu.product_pieces import product_piece
 from precedent.target.cpu.tile_kernels import (
     BANDS,
     COLUMNS,
@@ -38,6 +39,14 @@ def pack_inputs(inputs: int, stride: int, length: int, rows: int, room: int) -> 
         for k in range(0, length, DEPTH):
             pack_tile((inputs + row * stride + 4 * k, stride, min(TILE, rows - row), place))
             place += TILE_BYTES
+
+
+@compiled
+def piece_by_tiles(at: Places, rows: int, first: int, last: int, room: int) -> None:
+    """Outputs `first` to `last` of every input row: whole tiles on the matrix unit, the rest on the vector unit."""
+    whole = first + (last - first) // TILE * TILE
+    tiles_piece(at, rows, first, whole, room)
+    product_piece(at, rows, whole, last, False)
 
 
 @compiled
