@@ -61,7 +61,7 @@ def _remembered_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture
 def searches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding waits for recall's searches: what is drafted does not hang on which thread was faster."""
-    monkeypatch.setattr("precedent.engine.engine._two_threads", lambda own_threads: AtOnce())
+    monkeypatch.setattr("precedent.engine.engine.Background", lambda *settings: AtOnce())
     monkeypatch.setattr("precedent.custom_generate.prepared.Background", lambda *settings: AtOnce())
 
 

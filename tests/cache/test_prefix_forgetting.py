@@ -35,7 +35,7 @@ TENANTS = ("shop", "other")
         (Selection(ids=(1, 2)), {"shop young", "shop old", "other young", "other old"}),
         (Selection(tenant="shop", ids=(1,)), {"shop young", "shop old", "other young", "other old"}),
     ],
-    ids=str,
+    ids=["tenant", "age", "tenant and age", "all", "tenant and text", "text", "ids", "tenant and ids"],
 )
 def test_forget_erases_what_its_conditions_may_cover(tmp_path: Path, selection: Selection, left: set[str]) -> None:
     """A text cannot be looked for in keys and values, so all that could hold it goes; ids are of completions."""

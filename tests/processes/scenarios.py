@@ -20,7 +20,7 @@ from precedent.config import SamplingParams
 from precedent.engine import loading as engine_loading
 from precedent.engine.warm_up import compile_inner_loops
 from precedent.langchain import ChatPrecedent
-from precedent.planning.costs import CostCurve
+from precedent.planning.step_costs import StepCosts
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_model import scripted_tokenizer
 from precedent.testing.tiny_models import tiny_causal_lm
@@ -143,6 +143,6 @@ def begin() -> None:
     """What every process begins with."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     engine_loading.load_target = tiny
-    CostCurve.measure = lambda *_: None  # type: ignore[method-assign]
+    StepCosts.measure = lambda *_: None  # type: ignore[method-assign]
     torch.set_num_threads(1)
     compile_inner_loops()

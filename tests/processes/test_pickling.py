@@ -30,7 +30,7 @@ from precedent.langchain import (
     RecordingCache,
     SpeculationMiddleware,
 )
-from precedent.planning.costs import CostCurve
+from precedent.planning.step_costs import StepCosts
 from precedent.runtime.process import OfOneProcess
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_model import scripted_tokenizer
@@ -69,7 +69,7 @@ def tiny() -> tuple[Any, Any]:
 @pytest.fixture(autouse=True)
 def loads_a_tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_loading, "load_target", lambda name, **_: tiny())
-    monkeypatch.setattr(CostCurve, "measure", lambda *_: None)
+    monkeypatch.setattr(StepCosts, "measure", lambda *_: None)
 
 
 @pytest.fixture

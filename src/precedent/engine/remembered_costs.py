@@ -15,6 +15,7 @@ from platformdirs import user_cache_path
 
 from precedent.planning.costs import CostCurve
 from precedent.planning.step_costs import NUM_PARAMETERS, StepCosts
+from precedent.runtime.instructions import FEATURES
 from precedent.runtime.plain_values import is_number
 from precedent.runtime.processor import processor
 from precedent.target import TargetModel
@@ -30,8 +31,8 @@ class RememberedCosts:
     """The file of one processor, model, torch and way of computing."""
 
     def __init__(self, target: TargetModel, model_fingerprint: str) -> None:
-        settings = [str(target.device), target.bitwise, target.static is not None, torch.get_num_threads()]
-        identity = json.dumps([FORMAT, processor(), torch.__version__, model_fingerprint, *settings])
+        machine = [processor(), FEATURES.flatten(), torch.get_num_threads(), torch.__version__, str(target.device)]
+        identity = json.dumps([FORMAT, *machine, model_fingerprint, target.bitwise, target.static is not None])
         name = hashlib.sha256(identity.encode()).hexdigest()[:32]
         self._file = user_cache_path("precedent") / "step-costs" / f"{name}.json"
 

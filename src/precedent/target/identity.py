@@ -13,6 +13,7 @@ import torch
 from llvmlite import binding
 
 from precedent.errors import UnsupportedError
+from precedent.runtime.instructions import FEATURES
 from precedent.target.model import TargetModel
 
 PACKAGES = ("precedent-llm", "torch", "transformers", "numba", "llvmlite")
@@ -68,7 +69,8 @@ def _bytes(name: str, weight: torch.Tensor) -> memoryview:
 
 
 def _machine(device: torch.device) -> list[str]:
-    found = [platform.machine(), binding.get_host_cpu_name(), torch.backends.cpu.get_cpu_capability()]
+    kernels = [FEATURES.flatten(), torch.backends.cpu.get_cpu_capability()]
+    found = [platform.machine(), binding.get_host_cpu_name(), *kernels]
     if device.type == "cuda":
         found += [torch.cuda.get_device_name(device), str(torch.version.cuda)]
     return [device.type, *found]
