@@ -15,7 +15,7 @@ from precedent.drafters.base import Candidates
 from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
 from precedent.planning.probing import SHARE
-from precedent.planning.step_costs import StepCosts
+from precedent.planning.step_costs import START_UP_WIDTHS, StepCosts
 from precedent.planning.trust import Trust
 from precedent.runtime.compiled import Floats
 from precedent.tree import ROOT
@@ -189,7 +189,7 @@ def test_on_a_recorded_disturbed_machine_widths_are_within_a_tenth_of_the_best(c
     chain = Candidates.of("memory", [(token, token - 1 if token else ROOT, chance, 0) for token in range(40)])
     expected = np.cumsum([chance**depth for depth in range(41)]).tolist()
     costs, tokens, milliseconds = StepCosts(), 0.0, 0.0
-    costs.begin({width: rounds[0][1 + recorded["widths"].index(width)] for width in (1, 8, 32)}, rounds[0][0])
+    costs.begin({width: rounds[0][1 + recorded["widths"].index(width)] for width in START_UP_WIDTHS}, rounds[0][0])
     planner = Planner(costs)
     for threads, *times in rounds:
         for _ in range(STEPS_PER_ROUND):

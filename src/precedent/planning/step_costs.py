@@ -21,14 +21,15 @@ import numpy as np
 from precedent.planning.costs import WIDEST, WIDTHS, CostCurve
 from precedent.runtime.compiled import Floats
 
-START_UP_WIDTHS = (1, 8, 32)
+START_UP_WIDTHS = (1, 4, 8, 32)
 """Widths measured before the first request."""
 
 START_UP_SECONDS = 1.5
 """Time limit for measuring; each width runs at least once, and again as long as a whole round fits."""
 
-BENDS = (8, 48)
-"""Widths at which the price of a row may change: where memory stops hiding rows, where other products begin."""
+BENDS = (4, 8, 48)
+"""Widths at which the price of a row may change: where memory stops hiding rows, for small models and large ones, and
+where other products begin."""
 
 WINDOW = 7
 """Steps whose median gives the load. The middle one is learned from, once the steps around it are known."""
