@@ -9,7 +9,7 @@ import pytest
 from precedent.engine import Engine, remembered_costs
 from precedent.engine.remembered_costs import FEWEST_STEPS, RememberedCosts
 from precedent.planning.costs import CostCurve
-from precedent.planning.step_costs import StepCosts
+from precedent.planning.step_costs import START_UP_WIDTHS, StepCosts
 from precedent.target import TargetModel
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -86,5 +86,5 @@ def test_an_engine_remembers_when_it_ends_and_the_next_one_begins_with_it(folder
     assert len(list(folder.iterdir())) == 1
     later = Engine(model, tokenizer, name="tiny")
     assert later.planner.cost.as_dict().keys() == costs.as_dict().keys()
-    assert later.planner.cost.num_steps == 3, "one step of each width, instead of measuring for a second"
+    assert later.planner.cost.num_steps == len(START_UP_WIDTHS), "one step each, instead of measuring for a second"
     later.close()
