@@ -78,8 +78,10 @@ def main(progress: Progress | None = None, *, arguments: Sequence[str] | None = 
 
 
 def _refuse(error: PrecedentError | typer.TyperException | OSError) -> NoReturn:
+    from precedent.server.stored_keys import hide_keys
+
     text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-    text = hide_secrets(" ".join(text.split()).rstrip("."))
+    text = hide_keys(hide_secrets(" ".join(text.split()).rstrip(".")))
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context else ""
     if text:  # empty when no command was given and typer has shown the help instead

@@ -15,7 +15,7 @@ from precedent.cli.cache_table import printable
 from precedent.cli.options import JsonOption, write_json
 
 if TYPE_CHECKING:
-    from precedent.server.keys import StoredKey
+    from precedent.server.stored_keys import StoredKey
 
 app = typer.Typer(help="Make, list and revoke the API keys of a server.", no_args_is_help=True)
 
@@ -42,7 +42,7 @@ def add(
     ] = "use",
 ) -> None:
     """Make a key and print it, alone on standard output and only this once. Makes FILE if there is none."""
-    from precedent.server.keys import add_key
+    from precedent.server.stored_keys import add_key
 
     key = add_key(file, name, tenant, role)
     typer.echo(f"the key {name} of tenant {tenant} ({role}); it is not stored and cannot be shown again:", err=True)
@@ -52,7 +52,7 @@ def add(
 @app.command("list", epilog="Example:  precedent keys list --file keys.json")
 def list_keys(file: FileOption, json_file: JsonOption = None) -> None:
     """List the keys' names, tenants, roles and times of creation; the keys themselves are not stored."""
-    from precedent.server.keys import read_keys
+    from precedent.server.stored_keys import read_keys
 
     keys = read_keys(file)
     if json_file is not None:
@@ -63,7 +63,7 @@ def list_keys(file: FileOption, json_file: JsonOption = None) -> None:
 @app.command(epilog="Example:  precedent keys revoke shop-backend --file keys.json")
 def revoke(name: NameArgument, file: FileOption, json_file: JsonOption = None) -> None:
     """Delete a key. A running server refuses it from the next request on."""
-    from precedent.server.keys import revoke_key
+    from precedent.server.stored_keys import revoke_key
 
     revoke_key(file, name)
     if json_file is not None:
@@ -76,7 +76,7 @@ def _print(keys: list[StoredKey]) -> None:
     for column in ("name", "tenant", "role", "created"):
         table.add_column(column, overflow="fold")
     for one in keys:
-        created = one.created.astimezone().strftime("%Y-%m-%d %H:%M")
+        created = one.created.isoformat(" ", "minutes")
         table.add_row(*(Text(printable(cell)) for cell in (one.name, one.tenant, one.role, created)))
     Console().print(table)
     typer.echo("1 key" if len(keys) == 1 else f"{len(keys)} keys")
