@@ -264,6 +264,6 @@ def _write(file: Path, keys: list[StoredKey]) -> None:
 
 
 def _keep_owner(made: str | int, file: Path) -> None:
-    """Give what replaces or guards the file to the file's owner: root adding a key must not lock out a server's user."""
+    """Give what replaces or guards the file to its owner: a key added by root must not lock out a server's user."""
     if _POSIX and file.exists() and (owner := file.stat().st_uid) != os.geteuid():
         os.chown(made, owner, -1)
