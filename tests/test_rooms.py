@@ -45,6 +45,7 @@ LAYERS = (
     "training",
     "custom_generate",
     "langchain",
+    "server",
     "testing",
     "cli",
 )
@@ -164,6 +165,15 @@ def test_only_the_outermost_rooms_import_the_package_itself() -> None:
     assert importers <= {"langchain", "cli", "testing"}
 
 
+def test_nothing_but_the_command_line_imports_the_server() -> None:
+    importers = {room_of(module_of(file)) for file in FILES for name in imports_in(parsed(file)) if is_server(name)}
+    assert importers <= {"server", "cli"}
+
+
+def is_server(module: str) -> bool:
+    return f"{module}.".startswith("precedent.server.")
+
+
 @pytest.mark.parametrize("room", [name for name in LAYERS if (PACKAGE / name.replace(".", "/")).is_dir()])
 def test_a_room_says_what_it_is_for(room: str) -> None:
     docstring = ast.get_docstring(parsed(PACKAGE / room.replace(".", "/") / "__init__.py")) or ""
@@ -207,6 +217,7 @@ def loaded_by(statements: str) -> set[str]:
         ("precedent.planning", {"torch", "transformers"}),
         ("precedent.cache", {"torch", "transformers", "faiss", "sentence_transformers"}),
         ("precedent.verify", {"transformers", "faiss", "langchain_core"}),
+        ("precedent.server.keys", {"torch", "numba", "transformers", "langchain", "langchain_core", "fastapi"}),
     ],
 )
 def test_an_import_loads_no_more_than_it_needs(module: str, unwanted: set[str]) -> None:

@@ -14,6 +14,7 @@ from precedent.cli.bench import bench
 from precedent.cli.cache import app as cache_app
 from precedent.cli.demo import demo
 from precedent.cli.doctor import doctor
+from precedent.cli.keys import app as keys_app
 from precedent.cli.progress import Progress
 from precedent.cli.replay import replay
 from precedent.cli.run import run
@@ -60,6 +61,7 @@ app.command(
     "--prompts chats.jsonl"
 )(measure_draft)
 app.add_typer(cache_app, name="cache")
+app.add_typer(keys_app, name="keys")
 
 
 def main(progress: Progress | None = None, *, arguments: Sequence[str] | None = None) -> None:
@@ -76,8 +78,10 @@ def main(progress: Progress | None = None, *, arguments: Sequence[str] | None = 
 
 
 def _refuse(error: PrecedentError | typer.TyperException | OSError) -> NoReturn:
+    from precedent.server.stored_keys import hide_keys
+
     text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-    text = hide_secrets(" ".join(text.split()).rstrip("."))
+    text = hide_keys(hide_secrets(" ".join(text.split()).rstrip(".")))
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context else ""
     if text:  # empty when no command was given and typer has shown the help instead

@@ -36,7 +36,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A request that runs: its generation, and how to read the answer. `notes` say what its grammar does not enforce."""
+    """A request that runs, and how to read its answer; `notes` say what its grammar does not enforce."""
 
     engine: Engine
     generation: Generation

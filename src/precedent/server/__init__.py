@@ -1,5 +1,5 @@
-"""OpenAI's HTTP interface over engines, and a page to look at them.
+"""The server: OpenAI's HTTP interface over engines, who may use it, and a page to look at it.
 
-It may use every other room but the command line, which starts it; nothing else may import it. Protocol types are the
+It loads and decodes nothing itself: the engines do. Nothing but `cli` may import it. Types of the protocol are the
 `openai` package's own.
 """
