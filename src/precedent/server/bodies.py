@@ -107,7 +107,7 @@ def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True)
+    return typing.get_type_hints(kind)  # without the marks of required keys
 
 
 def _refuse(name: str, value: Any, keys: Keys) -> None:
