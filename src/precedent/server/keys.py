@@ -47,7 +47,7 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._content = b""  # of which the callers are: an empty file is none of keys
+        self._content: bytes | None = None
         self._callers: dict[str, Caller] = {}
         self._seen: tuple[int, ...] | None = None
         self._trouble = ""
@@ -67,7 +67,7 @@ class KeyFile:
             if _identity(status_of(self._path)) != self._seen:
                 self._read()
         except MissingFileError as error:
-            self._content, self._callers, self._seen = b"", {}, None
+            self._content, self._callers, self._seen = None, {}, None
             self._warn(f"{error}; until then no key is valid")
         except ConfigError as error:
             self._seen = None
