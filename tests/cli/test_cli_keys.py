@@ -6,10 +6,9 @@ import json
 
 import pytest
 from helpers.command_line import precedent
+from helpers.key_files import KEY
 
 from precedent.server.keys import Caller, KeyFile
-
-KEY = "pk-" + "Secret_Key-of_43-characters-0123456789abcde"
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
-"""Servers on scripted engines, asked over ASGI without a socket."""
+"""Servers on scripted engines, asked over ASGI without a socket, and a place for API keys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,11 @@ from precedent.testing.scripted_model import scripted_model_engine
 
 Client = httpx.AsyncClient
 Serve = Callable[..., Client]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
 
 
 @pytest.fixture

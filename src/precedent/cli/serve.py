@@ -119,7 +119,7 @@ def serve(
             progress.show(f"loading {source}")
             served[name] = Served.of(name, held.enter_context(closing(Engine.load(source, options))))
         serving = held.enter_context(closing(Serving(served, limits, keys)))
-        progress.clear()
+        progress.rest()
         serve_until_told(
             serving, host, port, log_json=log_json,
             ready=lambda address: typer.echo(f"serving {', '.join(served)} at {address}/v1", err=True),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precedent.errors import ConfigError
-from precedent.server.stored_keys import ROLES, MissingFileError, checked_role, digest_of, read_file, status_of
+from precedent.server.stored_keys import ROLES, MissingFileError, checked_role, content_of, digest_of, parsed, status_of
 
 __all__ = ["ROLES", "Caller", "KeyFile"]
 
@@ -47,6 +47,7 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
+        self._content: bytes | None = None
         self._callers: dict[str, Caller] = {}
         self._seen: tuple[int, ...] | None = None
         self._trouble = ""
@@ -66,15 +67,18 @@ class KeyFile:
             if _identity(status_of(self._path)) != self._seen:
                 self._read()
         except MissingFileError as error:
-            self._callers, self._seen = {}, None
+            self._content, self._callers, self._seen = None, {}, None
             self._warn(f"{error}; until then no key is valid")
         except ConfigError as error:
+            self._seen = None
             self._warn(f"{error}; until then the keys that it held before stay valid")
 
     def _read(self) -> None:
-        keys, status = read_file(self._path)
-        self._callers = {one.sha256: Caller(one.name, one.tenant, one.role) for one in keys}
-        self._trouble = ""
+        content, status = content_of(self._path)
+        if content != self._content:
+            keys = parsed(self._path, content)
+            self._callers = {one.sha256: Caller(one.name, one.tenant, one.role) for one in keys}
+        self._content, self._trouble = content, ""
         # two changes within one tick of the file system's clock look like one: a fresh file is read at every call
         age = time.time() - max(status.st_mtime, status.st_ctime)
         self._seen = _identity(status) if age > SETTLED_SECONDS else None

@@ -87,7 +87,7 @@ class MissingFileError(ConfigError):
 class StoredKey(BaseModel):
     """What the file holds about a key."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     name: Annotated[str, AfterValidator(_checked_name)]
     tenant: Annotated[str, AfterValidator(_checked_tenant)]
@@ -97,7 +97,7 @@ class StoredKey(BaseModel):
 
 
 class _Content(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     format: Literal[1]
     keys: list[StoredKey]
@@ -106,7 +106,7 @@ class _Content(BaseModel):
 class _AnyFormat(BaseModel):
     """What files of later formats have in common with this one."""
 
-    model_config = ConfigDict(strict=True, hide_input_in_errors=True)
+    model_config = ConfigDict(strict=True)
 
     format: int
 
@@ -124,13 +124,7 @@ def read_keys(path: Path) -> list[StoredKey]:
 
     Raises ConfigError if there is no such file, if it is not private, or if it is damaged or of a newer format.
     """
-    return read_file(path)[0]
-
-
-def read_file(path: Path) -> tuple[list[StoredKey], os.stat_result]:
-    """The keys of a file, and its state before they were read. Raises ConfigError as `read_keys` does."""
-    content, status = _content_of(path)
-    return _parsed(path, content), status
+    return parsed(path, content_of(path)[0])
 
 
 def status_of(path: Path) -> os.stat_result:
@@ -188,8 +182,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise ConfigError(f"the key file {path} cannot be read ({error.strerror or error}); make it readable") from None
 
 
-def _content_of(path: Path) -> tuple[bytes, os.stat_result]:
-    """A private file's bytes, and its state before they were read."""
+def content_of(path: Path) -> tuple[bytes, os.stat_result]:
+    """The file's bytes, and its state before they were read. Raises ConfigError if it is missing or not private."""
     with _reading(path):
         if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
             raise ConfigError(f"{path} is not a file; give the file that `precedent keys add` writes")
@@ -200,7 +194,8 @@ def _content_of(path: Path) -> tuple[bytes, os.stat_result]:
             return file.read(), status
 
 
-def _parsed(path: Path, content: bytes) -> list[StoredKey]:
+def parsed(path: Path, content: bytes) -> list[StoredKey]:
+    """The keys in the content of the file `path`. Raises ConfigError if it is damaged or of a newer format."""
     keys: list[StoredKey] = []
     try:
         newer = _AnyFormat.model_validate_json(content).format > FORMAT
