@@ -21,6 +21,7 @@ from precedent.server.chat import chat_completions
 from precedent.server.completions import completions
 from precedent.server.embeddings import embeddings
 from precedent.server.errors import FAILED, ApiError, api_error
+from precedent.server.http import SERVER_ERROR
 from precedent.server.keys import Caller
 from precedent.server.serving import Serving
 
@@ -68,7 +69,7 @@ async def _told(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         error = ApiError(f"{error.detail}: {request.method} {request.url.path}", status=error.status_code)
     told = api_error(error)
-    if told.status >= 500 and not isinstance(error, ApiError):
+    if told.status >= SERVER_ERROR and not isinstance(error, ApiError):
         log.error("a request failed", exc_info=error)
     return JSONResponse(told.body(), status_code=told.status, headers=told.headers)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -18,11 +17,9 @@ from precedent.server.bodies import parsed
 from precedent.server.chat_answer import ChatChunks, whole
 from precedent.server.chat_request import ChatRequest, chat_request
 from precedent.server.errors import api_error
-from precedent.server.http import DONE, EventStream, body_of, error_event, too_late, unless_gone
+from precedent.server.http import DONE, EventStream, body_of, error_event, failed_stream, too_late, unless_gone
 from precedent.server.keys import Caller
 from precedent.server.serving import Served, Serving
-
-log = logging.getLogger(__name__)
 
 
 async def chat_completions(serving: Serving, caller: Caller, request: Request) -> Response:
@@ -44,7 +41,7 @@ def _asked(raw: bytes, serving: Serving) -> ChatRequest:
     try:
         return chat_request(body, serving.limits)
     except PrecedentError as error:
-        raise api_error(error, body) from error
+        raise api_error(error, body, "messages") from error
 
 
 async def _begun(serving: Serving, served: Served, asked: ChatRequest, caller: Caller, held: ExitStack) -> list[Answer]:
@@ -62,7 +59,7 @@ def _begin(served: Served, asked: ChatRequest, settings: dict[str, Any]) -> Begu
     try:
         return served.chat.begin(asked.messages, settings)
     except PrecedentError as error:
-        raise api_error(error, asked.params) from error
+        raise api_error(error, asked.params, "messages") from error
 
 
 async def _events(answers: Sequence[Answer], asked: ChatRequest, held: ExitStack) -> AsyncGenerator[str, None]:
@@ -78,7 +75,4 @@ async def _events(answers: Sequence[Answer], asked: ChatRequest, held: ExitStack
                     chunks.of(answer, emission, pieces)
             yield "".join(chunks.last()) + DONE
         except Exception as error:
-            told = api_error(error)
-            if told.status >= 500:
-                log.exception("a stream failed")
-            yield error_event(told)
+            yield failed_stream(error)
