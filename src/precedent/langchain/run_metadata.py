@@ -15,8 +15,9 @@ from langchain_core.runnables.config import ensure_config
 from precedent.errors import PromptError
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.fields import ChatFields
+from precedent.langchain.runs import run_metadata, workflow_step_of
 from precedent.langchain.settings import check_call
-from precedent.langchain.tenants import run_metadata, tenant_of, with_tenant, workflow_step_of
+from precedent.langchain.tenants import tenant_of, with_tenant
 from precedent.langchain.wording import input_in_our_words
 from precedent.runtime.plain_values import check_plain
 
