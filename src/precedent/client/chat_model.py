@@ -1,0 +1,300 @@
+"""`ChatPrecedentServer`, a LangChain chat model whose weights are in a server's process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import ModelProfile
+from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import Runnable
+from langchain_openai.chat_models.base import BaseChatOpenAI
+from pydantic import Field, SecretStr, StrictBool, model_validator
+
+from precedent import __version__
+from precedent.client.answers import PROVIDER, complete, drop_none
+from precedent.client.connection import async_client, checked_key, checked_url, sync_client, with_environment
+from precedent.client.names import call_settings, fields_of
+from precedent.client.request import plain_speculation, request_fields, template_texts, wire_messages
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.langchain.arguments import ONLY_SPEED, check_strict, merged_stop, strictness
+from precedent.langchain.exceptions import of_both_kinds
+from precedent.langchain.runs import run_metadata, workflow_step_of
+from precedent.langchain.structured_output import structured
+from precedent.langchain.tools import ToolChoice, ToolLike, openai_tools, tool_choice_of
+from precedent.langchain.wording import checked_input, settings_in_our_words
+from precedent.runtime.plain_values import shown
+
+RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None
+
+
+class ChatPrecedentServer(BaseChatOpenAI):
+    """A chat model behind `precedent serve`, with the fields, arguments and answers of `ChatPrecedent`.
+
+    `model` is the name under which the server has the model, and `base_url` where the server is; a URL without a path
+    gets `/v1`. `api_key` says the tenant; without one PRECEDENT_API_KEY of the environment is sent, and nothing that
+    is meant for OpenAI (OPENAI_API_KEY, OPENAI_BASE_URL and the like) is ever read. `timeout`, `max_retries`,
+    `default_headers`, `default_query`, `http_client` and `http_async_client` are those of `ChatOpenAI`. All other
+    fields are those of `ChatPrecedent`, without those that say what is loaded: `precedent serve` takes these.
+
+    Answers have `response_metadata["speculation"]` and `additional_kwargs["reasoning_content"]` as those of
+    `ChatPrecedent`. A wrong argument raises its ConfigError, PromptError or UnsupportedError before anything is sent;
+    what the server or the connection refuses is an error of the `openai` package, as with `ChatOpenAI`.
+
+        llm = ChatPrecedentServer(model="smollm2", base_url="http://127.0.0.1:8000")
+        agent = create_agent(llm, tools=[look_up_order])
+    """
+
+    model_name: str = Field(alias="model")
+    openai_api_base: str = Field(alias="base_url")
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None  # type: ignore[assignment]  # the parent's are whole numbers
+    max_tokens: int = 512
+    stop: list[str] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    logprobs: StrictBool = False
+    streaming: StrictBool = False
+    drafters: tuple[str, ...] | None = None
+    templates: list[str] | None = None
+    speculation: Any = True
+    strict_tools: Any = "auto"
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning: Any = None
+    openai_proxy: str | None = None
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Check the settings. Raises ConfigError or UnsupportedError, with what to write instead."""
+        inherited = {name: field.default for name, field in BaseChatOpenAI.model_fields.items()}
+        given = with_environment(fields_of(kwargs, inherited, type(self).__name__))
+        if given.get("model") is None:
+            raise ConfigError("model is missing: give the name under which the server has it as model=…")
+        given |= {"base_url": checked_url(given.get("base_url")), "api_key": checked_key(given.get("api_key"))}
+        plain = {"speculation": plain_speculation(given.get("speculation", True))}
+        plain["templates"] = template_texts(given.get("templates"))
+        with settings_in_our_words(given):
+            super().__init__(**given | plain)
+        check_strict(self.strict_tools)
+        request_fields(self, {})
+        if self.output_version not in (None, "v0", "v1"):
+            raise ConfigError(f"output_version={shown(self.output_version)} must be 'v0' or 'v1'")
+
+    # Replaces validators of langchain-openai, by their names
+
+    @model_validator(mode="before")
+    @classmethod
+    def build_extra(cls, values: dict[str, Any]) -> Any:
+        """The values as they are: the constructor has refused unknown ones."""
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def validate_temperature(cls, values: dict[str, Any]) -> Any:
+        """The values as they are: a model's temperature does not depend on its name."""
+        return values
+
+    @model_validator(mode="after")
+    def validate_environment(self) -> Self:
+        """Make the HTTP clients."""
+        settings: dict[str, Any] = {
+            "base_url": self.openai_api_base,
+            "timeout": self.request_timeout,
+            "default_headers": self.default_headers,
+            "default_query": self.default_query,
+            **({} if self.max_retries is None else {"max_retries": self.max_retries}),
+        }
+        self.root_client = sync_client(self.openai_api_key, self.http_client, **settings)
+        self.root_async_client = async_client(self.openai_api_key, self.http_async_client, **settings)
+        self.client, self.async_client = self.root_client.chat.completions, self.root_async_client.chat.completions
+        return self
+
+    @model_validator(mode="after")
+    def _set_precedent_version(self) -> Self:
+        """Add our version to traces; LangChain wants a validator of a name that no other class has."""
+        self._add_version("precedent-llm", __version__)
+        return self
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        return None  # langchain-openai would take the profile of OpenAI's model of this name
+
+    # What LangChain asks of the model
+
+    @property
+    def _llm_type(self) -> str:
+        return "precedent-server"
+
+    @property
+    def lc_secrets(self) -> dict[str, str]:
+        """The environment variable that stands for the key where a model is written down."""
+        return {"openai_api_key": "PRECEDENT_API_KEY"}
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """True. The key is written as the name of its environment variable."""
+        return True
+
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        """The namespace in which LangChain finds the class when it loads a serialized model."""
+        return ["precedent", "client"]
+
+    @property
+    def _uses_gateway(self) -> bool:
+        return False
+
+    @property
+    def _default_params(self) -> dict[str, Any]:
+        return request_fields(self, {})
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        merged = list(merged_stop(self.stop, stop))
+        params = super()._get_ls_params(stop=merged or None, **kwargs)
+        params["ls_provider"] = PROVIDER
+        return params
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        """The key of an answer in LangChain's caches, which differs for callers of different API keys."""
+        call = {name: value for name, value in kwargs.items() if name not in ONLY_SPEED}
+        return f"{super()._get_llm_string(stop=stop, **call)}---{self._caller()}"
+
+    def _caller(self) -> str:
+        key = self.openai_api_key
+        if isinstance(key, SecretStr):
+            return hashlib.sha256(key.get_secret_value().encode()).hexdigest()[:16]
+        return "" if key is None else str(id(key))
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids by `custom_get_token_ids`. Raises UnsupportedError without: the tokenizer is the server's."""
+        if self.custom_get_token_ids is None:
+            raise UnsupportedError(
+                "tokens cannot be counted without the model's tokenizer, which the server has: give "
+                "custom_get_token_ids=, or to trim_messages token_counter='approximate'"
+            )
+        return self.custom_get_token_ids(text)
+
+    def get_num_tokens_from_messages(self, messages: Sequence[BaseMessage], *args: Any, **kwargs: Any) -> int:
+        """Raises UnsupportedError: the chat template, too, is the server's."""
+        raise UnsupportedError(
+            "a prompt's tokens cannot be counted without the model's chat template, which the server has: give "
+            "trim_messages token_counter='approximate'"
+        )
+
+    # One request
+
+    def _use_responses_api(self, payload: dict[str, Any]) -> bool:
+        return False
+
+    def _should_stream_usage(self, stream_usage: bool | None = None, **kwargs: Any) -> bool:
+        with of_both_kinds():
+            call_settings(kwargs)  # before the parent replaces a `stream_options` that was given
+        return True
+
+    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+        with of_both_kinds():
+            return checked_input(super()._convert_input, model_input)
+
+    @of_both_kinds()
+    def _get_request_payload(
+        self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        streamed = {name: kwargs.pop(name) for name in ("stream", "stream_options") if kwargs.get("stream") is True}
+        messages = wire_messages(self._convert_input(input_).to_messages())
+        return {"messages": messages, **request_fields(self, call_settings(kwargs), stop), **streamed}
+
+    def _with_step(self, run_manager: RunManager, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments with the workflow step of the run, unless they name one."""
+        with of_both_kinds():
+            step = kwargs.get("workflow_step") or workflow_step_of(
+                run_metadata(self, None if run_manager is None else run_manager.metadata)
+            )
+        return {**kwargs, "workflow_step": step}
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return super()._generate(messages, stop, run_manager, **self._with_step(run_manager, kwargs))
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return await super()._agenerate(messages, stop, run_manager, **self._with_step(run_manager, kwargs))
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        return super()._stream(messages, stop, run_manager, **self._with_step(run_manager, kwargs))
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        async for chunk in super()._astream(messages, stop, run_manager, **self._with_step(run_manager, kwargs)):
+            yield chunk
+
+    def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
+        result = super()._create_chat_result(response, generation_info)
+        answer: Mapping[str, Any] = response if isinstance(response, dict) else response.model_dump(warnings=False)
+        for generation, choice in zip(result.generations, answer["choices"], strict=True):
+            complete(generation.message, answer, choice["message"])
+            drop_none(generation.message.additional_kwargs, "refusal")
+            drop_none(generation.generation_info, "logprobs")
+        (result.llm_output or {})["model_provider"] = PROVIDER
+        return result
+
+    def _convert_chunk_to_generation_chunk(
+        self, chunk: dict[str, Any], default_chunk_class: type, base_generation_info: dict[str, Any] | None
+    ) -> ChatGenerationChunk | None:
+        made = super()._convert_chunk_to_generation_chunk(chunk, default_chunk_class, base_generation_info)
+        if made is not None:
+            choices = chunk.get("choices") or [{"delta": {}}]
+            complete(made.message, chunk, choices[0]["delta"])
+        return made
+
+    # Tools
+
+    def bind_tools(
+        self, tools: Sequence[ToolLike], *, tool_choice: ToolChoice = None, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """As `ChatPrecedent.bind_tools`: a tool that is none, or a choice that is none, is refused at once."""
+        bound = openai_tools(tools)
+        given = {name: value for name, value in call_settings(kwargs).items() if value is not None}
+        tool_choice_of(tool_choice, bound)
+        strictness(given, self.strict_tools)
+        return self.bind(tools=bound, tool_choice=tool_choice, **given)
+
+    def with_structured_output(
+        self,
+        schema: Any = None,
+        *,
+        method: str = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """As `ChatPrecedent.with_structured_output`, with the same parsers and the same errors."""
+        return structured(self, schema, method, strict, include_raw, call_settings(kwargs))
