@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import ModelProfile
 from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.prompt_values import PromptValue
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import ensure_config
 from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import Field, SecretStr, StrictBool, model_validator
 
@@ -29,8 +29,6 @@ from precedent.langchain.structured_output import structured
 from precedent.langchain.tools import ToolChoice, ToolLike, openai_tools, tool_choice_of
 from precedent.langchain.wording import checked_input, settings_in_our_words
 from precedent.runtime.plain_values import shown
-
-RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None
 
 
 class ChatPrecedentServer(BaseChatOpenAI):
@@ -75,7 +73,8 @@ class ChatPrecedentServer(BaseChatOpenAI):
 
     def __init__(self, **kwargs: Any) -> None:
         """Check the settings. Raises ConfigError or UnsupportedError, with what to write instead."""
-        inherited = {name: field.default for name, field in BaseChatOpenAI.model_fields.items()}
+        fields = BaseChatOpenAI.model_fields.items()
+        inherited = {name: field.get_default(call_default_factory=True) for name, field in fields}
         given = with_environment(fields_of(kwargs, inherited, type(self).__name__))
         if given.get("model") is None:
             raise ConfigError("model is missing: give the name under which the server has it as model=…")
@@ -207,54 +206,38 @@ class ChatPrecedentServer(BaseChatOpenAI):
     def _get_request_payload(
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        streamed = {name: kwargs.pop(name) for name in ("stream", "stream_options") if kwargs.get("stream") is True}
+        of_streams = ("stream", "stream_options") if kwargs.get("stream") is True else ()
+        streamed = {name: kwargs.pop(name) for name in of_streams if name in kwargs}
         messages = wire_messages(self._convert_input(input_).to_messages())
         return {"messages": messages, **request_fields(self, call_settings(kwargs), stop), **streamed}
 
-    def _with_step(self, run_manager: RunManager, kwargs: dict[str, Any]) -> dict[str, Any]:
+    # LangChain tells a run's metadata to these methods, and not to `_stream`
+
+    @of_both_kinds()
+    def _with_step(self, metadata: Mapping[str, Any] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments with the workflow step of the run, unless they name one."""
-        with of_both_kinds():
-            step = kwargs.get("workflow_step") or workflow_step_of(
-                run_metadata(self, None if run_manager is None else run_manager.metadata)
-            )
+        step = kwargs.get("workflow_step") or workflow_step_of(run_metadata(self, metadata))
         return {**kwargs, "workflow_step": step}
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return super()._generate(messages, stop, run_manager, **self._with_step(run_manager, kwargs))
+    def stream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[AIMessageChunk]:
+        """Stream an answer; see LangChain's `BaseChatModel.stream`."""
+        return super().stream(input, config, **self._with_step(ensure_config(config)["metadata"], kwargs))
 
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return await super()._agenerate(messages, stop, run_manager, **self._with_step(run_manager, kwargs))
+    def astream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[AIMessageChunk]:
+        """Stream an answer; see LangChain's `BaseChatModel.astream`."""
+        return super().astream(input, config, **self._with_step(ensure_config(config)["metadata"], kwargs))
 
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        return super()._stream(messages, stop, run_manager, **self._with_step(run_manager, kwargs))
+    def generate(self, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> LLMResult:
+        """Answer several message lists; see LangChain's `BaseChatModel.generate`."""
+        return super().generate(messages, *args, **self._with_step(kwargs.get("metadata"), kwargs))
 
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        async for chunk in super()._astream(messages, stop, run_manager, **self._with_step(run_manager, kwargs)):
-            yield chunk
+    async def agenerate(self, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> LLMResult:
+        """Answer several message lists; see LangChain's `BaseChatModel.agenerate`."""
+        return await super().agenerate(messages, *args, **self._with_step(kwargs.get("metadata"), kwargs))
 
     def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
         result = super()._create_chat_result(response, generation_info)

@@ -22,10 +22,8 @@ FROM_ENVIRONMENT = {"model": "PRECEDENT_MODEL", "api_key": "PRECEDENT_API_KEY"}
 
 def with_environment(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields, completed from the environment."""
-    found = {name: os.environ.get(name_there) for name, name_there in FROM_ENVIRONMENT.items()}
-    return {name: value for name, value in found.items() if value and fields.get(name) is None} | {
-        name: value for name, value in fields.items() if value is not None or not found.get(name)
-    }
+    found = {name: os.environ.get(variable) for name, variable in FROM_ENVIRONMENT.items() if fields.get(name) is None}
+    return {**fields, **{name: value for name, value in found.items() if value}}
 
 
 def checked_key(key: Any) -> Any:

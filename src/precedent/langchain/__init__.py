@@ -1,6 +1,7 @@
 """LangChain: `ChatPrecedent` replaces another chat model; `PrecedentRecorder` records its calls.
 
-`ChatPrecedentServer` is the same model behind a server. Public names load on first use (PEP 562), so that recording loads no torch.
+`ChatPrecedentServer` is the same model behind a server. Public names load on first use (PEP 562), so that recording
+loads no torch.
 """
 
 from __future__ import annotations
