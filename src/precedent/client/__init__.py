@@ -8,7 +8,7 @@ from precedent.errors import ConfigError
 try:
     from precedent.client.chat_model import ChatPrecedentServer
 except ModuleNotFoundError as error:
-    if error.name not in ("langchain_openai", "openai"):
+    if (error.name or "").split(".")[0] not in ("langchain_openai", "openai"):
         raise
     raise ConfigError("ChatPrecedentServer needs langchain-openai: pip install 'precedent-llm[client]'") from error
 

@@ -19,7 +19,7 @@ from pydantic import Field, SecretStr, StrictBool, model_validator
 from precedent import __version__
 from precedent.client.answers import PROVIDER, complete, drop_none
 from precedent.client.connection import async_client, checked_key, checked_url, sync_client, with_environment
-from precedent.client.names import call_settings, fields_of
+from precedent.client.names import CLIENTS, call_settings, fields_of
 from precedent.client.request import plain_speculation, request_fields, template_texts, wire_messages
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain.arguments import ONLY_SPEED, check_strict, merged_stop, strictness
@@ -116,6 +116,19 @@ class ChatPrecedentServer(BaseChatOpenAI):
         self.root_async_client = async_client(self.openai_api_key, self.http_async_client, **settings)
         self.client, self.async_client = self.root_client.chat.completions, self.root_async_client.chat.completions
         return self
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with HTTP clients of its own; see pydantic's `BaseModel.model_copy`."""
+        return super().model_copy(update=update, deep=deep).validate_environment()
+
+    def __getstate__(self) -> dict[Any, Any]:
+        state = super().__getstate__()
+        settings = {name: value for name, value in state["__dict__"].items() if name not in CLIENTS}
+        return {**state, "__dict__": settings}
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        super().__setstate__(state)
+        self.validate_environment()
 
     @model_validator(mode="after")
     def _set_precedent_version(self) -> Self:

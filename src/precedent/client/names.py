@@ -42,9 +42,9 @@ _OTHERS_NAMES_FOR_LOADING = (
 )
 _NOT_OFFERED = (
     *(name for name in OF_A_SERVER if name not in OF_THE_CONNECTION),
-    *("openai_proxy", "http_socket_options", "context_management", "prompt_cache_options"),
+    *("openai_proxy", "http_socket_options", "context_management", "prompt_cache_options", "store"),
 )
-_COPIED = ("client", "async_client", "root_client", "root_async_client")
+CLIENTS = ("client", "async_client", "root_client", "root_async_client")
 """Fields with which LangChain copies a model; its clients hold its own key and URL, so a copy makes new ones."""
 
 _IN_PYTHON = {
@@ -82,7 +82,7 @@ def fields_of(given: Mapping[str, Any], inherited: Mapping[str, Any], where: str
         ours = _IN_PYTHON.get(name, name)
         if ours in asked and asked[ours] is not value:
             raise ConfigError(f"{name}= and another name of {ours}= are both given: give one of the two")
-        if ours not in _COPIED and (ours in FIELDS or name not in inherited or value != inherited[name]):
+        if ours not in CLIENTS and (ours in FIELDS or name not in inherited or value != inherited[name]):
             asked[ours] = value
     return checked_fields(asked, FIELDS, where, (_WITH_TOOLS, _IN_A_CALL, *_ALWAYS))
 

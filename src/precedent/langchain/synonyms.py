@@ -237,11 +237,11 @@ def _asks_for_nothing(name: str, value: Any) -> bool:
 def _refusal(
     name: str, value: Any, known: Collection[str], where: str, elsewhere: Sequence[Elsewhere]
 ) -> ConfigError | UnsupportedError:
-    if name in HARMLESS:
-        return UnsupportedError(f"{name}={shown(value)} is not supported: {HINTS[name]}")
     for place in elsewhere:
         if name in place.names or SAME.get(name) in place.names:
             return ConfigError(f"{where} takes no {name!r}: {place.hint.format(name=name)}")
+    if name in HARMLESS:
+        return UnsupportedError(f"{name}={shown(value)} is not supported: {HINTS[name]}")
     if name in HINTS:
         return ConfigError(f"{where} takes no {name!r}: {HINTS[name]}")
     near = nearest(name, known)
