@@ -11,35 +11,12 @@ import httpx
 import openai
 import pytest
 from helpers.fake_server import HELLO, SPECULATION, STREAMED, USAGE_METADATA, FakeServer, chunks, completion
+from helpers.request_bodies import LOOK_UP, Order, look_up
 from langchain.agents import create_agent
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage
-from langchain_core.tools import tool
-from pydantic import BaseModel
 
 from precedent.client import ChatPrecedentServer
-
-
-@tool
-def look_up(number: str) -> str:
-    """Look up an order."""
-    return f"order {number} was sent"
-
-
-LOOK_UP = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Look up an order.",
-        "parameters": {"type": "object", "properties": {"number": {"type": "string"}}, "required": ["number"]},
-    },
-}
-
-
-class Order(BaseModel):
-    """An order."""
-
-    number: int
 
 
 def streamed(llm: Any, *asked: Any, **call: Any) -> AIMessage:
@@ -216,7 +193,7 @@ def test_an_agent_calls_a_tool_and_answers() -> None:
     told = [
         *HELLO["messages"],
         {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]},
-        {"role": "tool", "content": "order 1042 was sent", "tool_call_id": "call_1"},
+        {"role": "tool", "content": "1042", "tool_call_id": "call_1"},
     ]
     server = FakeServer(
         (asked, completion("tool_calls", tool_calls=[call], reasoning_content="hm")),

@@ -188,7 +188,7 @@ def test_hints_name_only_what_there_is(name: str) -> None:
     for argument in re.findall(r"(\w+)=", hint):
         assert argument in {*FIELDS, *OF_THE_CALL, *OF_LOADING, *OTHERS}, argument
     for method in re.findall(r"(\w+)\(", hint):
-        assert hasattr(ChatPrecedent, method) or method in {"BitsAndBytesConfig"}, method
+        assert hasattr(ChatPrecedent, method) or method in {"BitsAndBytesConfig", "ChatPrecedentServer"}, method
     assert "\n" not in hint
 
 
