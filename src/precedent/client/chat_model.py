@@ -66,10 +66,6 @@ class ChatPrecedentServer(ServerFields):
         return ["precedent", "client"]
 
     @property
-    def _uses_gateway(self) -> bool:
-        return False
-
-    @property
     def _default_params(self) -> dict[str, Any]:
         return request_fields(self, {})
 
