@@ -69,9 +69,6 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "speculation": {
                 "enabled": False,
                 "drafters": ["prompt"],
-                "max_nodes": 32,
-                "max_draws": 6,
-                "mode": "auto",
                 "write_back": False,
             }
         },

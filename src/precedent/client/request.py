@@ -134,8 +134,11 @@ class _Fields:
 
 
 def plain_speculation(speculation: Any) -> Any:
-    """A `SpeculationConfig` as a dict that can be written down; any other value as it is."""
-    return dataclasses.asdict(speculation) if isinstance(speculation, SpeculationConfig) else speculation
+    """A `SpeculationConfig` as a dict of what it changes, which can be written down; any other value as it is."""
+    if not isinstance(speculation, SpeculationConfig):
+        return speculation
+    usual = dataclasses.asdict(SpeculationConfig())
+    return {name: value for name, value in dataclasses.asdict(speculation).items() if value != usual[name]}
 
 
 def template_texts(templates: Any) -> list[str] | None:
