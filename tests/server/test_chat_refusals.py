@@ -30,7 +30,7 @@ REFUSED = [
     ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "differ"),
     ({"tool_choice": "required"}, "tool_choice", "tool"),
-    ({"speculation": {"write_back": False}}, "speculation", "write_back"),
+    ({"speculation": {"write_bak": False}}, "", "write_bak"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
     ({"response_format": {"type": "yaml"}}, "response_format", ""),
     ({"top_k": 1.5}, "top_k", ""),
