@@ -21,9 +21,10 @@ from precedent.server.chat import chat_completions
 from precedent.server.completions import completions
 from precedent.server.embeddings import embeddings
 from precedent.server.errors import FAILED, ApiError, api_error
-from precedent.server.http import SERVER_ERROR
 from precedent.server.keys import Caller
+from precedent.server.responses import responses
 from precedent.server.serving import Serving
+from precedent.server.transport import SERVER_ERROR
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ def server_app(serving: Serving) -> FastAPI:
     add = partial(_add, app, serving)
     add("/v1/chat/completions", chat_completions, "POST")
     add("/v1/completions", completions, "POST")
+    add("/v1/responses", responses, "POST")
     add("/v1/embeddings", embeddings, "POST")
     add("/v1/models", _models, "GET")
     add("/v1/models/{name:path}", _model, "GET")

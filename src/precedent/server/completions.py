@@ -22,11 +22,11 @@ from precedent.runtime.plain_values import check_plain
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.server.bodies import Keys, checked, parsed
 from precedent.server.errors import ApiError, api_error
-from precedent.server.http import DONE, EventStream, body_of, error_event, event, failed_stream, too_late, unless_gone
 from precedent.server.keys import Caller
 from precedent.server.merging import merged
 from precedent.server.serving import Served, Serving
 from precedent.server.settings import ServerLimits
+from precedent.server.transport import DONE, EventStream, body_of, error_event, event, failure, too_late, unless_gone
 from precedent.server.usage import speculation_of, usage_of
 from precedent.text.query import recall_query
 
@@ -221,7 +221,7 @@ async def _events(answers: Sequence[TextAnswer], asked: TextRequest, held: ExitS
                 yield written([], usage=_usage(results, asked))
             yield DONE
         except Exception as error:
-            yield failed_stream(error)
+            yield error_event(failure(error))
 
 
 def _choice(

@@ -85,12 +85,12 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def failed_stream(error: Exception) -> str:
-    """The last event of a stream that failed; the log has what the caller is not told."""
+def failure(error: Exception) -> ApiError:
+    """Why a stream failed, for its last event; the log has what the caller is not told."""
     told = api_error(error)
     if told.status >= SERVER_ERROR:
         log.error("a stream failed", exc_info=error)
-    return error_event(told)
+    return told
 
 
 class EventStream(Response):
