@@ -18,7 +18,7 @@ from precedent.cli.keys import app as keys_app
 from precedent.cli.progress import Progress
 from precedent.cli.replay import replay
 from precedent.cli.run import run
-from precedent.cli.serve import serve
+from precedent.cli.serve import ENVIRONMENT, serve
 from precedent.cli.train_draft import measure_draft, train_draft
 from precedent.errors import PrecedentError
 
@@ -53,7 +53,10 @@ def _precedent(
 
 app.command(epilog="Example: precedent demo --json demo.json")(demo)
 app.command(epilog='Example: precedent run "Name three rivers." --draft-model first-layers:4 --show-sources')(run)
-app.command(epilog="Example: precedent serve --target Qwen/Qwen3-4B --cache orders.db")(serve)
+app.command(
+    context_settings={"auto_envvar_prefix": ENVIRONMENT},
+    epilog="Example: precedent serve --target Qwen/Qwen3-4B --cache orders.db",
+)(serve)
 app.command(epilog="Example: precedent bench --json bench.json")(bench)
 app.command(epilog="Example: precedent replay chats.jsonl --budget 16,32 --alpha 1,4,8 --json replay.json")(replay)
 app.command(epilog="Example: precedent doctor Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B")(doctor)

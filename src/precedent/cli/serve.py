@@ -26,8 +26,8 @@ from precedent.errors import ConfigError
 if TYPE_CHECKING:
     from precedent.engine.options import EngineOptions
 
-ENVIRONMENT = "PRECEDENT_SERVE_"
-"""Every option may stand in the environment: `--max-queued` as PRECEDENT_SERVE_MAX_QUEUED."""
+ENVIRONMENT = "PRECEDENT_SERVE"
+"""How the names of options begin in the environment: `--max-queued` is PRECEDENT_SERVE_MAX_QUEUED."""
 
 _NEEDED = ("fastapi", "uvicorn", "openai")
 
@@ -51,39 +51,45 @@ def _options_in(path: Path, known: set[str]) -> dict[str, Any]:
     return options
 
 
-def _option(name: str, help_text: str) -> Any:
-    return typer.Option(f"--{name}", envvar=ENVIRONMENT + name.upper().replace("-", "_"), help=help_text)
-
-
 def serve(
     ctx: typer.Context,
-    target: Annotated[str, _option("target", "Target model: a Hugging Face id, a folder, or the demo model.")] = (
-        DEFAULT_TARGET
-    ),
+    target: Annotated[
+        str, typer.Option("--target", help="Target model: a Hugging Face id, a folder, or the demo model.")
+    ] = (DEFAULT_TARGET),
     model: Annotated[
-        list[str] | None, _option("model", "NAME=TARGET, repeated: several models by name, instead of --target.")
+        list[str] | None,
+        typer.Option("--model", help="NAME=TARGET, repeated: several models by name, instead of --target."),
     ] = None,
     draft_model: DraftModelOption = None,
     draft_device: DraftDeviceOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
-    bitwise: Annotated[bool, _option("bitwise", "Exactly the tokens of plain decoding.")] = False,
+    bitwise: Annotated[bool, typer.Option("--bitwise", help="Exactly the tokens of plain decoding.")] = False,
     cuda_graphs: CudaGraphsOption = False,
     cache: Annotated[
         str | None,
-        _option("cache", "Speculation cache: a folder, file or URL. A URL with a password belongs in the environment."),
+        typer.Option(
+            "--cache",
+            help="Speculation cache: a folder, file or URL. A URL with a password belongs in the environment.",
+        ),
     ] = None,
-    keep_prefixes: Annotated[bool, _option("keep-prefixes", "Keep prompts' beginnings across restarts.")] = False,
-    host: Annotated[str, _option("host", "Address; any but the loopback address needs --api-keys.")] = "127.0.0.1",
-    port: Annotated[int, _option("port", "Port; 0 is any free one.")] = 8000,
+    keep_prefixes: Annotated[
+        bool, typer.Option("--keep-prefixes", help="Keep prompts' beginnings across restarts.")
+    ] = False,
+    host: Annotated[
+        str, typer.Option("--host", help="Address; any but the loopback address needs --api-keys.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port; 0 is any free one.")] = 8000,
     api_keys: Annotated[
-        Path | None, _option("api-keys", "File of keys, tenants and roles ('precedent keys add').")
+        Path | None, typer.Option("--api-keys", help="File of keys, tenants and roles ('precedent keys add').")
     ] = None,
-    max_queued: Annotated[int, _option("max-queued", "Answers that may run or wait at once.")] = 256,
-    max_queued_per_key: Annotated[int, _option("max-queued-per-key", "The same, of one key.")] = 64,
-    request_seconds: Annotated[float, _option("request-seconds", "Longest time for an answer.")] = 600.0,
-    grace_seconds: Annotated[float, _option("grace-seconds", "Time for running answers when told to stop.")] = 30.0,
-    log_json: Annotated[bool, _option("log-json", "Write the access log as JSON lines.")] = False,
+    max_queued: Annotated[int, typer.Option("--max-queued", help="Answers that may run or wait at once.")] = 256,
+    max_queued_per_key: Annotated[int, typer.Option("--max-queued-per-key", help="The same, of one key.")] = 64,
+    request_seconds: Annotated[float, typer.Option("--request-seconds", help="Longest time for an answer.")] = 600.0,
+    grace_seconds: Annotated[
+        float, typer.Option("--grace-seconds", help="Time for running answers when told to stop.")
+    ] = 30.0,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Write the access log as JSON lines.")] = False,
     config: Annotated[
         Path | None,
         typer.Option("--config", is_eager=True, callback=_configured, help="TOML file with any of these options."),
