@@ -38,9 +38,10 @@ def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.fail("there is no Chromium: install Debian's package chromium, or name one in PRECEDENT_CHROMIUM")
     as_root = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium's sandbox refuses to run as root
-    with playwright.sync_playwright() as running, closing(
-        running.chromium.launch(executable_path=CHROMIUM, args=as_root)
-    ) as found:
+    with (
+        playwright.sync_playwright() as running,
+        closing(running.chromium.launch(executable_path=CHROMIUM, args=as_root)) as found,
+    ):
         yield found
 
 
@@ -86,13 +87,14 @@ def opened(browser: Any) -> Iterator[Open]:
     """Opens the page of a server; at the end, checks that it asked nobody else and broke no rule."""
     with ExitStack() as held:
 
-        def open_page(address: str, **context: Any) -> Any:
+        def open_page(address: str, *, quiet: bool = True, **context: Any) -> Any:
             page = held.enter_context(closing(browser.new_context(**context))).new_page()
             said, asked = list[str](), list[str]()
             page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
             page.on("pageerror", lambda error: said.append(f"error: {error}"))
             page.on("request", lambda request: asked.append(request.url))
-            held.callback(check_quiet, address, said, asked)
+            if quiet:
+                held.callback(check_quiet, address, said, asked)
             page.goto(address)
             return page
 

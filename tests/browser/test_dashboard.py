@@ -58,6 +58,13 @@ def test_both_answers_stand_side_by_side(start: Start, opened: Open) -> None:
     first, second = (one.bounding_box() for one in (speculated, plain))
     assert first["y"] == second["y"]
     assert first["x"] < second["x"]
+    take_pictures(page)
+
+
+def take_pictures(page: Any) -> None:
+    for scheme in ("light", "dark") if SCREENSHOTS else ():
+        page.emulate_media(color_scheme=scheme)
+        page.locator("#playground").screenshot(path=Path(str(SCREENSHOTS)) / f"dashboard-{scheme}.png")
 
 
 def test_hostile_text_is_text(start: Start, opened: Open) -> None:
@@ -162,7 +169,7 @@ def test_everything_can_be_done_with_the_keyboard(start: Start, opened: Open) ->
 def test_axe_finds_nothing_and_nothing_overflows(start: Start, opened: Open, scheme: str, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     screen = {"width": width, "height": 800}
-    page = opened(start(answer), viewport=screen, color_scheme=scheme, reduced_motion="reduce", bypass_csp=True)
+    page = opened(start(answer), viewport=screen, color_scheme=scheme, reduced_motion="reduce")
     ask(page, "Where is order 1042?")
     ask(page, "Where is order 1042? " + "x" * 200, "Both, side by side")
     page.get_by_role("button", name="Search").click()
@@ -171,5 +178,20 @@ def test_axe_finds_nothing_and_nothing_overflows(start: Start, opened: Open, sch
     found = axe.Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    if SCREENSHOTS and width > 320:
-        page.locator("#playground").screenshot(path=Path(SCREENSHOTS) / f"dashboard-{scheme}.png")
+
+
+def test_the_checks_see_what_is_wrong(start: Start, opened: Open) -> None:
+    """Markup that axe-core must object to, and an inline script that the policy must stop."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    page = opened(start(answer), quiet=False)
+    page.evaluate("document.querySelector('label[for=message]').remove()")
+    assert "label" in [one["id"] for one in axe.Axe().run(page).response["violations"]]
+    refused = page.evaluate(
+        """() => new Promise((resolve) => {
+          document.addEventListener("securitypolicyviolation", (event) => resolve(event.violatedDirective));
+          const script = document.createElement("script");
+          script.textContent = "window.hacked = 1";
+          document.body.append(script);
+        })"""
+    )
+    assert (refused, page.evaluate("window.hacked")) == ("script-src-elem", None)

@@ -19,7 +19,7 @@ RECENT_EMISSIONS = 10_000
 class EngineMetrics:
     """A snapshot: the current load, counts since the engine started, and latencies in seconds over a recent window.
 
-    `num_steps` counts target forwards, which requests share; `num_request_steps` counts a forward once for each of them.
+    `num_steps` counts target forwards, which requests share; `num_request_steps` counts each once per request in it.
     These and `generation_tokens` count at every step, the other tokens when their request ends. Tokens of cancelled and
     failed requests count too. `decode_seconds_saved` is what plain steps would have taken for the answers of finished
     requests, by the cost curve, less what their steps took; it is negative if speculation cost time.

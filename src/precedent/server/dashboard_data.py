@@ -116,9 +116,7 @@ def _cache_of(serving: Serving, model: str | None) -> SpeculationCache:
     """The cache of a model, by default of the first. Raises ApiError (404) where there is none."""
     served = serving.model(next(iter(serving.models)) if model is None else model)
     if served.engine.cache is None:
-        raise ApiError(
-            f"the model {served.name!r} has no speculation cache: start the server with --cache", status=404
-        )
+        raise ApiError(f"the model {served.name!r} has no speculation cache: start the server with --cache", status=404)
     return served.engine.cache
 
 
