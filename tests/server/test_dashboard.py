@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from precedent.cache import SpeculationCache
+from precedent.errors import CacheError
 from precedent.server.dashboard_data import MOST_FORGOTTEN, MOST_LISTED, MOST_SKIPPED
 from precedent.server.keys import KeyFile
 from precedent.server.stored_keys import add_key
@@ -31,7 +32,7 @@ def headers(path: Path) -> Headers:
 
 
 @pytest.fixture
-def client(serve: Any, path: Path, headers: Headers) -> Any:
+def keyed(serve: Any, path: Path, headers: Headers) -> Any:
     return serve(echo, keys=KeyFile(path))
 
 
@@ -77,26 +78,26 @@ async def test_a_forgotten_completion_is_gone(serve: Any) -> None:
     assert [one["id"] for one in (await listed(client))["completions"]] == [newest]
 
 
-async def test_tenants_neither_see_nor_forget_each_others(client: Any, headers: Headers) -> None:
-    await say(client, "our secret", headers["use"])
-    ours = (await listed(client, headers["read-cache"]))["completions"]
+async def test_tenants_neither_see_nor_forget_each_others(keyed: Any, headers: Headers) -> None:
+    await say(keyed, "our secret", headers["use"])
+    ours = (await listed(keyed, headers["read-cache"]))["completions"]
     assert len(ours) == 1
     for params in ({}, {"query": "secret"}, {"query": "secret", "tenant": "shop"}):
-        assert (await listed(client, headers["rival"], **params))["completions"] == []
-    assert (await forget(client, [ours[0]["id"]], headers["rival"])).json() == {"forgotten": 0}
-    assert (await listed(client, headers["read-cache"]))["completions"] == ours
-    assert (await forget(client, [ours[0]["id"]], headers["admin"])).json() == {"forgotten": 1}
+        assert (await listed(keyed, headers["rival"], **params))["completions"] == []
+    assert (await forget(keyed, [ours[0]["id"]], headers["rival"])).json() == {"forgotten": 0}
+    assert (await listed(keyed, headers["read-cache"]))["completions"] == ours
+    assert (await forget(keyed, [ours[0]["id"]], headers["admin"])).json() == {"forgotten": 1}
 
 
 NEEDED = {"/dashboard/figures": "admin", "/dashboard/completions": "read-cache", "/dashboard/forget": "admin"}
 
 
 @pytest.mark.parametrize("place", NEEDED)
-async def test_roles(client: Any, headers: Headers, place: str) -> None:
+async def test_roles(keyed: Any, headers: Headers, place: str) -> None:
     async def status(of: dict[str, str] | None) -> int:
         if place.endswith("forget"):
-            return int((await forget(client, [1], of)).status_code)
-        return int((await client.get(place, headers=of)).status_code)
+            return int((await forget(keyed, [1], of)).status_code)
+        return int((await keyed.get(place, headers=of)).status_code)
 
     names = ["use", "read-cache", "admin"]
     allowed = names[names.index(NEEDED[place]) :]
@@ -106,9 +107,9 @@ async def test_roles(client: Any, headers: Headers, place: str) -> None:
 
 @pytest.mark.parametrize("place", NEEDED)
 @pytest.mark.parametrize("stranger", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
-async def test_without_keys_only_this_machine_may_ask(serve: Any, place: str, stranger: dict[str, str]) -> None:
+async def test_without_keys_only_this_machine_may_ask(client: Any, place: str, stranger: dict[str, str]) -> None:
     method = "POST" if place.endswith("forget") else "GET"
-    answer = await serve(echo).request(method, place, headers=stranger, json={"ids": [1]})
+    answer = await client.request(method, place, headers=stranger, json={"ids": [1]})
     assert answer.status_code == 403
 
 
@@ -145,8 +146,8 @@ LISTINGS = [
 
 
 @pytest.mark.parametrize(("params", "param"), LISTINGS, ids=[str(i) for i in range(len(LISTINGS))])
-async def test_listings_that_are_refused(serve: Any, params: Any, param: str) -> None:
-    answer = await serve(echo).get("/dashboard/completions", params=params)
+async def test_listings_that_are_refused(client: Any, params: Any, param: str) -> None:
+    answer = await client.get("/dashboard/completions", params=params)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
@@ -166,28 +167,25 @@ FORGETTINGS: list[tuple[Any, str | None]] = [
 
 
 @pytest.mark.parametrize(("body", "param"), FORGETTINGS, ids=[str(i) for i in range(len(FORGETTINGS))])
-async def test_what_cannot_be_forgotten_is_refused(serve: Any, body: Any, param: str | None) -> None:
-    client = serve(echo)
+async def test_what_cannot_be_forgotten_is_refused(client: Any, body: Any, param: str | None) -> None:
     await say(client, "stays")
     answer = await client.post("/dashboard/forget", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert len((await listed(client))["completions"]) == 1
 
 
-async def test_another_model_is_a_404(serve: Any) -> None:
-    answer = await serve(echo).get("/dashboard/completions", params={"model": "other"})
+async def test_another_model_is_a_404(client: Any) -> None:
+    answer = await client.get("/dashboard/completions", params={"model": "other"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_a_failed_forget_says_so_without_naming_files(
-    serve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from precedent.errors import CacheError
-
     def refuse(self: SpeculationCache, **selection: Any) -> int:
         raise CacheError("/srv/cache/completions.db is read-only") from sqlite3.OperationalError()
 
     monkeypatch.setattr(SpeculationCache, "forget", refuse)
-    answer = await forget(serve(echo), [1])
+    answer = await forget(client, [1])
     assert (answer.status_code, "/srv" in answer.text) == (409, False)
     assert "/srv/cache" in caplog.text

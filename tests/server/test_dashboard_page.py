@@ -6,6 +6,7 @@ import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -25,8 +26,8 @@ def places() -> list[str]:
 
 
 @pytest.mark.parametrize("place", places())
-async def test_files_are_sent_with_a_strict_policy(serve: Any, place: str) -> None:
-    answer = await serve(["x"]).get(place)
+async def test_files_are_sent_with_a_strict_policy(client: Any, place: str) -> None:
+    answer = await client.get(place)
     assert answer.status_code == 200
     kind = "html" if place == "/" else place.rpartition(".")[2]
     assert answer.headers["content-type"] == f"{TYPES[kind]}; charset=utf-8"
@@ -53,8 +54,8 @@ async def test_the_page_needs_no_key(serve: Any, path: Path) -> None:
 
 @pytest.mark.parametrize("stranger", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
 @pytest.mark.parametrize("place", ["/", "/assets/app.js"])
-async def test_without_keys_the_page_is_for_this_machine(serve: Any, place: str, stranger: dict[str, str]) -> None:
-    assert (await serve(["x"]).get(place, headers=stranger)).status_code == 403
+async def test_without_keys_the_page_is_for_this_machine(client: Any, place: str, stranger: dict[str, str]) -> None:
+    assert (await client.get(place, headers=stranger)).status_code == 403
 
 
 OUTSIDE = [
@@ -73,12 +74,11 @@ OUTSIDE = [
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-async def test_nothing_but_the_pages_own_files_is_sent(serve: Any, name: str) -> None:
+async def test_nothing_but_the_pages_own_files_is_sent(client: Any, name: str) -> None:
     """The path goes to the server as it stands: a client of HTTP would tidy it up."""
-    client = serve(["x"])
     sent = list[dict[str, Any]]()
     scope = {
-        "type": "http", "method": "GET", "path": "/assets/" + _unquoted(name), "raw_path": f"/assets/{name}".encode(),
+        "type": "http", "method": "GET", "path": "/assets/" + unquote(name), "raw_path": f"/assets/{name}".encode(),
         "query_string": b"", "headers": [(b"host", b"127.0.0.1")], "http_version": "1.1", "scheme": "http",
         "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1), "root_path": "",
     }  # fmt: skip
@@ -89,15 +89,9 @@ async def test_nothing_but_the_pages_own_files_is_sent(serve: Any, name: str) ->
     async def send(message: Any) -> None:
         sent.append(dict(message))
 
-    await client._transport.app(scope, receive, send)
+    await client.app(scope, receive, send)
     assert sent[0]["status"] == 404
     assert b"import" not in b"".join(message.get("body", b"") for message in sent)
-
-
-def _unquoted(name: str) -> str:
-    from urllib.parse import unquote
-
-    return unquote(name)
 
 
 def test_the_files_are_in_the_package() -> None:

@@ -23,7 +23,9 @@ from precedent.server.dashboard import add_dashboard
 from precedent.server.embeddings import embeddings
 from precedent.server.errors import FAILED, ApiError, api_error
 from precedent.server.keys import Caller
+from precedent.server.responses import responses
 from precedent.server.serving import Serving
+from precedent.server.transport import SERVER_ERROR
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ def server_app(serving: Serving) -> FastAPI:
     add = partial(_add, app, serving)
     add("/v1/chat/completions", chat_completions, "POST")
     add("/v1/completions", completions, "POST")
+    add("/v1/responses", responses, "POST")
     add("/v1/embeddings", embeddings, "POST")
     add("/v1/models", _models, "GET")
     add("/v1/models/{name:path}", _model, "GET")
@@ -70,7 +73,7 @@ async def _told(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         error = ApiError(f"{error.detail}: {request.method} {request.url.path}", status=error.status_code)
     told = api_error(error)
-    if told.status >= 500 and not isinstance(error, ApiError):
+    if told.status >= SERVER_ERROR and not isinstance(error, ApiError):
         log.error("a request failed", exc_info=error)
     return JSONResponse(told.body(), status_code=told.status, headers=told.headers)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -18,11 +17,9 @@ from precedent.server.bodies import parsed
 from precedent.server.chat_answer import ChatChunks, whole
 from precedent.server.chat_request import ChatRequest, chat_request
 from precedent.server.errors import api_error
-from precedent.server.http import DONE, EventStream, body_of, error_event, too_late, unless_gone
 from precedent.server.keys import Caller
 from precedent.server.serving import Served, Serving
-
-log = logging.getLogger(__name__)
+from precedent.server.transport import DONE, EventStream, body_of, error_event, failure, too_late, unless_gone
 
 
 async def chat_completions(serving: Serving, caller: Caller, request: Request) -> Response:
@@ -32,7 +29,7 @@ async def chat_completions(serving: Serving, caller: Caller, request: Request) -
     served = serving.model(asked.model)
     with ExitStack() as held:
         held.enter_context(serving.places.taken(caller.name, asked.num_choices))
-        answers = await unless_gone(request, serving.limits, _begun(serving, served, asked, caller, held))
+        answers = await unless_gone(request, serving.limits, begun(serving, served, asked, caller, held))
         if asked.stream:
             return EventStream(_events(answers, asked, held.pop_all()), serving.limits, error_event(too_late()))
         await unless_gone(request, serving.limits, read_all(answers))
@@ -44,17 +41,17 @@ def _asked(raw: bytes, serving: Serving) -> ChatRequest:
     try:
         return chat_request(body, serving.limits)
     except PrecedentError as error:
-        raise api_error(error, body) from error
+        raise api_error(error, body, "messages") from error
 
 
-async def _begun(serving: Serving, served: Served, asked: ChatRequest, caller: Caller, held: ExitStack) -> list[Answer]:
+async def begun(serving: Serving, served: Served, asked: ChatRequest, caller: Caller, held: ExitStack) -> list[Answer]:
     """Start every answer; `held` cancels them when it is closed."""
     answers = list[Answer]()
     for index in range(asked.num_choices):
         begin = partial(_begin, served, asked, {**asked.settings_of(index), "tenant": caller.tenant})
-        begun = await serving.prepared(begin, lambda begun: begun.generation.cancel())
-        held.callback(begun.generation.cancel)
-        answers.append(Answer.of(index, begun))
+        one = await serving.prepared(begin, lambda begun: begun.generation.cancel())
+        held.callback(one.generation.cancel)
+        answers.append(Answer.of(index, one))
     return answers
 
 
@@ -62,7 +59,7 @@ def _begin(served: Served, asked: ChatRequest, settings: dict[str, Any]) -> Begu
     try:
         return served.chat.begin(asked.messages, settings)
     except PrecedentError as error:
-        raise api_error(error, asked.params) from error
+        raise api_error(error, asked.params, "messages") from error
 
 
 async def _events(answers: Sequence[Answer], asked: ChatRequest, held: ExitStack) -> AsyncGenerator[str, None]:
@@ -78,7 +75,4 @@ async def _events(answers: Sequence[Answer], asked: ChatRequest, held: ExitStack
                     chunks.of(answer, emission, pieces)
             yield "".join(chunks.last()) + DONE
         except Exception as error:
-            told = api_error(error)
-            if told.status >= 500:
-                log.exception("a stream failed")
-            yield error_event(told)
+            yield error_event(failure(error))

@@ -12,8 +12,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from precedent.engine.generation import Emission
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.server.answers import Answer
-from precedent.server.http import event
 from precedent.server.sources import Sources, SourceTexts
+from precedent.server.transport import event
 from precedent.server.usage import speculation_of, usage_of
 from precedent.text.answer_pieces import CallPiece, Piece, ReasoningPiece
 

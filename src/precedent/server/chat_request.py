@@ -30,7 +30,7 @@ _SAME = (
     *("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "logprobs", "top_logprobs"),
     *("tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort", "prediction", "stop"),
     *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "chat_template_kwargs", "workflow_step", "templates"),
-    "speculation",
+    *("speculation", "reasoning"),
 )
 """Keys that mean to the model what they mean here."""
 
@@ -50,6 +50,7 @@ KEYS = Keys(
         "repetition_penalty": float,
         "stop_token_ids": list[int],
         "chat_template_kwargs": dict[str, Any],
+        "reasoning": bool,
         "workflow_step": str,
         "templates": list[str],
         "speculation": bool | dict[str, Any],
@@ -63,9 +64,6 @@ KEYS = Keys(
         "tenant": "the API key says whose request it is",
     },
 )
-
-_OF_SPECULATION = ("drafters", "max_nodes", "enabled", "mode")
-"""What a caller may say of speculation; the rest of its settings is the server's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
     if "logit_bias" in said:
         settings["logit_bias"] = _biases(said["logit_bias"])
     if isinstance(settings.get("speculation"), dict):
-        settings["speculation"] = _speculation(settings["speculation"])
+        settings["speculation"] = SpeculationConfig.from_dict(settings["speculation"])
     return ChatRequest(
         model=said["model"],
         messages=messages,
@@ -132,14 +130,6 @@ def _biases(given: Mapping[str, Any]) -> dict[int, Any]:
         return {int(token): bias for token, bias in given.items()}
     except ValueError:
         raise ApiError("the keys of logit_bias must be token ids", param="logit_bias") from None
-
-
-def _speculation(given: Mapping[str, Any]) -> SpeculationConfig:
-    if unknown := given.keys() - set(_OF_SPECULATION):
-        raise ApiError(
-            f"speculation has no key {min(unknown)!r}; known: {', '.join(_OF_SPECULATION)}", param="speculation"
-        )
-    return SpeculationConfig.from_dict(given)
 
 
 def _check_bounds(said: Mapping[str, Any], limits: ServerLimits) -> None:

@@ -22,11 +22,11 @@ from precedent.runtime.plain_values import check_plain
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.server.bodies import Keys, checked, parsed
 from precedent.server.errors import ApiError, api_error
-from precedent.server.http import DONE, EventStream, body_of, error_event, event, too_late, unless_gone
 from precedent.server.keys import Caller
 from precedent.server.merging import merged
 from precedent.server.serving import Served, Serving
 from precedent.server.settings import ServerLimits
+from precedent.server.transport import DONE, EventStream, body_of, error_event, event, failure, too_late, unless_gone
 from precedent.server.usage import speculation_of, usage_of
 from precedent.text.query import recall_query
 
@@ -173,7 +173,7 @@ def _begin(served: Served, asked: TextRequest, index: int, tenant: str) -> TextA
         query = recall_query([{"role": "user", "content": text}])
         generation = served.engine.submit(ids, sampling, tenant=tenant, query=query)
     except PrecedentError as error:
-        raise api_error(error, KEYS.known) from error
+        raise api_error(error, KEYS.known, "prompt") from error
     return TextAnswer(index, generation, served, text if asked.echo else "")
 
 
@@ -202,7 +202,7 @@ async def _events(answers: Sequence[TextAnswer], asked: TextRequest, held: ExitS
 
     def written(choices: list[dict[str, Any]], **rest: Any) -> str:
         usage = {"usage": None} if asked.include_usage else {}
-        chunk = Completion.model_validate({**head, "choices": choices, **usage, **rest})
+        chunk = Completion.construct(**head, choices=choices, **usage, **rest)  # unchecked: chunks have no reason yet
         return event(chunk.model_dump_json(exclude_unset=True))
 
     with held:
@@ -221,7 +221,7 @@ async def _events(answers: Sequence[TextAnswer], asked: TextRequest, held: ExitS
                 yield written([], usage=_usage(results, asked))
             yield DONE
         except Exception as error:
-            yield error_event(api_error(error))
+            yield error_event(failure(error))
 
 
 def _choice(

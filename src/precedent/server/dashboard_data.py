@@ -18,9 +18,9 @@ from precedent.errors import CacheError
 from precedent.runtime.plain_values import is_whole
 from precedent.server.bodies import parsed
 from precedent.server.errors import FAILED, ApiError
-from precedent.server.http import body_of
 from precedent.server.keys import Caller
 from precedent.server.serving import Served, Serving
+from precedent.server.transport import body_of
 
 log = logging.getLogger(__name__)
 

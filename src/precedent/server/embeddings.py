@@ -17,9 +17,9 @@ from precedent.errors import PrecedentError
 from precedent.runtime.plain_values import check_plain
 from precedent.server.bodies import Keys, checked, parsed
 from precedent.server.errors import ApiError, api_error
-from precedent.server.http import body_of, unless_gone
 from precedent.server.keys import Caller
 from precedent.server.serving import Served, Serving
+from precedent.server.transport import body_of, unless_gone
 
 KEYS = Keys(
     EmbeddingCreateParams,

@@ -53,16 +53,18 @@ class ApiError(Exception):
         return {"error": self.error.model_dump(include={"message", "type", "param", "code"})}
 
 
-def api_error(error: BaseException, params: Collection[str] = ()) -> ApiError:
+def api_error(error: BaseException, params: Collection[str] = (), prompt: str | None = None) -> ApiError:
     """What a caller is told about an error; `params` are the keys of the request, one of which may be to blame.
 
-    Errors that are not Precedent's own say nothing about the process: they are in the log.
+    `prompt` is the key that holds the prompt. Errors that are not Precedent's own say nothing about the process: they
+    are in the log.
     """
     if isinstance(error, ApiError):
         return error
     for kind, code in _OF_THE_CALLER:
         if isinstance(error, kind):
-            return ApiError(str(error), param=blamed(str(error), params), code=code)
+            of_prompt = prompt if isinstance(error, PromptError) else None
+            return ApiError(str(error), param=blamed(str(error), params) or of_prompt, code=code)
     if isinstance(error, EngineClosedError | RequestCancelled):
         return ApiError("the server is stopping: try again", status=503, kind=FAILED, headers={"Retry-After": "5"})
     return ApiError("the server failed to answer this request; its log says why", status=500, kind=FAILED)

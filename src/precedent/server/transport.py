@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -12,10 +13,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from precedent.server.errors import FAILED, ApiError
+from precedent.server.errors import FAILED, ApiError, api_error
 from precedent.server.settings import ServerLimits
 
+log = logging.getLogger(__name__)
+
 Result = TypeVar("Result")
+
+SERVER_ERROR = 500
+"""The first status that says the server is to blame."""
 
 
 def too_late() -> ApiError:
@@ -77,6 +83,14 @@ async def unless_gone(request: Request, limits: ServerLimits, work: Awaitable[Re
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def failure(error: Exception) -> ApiError:
+    """Why a stream failed, for its last event; the log has what the caller is not told."""
+    told = api_error(error)
+    if told.status >= SERVER_ERROR:
+        log.error("a stream failed", exc_info=error)
+    return told
 
 
 class EventStream(Response):
