@@ -21,7 +21,7 @@ MUTANT_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo test test-exhaustive test-stress test-integration test-mutants check bench clean
+.PHONY: help demo test test-exhaustive test-stress test-integration test-mutants test-browser check bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -53,6 +53,9 @@ test-mutants: $(VENV)/dev.stamp  ## break the way between LangChain and the mode
 	@echo "== one line for each mutant, as its run ends"
 	@$(BIN)/python tests/mutants/run.py $(MUTANT_ARGS)
 
+test-browser: $(VENV)/browser.stamp  ## the dashboard in Chromium, with axe-core (PRECEDENT_CHROMIUM=... names another browser)
+	@$(BIN)/python -m pytest -m browser tests/browser $(TEST_ARGS)
+
 check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
 	@echo "== ruff"
 	@$(BIN)/ruff check $(SOURCES)
@@ -81,4 +84,9 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml | $(B
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp $(SERVER)/pyproject.toml
 	@$(INSTALL) "installing the test tools: about half a minute" $(PINNED) --group dev -e $(SERVER)
+	@touch $@
+
+# the browser itself comes from the system: Debian's package chromium
+$(VENV)/browser.stamp: $(VENV)/dev.stamp
+	@$(INSTALL) "installing playwright and axe-core: about half a minute" $(PINNED) --group browser
 	@touch $@

@@ -19,6 +19,7 @@ from precedent.server.access import caller_of
 from precedent.server.access_log import AccessLog
 from precedent.server.chat import chat_completions
 from precedent.server.completions import completions
+from precedent.server.dashboard import add_dashboard
 from precedent.server.embeddings import embeddings
 from precedent.server.errors import FAILED, ApiError, api_error
 from precedent.server.keys import Caller
@@ -48,15 +49,16 @@ def server_app(serving: Serving) -> FastAPI:
     add("/v1/models", _models, "GET")
     add("/v1/models/{name:path}", _model, "GET")
     add("/metrics", _metrics, "GET")
+    add_dashboard(app, serving, add)
     app.add_api_route("/health", partial(_health, serving), methods=["GET"])
     return app
 
 
-def _add(app: FastAPI, serving: Serving, path: str, route: Route, method: str) -> None:
-    """Add a route that needs a key, where keys are on."""
+def _add(app: FastAPI, serving: Serving, path: str, route: Route, method: str, role: str = "use") -> None:
+    """Add a route that needs a key of this role, where keys are on."""
 
     async def answer(request: Request) -> Response:
-        caller = caller_of(request, serving.keys)
+        caller = caller_of(request, serving.keys, role)
         request.state.key_name = caller.name
         return await route(serving, caller, request)
 

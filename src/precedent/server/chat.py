@@ -64,7 +64,7 @@ def _begin(served: Served, asked: ChatRequest, settings: dict[str, Any]) -> Begu
 
 async def _events(answers: Sequence[Answer], asked: ChatRequest, held: ExitStack) -> AsyncGenerator[str, None]:
     """The events of a stream; an error is the last of them."""
-    chunks = ChatChunks(answers, asked.model, include_usage=asked.include_usage)
+    chunks = ChatChunks(answers, asked.model, include_usage=asked.include_usage, include_sources=asked.include_sources)
     with held:
         try:
             yield "".join(chunks.first())

@@ -12,6 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from precedent.engine.generation import Emission
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.server.answers import Answer
+from precedent.server.sources import Sources, SourceTexts
 from precedent.server.transport import event
 from precedent.server.usage import speculation_of, usage_of
 from precedent.text.answer_pieces import CallPiece, Piece, ReasoningPiece
@@ -51,25 +52,36 @@ def _choice(answer: Answer) -> dict[str, Any]:
 
 
 class ChatChunks:
-    """The chunks of one streamed completion, as texts of events."""
+    """The chunks of one streamed completion, as texts of events.
 
-    def __init__(self, answers: Sequence[Answer], model: str, *, include_usage: bool) -> None:
+    With `include_sources` each chunk has `sources`: the answer's tokens so far that no chunk before it told.
+    """
+
+    def __init__(
+        self, answers: Sequence[Answer], model: str, *, include_usage: bool, include_sources: bool = False
+    ) -> None:
         self._answers, self._include_usage = answers, include_usage
         self._head = {"id": _new_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
         self._untold: dict[int, list[TokenLogprob]] = {answer.index: [] for answer in answers}
+        self._sources = {answer.index: SourceTexts(answer.begun.syntax) for answer in answers if include_sources}
+        self._untold_sources: dict[int, Sources] = {index: [] for index in self._sources}
 
     def first(self) -> list[str]:
         """A chunk for each answer that says who speaks."""
         return [self._of(answer.index, {"role": "assistant", "content": ""}) for answer in self._answers]
 
     def of(self, answer: Answer, emission: Emission, pieces: Sequence[Piece]) -> list[str]:
-        """The chunks of one step: each piece is one, and the first tells the log-probabilities so far."""
+        """The chunks of one step: each piece is one, and the first tells log-probabilities and sources so far."""
         self._untold[answer.index] += emission.logprobs
+        if self._sources:
+            self._untold_sources[answer.index] += self._sources[answer.index].push(emission)
         return [self._of(answer.index, _delta(piece), self._told(answer)) for piece in pieces]
 
     def last(self) -> list[str]:
         """The chunks that end every answer, then the usage."""
         results = [answer.result for answer in self._answers]
+        for index, sources in self._sources.items():
+            self._untold_sources[index] += sources.finish()
         ends = [
             self._of(answer.index, {}, self._told(answer), answer.finish_reason, speculation_of([answer.result]))
             for answer in self._answers
@@ -95,10 +107,16 @@ class ChatChunks:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         told = {} if speculation is None else {"speculation": speculation}
         usage = {"usage": None} if self._include_usage else {}
-        return self._written({"choices": [choice], **usage, **told})
+        return self._written({"choices": [choice], **usage, **told}, self._sources_of(index))
 
-    def _written(self, rest: dict[str, Any]) -> str:
-        chunk = ChatCompletionChunk.model_validate({**self._head, **rest})
+    def _sources_of(self, index: int) -> Sources:
+        told = self._untold_sources.get(index, [])
+        self._untold_sources[index] = []
+        return told
+
+    def _written(self, rest: dict[str, Any], sources: Sequence[tuple[str, str]] = ()) -> str:
+        told = {"sources": sources} if self._sources else {}
+        chunk = ChatCompletionChunk.model_validate({**self._head, **rest, **told})
         return event(chunk.model_dump_json(exclude_unset=True))
 
 

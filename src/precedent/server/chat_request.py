@@ -8,13 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.messages import BaseMessage, convert_to_messages
+from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
+from pydantic import ConfigDict, with_config
 
 from precedent.config import SpeculationConfig
 from precedent.langchain.wording import input_in_our_words
 from precedent.server.bodies import Keys, checked
 from precedent.server.errors import ApiError
 from precedent.server.settings import ServerLimits
+
+
+@with_config(ConfigDict(extra="forbid"))
+class StreamOptions(ChatCompletionStreamOptionsParam, total=False):
+    """OpenAI's options of a stream, and ours."""
+
+    include_sources: bool
+
 
 _SAME = (
     *("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "logprobs", "top_logprobs"),
@@ -34,6 +44,7 @@ KEYS = Keys(
     ),
     own={
         "stream": bool,
+        "stream_options": StreamOptions,
         "top_k": int,
         "min_p": float,
         "repetition_penalty": float,
@@ -65,6 +76,7 @@ class ChatRequest:
     num_choices: int
     stream: bool
     include_usage: bool
+    include_sources: bool
     params: tuple[str, ...]
 
     def settings_of(self, index: int) -> dict[str, Any]:
@@ -82,7 +94,7 @@ def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
     if said.get("modalities", ["text"]) != ["text"]:
         raise ApiError("only text is written", param="modalities", code="unsupported_value")
     _check_bounds(said, limits)
-    stream = said.get("stream", False)
+    stream, options = said.get("stream", False), said.get("stream_options", {})
     if "stream_options" in said and not stream:
         raise ApiError("stream_options is allowed only with stream", param="stream_options")
     with input_in_our_words():
@@ -100,7 +112,8 @@ def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
         settings=settings,
         num_choices=said.get("n", 1),
         stream=stream,
-        include_usage=said.get("stream_options", {}).get("include_usage") is True,
+        include_usage=options.get("include_usage") is True,
+        include_sources=options.get("include_sources") is True,
         params=tuple(said),
     )
 
