@@ -68,7 +68,10 @@ KEYS = Keys(
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One request. `settings` are a chat model's call's; answer number i of several uses `seed + i`."""
+    """One request. `settings` are a chat model's call's; answer number i of several uses `seed + i`.
+
+    `keys` are those of its body, `renamed` says what it calls settings that have another name here.
+    """
 
     model: str
     messages: list[BaseMessage]
@@ -77,7 +80,8 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     include_sources: bool
-    params: tuple[str, ...]
+    keys: tuple[str, ...]
+    renamed: Mapping[str, str]
 
     def settings_of(self, index: int) -> dict[str, Any]:
         """The settings of answer number `index`."""
@@ -114,7 +118,9 @@ def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
         stream=stream,
         include_usage=options.get("include_usage") is True,
         include_sources=options.get("include_sources") is True,
-        params=tuple(said),
+        keys=tuple(said),
+        renamed={"prompt": "messages"}
+        | ({"max_tokens": "max_completion_tokens"} if "max_completion_tokens" in said else {}),
     )
 
 

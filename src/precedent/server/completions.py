@@ -173,7 +173,7 @@ def _begin(served: Served, asked: TextRequest, index: int, tenant: str) -> TextA
         query = recall_query([{"role": "user", "content": text}])
         generation = served.engine.submit(ids, sampling, tenant=tenant, query=query)
     except PrecedentError as error:
-        raise api_error(error, KEYS.known, "prompt") from error
+        raise api_error(error, KEYS.known) from error
     return TextAnswer(index, generation, served, text if asked.echo else "")
 
 

@@ -72,14 +72,17 @@ class Serving:
         try:
             async with asyncio.timeout(self.limits.prepare_seconds):
                 return await asyncio.shield(job)
-        except TimeoutError:
-            raise ApiError(
-                f"preparing the request took longer than {self.limits.prepare_seconds:g} seconds: "
-                "give a shorter prompt, or a simpler schema"
-            ) from None
-        finally:
-            if not job.done() or job.cancelled():
-                job.add_done_callback(partial(_dispose, unused))
+        except BaseException as error:
+            job.add_done_callback(partial(_dispose, unused))  # it may be done already: both can end in one turn
+            if isinstance(error, TimeoutError):
+                raise self._too_slow() from None
+            raise
+
+    def _too_slow(self) -> ApiError:
+        return ApiError(
+            f"preparing the request took longer than {self.limits.prepare_seconds:g} seconds: "
+            "give a shorter prompt, or a simpler schema"
+        )
 
     def close(self) -> None:
         """Stop the threads; engines are closed by who made them."""
