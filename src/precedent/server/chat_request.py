@@ -66,6 +66,10 @@ KEYS = Keys(
 )
 
 
+_RENAMED = {"prompt": "messages", "max_tokens": "max_completion_tokens"}
+"""Settings that a request may give under another name."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """One request. `settings` are a chat model's call's; answer number i of several uses `seed + i`.
@@ -119,8 +123,7 @@ def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
         include_usage=options.get("include_usage") is True,
         include_sources=options.get("include_sources") is True,
         keys=tuple(said),
-        renamed={"prompt": "messages"}
-        | ({"max_tokens": "max_completion_tokens"} if "max_completion_tokens" in said else {}),
+        renamed=_RENAMED if "max_completion_tokens" in said else {"prompt": "messages"},
     )
 
 

@@ -56,8 +56,8 @@ class ApiError(Exception):
 def api_error(error: BaseException, keys: Iterable[str] = (), renamed: Mapping[str, str] | None = None) -> ApiError:
     """What a caller is told about an error; `keys` are those of the request, one of which may be to blame.
 
-    `renamed` says what the request calls a setting that has another name here; its `prompt` is the prompt. Errors that are not Precedent's own say nothing about the process: they
-    are in the log.
+    `renamed` says what the request calls a setting that has another name here; its `prompt` is the prompt. Of errors
+    that are not Precedent's own a caller is told nothing: they are in the log.
     """
     if isinstance(error, ApiError):
         return error
