@@ -18,6 +18,7 @@ Open = Callable[..., Any]
 Start = Callable[..., str]
 
 ANSWER = "Order 1042 was sent on Monday. It arrives on Thursday, between nine and noon."
+LATER = "Order 1043 was sent on Tuesday. It arrives on Friday, between nine and noon."
 HOSTILE = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
 
 SCREENSHOTS = os.environ.get("PRECEDENT_SCREENSHOTS")
@@ -134,15 +135,16 @@ def test_a_key_is_asked_for_and_kept_nowhere(start: Start, opened: Open, tmp_pat
 
 
 def test_a_step_under_the_microscope(start: Start, opened: Open) -> None:
-    page = opened(start(answer, kept_steps=8))
-    ask(page, "Where is order 1042?")
-    ask(page, "Where is order 1042?")
+    page = opened(start(lambda prompt: LATER if "1043" in prompt else ANSWER, kept_steps=32))
+    for number in (1042, 1042, 1043):
+        ask(page, f"Where is order {number}?")
     page.get_by_role("button", name="Show the last steps").click()
     page.get_by_text("candidates were accepted").wait_for()
+    verdicts = page.locator("#step td:last-child")
+    while set(verdicts.all_inner_texts()) != {"yes", "no"}:
+        page.get_by_role("button", name="Earlier").click()  # to a step of which a part was accepted
     image = page.locator("#step img")
     assert image.evaluate("one => one.decode().then(() => one.naturalWidth)") > 100
-    accepted = page.locator("#step tbody tr", has=page.get_by_text("yes", exact=True))
-    assert accepted.count() > 3
     take_picture(page, "#steps", "microscope")
 
 
