@@ -46,8 +46,9 @@ test-exhaustive: $(VENV)/dev.stamp  ## the fast tests and the long enumerations 
 	@$(BIN)/python -m pytest $(IN_TWO)
 	@$(BIN)/python -m pytest $(IN_TWO) -m exhaustive tests
 
-test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a cache under kill -9, full disks and hostile input (an hour)
+test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a server under fire; a cache under kill -9, full disks and hostile input (an hour)
 	@$(BIN)/python -m pytest -m stress tests/decoding/test_stress.py
+	@$(BIN)/python -m pytest -m stress -s tests/server/test_hostile_requests.py
 	@$(BIN)/python -m pytest -m stress -s -v tests/cache/test_store_crashes.py tests/cache/test_cache_damage.py tests/cache/test_store_fuzz.py tests/cache/test_store_tenants.py tests/cache/test_store_bounds.py
 
 test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model, which does not pass all (docs/langchain.md)
