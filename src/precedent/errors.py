@@ -61,5 +61,9 @@ class GenerationError(PrecedentError):
     """A running request failed; the engine and all other requests continue."""
 
 
+class GrammarError(GenerationError):
+    """The grammar of a running request became too complex to enforce."""
+
+
 class RequestCancelled(PrecedentError):
     """The caller cancelled this request, or closed the engine before it finished."""

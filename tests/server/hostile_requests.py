@@ -50,6 +50,7 @@ STRANGE: tuple[Any, ...] = (
     *(None, True, -1, 0, 1e308, 10**30, "", "\ud800", "\x00", "x" * 5000, [], {}, [[]], [None], {"": {}}, [1e400]),
     *({"type": "function"}, [{"role": "user"}], [{"role": "tool", "content": "x"}], {"type": "json_schema"}),
     {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "(a+)+$" * 50, "type": "string"}}},
+    {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": ".*" * 300, "type": "string"}}},
     {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"$ref": "file:///etc/passwd"}}},
     [{"type": "function", "function": {"name": "x", "parameters": {"type": "array", "minItems": 10**9}}}],
 )

@@ -62,3 +62,16 @@ async def test_an_unknown_model_is_a_404(client: Client) -> None:
 async def test_bodies_that_are_none(client: Client, body: bytes) -> None:
     answer = await client.post(URL, content=body)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    "pattern", [".*" * 300, "(a+)+$" * 50, "(a{1,1000}){1,1000}", "((((a{1,30}){1,30}){1,30}){1,30})"]
+)
+async def test_costly_patterns_are_answered_or_refused_at_once(serve: Any, pattern: str) -> None:
+    """Llguidance bounds the work of every grammar; one that it gives up on is the caller's."""
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    client = serve(lambda prompt: '{"a": "a"}', may_stray=True)
+    answer = await client.post(URL, json={**ASKED, "max_tokens": 9, "response_format": wanted})
+    if answer.status_code != 200:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_value"), answer.text

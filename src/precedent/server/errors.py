@@ -13,6 +13,7 @@ from precedent.errors import (
     ConfigError,
     ContextOverflowError,
     EngineClosedError,
+    GrammarError,
     PrecedentError,
     PromptError,
     RequestCancelled,
@@ -25,6 +26,7 @@ _OF_THE_CALLER: tuple[tuple[type[PrecedentError], str | None], ...] = (
     (ContextOverflowError, "context_length_exceeded"),
     (CapacityError, "context_length_exceeded"),
     (UnsupportedError, "unsupported_value"),
+    (GrammarError, "unsupported_value"),
     (PromptError, None),
     (ConfigError, None),
 )
