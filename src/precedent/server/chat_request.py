@@ -14,7 +14,7 @@ from pydantic import ConfigDict, with_config
 
 from precedent.config import SpeculationConfig
 from precedent.langchain.wording import input_in_our_words
-from precedent.server.bodies import Keys, checked
+from precedent.server.bodies import MESSAGES, Keys, checked
 from precedent.server.errors import ApiError
 from precedent.server.settings import ServerLimits
 
@@ -36,6 +36,7 @@ _SAME = (
 
 KEYS = Keys(
     CompletionCreateParamsBase,
+    required=("model", "messages"),
     supported=(
         *("messages", "model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "logit_bias"),
         *("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "logprobs", "top_logprobs"),
@@ -43,6 +44,7 @@ KEYS = Keys(
         "modalities",
     ),
     own={
+        "messages": MESSAGES,
         "stream": bool,
         "stream_options": StreamOptions,
         "top_k": int,
@@ -88,9 +90,6 @@ class ChatRequest:
 def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
     """Read a parsed body. Raises ApiError that names the key, or a PrecedentError."""
     said = checked(body, KEYS)
-    for name in ("model", "messages"):
-        if name not in said:
-            raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
     if said.get("modalities", ["text"]) != ["text"]:
         raise ApiError("only text is written", param="modalities", code="unsupported_value")
     _check_bounds(said, limits)

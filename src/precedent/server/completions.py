@@ -37,6 +37,7 @@ _SAMPLING = (
 
 KEYS = Keys(
     CompletionCreateParamsBase,
+    required=("model", "prompt"),
     supported=(
         *("model", "prompt", "stream", "stream_options", "n", "max_tokens", "logit_bias", "logprobs", "echo"),
         *("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop"),
@@ -75,9 +76,6 @@ class TextRequest:
 def text_request(body: Mapping[str, Any], limits: ServerLimits) -> TextRequest:
     """Read a parsed body. Raises ApiError that names the key."""
     said = checked(body, KEYS)
-    for name in ("model", "prompt"):
-        if name not in said:
-            raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
     prompts, echo = _prompts(said["prompt"]), said.get("echo", False)
     if not 1 <= said.get("n", 1) * len(prompts) <= limits.max_choices:
         raise ApiError(f"n times the number of prompts must be between 1 and {limits.max_choices}", param="n")

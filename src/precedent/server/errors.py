@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from openai.types.shared.error_object import ErrorObject
+from pydantic import BaseModel
 
 from precedent.errors import (
     CapacityError,
@@ -31,6 +32,12 @@ _OF_THE_CALLER: tuple[tuple[type[PrecedentError], str | None], ...] = (
 """Errors that the request itself causes, each with OpenAI's code; the first that fits counts."""
 
 
+class ErrorBody(BaseModel):
+    """The body of every answer with an HTTP status other than 200."""
+
+    error: ErrorObject
+
+
 class ApiError(Exception):
     """An answer with an HTTP status other than 200."""
 
@@ -50,7 +57,7 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The answer's JSON."""
-        return {"error": self.error.model_dump(include={"message", "type", "param", "code"})}
+        return ErrorBody(error=self.error).model_dump(include={"error": {"message", "type", "param", "code"}})
 
 
 def api_error(error: BaseException, params: Collection[str] = (), prompt: str | None = None) -> ApiError:

@@ -14,6 +14,7 @@ from precedent.server.settings import ServerLimits
 
 KEYS = Keys(
     ResponseCreateParamsBase,
+    required=("model", "input"),
     supported=(
         *("input", "instructions", "model", "max_output_tokens", "temperature", "top_p", "tools", "tool_choice"),
         *("parallel_tool_calls", "text", "reasoning", "truncation", "background", "include", "top_logprobs"),
@@ -37,9 +38,6 @@ _CHAT_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens"
 def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
     """Read a parsed body. Raises ApiError that names the key of this route."""
     said = checked(body, KEYS)
-    for name in ("model", "input"):
-        if name not in said:
-            raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
     if said.get("background"):
         raise ApiError("an answer is sent while it is written: leave background out", param="background")
     if said.get("truncation", "disabled") != "disabled":
