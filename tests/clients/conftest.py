@@ -76,7 +76,9 @@ def started(command: list[str], log: Path, tells: str) -> Iterator[str]:
             finally:
                 running.send_signal(signal.SIGTERM)
                 told.read()
-    assert running.returncode in (0, -signal.SIGTERM), log.read_text()  # uvicorn raises the signal again when it is done
+    assert running.returncode in (0, -signal.SIGTERM), (
+        log.read_text()
+    )  # uvicorn raises the signal again when it is done
 
 
 def address_in(told: IO[str], log: Path) -> str:

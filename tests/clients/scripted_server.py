@@ -1,4 +1,4 @@
-"""A real server on models that follow scripts: `python scripted_server.py KEYS` prints its address, and ends on SIGTERM.
+"""A real server on models that follow scripts: `python scripted_server.py KEYS` prints its address; SIGTERM ends it.
 
 `echo` says the last turn again, counts ("Count to 9"), or waits until somebody has written its answer into a FIFO
 ("Wait for PATH"). `scripted-model` and `other-model` answer LangChain's standard tests.

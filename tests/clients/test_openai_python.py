@@ -33,7 +33,7 @@ class Person(BaseModel):
     born: int
 
 
-class look_up(BaseModel):  # noqa: N801  (the tool's name)
+class look_up(BaseModel):
     number: str
 
 
@@ -212,7 +212,11 @@ def test_messages_of_every_role(client: OpenAI) -> None:
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Hello."}]},
         {"role": "assistant", "content": "Hi.", "reasoning_content": "A greeting."},
-        {"role": "user", "name": "ada", "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "you?"}]},
+        {
+            "role": "user",
+            "name": "ada",
+            "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "you?"}],
+        },
     ]
     answer = client.chat.completions.create(model="echo", messages=messages)
     assert (answer.choices[0].message.content or "").replace("\n", "") == "And you?"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from helpers.standard_answers import TEXT, THINK
 from langchain_core.messages import AIMessage
+
+from helpers.standard_answers import TEXT, THINK
 
 Details = dict[Literal["invoke", "stream"], list[Any]]
 SCRIPTED, OTHER = "scripted-model", "other-model"

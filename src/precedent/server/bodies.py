@@ -127,6 +127,14 @@ def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
     return said
 
 
+def biases(given: Mapping[str, Any]) -> dict[int, Any]:
+    """A checked `logit_bias` by token id. Raises ApiError for a key that is no whole number."""
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError:
+        raise ApiError("the keys of logit_bias must be token ids", param="logit_bias") from None
+
+
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)  # without the marks of required keys

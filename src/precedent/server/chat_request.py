@@ -14,7 +14,7 @@ from pydantic import ConfigDict, with_config
 
 from precedent.config import SpeculationConfig
 from precedent.langchain.wording import input_in_our_words
-from precedent.server.bodies import MESSAGES, Keys, checked
+from precedent.server.bodies import MESSAGES, Keys, biases, checked
 from precedent.server.errors import ApiError
 from precedent.server.settings import ServerLimits
 
@@ -102,7 +102,7 @@ def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
     settings["temperature"] = said.get("temperature", 1.0)
     settings["max_tokens"] = _max_tokens(said, limits)
     if "logit_bias" in said:
-        settings["logit_bias"] = _biases(said["logit_bias"])
+        settings["logit_bias"] = biases(said["logit_bias"])
     if isinstance(settings.get("speculation"), dict):
         settings["speculation"] = SpeculationConfig.from_dict(settings["speculation"])
     return ChatRequest(
@@ -122,13 +122,6 @@ def _max_tokens(said: Mapping[str, Any], limits: ServerLimits) -> int:
     if len(set(given)) > 1:
         raise ApiError("max_tokens and max_completion_tokens differ: give one of the two", param="max_tokens")
     return int(given[0]) if given else limits.default_max_tokens
-
-
-def _biases(given: Mapping[str, Any]) -> dict[int, Any]:
-    try:
-        return {int(token): bias for token, bias in given.items()}
-    except ValueError:
-        raise ApiError("the keys of logit_bias must be token ids", param="logit_bias") from None
 
 
 def _check_bounds(said: Mapping[str, Any], limits: ServerLimits) -> None:

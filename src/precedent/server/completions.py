@@ -20,7 +20,7 @@ from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.errors import PrecedentError
 from precedent.runtime.plain_values import check_plain
 from precedent.sampling.logprobs import TokenLogprob
-from precedent.server.bodies import Keys, checked, parsed
+from precedent.server.bodies import Keys, biases, checked, parsed
 from precedent.server.errors import ApiError, api_error
 from precedent.server.keys import Caller
 from precedent.server.merging import merged
@@ -89,7 +89,7 @@ def text_request(body: Mapping[str, Any], limits: ServerLimits) -> TextRequest:
     if isinstance(sampling.get("stop"), list):
         sampling["stop"] = tuple(sampling["stop"])
     if "logit_bias" in said:
-        sampling["logit_bias"] = {int(token): bias for token, bias in said["logit_bias"].items()}
+        sampling["logit_bias"] = biases(said["logit_bias"])
     return TextRequest(
         said["model"],
         prompts,

@@ -56,7 +56,7 @@ def description(app: FastAPI, serving: Serving) -> dict[str, Any]:
     told["paths"] = {path: told["paths"][path] for path in ROUTES}
     for path, methods in told["paths"].items():
         for operation in methods.values():
-            operation |= _operation(path, schemas, list(serving.models))
+            operation.update(_operation(path, schemas, list(serving.models)))
             if serving.keys is not None and path != OPEN:
                 operation["security"] = [{BEARER: []}]
     told["components"] = {"schemas": definitions}
@@ -84,7 +84,7 @@ def _types() -> Iterator[tuple[tuple[str, str | None], Any]]:
 def _operation(path: str, schemas: Mapping[Any, Any], models: list[str]) -> dict[str, Any]:
     route = ROUTES[path]
     contents = {route.kind: {"schema": schemas[path, None]}}
-    contents |= {EVENTS: {"schema": {"type": "string"}}} if route.streams else {}
+    contents |= {EVENTS: {}} if route.streams else {}  # OpenAPI 3.1 has no words for single events
     refused = {"content": {JSON: {"schema": schemas["", None]}}}
     told: dict[str, Any] = {
         "responses": {

@@ -31,6 +31,9 @@ KEYS = Keys(
     },
 )
 
+_ROLES = ("system", "developer", "user")
+"""Who else than the assistant speaks in messages; tools answer in items of their own."""
+
 _CHAT_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text"}
 """Keys of a chat completion, each with the one of this route that it was made of."""
 
@@ -113,8 +116,10 @@ def _turns(items: Sequence[Any]) -> Iterator[dict[str, Any]]:
         if kind == "function_call_output":
             content = _content(item.get("output"))
             yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+        elif kind == "message" and item.get("role") not in _ROLES:
+            raise ApiError(f"input[{position}].role must be one of assistant, {', '.join(_ROLES)}", param="input")
         elif kind == "message":
-            yield {"role": item.get("role"), "content": _content(item.get("content"))}
+            yield {"role": item["role"], "content": _content(item.get("content"))}
         else:
             raise ApiError(f"input[{position}] of type {kind!r} is not supported", param="input")
     if turn is not None:
