@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from openai import OpenAI
 from pytest_socket import enable_socket
 
 from precedent.server.stored_keys import add_key
@@ -96,6 +97,13 @@ def fifo(tmp_path: Path) -> Path:
     """A FIFO: who opens it waits for the other end, without a clock."""
     os.mkfifo(tmp_path / "fifo")
     return tmp_path / "fifo"
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[OpenAI]:
+    """openai-python with a key that may ask."""
+    with OpenAI(base_url=server.url, api_key=server.keys["desk"], max_retries=0) as made:
+        yield made
 
 
 # The counts
