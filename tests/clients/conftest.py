@@ -122,6 +122,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             OUTCOMES[place][test] = report.outcome
 
 
+NOTES = list[str]()
+"""Counts that suites of their own tell."""
+
+
+@pytest.fixture
+def note() -> Callable[[str], None]:
+    """Adds a line to the counts."""
+    return NOTES.append
+
+
 @pytest.fixture
 def outcomes() -> Callable[[str], dict[str, str]]:
     """The outcomes so far of a suite."""
@@ -135,3 +145,5 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         counts = Counter(found.values())
         told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
         terminalreporter.write_line(f"{suite}: {told}")
+    for line in NOTES:
+        terminalreporter.write_line(line)

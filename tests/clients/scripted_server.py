@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from helpers.standard_answers import answer, thinking_tokenizer
+from helpers.standard_answers import answer, call, thinking_tokenizer
 
 from precedent.cache import SpeculationCache
 from precedent.server.keys import KeyFile
@@ -27,6 +27,13 @@ LIMITS = ServerLimits(max_queued_per_key=16)
 """A key may have as many answers at once as a request may ask for."""
 
 
+CANARY = {
+    "Call the provided tool with value CANARY_OK.": call("compatcanary_echo", '{"value": "CANARY_OK"}'),
+    "Return the requested compatibility status.": '{"status": "ok"}',
+}
+"""What CompatCanary wants done, which no echo does."""
+
+
 def echo(prompt: str) -> str:
     """The answer of the model `echo`."""
     if "<|im_start|>" not in prompt:  # a text to be continued
@@ -37,7 +44,7 @@ def echo(prompt: str) -> str:
         return " ".join(map(str, range(1, int(counted[1]) + 1)))
     if waited := re.fullmatch(r"Wait for (.+)", said):
         return Path(waited[1]).read_text()
-    return said
+    return CANARY.get(said, said)
 
 
 def serving(keys: Path, held: ExitStack) -> Serving:

@@ -36,16 +36,21 @@ class TestInProcess(Offered, ChatModelIntegrationTests):
         return {"model": SCRIPTED, "engines": EngineHolder(engine=engine_of(SCRIPTED, False, "cold"))}
 
 
-class Connected(Offered):
-    """A model behind the server; all tests of a class share connections and the event loop that these belong to."""
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def place(server: Any) -> AsyncIterator[dict[str, Any]]:
+    """Where the model is; all tests of a class share connections and the event loop that these belong to."""
+    with httpx.Client() as client:
+        async with httpx.AsyncClient() as async_client:
+            clients = {"http_client": client, "http_async_client": async_client}
+            yield {"base_url": server.url, "api_key": server.keys["desk"], **clients}
 
-    @pytest_asyncio.fixture(autouse=True, scope="class", loop_scope="class")
-    async def _connect(self, request: pytest.FixtureRequest, server: Any) -> AsyncIterator[None]:
-        with httpx.Client() as client:
-            async with httpx.AsyncClient() as async_client:
-                clients = {"http_client": client, "http_async_client": async_client}
-                request.cls.place = {"base_url": server.url, "api_key": server.keys["desk"], **clients}
-                yield
+
+class Connected(Offered):
+    """A model behind the server."""
+
+    @pytest.fixture(autouse=True)
+    def _connect(self, place: dict[str, Any]) -> None:
+        self.place = place
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
