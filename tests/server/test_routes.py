@@ -49,7 +49,8 @@ async def test_completions(serve: Any) -> None:
     answer = await serve([" a time."]).post("/v1/completions", json=body | {"stream": True, "logprobs": 1})
     events = answer.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
-    chunks = [Completion.model_validate(json.loads(event.removeprefix("data: "))) for event in events[:-2]]
+    chunks = [Completion.construct(**json.loads(event.removeprefix("data: "))) for event in events[:-2]]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
     assert "".join(chunk.choices[0].text for chunk in chunks) == " a time."
     tokens = [token for chunk in chunks if (told := chunk.choices[0].logprobs) for token in told.tokens or ()]
     assert "".join(tokens).startswith(" a time.")

@@ -41,7 +41,7 @@ def _asked(raw: bytes, serving: Serving) -> ChatRequest:
     try:
         return chat_request(body, serving.limits)
     except PrecedentError as error:
-        raise api_error(error, body, "messages") from error
+        raise api_error(error, body, {"prompt": "messages"}) from error
 
 
 async def begun(serving: Serving, served: Served, asked: ChatRequest, caller: Caller, held: ExitStack) -> list[Answer]:
@@ -59,7 +59,7 @@ def _begin(served: Served, asked: ChatRequest, settings: dict[str, Any]) -> Begu
     try:
         return served.chat.begin(asked.messages, settings)
     except PrecedentError as error:
-        raise api_error(error, asked.params, "messages") from error
+        raise api_error(error, asked.keys, asked.renamed) from error
 
 
 async def _events(answers: Sequence[Answer], asked: ChatRequest, held: ExitStack) -> AsyncGenerator[str, None]:

@@ -68,9 +68,16 @@ KEYS = Keys(
 )
 
 
+_RENAMED = {"prompt": "messages", "max_tokens": "max_completion_tokens"}
+"""Settings that a request may give under another name."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One request. `settings` are a chat model's call's; answer number i of several uses `seed + i`."""
+    """One request. `settings` are a chat model's call's; answer number i of several uses `seed + i`.
+
+    `keys` are those of its body, `renamed` says what it calls settings that have another name here.
+    """
 
     model: str
     messages: list[BaseMessage]
@@ -79,7 +86,8 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     include_sources: bool
-    params: tuple[str, ...]
+    keys: tuple[str, ...]
+    renamed: Mapping[str, str]
 
     def settings_of(self, index: int) -> dict[str, Any]:
         """The settings of answer number `index`."""
@@ -113,7 +121,8 @@ def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
         stream=stream,
         include_usage=options.get("include_usage") is True,
         include_sources=options.get("include_sources") is True,
-        params=tuple(said),
+        keys=tuple(said),
+        renamed=_RENAMED if "max_completion_tokens" in said else {"prompt": "messages"},
     )
 
 

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from precedent.config import SamplingParams
 from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.errors import PrecedentError
+from precedent.langchain.telemetry import Span, current_span, describe_request, describe_result
 from precedent.runtime.plain_values import check_plain
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.server.bodies import Keys, biases, checked, parsed
@@ -118,6 +119,7 @@ class TextAnswer:
     generation: Generation
     served: Served
     echoed: str
+    span: Span | None
     length: int = 0
 
     def logprobs(self, told: Sequence[TokenLogprob]) -> dict[str, Any] | None:
@@ -170,9 +172,11 @@ def _begin(served: Served, asked: TextRequest, index: int, tenant: str) -> TextA
         ids = served.engine.tokenizer.encode(text) if isinstance(prompt, str) else prompt
         query = recall_query([{"role": "user", "content": text}])
         generation = served.engine.submit(ids, sampling, tenant=tenant, query=query)
+        if (span := current_span()) is not None:
+            describe_request(span, "text_completion", served.name, sampling)
     except PrecedentError as error:
-        raise api_error(error, KEYS.known, "prompt") from error
-    return TextAnswer(index, generation, served, text if asked.echo else "")
+        raise api_error(error, KEYS.known) from error
+    return TextAnswer(index, generation, served, text if asked.echo else "", span)
 
 
 async def _read(answers: Sequence[TextAnswer]) -> None:
@@ -183,6 +187,8 @@ async def _read(answers: Sequence[TextAnswer]) -> None:
 async def _steps(answer: TextAnswer) -> AsyncGenerator[tuple[TextAnswer, Emission], None]:
     async for emission in answer.generation:
         yield answer, emission
+    if answer.span is not None:
+        describe_result(answer.span, answer.served.name, answer.generation.result())
 
 
 def _whole(answers: Sequence[TextAnswer], asked: TextRequest) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def _asked(raw: bytes, serving: Serving) -> tuple[dict[str, Any], ChatRequest]:
     try:
         return body, responses_request(body, serving.limits)
     except PrecedentError as error:
-        raise api_error(error, body, "input") from error
+        raise api_error(error, body, {"prompt": "input"}) from error
 
 
 async def _events(answer: Answer, writer: ResponseWriter, held: ExitStack) -> AsyncGenerator[str, None]:

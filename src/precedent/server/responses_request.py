@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
@@ -63,7 +64,8 @@ def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequ
         chat["response_format"] = _format(said["text"]["format"])
     chat["messages"] = messages_of(said["input"], said.get("instructions"))
     try:
-        return chat_request(chat, limits)
+        asked = chat_request(chat, limits)
+        return replace(asked, renamed={name: _CHAT_NAMES.get(key, key) for name, key in asked.renamed.items()})
     except ApiError as error:
         error.error.param = _CHAT_NAMES.get(error.error.param or "", error.error.param)
         raise
