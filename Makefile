@@ -7,6 +7,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+CLIENTS := .venv-clients
 # says what it does, tells pip's stages every few seconds, and shows all that pip printed where it fails
 INSTALL := $(BIN)/python .ci/install.py
 PINNED  := -c constraints.txt
@@ -22,7 +23,7 @@ MUTANT_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser check bench clean
+.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-clients check bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -61,6 +62,9 @@ test-mutants: $(VENV)/dev.stamp  ## break the way between LangChain and the mode
 test-browser: $(VENV)/browser.stamp  ## the dashboard in Chromium, with axe-core (PRECEDENT_CHROMIUM=... names another browser)
 	@$(BIN)/python -m pytest -m browser tests/browser $(TEST_ARGS)
 
+test-clients: $(VENV)/dev.stamp $(CLIENTS)/stamp  ## other people's clients and suites on a real server (needs Node 20 or newer)
+	@$(BIN)/python -m pytest -m clients tests/clients $(TEST_ARGS)
+
 check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
 	@echo "== ruff"
 	@$(BIN)/ruff check $(SOURCES)
@@ -70,7 +74,7 @@ check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
 	@$(MAKE) --no-print-directory test
 
 clean:  ## remove the environment and the tools' caches
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(CLIENTS) tests/clients/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find src plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -94,4 +98,12 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp $(SERVER)/pyproject.toml
 # the browser itself comes from the system: Debian's package chromium
 $(VENV)/browser.stamp: $(VENV)/dev.stamp
 	@$(INSTALL) "installing playwright and axe-core: about half a minute" $(PINNED) --group browser
+	@touch $@
+
+# schemathesis has an environment of its own: it brings a plugin that pytest would load in every other run
+$(CLIENTS)/stamp: tests/clients/requirements.txt tests/clients/package-lock.json | $(BIN)/python
+	@echo "== installing schemathesis and the clients in JavaScript: about half a minute"
+	@$(BIN)/python -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
+	@cd tests/clients && npm ci --no-audit --no-fund --loglevel=error
 	@touch $@

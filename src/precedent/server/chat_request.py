@@ -14,7 +14,7 @@ from pydantic import ConfigDict, with_config
 
 from precedent.config import SpeculationConfig
 from precedent.langchain.wording import input_in_our_words
-from precedent.server.bodies import Keys, checked
+from precedent.server.bodies import MESSAGES, Keys, biases, checked
 from precedent.server.errors import ApiError
 from precedent.server.settings import ServerLimits
 
@@ -36,6 +36,7 @@ _SAME = (
 
 KEYS = Keys(
     CompletionCreateParamsBase,
+    required=("model", "messages"),
     supported=(
         *("messages", "model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "logit_bias"),
         *("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "logprobs", "top_logprobs"),
@@ -43,6 +44,7 @@ KEYS = Keys(
         "modalities",
     ),
     own={
+        "messages": MESSAGES,
         "stream": bool,
         "stream_options": StreamOptions,
         "top_k": int,
@@ -96,9 +98,6 @@ class ChatRequest:
 def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
     """Read a parsed body. Raises ApiError that names the key, or a PrecedentError."""
     said = checked(body, KEYS)
-    for name in ("model", "messages"):
-        if name not in said:
-            raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
     if said.get("modalities", ["text"]) != ["text"]:
         raise ApiError("only text is written", param="modalities", code="unsupported_value")
     _check_bounds(said, limits)
@@ -111,7 +110,7 @@ def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
     settings["temperature"] = said.get("temperature", 1.0)
     settings["max_tokens"] = _max_tokens(said, limits)
     if "logit_bias" in said:
-        settings["logit_bias"] = _biases(said["logit_bias"])
+        settings["logit_bias"] = biases(said["logit_bias"])
     if isinstance(settings.get("speculation"), dict):
         settings["speculation"] = SpeculationConfig.from_dict(settings["speculation"])
     return ChatRequest(
@@ -132,13 +131,6 @@ def _max_tokens(said: Mapping[str, Any], limits: ServerLimits) -> int:
     if len(set(given)) > 1:
         raise ApiError("max_tokens and max_completion_tokens differ: give one of the two", param="max_tokens")
     return int(given[0]) if given else limits.default_max_tokens
-
-
-def _biases(given: Mapping[str, Any]) -> dict[int, Any]:
-    try:
-        return {int(token): bias for token, bias in given.items()}
-    except ValueError:
-        raise ApiError("the keys of logit_bias must be token ids", param="logit_bias") from None
 
 
 def _check_bounds(said: Mapping[str, Any], limits: ServerLimits) -> None:

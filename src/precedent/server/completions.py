@@ -21,7 +21,7 @@ from precedent.errors import PrecedentError
 from precedent.langchain.telemetry import Span, current_span, describe_request, describe_result
 from precedent.runtime.plain_values import check_plain
 from precedent.sampling.logprobs import TokenLogprob
-from precedent.server.bodies import Keys, checked, parsed
+from precedent.server.bodies import Keys, biases, checked, parsed
 from precedent.server.errors import ApiError, api_error
 from precedent.server.keys import Caller
 from precedent.server.merging import merged
@@ -38,6 +38,7 @@ _SAMPLING = (
 
 KEYS = Keys(
     CompletionCreateParamsBase,
+    required=("model", "prompt"),
     supported=(
         *("model", "prompt", "stream", "stream_options", "n", "max_tokens", "logit_bias", "logprobs", "echo"),
         *("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop"),
@@ -76,9 +77,6 @@ class TextRequest:
 def text_request(body: Mapping[str, Any], limits: ServerLimits) -> TextRequest:
     """Read a parsed body. Raises ApiError that names the key."""
     said = checked(body, KEYS)
-    for name in ("model", "prompt"):
-        if name not in said:
-            raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
     prompts, echo = _prompts(said["prompt"]), said.get("echo", False)
     if not 1 <= said.get("n", 1) * len(prompts) <= limits.max_choices:
         raise ApiError(f"n times the number of prompts must be between 1 and {limits.max_choices}", param="n")
@@ -92,7 +90,7 @@ def text_request(body: Mapping[str, Any], limits: ServerLimits) -> TextRequest:
     if isinstance(sampling.get("stop"), list):
         sampling["stop"] = tuple(sampling["stop"])
     if "logit_bias" in said:
-        sampling["logit_bias"] = {int(token): bias for token, bias in said["logit_bias"].items()}
+        sampling["logit_bias"] = biases(said["logit_bias"])
     return TextRequest(
         said["model"],
         prompts,

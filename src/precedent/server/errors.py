@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from openai.types.shared.error_object import ErrorObject
+from pydantic import BaseModel
 
 from precedent.errors import (
     CapacityError,
@@ -33,6 +34,12 @@ _OF_THE_CALLER: tuple[tuple[type[PrecedentError], str | None], ...] = (
 """Errors that the request itself causes, each with OpenAI's code; the first that fits counts."""
 
 
+class ErrorBody(BaseModel):
+    """The body of every answer with an HTTP status other than 200."""
+
+    error: ErrorObject
+
+
 class ApiError(Exception):
     """An answer with an HTTP status other than 200."""
 
@@ -52,7 +59,7 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The answer's JSON."""
-        return {"error": self.error.model_dump(include={"message", "type", "param", "code"})}
+        return ErrorBody(error=self.error).model_dump(include={"error": {"message", "type", "param", "code"}})
 
 
 def api_error(error: BaseException, keys: Iterable[str] = (), renamed: Mapping[str, str] | None = None) -> ApiError:

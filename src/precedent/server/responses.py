@@ -40,7 +40,7 @@ async def responses(serving: Serving, caller: Caller, request: Request) -> Respo
 
 
 def _asked(raw: bytes, serving: Serving) -> tuple[dict[str, Any], ChatRequest]:
-    body = parsed(raw)
+    body = {name: value for name, value in parsed(raw).items() if value is not None}
     try:
         return body, responses_request(body, serving.limits)
     except PrecedentError as error:
