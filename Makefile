@@ -102,8 +102,8 @@ $(VENV)/browser.stamp: $(VENV)/dev.stamp
 
 # schemathesis has an environment of its own: it brings a plugin that pytest would load in every other run
 $(CLIENTS)/stamp: tests/clients/requirements.txt tests/clients/package-lock.json | $(BIN)/python
-	@echo "== installing schemathesis and the clients in JavaScript: about half a minute"
 	@$(BIN)/python -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
+	@$(CLIENTS)/bin/python .ci/install.py "installing schemathesis: half a minute" -r tests/clients/requirements.txt
+	@echo "== installing the clients in JavaScript: a few seconds"
 	@cd tests/clients && npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
