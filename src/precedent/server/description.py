@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -65,6 +66,7 @@ def description(app: FastAPI, serving: Serving) -> dict[str, Any]:
     return told
 
 
+@cache
 def _schemas() -> tuple[Mapping[Any, Any], dict[str, Any]]:
     """The schema of every key of every body and of every answer, and the definitions that they share."""
     wanted = [(place, "validation", TypeAdapter(kind)) for place, kind in _types()]
