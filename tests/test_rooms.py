@@ -45,6 +45,8 @@ LAYERS = (
     "training",
     "custom_generate",
     "langchain",
+    "server",
+    "client",
     "testing",
     "cli",
 )
@@ -61,9 +63,16 @@ PUBLIC = {
         "verify_cache",
     ),
     "precedent.cache.backend": ("Selection", "VerifyReport"),
+    "precedent.client": ("ChatPrecedentServer",),
     "precedent.drafters": ("Candidates", "DraftSession", "Drafter", "DrafterParts", "Request", "load_drafters"),
     "precedent.grammar": ("Grammar", "JsonSchema"),
-    "precedent.langchain": ("ChatPrecedent", "PrecedentEmbeddings", "PrecedentLLM", "SpeculationMiddleware"),
+    "precedent.langchain": (
+        "ChatPrecedent",
+        "ChatPrecedentServer",
+        "PrecedentEmbeddings",
+        "PrecedentLLM",
+        "SpeculationMiddleware",
+    ),
     "precedent.testing.drafter_contract": ("DrafterContract",),
     "precedent.testing.embedders": ("HashEmbedder",),
     "precedent.testing.lossless": ("assert_lossless",),
@@ -161,7 +170,16 @@ def test_the_layering_check_sees_an_import_that_points_the_other_way(source: str
 
 def test_only_the_outermost_rooms_import_the_package_itself() -> None:
     importers = {room_of(module_of(file)) for file in FILES if "precedent" in imports_in(parsed(file))}
-    assert importers <= {"langchain", "cli", "testing"}
+    assert importers <= {"langchain", "server", "client", "cli", "testing"}
+
+
+def test_nothing_but_the_command_line_imports_the_server() -> None:
+    importers = {room_of(module_of(file)) for file in FILES for name in imports_in(parsed(file)) if is_server(name)}
+    assert importers <= {"server", "cli"}
+
+
+def is_server(module: str) -> bool:
+    return f"{module}.".startswith("precedent.server.")
 
 
 @pytest.mark.parametrize("room", [name for name in LAYERS if (PACKAGE / name.replace(".", "/")).is_dir()])
@@ -203,10 +221,15 @@ def loaded_by(statements: str) -> set[str]:
         ("precedent", {"torch", "numpy", "transformers", "faiss", "langchain_core", "pydantic"}),
         ("precedent.config", {"torch", "numpy"}),
         ("precedent.tree", {"torch"}),
+        (
+            "precedent.client",
+            {"torch", "transformers", "numba", "faiss", "numpy", "precedent.engine", "precedent.cache"},
+        ),
         ("precedent.drafters", {"torch", "transformers"}),
         ("precedent.planning", {"torch", "transformers"}),
         ("precedent.cache", {"torch", "transformers", "faiss", "sentence_transformers"}),
         ("precedent.verify", {"transformers", "faiss", "langchain_core"}),
+        ("precedent.server.keys", {"torch", "numba", "transformers", "langchain", "langchain_core", "fastapi"}),
     ],
 )
 def test_an_import_loads_no_more_than_it_needs(module: str, unwanted: set[str]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from precedent.cache import SpeculationCache
+    from precedent.client import ChatPrecedentServer as ChatPrecedentServer
     from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
     from precedent.custom_generate import generate
     from precedent.engine.engine import Engine
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         ContextOverflowError,
         EngineClosedError,
         GenerationError,
+        GrammarError,
         ModelLoadError,
         PrecedentError,
         PromptError,
@@ -43,6 +45,7 @@ __all__ = [
     "EngineClosedError",
     "EngineLimits",
     "GenerationError",
+    "GrammarError",
     "ModelLoadError",
     "PrecedentError",
     "PrecedentRecorder",
@@ -58,7 +61,11 @@ __all__ = [
     "generate",
 ]
 
+_WITH_AN_EXTRA = {"ChatPrecedentServer": "precedent.client"}
+"""Names outside of `__all__`, so that a star import works without the packages that they need."""
+
 _HOMES = {
+    **_WITH_AN_EXTRA,
     "ChatPrecedent": "precedent.langchain",
     "Engine": "precedent.engine.engine",
     "EngineLimits": "precedent.config",
@@ -74,7 +81,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """Import a public name from the module that defines it."""
-    if name not in __all__:
+    if name not in __all__ and name not in _WITH_AN_EXTRA:
         raise AttributeError(f"module 'precedent' has no attribute {name!r}")
     value: object = getattr(import_module(_HOMES.get(name, "precedent.errors")), name)
     globals()[name] = value

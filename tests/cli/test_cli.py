@@ -22,7 +22,7 @@ from precedent.target.load.loading import DEMO_TARGET
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
-COMMANDS = ("demo", "run", "bench", "doctor", "cache")
+COMMANDS = ("demo", "run", "bench", "doctor", "cache", "keys")
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,8 @@ def test_the_metrics_add_up(target: WatchedTarget) -> None:
     assert (now.num_requests_running, now.num_requests_waiting) == (2, 5)
     assert now.kv_cache_reserved_bytes == 2 * requests[0].kv_bytes
     assert now.e2e_request_latency_seconds.p95 == 0
+    assert now.generation_tokens == sum(request.stats.num_output_tokens for request in requests) > 0
+    assert (now.num_steps, now.num_request_steps, now.decode_seconds_saved) == (1, 2, 0)
     run(scheduler)
     scheduler.add(again := request_for(target, prompt_of(9), max_tokens=5))
     run(scheduler)
@@ -89,6 +91,7 @@ def test_the_metrics_add_up(target: WatchedTarget) -> None:
     assert after.num_requests_finished == 4
     assert (after.prompt_tokens, after.cached_prompt_tokens) == (36, again.cached_prompt_tokens)
     assert (after.generation_tokens, after.num_steps) == (20, len(target.batches))
+    assert after.num_request_steps == sum(r.stats.num_steps for r in (*requests, again))
     assert after.num_accepted_tokens == sum(r.stats.num_accepted_tokens for r in (*requests, again))
     assert 0 < after.time_to_first_token_seconds.p50 <= after.e2e_request_latency_seconds.p95
     assert 0 < after.inter_token_latency_seconds.p50 <= after.inter_token_latency_seconds.p95

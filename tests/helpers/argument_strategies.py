@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from precedent.config import SpeculationConfig
 from precedent.langchain import ChatPrecedent, PrecedentLLM
-from precedent.langchain.settings import FROM_LANGCHAIN, OF_THE_CALL
+from precedent.langchain.arguments import FROM_LANGCHAIN, OF_THE_CALL
 from precedent.langchain.synonyms import HARMLESS, HINTS, IDLE, OF_LOADING, SAME
 from precedent.text.templates import Templates
 

@@ -65,7 +65,7 @@ def only(message: BaseMessage) -> dict[str, Any]:
         ),
         (
             AIMessage("a", invalid_tool_calls=[invalid_tool_call(name=None, args="<tool_call>{", id="c", error=None)]),
-            {"role": "assistant", "content": "a", "invalid_calls": [{"name": None, "args": "<tool_call>{"}]},
+            {"role": "assistant", "content": "a", "invalid_calls": [{"name": None, "args": "<tool_call>{", "id": "c"}]},
         ),
     ],
 )

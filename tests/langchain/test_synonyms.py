@@ -15,7 +15,8 @@ from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
-from precedent.langchain.settings import FOR_CHAT, OF_THE_CALL, OF_THE_ENGINE
+from precedent.langchain.arguments import FOR_CHAT, OF_THE_CALL
+from precedent.langchain.settings import OF_THE_ENGINE
 from precedent.langchain.synonyms import HARMLESS, HINTS, IDLE, OF_LOADING, SAME
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_engine import ScriptedEngine, ScriptedRequest, chatml_tokenizer
@@ -187,7 +188,7 @@ def test_hints_name_only_what_there_is(name: str) -> None:
     for argument in re.findall(r"(\w+)=", hint):
         assert argument in {*FIELDS, *OF_THE_CALL, *OF_LOADING, *OTHERS}, argument
     for method in re.findall(r"(\w+)\(", hint):
-        assert hasattr(ChatPrecedent, method) or method in {"BitsAndBytesConfig"}, method
+        assert hasattr(ChatPrecedent, method) or method in {"BitsAndBytesConfig", "ChatPrecedentServer"}, method
     assert "\n" not in hint
 
 

@@ -93,7 +93,7 @@ def without_old_results(turns: list[Turn]) -> list[Turn]:
 
 # Sampling, tenants and what else a call asks for
 
-SAMPLING = "precedent.langchain.settings:sampling_params"
+SAMPLING = "precedent.langchain.arguments:sampling_params"
 
 
 def sampling(**fields: Any) -> Mutant:

@@ -106,9 +106,9 @@ MUTANTS: dict[str, Mutant] = {
     "ignore max_tokens": sampling(max_tokens=512),
     "ignore logprobs": sampling(logprobs=None),
     "ignore the tenant": Mutant("precedent.langchain.tenants:tenant_of", instead("default")),
-    "ignore the run's metadata": Mutant("precedent.langchain.tenants:run_metadata", instead({})),
-    "ignore speculation settings": Mutant("precedent.langchain.settings:speculation_config", instead(None)),
-    "ignore the prediction": Mutant("precedent.langchain.settings:prediction_text", instead(None)),
+    "ignore the run's metadata": Mutant("precedent.langchain.runs:run_metadata", instead({})),
+    "ignore speculation settings": Mutant("precedent.langchain.arguments:speculation_config", instead(None)),
+    "ignore the prediction": Mutant("precedent.langchain.arguments:prediction_text", instead(None)),
     "ignore templates": Mutant("precedent.langchain.settings:templates_of", instead(())),
     "drop unknown arguments": Mutant(
         "precedent.langchain.synonyms:translated",

@@ -112,6 +112,11 @@ class SpeculationCache(OfOneProcess):
         return opened
 
     @property
+    def embedder(self) -> Embedder:
+        """What turns texts into vectors; its model is loaded at first use."""
+        return self._embedder
+
+    @property
     def _store(self) -> CompletionStore:
         self.check_process()
         return self._opened

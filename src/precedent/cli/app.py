@@ -14,9 +14,11 @@ from precedent.cli.bench import bench
 from precedent.cli.cache import app as cache_app
 from precedent.cli.demo import demo
 from precedent.cli.doctor import doctor
+from precedent.cli.keys import app as keys_app
 from precedent.cli.progress import Progress
 from precedent.cli.replay import replay
 from precedent.cli.run import run
+from precedent.cli.serve import ENVIRONMENT, serve
 from precedent.cli.train_draft import measure_draft, train_draft
 from precedent.errors import PrecedentError
 
@@ -51,6 +53,10 @@ def _precedent(
 
 app.command(epilog="Example: precedent demo --json demo.json")(demo)
 app.command(epilog='Example: precedent run "Name three rivers." --draft-model first-layers:4 --show-sources')(run)
+app.command(
+    context_settings={"auto_envvar_prefix": ENVIRONMENT},
+    epilog="Example: precedent serve --target Qwen/Qwen3-4B --cache orders.db",
+)(serve)
 app.command(epilog="Example: precedent bench --json bench.json")(bench)
 app.command(epilog="Example: precedent replay chats.jsonl --budget 16,32 --alpha 1,4,8 --json replay.json")(replay)
 app.command(epilog="Example: precedent doctor Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B")(doctor)
@@ -60,6 +66,7 @@ app.command(
     "--prompts chats.jsonl"
 )(measure_draft)
 app.add_typer(cache_app, name="cache")
+app.add_typer(keys_app, name="keys")
 
 
 def main(progress: Progress | None = None, *, arguments: Sequence[str] | None = None) -> None:
@@ -76,8 +83,10 @@ def main(progress: Progress | None = None, *, arguments: Sequence[str] | None = 
 
 
 def _refuse(error: PrecedentError | typer.TyperException | OSError) -> NoReturn:
+    from precedent.server.stored_keys import hide_keys
+
     text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-    text = hide_secrets(" ".join(text.split()).rstrip("."))
+    text = hide_keys(hide_secrets(" ".join(text.split()).rstrip(".")))
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context else ""
     if text:  # empty when no command was given and typer has shown the help instead

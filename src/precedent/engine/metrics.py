@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from precedent.decoding.latency import Percentiles
@@ -18,7 +19,10 @@ RECENT_EMISSIONS = 10_000
 class EngineMetrics:
     """A snapshot: the current load, counts since the engine started, and latencies in seconds over a recent window.
 
-    `num_steps` counts target forwards, which requests share. Tokens of cancelled and failed requests count too.
+    `num_steps` counts target forwards, which requests share; `num_request_steps` counts each once per request in it.
+    These and `generation_tokens` count at every step, the other tokens when their request ends. Tokens of cancelled and
+    failed requests count too. `decode_seconds_saved` is what plain steps would have taken for the answers of finished
+    requests, by the cost curve, less what their steps took; it is negative if speculation cost time.
     `inter_token_latency_seconds` has one value per emission: its gap divided by its number of tokens.
     """
 
@@ -34,9 +38,12 @@ class EngineMetrics:
     cached_prompt_tokens: int
     generation_tokens: int
     num_steps: int
+    num_request_steps: int
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    accepted_by_source: Mapping[str, int]
+    decode_seconds_saved: float
     request_queue_time_seconds: Percentiles
     time_to_first_token_seconds: Percentiles
     inter_token_latency_seconds: Percentiles
@@ -51,6 +58,7 @@ COUNTED = (
     "cached_prompt_tokens",
     "generation_tokens",
     "num_steps",
+    "num_request_steps",
     "num_drafts",
     "num_draft_tokens",
     "num_accepted_tokens",
@@ -66,16 +74,20 @@ class MetricsRecorder:
     """Records metrics: written by the engine's worker, read on any thread."""
 
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+    accepted_by_source: Counter[str] = field(default_factory=Counter)
+    decode_seconds_saved: float = 0.0
     queue: deque[float] = field(default_factory=lambda: _recent(RECENT_REQUESTS))
     first_token: deque[float] = field(default_factory=lambda: _recent(RECENT_REQUESTS))
     request: deque[float] = field(default_factory=lambda: _recent(RECENT_REQUESTS))
     per_token: deque[float] = field(default_factory=lambda: _recent(RECENT_EMISSIONS))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def stepped(self) -> None:
-        """Count one target forward."""
+    def stepped(self, num_requests: int, num_tokens: int) -> None:
+        """Count one target forward, the requests that shared it, and the tokens that it brought them."""
         with self._lock:
             self.counts["num_steps"] += 1
+            self.counts["num_request_steps"] += num_requests
+            self.counts["generation_tokens"] += num_tokens
 
     def ended(self, how: str, stats: GenerationStats, prompt_tokens: int, cached_prompt_tokens: int) -> None:
         """Count a request that ended; `how` is finished, cancelled or failed. Only finished ones record latencies."""
@@ -83,20 +95,22 @@ class MetricsRecorder:
             self.counts[f"num_requests_{how}"] += 1
             self.counts["prompt_tokens"] += prompt_tokens
             self.counts["cached_prompt_tokens"] += cached_prompt_tokens
-            self.counts["generation_tokens"] += stats.num_output_tokens
             self.counts["num_drafts"] += stats.num_drafts
             self.counts["num_draft_tokens"] += stats.num_draft_tokens
             self.counts["num_accepted_tokens"] += stats.num_accepted_tokens
+            self.accepted_by_source.update(stats.accepted_by_source)
             if how == "finished":
                 self.queue.append(stats.queue_seconds)
                 self.first_token.append(stats.first_token_seconds)
                 self.request.append(stats.total_seconds)
                 self.per_token.extend(stats.inter_token.per_token())
+                self.decode_seconds_saved += stats.plain_seconds - stats.decode_seconds
 
     def snapshot(self, *, running: int, waiting: int, reserved: int, idle: int, most: int) -> EngineMetrics:
         """The counts, plus the engine's current load (requests; bytes of keys and values)."""
         with self._lock:
             counts = dict(self.counts)
+            accepted, saved = dict(self.accepted_by_source), self.decode_seconds_saved
             windows = [list(window) for window in (self.queue, self.first_token, self.per_token, self.request)]
         queue, first_token, per_token, request = map(Percentiles.of, windows)
         return EngineMetrics(
@@ -105,6 +119,8 @@ class MetricsRecorder:
             kv_cache_reserved_bytes=reserved,
             kv_cache_idle_bytes=idle,
             kv_cache_max_bytes=most,
+            accepted_by_source=accepted,
+            decode_seconds_saved=saved,
             request_queue_time_seconds=queue,
             time_to_first_token_seconds=first_token,
             inter_token_latency_seconds=per_token,

@@ -157,7 +157,7 @@ class Scheduler:
             self._fail_running(as_ours(error, "stepping"))
             return
         seconds = perf_counter() - started
-        self.recorder.stepped()
+        self.recorder.stepped(len(running), sum(len(result.token_ids) for result in results))
         for request, result in zip(running, results, strict=True):
             request.stats.decode_seconds += seconds
             request.stats.plain_seconds += len(result.token_ids) * plain

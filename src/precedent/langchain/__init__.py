@@ -1,6 +1,7 @@
 """LangChain: `ChatPrecedent` replaces another chat model; `PrecedentRecorder` records its calls.
 
-Public names load on first use (PEP 562), so that recording another model's calls does not load torch.
+`ChatPrecedentServer` is the same model behind a server. Public names load on first use (PEP 562), so that recording
+loads no torch.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from precedent import ChatPrecedentServer
     from precedent.langchain.chat_model import ChatPrecedent
     from precedent.langchain.embeddings import PrecedentEmbeddings
     from precedent.langchain.llm import PrecedentLLM
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChatPrecedent",
+    "ChatPrecedentServer",
     "LangChainEmbedder",
     "PrecedentEmbeddings",
     "PrecedentLLM",
@@ -30,6 +33,7 @@ __all__ = [
 
 _HOMES = {
     "ChatPrecedent": "precedent.langchain.chat_model",
+    "ChatPrecedentServer": "precedent.client",
     "LangChainEmbedder": "precedent.langchain.similarity",
     "PrecedentEmbeddings": "precedent.langchain.embeddings",
     "PrecedentLLM": "precedent.langchain.llm",

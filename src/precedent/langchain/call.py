@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from precedent.grammar import Grammar
 from precedent.text.templates import Template
+
+if TYPE_CHECKING:
+    from precedent.engine.engine import Engine, Generation
+    from precedent.text.answers import AnswerSyntax
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +32,13 @@ class Call:
     grammar: Grammar | None = None
     shown_tokens: Collection[int] = ()
     prefix_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A request that runs, and how to read its answer; `notes` say what its grammar does not enforce."""
+
+    engine: Engine
+    generation: Generation
+    syntax: AnswerSyntax
+    notes: Mapping[str, Any] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
-from precedent.langchain.call import Call
+from precedent.langchain.call import Begun, Call
 from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.described import Described
 from precedent.langchain.exceptions import of_both_kinds
@@ -28,7 +28,7 @@ from precedent.langchain.telemetry import Span, current_span, describe_result
 from precedent.langchain.tenants import own_tenant
 from precedent.langchain.tools import NONE, ToolChoice, ToolLike, openai_tools, tool_choice_of
 from precedent.langchain.warming import Conversation, warm
-from precedent.text.answers import answer_syntax
+from precedent.text.answers import AnswerSyntax, answer_syntax
 from precedent.text.prompt import render_prompt
 from precedent.text.query import recall_query
 from precedent.text.tool_schema import tools_fingerprint
@@ -83,15 +83,31 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
 
     # One request
 
-    def _call(
+    def begin(
+        self,
+        messages: list[BaseMessage],
+        settings: Mapping[str, Any],
+        *,
+        stop: list[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Begun:
+        """Check everything, render the prompt and start a request; `settings` are a call's keyword arguments.
+
+        For callers that send the answer elsewhere than to LangChain. Compiling a grammar may take seconds. Raises
+        PrecedentErrors, each saying what to do.
+        """
+        checked = call_settings(settings)
+        return self._begun(*self._asked(self._engine_of(checked), messages, stop, metadata, checked))
+
+    def _asked(
         self,
         engine: Engine,
         messages: list[BaseMessage],
         stop: list[str] | None,
-        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
+        metadata: Mapping[str, Any] | None,
         settings: Mapping[str, Any],
-    ) -> tuple[Call, AnswerChunks]:
-        """Check everything and render the prompt: the call, and what makes chunks of its answer."""
+    ) -> tuple[Engine, Call, AnswerSyntax, Mapping[str, Any]]:
+        """The call, how to read its answer, and notes on its grammar."""
         bound = openai_tools(() if settings.get("tools") is None else settings["tools"])
         rules = AnswerRules.of(settings, tool_choice_of(settings.get("tool_choice"), bound), self.strict_tools)
         tools = [] if rules.choice == NONE else bound
@@ -103,7 +119,7 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
             prompt_ids,
             settings,
             stop,
-            run_manager.metadata if run_manager else None,
+            metadata,
             query=recall_query(turns),
             templates=templates_of(self, settings, tools, syntax.form),
             tools=tools_fingerprint(tools),
@@ -111,13 +127,14 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
             shown_tokens=syntax.shown_tokens,
             prefix_tokens=0 if kept is None else kept.fixed_part.length(prompt_ids, turns, tools, of_template),
         )
-        chunks = AnswerChunks(
-            syntax,
-            settings.get("model") or self.model,
-            output_version=self.output_version,
-            notes=None if call.grammar is None else rules.notes(),
-        )
-        return call, chunks
+        return engine, call, syntax, {} if call.grammar is None else rules.notes()
+
+    def _begun(self, engine: Engine, call: Call, syntax: AnswerSyntax, notes: Mapping[str, Any]) -> Begun:
+        return Begun(engine, self._submit(engine, call), syntax, notes)
+
+    def _chunks(self, begun: Begun, settings: Mapping[str, Any]) -> AnswerChunks:
+        name = settings.get("model") or self.model
+        return AnswerChunks(begun.syntax, name, output_version=self.output_version, notes=begun.notes)
 
     def _stream(
         self,
@@ -129,14 +146,15 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         with of_both_kinds():
             settings = call_settings(kwargs)
             engine, span = self._engine_of(settings), current_span()
-            call, chunks = self._call(engine, messages, stop, run_manager, settings)
-            generation = self._submit(engine, call)
+            metadata = run_manager.metadata if run_manager else None
+            begun = self._begun(*self._asked(engine, messages, stop, metadata, settings))
+        chunks = self._chunks(begun, settings)
         try:
-            for emission in generation:
+            for emission in begun.generation:
                 yield from chunks.of(emission)
-            yield from self._last(engine, chunks, generation.result(), span)
+            yield from self._last(engine, chunks, begun.generation.result(), span)
         finally:
-            generation.cancel()
+            begun.generation.cancel()
 
     async def _astream(
         self,
@@ -148,18 +166,19 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         with of_both_kinds():
             settings = call_settings(kwargs)
             engine, span = await self._aengine_of(settings), current_span()
-            call, chunks = self._call(engine, messages, stop, run_manager, settings)
-            if call.grammar is not None:  # compiling one takes long, a tokenizer's first one above all
-                await asyncio.to_thread(engine.grammars.matcher, call.grammar)
-            generation = self._submit(engine, call)
+            asked = self._asked(engine, messages, stop, run_manager.metadata if run_manager else None, settings)
+            if asked[1].grammar is not None:  # compiling one takes long, a tokenizer's first one above all
+                await asyncio.to_thread(engine.grammars.matcher, asked[1].grammar)
+            begun = self._begun(*asked)
+        chunks = self._chunks(begun, settings)
         try:
-            async for emission in generation:
+            async for emission in begun.generation:
                 for chunk in chunks.of(emission):
                     yield chunk
-            for chunk in self._last(engine, chunks, generation.result(), span):
+            for chunk in self._last(engine, chunks, begun.generation.result(), span):
                 yield chunk
         finally:
-            generation.cancel()
+            begun.generation.cancel()
 
     def _last(
         self, engine: Engine, chunks: AnswerChunks, result: GenerationResult, span: Span | None

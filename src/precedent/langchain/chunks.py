@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +11,7 @@ from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
 from precedent.decoding.stats import TARGET
-from precedent.text.tool_formats import CallArguments, CallBegin, CallEnd, Event, InvalidCall, Reasoning, Text
+from precedent.text.answer_pieces import AnswerPieces, CallPiece, Piece, ReasoningPiece, TextPiece
 from precedent.text.tool_formats.seal import ARGUMENTS, WHOLE, seal_of
 
 if TYPE_CHECKING:
@@ -42,76 +40,50 @@ class AnswerChunks:
         notes: Mapping[str, Any] | None = None,
     ) -> None:
         self._notes = dict(notes or {})
-        self._syntax, self._model_name = syntax, model_name
-        self._parser = syntax.parser()
-        self._seen = hashlib.sha256(json.dumps(list(syntax.prompt_ids)).encode())
+        self._pieces, self._model_name = AnswerPieces(syntax), model_name
         self._blocks = _Blocks() if output_version == "v1" else None
-        self._next_index, self._arguments = 0, ""
-        self._problems: list[str] = []
+        self._arguments = ""
 
     def of(self, emission: Emission) -> Iterator[ChatGenerationChunk]:
         """The chunks that an emission completes; there may be none."""
-        if emission.text:
-            yield from self._chunks(self._parser.push(emission.text))
+        yield from self._chunks(self._pieces.push(emission.text))
 
     def last(self, result: GenerationResult) -> Iterator[ChatGenerationChunk]:
         """The rest that the parser held back, then one chunk with usage and statistics."""
-        yield from self._chunks(self._parser.finish())
-        thinking = self._syntax.token_ranges(result.token_ids, self._parser.reasoning_spans)
+        yield from self._chunks(self._pieces.finish())
         message = AIMessageChunk(
             content="",
-            usage_metadata=_usage(result, thinking),
+            usage_metadata=_usage(result, self._pieces.reasoning_ranges(result.token_ids)),
             response_metadata=self._response_metadata(result),
             chunk_position="last",
         )
         yield self._chunk(message)
 
-    def _chunks(self, events: Iterable[Event]) -> Iterator[ChatGenerationChunk]:
-        for event in events:
-            for message in self._messages(event):
-                yield self._chunk(message)
+    def _chunks(self, pieces: Iterable[Piece]) -> Iterator[ChatGenerationChunk]:
+        for piece in pieces:
+            yield self._chunk(self._message(piece))
 
     def _chunk(self, message: AIMessageChunk) -> ChatGenerationChunk:
         return ChatGenerationChunk(message=message if self._blocks is None else self._blocks.in_place_of_text(message))
 
-    def _messages(self, event: Event) -> Iterator[AIMessageChunk]:
-        if isinstance(event, Text):
-            self._seen.update(event.text.encode())
-            yield AIMessageChunk(content=event.text)
-        elif isinstance(event, Reasoning):
-            yield AIMessageChunk(content="", additional_kwargs={"reasoning_content": event.text})
-        elif isinstance(event, CallBegin):
-            yield self._beginning(event.name)
-        elif isinstance(event, CallArguments):
-            yield self._piece(event.json)
-        elif isinstance(event, CallEnd):
-            self._next_index += 1
+    def _message(self, piece: Piece) -> AIMessageChunk:
+        if isinstance(piece, TextPiece):
+            return AIMessageChunk(content=piece.text)
+        if isinstance(piece, ReasoningPiece):
+            return AIMessageChunk(content="", additional_kwargs={"reasoning_content": piece.text})
+        if piece.call_id is not None:
+            self._arguments = ""
+            chunk = tool_call_chunk(name=piece.name, args="", id=piece.call_id, index=piece.index)
         else:
-            yield from self._broken(event)
-
-    def _beginning(self, name: str | None) -> AIMessageChunk:
-        self._seen.update(f"\0{name}\0".encode())
-        self._arguments = ""
-        call_id = f"call_{self._seen.hexdigest()[:24]}"
-        chunk = tool_call_chunk(name=name, args="", id=call_id, index=self._next_index)
+            self._arguments += piece.arguments
+            chunk = tool_call_chunk(args=piece.arguments + self._seal(piece), index=piece.index)
         return AIMessageChunk(content="", tool_call_chunks=[chunk])
 
-    def _piece(self, arguments: str) -> AIMessageChunk:
-        self._seen.update(arguments.encode())
-        self._arguments += arguments
-        chunk = tool_call_chunk(args=arguments, index=self._next_index)
-        return AIMessageChunk(content="", tool_call_chunks=[chunk])
-
-    def _broken(self, call: InvalidCall) -> Iterator[AIMessageChunk]:
-        """A call that cannot be parsed, marked so that LangChain does not repair it into a valid one."""
-        self._problems.append(call.error)
-        if call.rest is None:
-            yield self._beginning(call.name)
-            looks_like_json = call.raw.lstrip().startswith(("{", "[", '"'))
-            yield self._piece(call.raw + (seal_of(call.raw, WHOLE) if looks_like_json else ""))
-        else:
-            yield self._piece(call.rest + seal_of(self._arguments + call.rest, ARGUMENTS))
-        self._next_index += 1
+    def _seal(self, piece: CallPiece) -> str:
+        """What marks a call that cannot be parsed, so that LangChain does not repair it into a valid one."""
+        if not piece.broken or (piece.whole and not piece.arguments.lstrip().startswith(("{", "[", '"'))):
+            return ""
+        return seal_of(self._arguments, WHOLE if piece.whole else ARGUMENTS)
 
     def _response_metadata(self, result: GenerationResult) -> dict[str, Any]:
         metadata: dict[str, Any] = {
@@ -124,8 +96,8 @@ class AnswerChunks:
             },
             **self._notes,
         }
-        if self._problems:
-            metadata["tool_call_errors"] = list(self._problems)
+        if self._pieces.problems:
+            metadata["tool_call_errors"] = list(self._pieces.problems)
         return metadata
 
 

@@ -10,11 +10,11 @@ from langchain_core.language_models import ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import BaseMessage
 
+from precedent.langchain.arguments import ONLY_SPEED, merged_stop
 from precedent.langchain.fields import ChatFields
 from precedent.langchain.messages import template_messages_of
 from precedent.langchain.profile import profile_of_engine, profile_of_files
 from precedent.langchain.serializing import identifying_params, plain_fields
-from precedent.langchain.settings import ONLY_SPEED, merged_stop
 from precedent.langchain.tools import ToolLike, openai_tools
 from precedent.text.prompt import render_prompt
 

@@ -15,23 +15,21 @@ from precedent import __version__
 from precedent.cache import SpeculationCache
 from precedent.engine.options import OF_LOADING, EngineOptions, cache_or_place
 from precedent.errors import ConfigError, PromptError, UnsupportedError
+from precedent.langchain.arguments import check_strict, prediction_text, sampling_params, speculation_config
 from precedent.langchain.call import Call
 from precedent.langchain.engines import EngineHolder, load_beside
+from precedent.langchain.runs import workflow_step_of
 from precedent.langchain.serializing import without_secrets, written_cache
 from precedent.langchain.settings import (
     OF_THE_ENGINE,
     check_fields,
     engine_options,
     fields_of,
-    prediction_text,
-    sampling_params,
-    speculation_config,
     templates_of,
 )
-from precedent.langchain.structured import check_strict
 from precedent.langchain.synonyms import ANSWER_CACHE, IDLE
 from precedent.langchain.telemetry import current_span, describe_request
-from precedent.langchain.tenants import DEFAULT_TENANT, Nobody, tenant_of, without_cache, workflow_step_of
+from precedent.langchain.tenants import DEFAULT_TENANT, Nobody, tenant_of, without_cache
 from precedent.langchain.wording import settings_in_our_words
 from precedent.runtime.plain_values import check_plain, shown
 from precedent.text.template_settings import TemplateSettings

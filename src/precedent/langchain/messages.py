@@ -88,7 +88,10 @@ def _assistant_turn(message: AIMessage, position: int) -> Message:
     for block in _blocks(message.content):
         if block.get("type") in _ARGUMENTS_OF and block.get("id") not in known:
             calls.append(_called_in_a_block(block, position))
-    broken = [{"name": call["name"], "args": call["args"] or ""} for call in message.invalid_tool_calls]
+    broken = [
+        {"name": call["name"], "args": call["args"] or "", **({"id": call["id"]} if call["id"] else {})}
+        for call in message.invalid_tool_calls
+    ]
     reasoning = _reasoning_of(message)
     return {
         **turn,

@@ -12,13 +12,12 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 
-from precedent.errors import PromptError
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.fields import ChatFields
+from precedent.langchain.runs import run_metadata, workflow_step_of
 from precedent.langchain.settings import check_call
-from precedent.langchain.tenants import run_metadata, tenant_of, with_tenant, workflow_step_of
-from precedent.langchain.wording import input_in_our_words
-from precedent.runtime.plain_values import check_plain
+from precedent.langchain.tenants import tenant_of, with_tenant
+from precedent.langchain.wording import checked_input
 
 WAYS_IN = ("invoke", "ainvoke", "stream", "astream", "batch", "abatch", "stream_events", "astream_events")
 
@@ -57,11 +56,7 @@ class FollowsRunMetadata(ChatFields):
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         with of_both_kinds():
-            with input_in_our_words():
-                prompt = super()._convert_input(model_input)
-            for position, message in enumerate(prompt.to_messages(), start=1):  # before LangChain traverses them
-                check_plain(f"message {position}", dict(message), PromptError)
-        return prompt
+            return checked_input(super()._convert_input, model_input)
 
     def invoke(
         self,

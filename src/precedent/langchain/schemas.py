@@ -9,7 +9,6 @@ from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from precedent.errors import ConfigError
-from precedent.grammar import ANY_OBJECT
 from precedent.runtime.plain_values import check_plain, first_line, shown
 from precedent.text.tool_schema import check_schema
 
@@ -56,24 +55,35 @@ def _wrapping(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return schema if "schema" in schema and "name" in schema else None
 
 
-def schema_of(response_format: Any) -> tuple[Mapping[str, Any] | None, bool]:
-    """The JSON Schema that a `response_format` asks for (None for text), and whether it is marked strict.
+def schema_of(response_format: Any) -> tuple[Mapping[str, Any] | None, bool | None]:
+    """The JSON Schema that a `response_format` asks for (None for text), and its `strict`.
 
-    Reads OpenAI's dicts of type `text`, `json_object` and `json_schema`, and classes (pydantic, TypedDict).
-    Raises ConfigError for anything else.
+    Raises ConfigError for what `asked_format` cannot read.
+    """
+    kind, schema, strict = asked_format(response_format)
+    if kind == "json_object":
+        from precedent.grammar import ANY_OBJECT  # loads torch, which a server's client goes without
+
+        schema = ANY_OBJECT.schema
+    return schema, strict
+
+
+def asked_format(response_format: Any) -> tuple[str, Mapping[str, Any] | None, bool | None]:
+    """The type, "text", "json_object" or "json_schema", with the schema of the last and its `strict`.
+
+    Reads OpenAI's dicts of these types, and classes (pydantic, TypedDict); None is text. Raises ConfigError for
+    anything else.
     """
     if response_format is None:
-        return None, False
+        return "text", None, None
     if isinstance(response_format, type):
-        return json_schema_of(response_format), False
+        return "json_schema", json_schema_of(response_format), None
     if isinstance(response_format, Mapping):
-        if kind_of(response_format) == "text":
-            return None, False
-        if kind_of(response_format) == "json_object":
-            return ANY_OBJECT.schema, False
+        if kind_of(response_format) in ("text", "json_object"):
+            return kind_of(response_format), None, None
         if _wrapping(response_format) is not None:
             schema, strict = described_schema(response_format)
-            return json_schema_of(schema), strict is True
+            return "json_schema", json_schema_of(schema), strict
     raise ConfigError(
         f"response_format={shown(response_format)} is neither a class nor a dict of type 'text', 'json_object' or "
         '\'json_schema\' ({"type": "json_schema", "json_schema": {"name": …, "schema": {…}}})'

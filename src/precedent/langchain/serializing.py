@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from precedent.cache import SpeculationCache
 from precedent.config import SpeculationConfig
-from precedent.langchain.settings import OF_THE_ENGINE, SAMPLING, templates_of
+from precedent.langchain.arguments import SAMPLING
+from precedent.langchain.settings import OF_THE_ENGINE, templates_of
 
 if TYPE_CHECKING:
     from precedent.langchain.fields import EngineFields

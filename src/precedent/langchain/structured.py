@@ -21,15 +21,14 @@ from precedent.grammar import (
     is_installed,
     unenforceable,
 )
+from precedent.langchain.arguments import parallel_calls, strictness
 from precedent.langchain.schemas import schema_of
 from precedent.langchain.tools import ANY, AUTO
-from precedent.runtime.plain_values import check_plain, shown
+from precedent.runtime.plain_values import check_plain
 
 if TYPE_CHECKING:
     from precedent.text.answers import AnswerSyntax
     from precedent.text.tool_formats import ToolFormat
-
-STRICT = ("auto", True, False)
 
 
 @dataclass(slots=True)
@@ -53,13 +52,7 @@ class AnswerRules:
     @classmethod
     def of(cls, kwargs: Mapping[str, Any], choice: str, default_strict: Any) -> AnswerRules:
         """Read the arguments of a call. Raises ConfigError for any other value."""
-        strict = next(
-            (kwargs[name] for name in ("strict", "strict_tools") if kwargs.get(name) is not None), default_strict
-        )
-        check_strict(strict)
-        parallel = kwargs.get("parallel_tool_calls")
-        if not isinstance(parallel, bool | None):
-            raise ConfigError(f"parallel_tool_calls={shown(parallel)} must be True or False")
+        strict, parallel = strictness(kwargs, default_strict), parallel_calls(kwargs)
         return cls(choice, parallel is not False, strict, kwargs.get("response_format"))
 
     def grammar(self, syntax: AnswerSyntax) -> Grammar | None:
@@ -108,8 +101,9 @@ class AnswerRules:
 
     def _content(self) -> JsonSchema | None:
         """The schema of the whole answer, None for text."""
-        schema, strict = schema_of(self.response_format)
-        return None if schema is None else self._schema(schema, "the schema of response_format", strict or self.strict)
+        schema, own = schema_of(self.response_format)
+        strict = own or self._strictness({"strict": own})
+        return None if schema is None else self._schema(schema, "the schema of response_format", strict)
 
     def _schema(self, schema: Mapping[str, Any], what: str, strict: Any) -> JsonSchema:
         """The schema as far as it can be enforced; notes the rest in `relaxed`."""
@@ -154,12 +148,6 @@ def _patterns(schema: Any) -> Iterator[str]:
     parts = schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ()
     for part in parts:
         yield from _patterns(part)
-
-
-def check_strict(strict: Any) -> None:
-    """Raise ConfigError unless `strict` is "auto", True or False."""
-    if not any(strict is known or (isinstance(strict, str) and strict == known) for known in STRICT):
-        raise ConfigError(f"strict={shown(strict)} must be 'auto', True or False")
 
 
 def call_form(form: ToolFormat | None) -> CallForm:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.language_models.base import LanguageModelInput
+from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.runnables import AddableDict, Runnable, RunnableGenerator
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
@@ -14,9 +15,6 @@ from precedent.langchain.answer_parser import AnswerParser
 from precedent.langchain.schemas import described_schema, json_schema_of
 from precedent.langchain.tools import openai_tools
 from precedent.runtime.plain_values import shown
-
-if TYPE_CHECKING:
-    from precedent.langchain.chat_model import ChatPrecedent
 
 METHODS = {
     "json_schema": ("response_format",),
@@ -27,7 +25,7 @@ METHODS = {
 
 
 def structured(
-    model: ChatPrecedent, schema: Any, method: str, strict: bool | None, include_raw: bool, kwargs: dict[str, Any]
+    model: BaseChatModel, schema: Any, method: str, strict: bool | None, include_raw: bool, kwargs: dict[str, Any]
 ) -> Runnable[LanguageModelInput, Any]:
     """A runnable that answers with objects of a pydantic class, or with dicts for any other `schema`.
 
@@ -56,7 +54,7 @@ def structured(
 Bound = tuple[Runnable[LanguageModelInput, Any], AnswerParser]
 
 
-def _by_grammar(model: ChatPrecedent, schema: Any, strict: bool | None, kwargs: dict[str, Any]) -> Bound:
+def _by_grammar(model: BaseChatModel, schema: Any, strict: bool | None, kwargs: dict[str, Any]) -> Bound:
     described = json_schema_of(schema)
     if strict is not None:
         kwargs["strict"] = strict
@@ -64,11 +62,11 @@ def _by_grammar(model: ChatPrecedent, schema: Any, strict: bool | None, kwargs: 
     return model.bind(response_format=response_format, **kwargs), AnswerParser(schema_class=_class(schema))
 
 
-def _by_json_mode(model: ChatPrecedent, schema: Any, strict: bool | None, kwargs: dict[str, Any]) -> Bound:
+def _by_json_mode(model: BaseChatModel, schema: Any, strict: bool | None, kwargs: dict[str, Any]) -> Bound:
     return model.bind(response_format={"type": "json_object"}, **kwargs), AnswerParser(schema_class=_class(schema))
 
 
-def _by_call(model: ChatPrecedent, schema: Any, strict: bool | None, kwargs: dict[str, Any]) -> Bound:
+def _by_call(model: BaseChatModel, schema: Any, strict: bool | None, kwargs: dict[str, Any]) -> Bound:
     (tool,) = openai_tools([schema])
     name = tool["function"]["name"]
     bound = model.bind_tools([tool], tool_choice=name, parallel_tool_calls=False, strict=strict, **kwargs)

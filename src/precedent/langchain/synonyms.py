@@ -55,9 +55,19 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 IDLE = ("api_key", "timeout", "max_retries")
 """Constructor arguments that LangChain passes to every chat model; they mean nothing for a model in this process."""
 
+OF_A_SERVER = (
+    *("base_url", "openai_api_base", "api_base", "endpoint_url", "inference_server_url"),
+    *("client_kwargs", "sync_client_kwargs", "async_client_kwargs", "http_client"),
+    *("http_async_client", "default_headers", "default_query", "extra_headers", "openai_proxy"),
+    *("openai_api_key", "openai_organization", "organization", "request_timeout"),
+    *("service_tier", "use_responses_api", "use_previous_response_id", "truncation"),
+    *("include", "include_response_headers", "provider", "server_kwargs"),
+)
+"""Names that only a model behind a server can have."""
+
 _SERVER = (
-    "this model runs in this process, so leave it out; for a server use ChatOpenAI of langchain-openai with the "
-    "server's base_url"
+    "this model runs in this process, so leave it out; for a server write ChatPrecedentServer(base_url=…), or use "
+    "ChatOpenAI of langchain-openai"
 )
 _ONE_ANSWER = "a request has one answer: leave it out, and call batch() for several"
 _TOKEN = "write token= for a private model on the Hugging Face Hub"
@@ -75,14 +85,7 @@ _TENANT = "write tenant= to say whose request it is"
 _OF_THE_RUN = ("callbacks", "metadata", "run_id", "run_name", "tags")
 
 HINTS: dict[str, str] = {
-    **dict.fromkeys(("base_url", "openai_api_base", "api_base", "endpoint_url", "inference_server_url"), _SERVER),
-    **dict.fromkeys(("client_kwargs", "sync_client_kwargs", "async_client_kwargs", "http_client"), _SERVER),
-    **dict.fromkeys(
-        ("http_async_client", "default_headers", "default_query", "extra_headers", "openai_proxy"), _SERVER
-    ),
-    **dict.fromkeys(("openai_api_key", "openai_organization", "organization", "request_timeout"), _SERVER),
-    **dict.fromkeys(("service_tier", "use_responses_api", "use_previous_response_id", "truncation"), _SERVER),
-    **dict.fromkeys(("include", "include_response_headers", "provider", "server_kwargs"), _SERVER),
+    **dict.fromkeys(OF_A_SERVER, _SERVER),
     **dict.fromkeys(("n", "best_of", "num_return_sequences"), _ONE_ANSWER),
     "num_beams": "there is no beam search: leave it out",
     "batch_size": "requests of one engine are decoded together anyway: leave it out, and call batch()",
@@ -234,11 +237,11 @@ def _asks_for_nothing(name: str, value: Any) -> bool:
 def _refusal(
     name: str, value: Any, known: Collection[str], where: str, elsewhere: Sequence[Elsewhere]
 ) -> ConfigError | UnsupportedError:
-    if name in HARMLESS:
-        return UnsupportedError(f"{name}={shown(value)} is not supported: {HINTS[name]}")
     for place in elsewhere:
         if name in place.names or SAME.get(name) in place.names:
             return ConfigError(f"{where} takes no {name!r}: {place.hint.format(name=name)}")
+    if name in HARMLESS:
+        return UnsupportedError(f"{name}={shown(value)} is not supported: {HINTS[name]}")
     if name in HINTS:
         return ConfigError(f"{where} takes no {name!r}: {HINTS[name]}")
     near = nearest(name, known)

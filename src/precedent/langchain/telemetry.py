@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
-from precedent.langchain.settings import SAMPLING
+from precedent.langchain.arguments import SAMPLING
 
 if TYPE_CHECKING:
     from precedent.config import SamplingParams

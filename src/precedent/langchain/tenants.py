@@ -19,7 +19,7 @@ from precedent.cache.store.records import check_tenant
 from precedent.config import SpeculationConfig
 from precedent.errors import CacheError, ConfigError, UnsupportedError
 from precedent.langchain.exceptions import of_both_kinds
-from precedent.runtime.plain_values import check_plain, shown
+from precedent.langchain.runs import checked_text, run_metadata, workflow_step_of
 
 if TYPE_CHECKING:
     from precedent.langchain.fields import EngineFields
@@ -88,11 +88,6 @@ def tenant_of_batch(model: EngineFields, kwargs: Mapping[str, Any]) -> str:
     return tenant_of(model, kwargs, runs[0] if runs else None)
 
 
-def run_metadata(model: Any, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A run's metadata, overridden by the model's own, as LangChain merges them."""
-    return {**(metadata or {}), **(model.metadata or {})}
-
-
 def with_tenant(config: RunnableConfig | None) -> RunnableConfig:
     """A run's configuration with the tenant copied from `configurable` to its metadata, unless that has one."""
     config = ensure_config(config)
@@ -100,18 +95,6 @@ def with_tenant(config: RunnableConfig | None) -> RunnableConfig:
     if named is not None and "tenant" not in config["metadata"]:
         config["metadata"] = {**config["metadata"], "tenant": named}
     return config
-
-
-def workflow_step_of(metadata: Mapping[str, Any] | None) -> str | None:
-    """The workflow step that a run's metadata names.
-
-    LangChain's agents and graphs set `lc_agent_name` and `langgraph_node`, which together name the step.
-    """
-    metadata = metadata or {}
-    step = metadata.get("workflow_step") or "/".join(
-        str(metadata[key]) for key in ("lc_agent_name", "langgraph_node") if metadata.get(key)
-    )
-    return _text("workflow_step", step) if step else None
 
 
 def without_cache(speculation: SpeculationConfig) -> SpeculationConfig:
@@ -128,16 +111,9 @@ def _usable(named: Any) -> str | None:
 
 
 def _checked(key: str, value: Any) -> str:
-    text = _text(key, value)
+    text = checked_text(key, value)
     try:
         check_tenant(text)
     except CacheError as error:
         raise ConfigError(f"{key}={value!r} cannot be used: {error}") from None
     return text
-
-
-def _text(key: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{key}={shown(value)} must be a non-empty text")
-    check_plain(key, value)
-    return value

@@ -1,0 +1,170 @@
+"""`precedent serve`: OpenAI's HTTP interface over one or several models."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import tomllib
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from precedent.cli.options import (
+    DEFAULT_TARGET,
+    CudaGraphsOption,
+    DeviceOption,
+    DraftDeviceOption,
+    DraftModelOption,
+    DtypeOption,
+)
+from precedent.cli.progress import Progress
+from precedent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from precedent.engine.options import EngineOptions
+
+ENVIRONMENT = "PRECEDENT_SERVE"
+"""How the names of options begin in the environment: `--max-queued` is PRECEDENT_SERVE_MAX_QUEUED."""
+
+_NEEDED = ("fastapi", "uvicorn", "openai")
+
+
+def _configured(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Read the options in a TOML file; those of the command line and of the environment go first."""
+    if path is not None:
+        known = {name for parameter in ctx.command.params if (name := parameter.name) not in (None, "config", "help")}
+        ctx.default_map = _options_in(path, known)
+    return path
+
+
+def _options_in(path: Path, known: set[str]) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the options in {str(path)!r}: {error}") from error
+    options = {name.replace("-", "_"): value for name, value in found.items()}
+    if unknown := options.keys() - known:
+        raise ConfigError(f"{str(path)!r} has an unknown option {min(unknown)!r}; known: {', '.join(sorted(known))}")
+    return options
+
+
+def serve(
+    ctx: typer.Context,
+    target: Annotated[
+        str, typer.Option("--target", help="Target model: a Hugging Face id, a folder, or the demo model.")
+    ] = (DEFAULT_TARGET),
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="NAME=TARGET, repeated: several models by name, instead of --target."),
+    ] = None,
+    draft_model: DraftModelOption = None,
+    draft_device: DraftDeviceOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    bitwise: Annotated[bool, typer.Option("--bitwise", help="Exactly the tokens of plain decoding.")] = False,
+    cuda_graphs: CudaGraphsOption = False,
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            "--cache",
+            help="Speculation cache: a folder, file or URL. A URL with a password belongs in the environment.",
+        ),
+    ] = None,
+    keep_prefixes: Annotated[
+        bool, typer.Option("--keep-prefixes", help="Keep prompts' beginnings across restarts.")
+    ] = False,
+    host: Annotated[
+        str, typer.Option("--host", help="Address; any but the loopback address needs --api-keys.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port; 0 is any free one.")] = 8000,
+    api_keys: Annotated[
+        Path | None, typer.Option("--api-keys", help="File of keys, tenants and roles ('precedent keys add').")
+    ] = None,
+    max_queued: Annotated[int, typer.Option("--max-queued", help="Answers that may run or wait at once.")] = 256,
+    max_queued_per_key: Annotated[int, typer.Option("--max-queued-per-key", help="The same, of one key.")] = 64,
+    request_seconds: Annotated[float, typer.Option("--request-seconds", help="Longest time for an answer.")] = 600.0,
+    grace_seconds: Annotated[
+        float, typer.Option("--grace-seconds", help="Time for running answers when told to stop.")
+    ] = 30.0,
+    inspect: Annotated[
+        bool,
+        typer.Option(
+            "--inspect", help="Keep the last steps for administrators to look at, other users' words included."
+        ),
+    ] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Write the access log as JSON lines.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", is_eager=True, callback=_configured, help="TOML file with any of these options."),
+    ] = None,
+) -> None:
+    """Serve models under OpenAI's HTTP interface: every client of it can use them."""
+    _check_installed()
+    from precedent.engine.engine import Engine
+    from precedent.engine.options import EngineOptions
+    from precedent.server.keys import KeyFile
+    from precedent.server.running import check_address
+    from precedent.server.running import serve as serve_until_told
+    from precedent.server.serving import Served, Serving
+    from precedent.server.settings import ServerLimits
+    from precedent.server.steps import KEPT_STEPS
+
+    limits = ServerLimits(
+        max_queued=max_queued,
+        max_queued_per_key=max_queued_per_key,
+        request_seconds=request_seconds,
+        grace_seconds=grace_seconds,
+    )
+    check_address(host, has_keys=api_keys is not None)
+    keys = None if api_keys is None else KeyFile(api_keys)
+    options = EngineOptions(
+        draft_model=draft_model, draft_device=draft_device, device=device, dtype=dtype, bitwise=bitwise,
+        cuda_graphs=cuda_graphs, keep_prefixes=keep_prefixes,
+    )  # fmt: skip
+    progress: Progress = ctx.obj
+    with ExitStack() as held:
+        options = _with_cache(options, cache, held)
+        served = {}
+        for name, source in _models(model, target).items():
+            progress.show(f"loading {source}")
+            engine = held.enter_context(closing(Engine.load(source, options)))
+            served[name] = Served.of(name, engine, kept_steps=KEPT_STEPS if inspect else 0)
+        serving = held.enter_context(closing(Serving(served, limits, keys)))
+        progress.rest()
+        serve_until_told(
+            serving, host, port, log_json=log_json,
+            ready=lambda address: typer.echo(f"serving {', '.join(served)} at {address}/v1", err=True),
+        )  # fmt: skip
+
+
+def _check_installed() -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"precedent serve needs {', '.join(missing)}: pip install 'precedent-llm[serve]'")
+
+
+def _models(given: list[str] | None, target: str) -> Mapping[str, str]:
+    """Targets by name. Raises ConfigError for an entry without a name, and for a name twice."""
+    if not given:
+        return {target: target}
+    found = dict[str, str]()
+    for entry in given:
+        name, sign, source = entry.partition("=")
+        if not (name and sign and source):
+            raise ConfigError(f"--model {entry!r} must be NAME=TARGET")
+        if name in found:
+            raise ConfigError(f"--model {name!r} is given twice")
+        found[name] = source
+    return found
+
+
+def _with_cache(options: EngineOptions, place: str | None, held: ExitStack) -> EngineOptions:
+    """The options with an open cache that all models share."""
+    from precedent.cache import SpeculationCache
+
+    if place is None:
+        return options
+    return dataclasses.replace(options, cache=held.enter_context(SpeculationCache.open(place)))

@@ -1,0 +1,113 @@
+"""The server's routes as an ASGI application."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+from openai.types import Model
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from precedent import __version__
+from precedent.engine.prometheus import CONTENT_TYPE, prometheus_text
+from precedent.server.access import caller_of
+from precedent.server.access_log import AccessLog
+from precedent.server.chat import chat_completions
+from precedent.server.completions import completions
+from precedent.server.dashboard import add_dashboard
+from precedent.server.description import description
+from precedent.server.embeddings import embeddings
+from precedent.server.errors import FAILED, ApiError, api_error
+from precedent.server.keys import Caller
+from precedent.server.responses import responses
+from precedent.server.serving import Serving
+from precedent.server.transport import SERVER_ERROR
+
+log = logging.getLogger(__name__)
+
+Route = Callable[[Serving, Caller, Request], Awaitable[Response]]
+
+CLIENT_LEFT = 499
+"""What the access log shows for a client that went away before its answer (nginx's number)."""
+
+
+def server_app(serving: Serving) -> FastAPI:
+    """The application of what is served; its caller closes both."""
+    app = FastAPI(title="Precedent", version=__version__, openapi_url=None)
+    app.add_middleware(AccessLog)
+    for kind in (ApiError, HTTPException, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, _told)
+    add = partial(_add, app, serving)
+    add("/v1/chat/completions", chat_completions, "POST")
+    add("/v1/completions", completions, "POST")
+    add("/v1/responses", responses, "POST")
+    add("/v1/embeddings", embeddings, "POST")
+    add("/v1/models", _models, "GET")
+    add("/v1/models/{name:path}", _model, "GET")
+    add("/metrics", _metrics, "GET")
+    add("/openapi.json", partial(_description, app), "GET")
+    add_dashboard(app, serving, add)
+    app.add_api_route("/health", partial(_health, serving), methods=["GET"])
+    return app
+
+
+def _add(app: FastAPI, serving: Serving, path: str, route: Route, method: str, role: str = "use") -> None:
+    """Add a route that needs a key of this role, where keys are on."""
+
+    async def answer(request: Request) -> Response:
+        caller = caller_of(request, serving.keys, role)
+        request.state.key_name = caller.name
+        return await route(serving, caller, request)
+
+    answer.__doc__ = route.__doc__
+    app.add_api_route(path, answer, methods=[method], response_model=None, name=path)
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    """Any error in OpenAI's form."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_LEFT)
+    if isinstance(error, HTTPException):
+        message = f"{error.detail}: {request.method} {request.url.path}"
+        error = ApiError(message, status=error.status_code, headers=error.headers)
+    told = api_error(error)
+    if told.status >= SERVER_ERROR and not isinstance(error, ApiError):
+        log.error("a request failed", exc_info=error)
+    return JSONResponse(told.body(), status_code=told.status, headers=told.headers)
+
+
+async def _models(serving: Serving, caller: Caller, request: Request) -> Response:
+    """The models served."""
+    return JSONResponse({"object": "list", "data": [_described(serving, name) for name in serving.models]})
+
+
+async def _model(serving: Serving, caller: Caller, request: Request) -> Response:
+    """One model."""
+    return JSONResponse(_described(serving, serving.model(request.path_params["name"]).name))
+
+
+def _described(serving: Serving, name: str) -> dict[str, Any]:
+    return Model(id=name, created=serving.started, object="model", owned_by="precedent").model_dump(mode="json")
+
+
+async def _metrics(serving: Serving, caller: Caller, request: Request) -> Response:
+    """Metrics of all models in Prometheus's text format."""
+    text = prometheus_text(served.engine for served in serving.models.values())
+    return PlainTextResponse(text, media_type=CONTENT_TYPE)
+
+
+async def _description(app: FastAPI, serving: Serving, caller: Caller, request: Request) -> Response:
+    """What every route takes and answers, as OpenAPI."""
+    return JSONResponse(await serving.prepared(partial(description, app, serving)))
+
+
+async def _health(serving: Serving, request: Request) -> Response:
+    """Whether requests are taken: 200, or 503 while the server stops or an engine is closed."""
+    if serving.places.closed or any(served.engine.closed for served in serving.models.values()):
+        raise ApiError("the server is stopping", status=503, kind=FAILED)
+    return JSONResponse({"status": "ok"})

@@ -1,0 +1,199 @@
+"""Checks requests against the `openai` package's own types: every key is known, supported and of the right shape.
+
+A key that is not supported is refused by name. `HABITS` are accepted without effect: clients send them as a matter of
+habit, and they cannot change an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, NoReturn
+
+from openai.types.chat import chat_completion_assistant_message_param as assistant
+from openai.types.chat import chat_completion_developer_message_param as developer
+from openai.types.chat import chat_completion_system_message_param as system
+from openai.types.chat import chat_completion_tool_message_param as tool
+from openai.types.chat import chat_completion_user_message_param as user
+from pydantic import Field, TypeAdapter, ValidationError
+
+from precedent.runtime.plain_values import nearest
+from precedent.server.errors import ApiError
+
+HABITS = (
+    "user",
+    "store",
+    "metadata",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+)
+"""Keys that clients send as a habit and that cannot change an answer; their values are checked all the same."""
+
+MOST_NESTED = 64
+"""Levels of lists and objects in a request."""
+
+_Message = (
+    system.ChatCompletionSystemMessageParam
+    | developer.ChatCompletionDeveloperMessageParam
+    | user.ChatCompletionUserMessageParam
+    | assistant.ChatCompletionAssistantMessageParam
+    | tool.ChatCompletionToolMessageParam
+)
+
+MESSAGES = Annotated[list[Annotated[_Message, Field(discriminator="role")]], Field(min_length=1)]
+"""The type of a conversation."""
+
+_MESSAGES: dict[str, Any] = {
+    typing.get_args(typing.get_type_hints(kind)["role"])[0]: kind for kind in typing.get_args(_Message)
+}
+"""The type of a message by its role."""
+
+_ECHOED = ("reasoning_content", "annotations", "tool_calls", "refusal", "audio", "function_call", "speculation")
+"""Keys that clients copy from an answer's message into the next request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What one route takes: OpenAI's type of its body, the keys of it that are supported, and keys of our own."""
+
+    openai: Any
+    required: Collection[str]
+    supported: Collection[str]
+    own: Mapping[str, Any]
+    instead: Mapping[str, str]
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Every key that a request may have."""
+        return (*self.supported, *self.own, *HABITS)
+
+    @property
+    def kinds(self) -> Mapping[str, Any]:
+        """The type of every key that a request may have; of a key that is not supported, None: a null."""
+        unsupported = dict.fromkeys(sorted(_hints(self.openai).keys() - set(self.known)))
+        return {**unsupported, **{name: self.kind(name) for name in self.known}}
+
+    def kind(self, name: str) -> Any:
+        """The type of a known key."""
+        return self.own.get(name, _hints(self.openai).get(name, Any))
+
+
+def parsed(raw: bytes) -> dict[str, Any]:
+    """A request's body. Raises ApiError for anything but a JSON object, for NaN, and for deep nesting."""
+    try:
+        found = json.loads(raw, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(f"the body is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ApiError("the body must be a JSON object")
+    if _depth_over(found, MOST_NESTED):
+        raise ApiError(f"the body is nested more than {MOST_NESTED} levels deep")
+    return found
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _depth_over(value: Any, most: int) -> bool:
+    level: list[Any] = [value]
+    for _ in range(most):
+        level = [part for each in level if isinstance(each, dict | list) for part in _parts(each)]
+        if not level:
+            return False
+    return any(isinstance(each, dict | list) for each in level)
+
+
+def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
+    """The body without keys of habit and without nulls. Raises ApiError that names the key."""
+    for name, value in body.items():
+        if name not in keys.known:
+            _refuse(name, value, keys)
+        if value is not None:
+            _check(name, value, keys.kind(name))
+    said = {name: value for name, value in body.items() if value is not None and name not in HABITS}
+    for name in keys.required:
+        if name not in said:
+            raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
+    return said
+
+
+def biases(given: Mapping[str, Any]) -> dict[int, Any]:
+    """A checked `logit_bias` by token id. Raises ApiError for a key that is no whole number."""
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError:
+        raise ApiError("the keys of logit_bias must be token ids", param="logit_bias") from None
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)  # without the marks of required keys
+
+
+def _refuse(name: str, value: Any, keys: Keys) -> None:
+    """Raise ApiError for a key that is not supported; a null asks for nothing."""
+    if value is None and name in _hints(keys.openai):
+        return
+    near = nearest(name, keys.known)
+    hint = keys.instead.get(name) or (f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(keys.known))}")
+    raise ApiError(f"{name!r} is not supported: {hint}", param=name, code="unsupported_parameter")
+
+
+def _check(name: str, value: Any, kind: Any) -> None:
+    """Raise ApiError unless `value` has the shape of `kind`."""
+    if name == "messages":
+        _check_messages(value)
+        return
+    _fits(value, kind, name)
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise ApiError("messages must be a list of at least one message", param="messages")
+    for position, message in enumerate(messages):
+        place = f"messages[{position}]"
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(role, str) or role not in _MESSAGES:
+            raise ApiError(f"{place}.role must be one of {', '.join(_MESSAGES)}", param=f"{place}.role")
+        said = {key: part for key, part in message.items() if part is not None}
+        kind = _MESSAGES[role]
+        if unknown := said.keys() - _hints(kind).keys() - set(_ECHOED):
+            raise ApiError(f"{place} has an unknown key {min(unknown)!r}", param=f"{place}.{min(unknown)}")
+        if role == "assistant" or "content" in said:
+            _fits(said, kind, place)
+        else:
+            raise ApiError(f"{place}.content is missing", param=f"{place}.content")
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _fits(value: Any, kind: Any, place: str) -> None:
+    try:
+        _read_whole(_adapter(kind).validate_python(value, strict=True))
+    except ValidationError as error:
+        first = min(error.errors(include_url=False), key=lambda one: -len(one["loc"]))
+        inside = "".join(f"[{part}]" if isinstance(part, int) else "" for part in first["loc"])
+        raise ApiError(f"{place}{inside}: {first['msg']}", param=place, code="invalid_type") from None
+
+
+def _read_whole(value: Any) -> None:
+    """Read lists to their ends: pydantic checks the items of an `Iterable` only when it is read."""
+    if isinstance(value, Mapping):
+        for part in value.values():
+            _read_whole(part)
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        for part in value:
+            _read_whole(part)

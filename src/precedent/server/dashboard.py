@@ -1,0 +1,74 @@
+"""The dashboard: a page at `/` with its files, and what the page asks for.
+
+The page asks this server alone, and its content security policy forbids everything else. It needs no key; what it asks
+for does, where keys are on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.resources import files
+from typing import NamedTuple
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from precedent.server.access import check_local
+from precedent.server.dashboard_data import figures, forget, found_completions
+from precedent.server.errors import ApiError
+from precedent.server.serving import Serving
+from precedent.server.steps import last_steps
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+PAGE = "index.html"
+
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+"""Kinds of files that the dashboard consists of; all are text."""
+
+
+class Asset(NamedTuple):
+    """A file of the page."""
+
+    content: bytes
+    media_type: str
+
+
+def assets() -> Mapping[str, Asset]:
+    """The page's files by name, from the package."""
+    folder = files("precedent.server").joinpath("dashboard")
+    found = (file for file in folder.iterdir() if file.is_file())
+    return {file.name: Asset(file.read_bytes(), _TYPES["." + file.name.rpartition(".")[2]]) for file in found}
+
+
+def add_dashboard(app: FastAPI, serving: Serving, add: Callable[..., None]) -> None:
+    """Add the page, and by `add(path, route, method, role)` what it asks for."""
+    send = partial(_file, serving, assets())
+    app.add_api_route("/", send, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/assets/{name:path}", send, methods=["GET"], include_in_schema=False)
+    add("/dashboard/figures", figures, "GET", "admin")
+    add("/dashboard/completions", found_completions, "GET", "read-cache")
+    add("/dashboard/steps", last_steps, "GET", "admin")
+    add("/dashboard/forget", forget, "POST", "admin")
+
+
+async def _file(serving: Serving, known: Mapping[str, Asset], request: Request) -> Response:
+    """One of the known files: no name is ever opened as a path."""
+    if serving.keys is None:
+        check_local(request)
+    name = request.path_params.get("name", PAGE)
+    if name not in known:
+        raise ApiError(f"the dashboard has no file {name!r}", status=404)
+    return Response(known[name].content, media_type=known[name].media_type, headers=HEADERS)

@@ -1,0 +1,66 @@
+"""`POST /v1/responses`: a whole conversation in, its next items out; nothing is kept between requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from precedent.errors import PrecedentError
+from precedent.server.answers import Answer, interleaved, read_all
+from precedent.server.bodies import parsed
+from precedent.server.chat import begun
+from precedent.server.chat_request import ChatRequest
+from precedent.server.errors import ApiError, api_error
+from precedent.server.keys import Caller
+from precedent.server.responses_answer import ResponseWriter
+from precedent.server.responses_request import responses_request
+from precedent.server.serving import Serving
+from precedent.server.transport import EventStream, body_of, failure, too_late, unless_gone
+
+
+async def responses(serving: Serving, caller: Caller, request: Request) -> Response:
+    """Answer one request, whole or as a stream of events."""
+    raw = await body_of(request, serving.limits)
+    body, asked = await serving.prepared(partial(_asked, raw, serving))
+    served = serving.model(asked.model)
+    with ExitStack() as held:
+        held.enter_context(serving.places.taken(caller.name))
+        (answer,) = await unless_gone(request, serving.limits, begun(serving, served, asked, caller, held))
+        writer = ResponseWriter(answer, body)
+        if asked.stream:
+            return EventStream(_events(answer, writer, held.pop_all()), serving.limits, _failed(too_late()))
+        await unless_gone(request, serving.limits, read_all([answer]))
+        return JSONResponse(await serving.prepared(writer.whole))
+
+
+def _asked(raw: bytes, serving: Serving) -> tuple[dict[str, Any], ChatRequest]:
+    body = {name: value for name, value in parsed(raw).items() if value is not None}
+    try:
+        return body, responses_request(body, serving.limits)
+    except PrecedentError as error:
+        raise api_error(error, body, {"prompt": "input"}) from error
+
+
+async def _events(answer: Answer, writer: ResponseWriter, held: ExitStack) -> AsyncGenerator[str, None]:
+    with held:
+        try:
+            yield writer.first()
+            async for _, emission, pieces in interleaved([answer]):
+                if written := writer.of(emission, pieces):
+                    yield written
+            yield writer.last()
+        except Exception as error:
+            yield _failed(failure(error))
+
+
+def _failed(error: ApiError) -> str:
+    """The event that ends a stream which failed."""
+    told = error.body()["error"]
+    data = {"type": "error", "sequence_number": 0, **{name: told[name] for name in ("code", "message", "param")}}
+    return f"event: error\ndata: {json.dumps(data)}\n\n"

@@ -1,0 +1,123 @@
+"""Runs a server until it is told to stop, and then lets running requests end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+
+from precedent.errors import ConfigError
+from precedent.server.access import LOOPBACK
+from precedent.server.app import server_app
+from precedent.server.serving import Serving
+
+KEEP_ALIVE_SECONDS = 30
+LARGEST_HEADERS = 32 * 1024
+
+
+def check_address(host: str, *, has_keys: bool) -> None:
+    """Raise ConfigError unless `host` may be served: without keys only the loopback address is."""
+    if not has_keys and host not in LOOPBACK:
+        raise ConfigError(
+            f"--host {host} would let everybody on the network use the models and read the cache: "
+            "make keys with 'precedent keys add' and give --api-keys FILE, or leave --host out"
+        )
+
+
+def serve(serving: Serving, host: str, port: int, *, ready: Callable[[str], object], log_json: bool = False) -> None:
+    """Serve until SIGTERM or Ctrl-C, on the main thread; `ready` gets the address once requests are taken.
+
+    Raises ConfigError for an address that may not or cannot be served.
+    """
+    check_address(host, has_keys=serving.keys is not None)
+    _write_access_log(log_json)
+    config = uvicorn.Config(
+        server_app(serving),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=max(1, round(serving.limits.grace_seconds)),
+        h11_max_incomplete_event_size=LARGEST_HEADERS,
+    )
+    with _listening(host, port) as listener:
+        _Server(config, serving, ready, _address(listener)).run([listener])
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready, and takes no more requests once it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, serving: Serving, ready: Callable[[str], object], address: str) -> None:
+        super().__init__(config)
+        self._serving, self._ready, self._address = serving, ready, address
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and tell the address."""
+        await super().startup(sockets)
+        self._ready(self._address)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop gracefully on SIGINT and SIGTERM; uvicorn dies of them then, before models and caches are closed."""
+        before = {kind: signal.signal(kind, self.handle_exit) for kind in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Refuse new requests from now on; running ones have `grace_seconds` to end."""
+        self._serving.places.closed = True
+        super().handle_exit(sig, frame)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; give another --port"
+        ) from error
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _write_access_log(log_json: bool) -> None:
+    """Write a line per request to stderr, as text or JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Line(log_json))
+    access = logging.getLogger("precedent.access")
+    access.handlers, access.propagate = [handler], False
+    access.setLevel(logging.INFO)
+
+
+class _Line(logging.Formatter):
+    """One request on one line."""
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        told = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), **getattr(record, "request", {})}
+        if self._as_json:
+            return json.dumps(told)
+        return "{time} {key} {method} {path} {status} {seconds:.3f}s {request_id}".format(**told)

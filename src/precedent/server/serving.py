@@ -1,0 +1,98 @@
+"""What a server holds: models by name, keys, places, and the threads on which prompts are prepared."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from precedent.decoding.microscope import Microscope
+from precedent.engine.engine import Engine
+from precedent.langchain.chat_model import ChatPrecedent
+from precedent.runtime.background import Background
+from precedent.server.errors import ApiError
+from precedent.server.keys import KeyFile
+from precedent.server.places import Places
+from precedent.server.settings import ServerLimits
+
+Result = TypeVar("Result")
+
+PREPARING_THREADS = 4
+"""Prompts and grammars prepared at once: one that takes long holds up no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One model under its name."""
+
+    name: str
+    engine: Engine
+    chat: ChatPrecedent
+    microscope: Microscope | None = None
+
+    @classmethod
+    def of(cls, name: str, engine: Engine, *, kept_steps: int = 0) -> Served:
+        """An engine as a chat model, which keeps so many steps for administrators to look at."""
+        microscope = engine.watch_steps(kept_steps) if kept_steps else None
+        return cls(name, engine, ChatPrecedent.from_engine(engine), microscope)
+
+
+@dataclass(slots=True)
+class Serving:
+    """Everything that requests share; `keys` is None for a server without keys."""
+
+    models: Mapping[str, Served]
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    keys: KeyFile | None = None
+    started: int = field(default_factory=lambda: int(time.time()))
+    places: Places = field(init=False)
+    _threads: Executor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places = Places(self.limits)
+        self._threads = Background(PREPARING_THREADS, "precedent-prepare")
+
+    def model(self, name: str) -> Served:
+        """The model of a request. Raises ApiError (404) for another name."""
+        if name not in self.models:
+            raise ApiError(
+                f"no model {name!r} is served here; models: {', '.join(self.models)}",
+                status=404, param="model", code="model_not_found",
+            )  # fmt: skip
+        return self.models[name]
+
+    async def prepared(self, work: Callable[[], Result], unused: Callable[[Result], object] | None = None) -> Result:
+        """Do work that takes long off the event loop. Raises ApiError if it takes longer than allowed.
+
+        `unused` gets the result if nobody waits for it any more.
+        """
+        job = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
+        try:
+            async with asyncio.timeout(self.limits.prepare_seconds):
+                return await asyncio.shield(job)
+        except BaseException as error:
+            job.add_done_callback(partial(_dispose, unused))  # it may be done already: both can end in one turn
+            if isinstance(error, TimeoutError):
+                raise self._too_slow() from None
+            raise
+
+    def _too_slow(self) -> ApiError:
+        return ApiError(
+            f"preparing the request took longer than {self.limits.prepare_seconds:g} seconds: "
+            "give a shorter prompt, or a simpler schema"
+        )
+
+    def close(self) -> None:
+        """Stop the threads; engines are closed by who made them."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _dispose(unused: Callable[[Any], object] | None, job: asyncio.Future[Any]) -> None:
+    """Take note of how abandoned work ended, so that asyncio does not report its error."""
+    if not job.cancelled() and job.exception() is None and unused is not None:
+        unused(job.result())

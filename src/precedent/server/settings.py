@@ -1,0 +1,42 @@
+"""What a server may be asked to hold and for how long: limits of requests, of the queue, and of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from precedent.config import check_fields
+from precedent.runtime.plain_values import is_number, is_whole
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds on what callers may ask for. Raises ConfigError for a value that is none.
+
+    `max_queued` answers may run or wait at once, `max_queued_per_key` of one key; beyond them a request is refused with
+    429. `default_max_tokens` bounds answers whose request says nothing. Times are in seconds: `request_seconds` for a
+    whole answer, `upload_seconds` for a body to arrive, `prepare_seconds` for prompts and grammars, `grace_seconds` for
+    running requests when the server stops.
+    """
+
+    max_queued: int = 256
+    max_queued_per_key: int = 64
+    max_choices: int = 16
+    max_body_bytes: int = 8 * MEBIBYTE
+    max_schema_bytes: int = 256 * 1024
+    max_pattern_length: int = 1000
+    max_stops: int = 16
+    default_max_tokens: int = 4096
+    request_seconds: float = 600.0
+    upload_seconds: float = 30.0
+    prepare_seconds: float = 30.0
+    grace_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        counts = ("max_queued", "max_queued_per_key", "max_choices", "max_body_bytes", "max_schema_bytes")
+        sizes = (*counts, "max_pattern_length", "max_stops", "default_max_tokens")
+        times = ("request_seconds", "upload_seconds", "prepare_seconds", "grace_seconds")
+        wholes = [(name, is_whole(value := getattr(self, name)) and value >= 1, "must be at least 1") for name in sizes]
+        numbers = [(name, is_number(value := getattr(self, name)) and value > 0, "must be above 0") for name in times]
+        check_fields(self, [*wholes, *numbers])

@@ -1,0 +1,100 @@
+"""`precedent serve`: what it refuses before it loads anything, where its options come from, and its access log."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.command_line import precedent
+
+from precedent.engine.engine import Engine
+from precedent.server import running
+from precedent.server.stored_keys import add_key
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What would be served, instead of serving it; targets are loaded by none."""
+    found: list[dict[str, Any]] = []
+
+    class NoEngine:
+        model_name, closed = "none", False
+
+        def __init__(self, source: str, options: Any) -> None:
+            self.source, self.options = source, options
+
+        def close(self) -> None:
+            self.closed = True
+
+    def serve(serving: Any, host: str, port: int, *, ready: Any, log_json: bool) -> None:
+        ready(f"http://{host}:{port}")
+        models = {name: one.engine.source for name, one in serving.models.items()}
+        (device,) = {one.engine.options.device for one in serving.models.values()}
+        found.append(
+            {"device": device, "models": models, "host": host, "port": port, "limits": serving.limits, "json": log_json}
+        )
+
+    monkeypatch.setattr(Engine, "load", NoEngine)
+    monkeypatch.setattr(running, "serve", serve)
+    monkeypatch.setattr("precedent.server.serving.ChatPrecedent.from_engine", lambda engine: None)
+    return found
+
+
+def test_without_keys_only_the_loopback_address(served: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert precedent("serve", "--host", "0.0.0.0") == 2
+    assert "--api-keys" in capsys.readouterr().err
+    assert not served
+
+
+def test_with_keys_any_address(served: Any, tmp_path: Path) -> None:
+    add_key(tmp_path / "keys.json", "desk", tenant="shop")
+    assert precedent("serve", "--host", "0.0.0.0", "--api-keys", tmp_path / "keys.json") == 0
+    assert served[0]["host"] == "0.0.0.0"
+
+
+@pytest.mark.parametrize("model", ["desk", "=x", "desk="])
+def test_models_have_names(served: Any, model: str) -> None:
+    assert precedent("serve", "--model", model) == 2
+
+
+def test_several_models(served: Any) -> None:
+    assert precedent("serve", "--model", "a=first", "--model", "b=second") == 0
+    assert served[0]["models"] == {"a": "first", "b": "second"}
+    assert precedent("serve", "--model", "a=first", "--model", "a=second") == 2
+
+
+def test_command_line_before_environment_before_file(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text('port = 1\nmax-queued = 11\ngrace-seconds = 1.5\nmodel = ["a=first"]\n', encoding="utf-8")
+    monkeypatch.setenv("PRECEDENT_SERVE_MAX_QUEUED", "12")
+    monkeypatch.setenv("PRECEDENT_SERVE_PORT", "2")
+    monkeypatch.setenv("PRECEDENT_SERVE_DEVICE", "cpu")
+    assert precedent("serve", "--config", file, "--port", "3") == 0
+    (found,) = served
+    assert (found["port"], found["limits"].max_queued, found["limits"].grace_seconds) == (3, 12, 1.5)
+    assert (found["models"], found["device"]) == ({"a": "first"}, "cpu")
+
+
+@pytest.mark.parametrize("text", ["prot = 1", "port =", 'port = "high"'])
+def test_a_file_that_is_wrong(served: Any, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "server.toml").write_text(text, encoding="utf-8")
+    assert precedent("serve", "--config", tmp_path / "server.toml") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not served
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_access_log(as_json: bool) -> None:
+    line = {"method": "GET", "path": "/", "status": 200, "seconds": 0.5, "key": "desk", "request_id": "r"}
+    record = logging.makeLogRecord({"request": line})
+    written = running._Line(as_json).format(record)
+    assert "\n" not in written
+    if as_json:
+        assert json.loads(written).items() >= line.items()
+    else:
+        assert written.endswith(" desk GET / 200 0.500s r")
