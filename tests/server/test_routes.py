@@ -97,7 +97,7 @@ async def test_a_body_that_is_too_long(serve: Any) -> None:
 
 
 async def test_a_full_queue(serve: Any) -> None:
-    client = serve(["x"], limits=ServerLimits(max_queued_per_key=2))
+    client = serve(lambda prompt: "x", limits=ServerLimits(max_queued_per_key=2))
     with client.serving.places.taken("local"):
         answer = await client.post(CHAT, json=ASKED | {"n": 2})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
