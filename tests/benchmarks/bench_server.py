@@ -3,7 +3,8 @@
     python tests/benchmarks/bench_server.py [--rounds 8] [--streams 32] [--minutes 0] [--json FILE]
 
 Clients run in a process of their own (`server_clients.py`), on keep-alive connections of the standard library. Both
-ways take turns, each with prompts that no other request shares. `--minutes` then sends mixed traffic at 90 % of the
+ways take turns, each with prompts that no other request shares; times to the first token are those of one prompt, of
+which all but the end is kept. `--minutes` then sends mixed traffic at 90 % of the
 load that the server was seen to bear, and notes its memory. Let nothing else run meanwhile.
 """
 
@@ -80,13 +81,13 @@ class Bench:
 
     def __init__(self, engine: Engine, port: int, clients: ProcessPoolExecutor) -> None:
         self._chat, self._port, self._clients = ChatPrecedent.from_engine(engine), port, clients
-        self._number = 0
+        self._number, self._turn = 0, 1
 
-    def pair(self, max_tokens: int, speculation: Any = False) -> dict[str, Timed]:
-        """One request each way, whose order alternates."""
-        found = {}
-        for way in ("process", "server")[:: 1 if self._number % 4 else -1]:
-            asked = self._next(max_tokens, speculation)
+    def pair(self, max_tokens: int, speculation: Any = False, *, fresh: bool = True) -> dict[str, Timed]:
+        """One request each way, whose order alternates; unless they are `fresh`, all of them with one prompt."""
+        found, self._turn = {}, -self._turn
+        for way in ("process", "server")[:: self._turn]:
+            asked = self._next(max_tokens, speculation) if fresh else body(0, max_tokens, speculation)
             if way == "process":
                 found[way] = in_process(self._chat, asked)
             else:
@@ -108,7 +109,7 @@ class Bench:
                 **speeds,
                 "ratio": median(one["server"].tokens_per_second / one["process"].tokens_per_second for one in pairs),
             }
-        firsts = [self.pair(2) for _ in range(rounds * FIRST_TOKENS_PER_ROUND)]
+        firsts = [self.pair(2, fresh=False) for _ in range(rounds * FIRST_TOKENS_PER_ROUND + 1)][1:]
         found["first_token_ms"] = {way: median(one[way].times[0] for one in firsts) * 1e3 for way in firsts[0]}
         found["first_token_ms"]["more"] = (
             median(one["server"].times[0] - one["process"].times[0] for one in firsts) * 1e3
@@ -117,7 +118,7 @@ class Bench:
 
     def many_streams(self, number: int) -> dict[str, Any]:
         """The longest silence of any stream while all of them run, in median steps."""
-        asked = [self._next(64) for _ in range(number)]
+        asked = [{**self._next(64), "logprobs": True} for _ in range(number)]  # so that every token is told at once
         found = self._clients.submit(together, self._port, asked).result()
         begun, ended = max(one.times[0] for one in found), min(one.times[-1] for one in found)
         gaps = [

@@ -17,7 +17,7 @@ _OWN = local()
 
 
 class Timed(NamedTuple):
-    """Seconds from a request's start to each chunk of text, and how many tokens the answer has."""
+    """Seconds from a request's start to each chunk of text or tokens, and how many tokens the answer has."""
 
     times: list[float]
     num_tokens: int
@@ -40,7 +40,7 @@ def streamed(port: int, asked: dict[str, Any]) -> Timed:
             chunk = json.loads(line[6:])
             choices, usage = chunk["choices"], chunk.get("usage")
             num_tokens = usage["completion_tokens"] if usage else num_tokens
-            times += [now] if choices and choices[0]["delta"].get("content") else []
+            times += [now] if choices and (choices[0]["delta"].get("content") or choices[0].get("logprobs")) else []
     return Timed(times, num_tokens)
 
 

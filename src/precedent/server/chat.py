@@ -25,7 +25,7 @@ from precedent.server.transport import DONE, EventStream, body_of, error_event, 
 async def chat_completions(serving: Serving, caller: Caller, request: Request) -> Response:
     """Answer one request, whole or as a stream."""
     raw = await body_of(request, serving.limits)
-    asked = await serving.prepared(partial(_asked, raw, serving))
+    asked = await serving.read(raw, partial(_asked, serving))
     served = serving.model(asked.model)
     with ExitStack() as held:
         held.enter_context(serving.places.taken(caller.name, asked.num_choices))
@@ -36,7 +36,7 @@ async def chat_completions(serving: Serving, caller: Caller, request: Request) -
         return JSONResponse(await serving.prepared(partial(whole, answers, asked.model)))
 
 
-def _asked(raw: bytes, serving: Serving) -> ChatRequest:
+def _asked(serving: Serving, raw: bytes) -> ChatRequest:
     body = parsed(raw)
     try:
         return chat_request(body, serving.limits)

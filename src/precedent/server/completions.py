@@ -142,7 +142,7 @@ class TextAnswer:
 async def completions(serving: Serving, caller: Caller, request: Request) -> Response:
     """Answer one request, whole or as a stream."""
     raw = await body_of(request, serving.limits)
-    asked = await serving.prepared(partial(_asked, raw, serving.limits))
+    asked = await serving.read(raw, partial(_asked, serving.limits))
     served = serving.model(asked.model)
     with ExitStack() as held:
         held.enter_context(serving.places.taken(caller.name, asked.num_choices * len(asked.prompts)))
@@ -158,7 +158,7 @@ async def completions(serving: Serving, caller: Caller, request: Request) -> Res
         return JSONResponse(_whole(answers, asked))
 
 
-def _asked(raw: bytes, limits: ServerLimits) -> TextRequest:
+def _asked(limits: ServerLimits, raw: bytes) -> TextRequest:
     return text_request(parsed(raw), limits)
 
 

@@ -25,6 +25,9 @@ Result = TypeVar("Result")
 PREPARING_THREADS = 4
 """Prompts and grammars prepared at once: one that takes long holds up no others."""
 
+SHORT_BODY = 8192
+"""Bytes that are read and checked in less than a millisecond."""
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -65,6 +68,10 @@ class Serving:
                 status=404, param="model", code="model_not_found",
             )  # fmt: skip
         return self.models[name]
+
+    async def read(self, raw: bytes, read: Callable[[bytes], Result]) -> Result:
+        """What a body says; a short one is read before a thread could wake up. Raises what `read` and `prepared` do."""
+        return read(raw) if len(raw) <= SHORT_BODY else await self.prepared(partial(read, raw))
 
     async def prepared(self, work: Callable[[], Result], unused: Callable[[Result], object] | None = None) -> Result:
         """Do work that takes long off the event loop. Raises ApiError if it takes longer than allowed.
