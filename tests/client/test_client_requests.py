@@ -18,17 +18,22 @@ from precedent.langchain.arguments import OF_THE_CALL
 from precedent.langchain.settings import OF_THE_ENGINE as OF_THE_ENGINE_IN_PROCESS
 
 
-@pytest.mark.parametrize(("given", "sent"), SETTINGS, ids=str)
+def names_of(settings: dict[str, Any]) -> str:
+    """The same in every process: a value may show its address."""
+    return "-".join(settings) or "nothing"
+
+
+@pytest.mark.parametrize(("given", "sent"), SETTINGS, ids=names_of)
 def test_a_field_arrives(given: dict[str, Any], sent: dict[str, Any]) -> None:
     assert Echo().body_of(fields=given) == {**HELLO, **sent}
 
 
-@pytest.mark.parametrize(("given", "sent"), [*SETTINGS, *ONLY_IN_CALLS], ids=str)
+@pytest.mark.parametrize(("given", "sent"), [*SETTINGS, *ONLY_IN_CALLS], ids=names_of)
 def test_an_argument_of_a_call_arrives(given: dict[str, Any], sent: dict[str, Any]) -> None:
     assert Echo().body_of(**given) == {**HELLO, **sent}
 
 
-@pytest.mark.parametrize(("given", "sent"), [*SETTINGS, *ONLY_IN_CALLS], ids=str)
+@pytest.mark.parametrize(("given", "sent"), [*SETTINGS, *ONLY_IN_CALLS], ids=names_of)
 async def test_every_way_in_sends_the_same(given: dict[str, Any], sent: dict[str, Any]) -> None:
     server = Echo()
     llm = server.client()
