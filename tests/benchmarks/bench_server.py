@@ -3,10 +3,9 @@
     python tests/benchmarks/bench_server.py [--rounds 8] [--streams 32] [--minutes 0] [--json FILE]
 
 Clients run in a process of their own (`server_clients.py`), on keep-alive connections of the standard library. Both
-ways take turns, each with prompts that no other request shares; times to the first token are those of one prompt, of
-which all but the end is kept. `--minutes` then sends mixed traffic at 90 % of the
-load that the server was seen to bear, and notes its memory, with what of it idle conversations are. Let nothing else
-run meanwhile.
+ways take turns with the same prompts, of which all but the end is kept, so that they give the same answers from the
+same drafts. `--minutes` then sends mixed traffic at 90 % of the load that the server was seen to bear, and notes its
+memory, with what of it idle conversations are. Let nothing else run meanwhile.
 """
 
 from __future__ import annotations
@@ -86,10 +85,12 @@ class Bench:
         self._number, self._turn = 0, 1
 
     def pair(self, max_tokens: int, speculation: Any = False, *, fresh: bool = True) -> dict[str, Timed]:
-        """One request each way, whose order alternates; unless they are `fresh`, all of them with one prompt."""
+        """One request asked each way, in an order that alternates: a `fresh` one, which both then know, or the same."""
+        asked = self._next(max_tokens, speculation) if fresh else body(0, max_tokens, speculation)
+        if fresh:
+            in_process(self._chat, {**asked, "max_tokens": 1, "speculation": False})
         found, self._turn = {}, -self._turn
         for way in ("process", "server")[:: self._turn]:
-            asked = self._next(max_tokens, speculation) if fresh else body(0, max_tokens, speculation)
             if way == "process":
                 found[way] = in_process(self._chat, asked)
             else:

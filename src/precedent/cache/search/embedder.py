@@ -16,6 +16,7 @@ from precedent.cache.store.records import EmbedderIdentity, Vector
 from precedent.errors import CacheError
 from precedent.runtime.background import long_work
 from precedent.runtime.hub import silence_of_hub
+from precedent.runtime.onednn import bound_kept_products
 from precedent.runtime.openmp import release_workers
 from precedent.runtime.process import Lock, check_fork, computing
 from precedent.runtime.team import fitted_team
@@ -79,6 +80,7 @@ class SentenceTransformerEmbedder:
         check_fork()
         with self._lock, computing(), long_work():
             if self._loaded is None:
+                bound_kept_products()
                 model = _load_model(self._source, self._device)
                 weights = {name: tensor.float() for name, tensor in model.state_dict().items()}
                 fingerprint = model_fingerprint({"max_seq_length": model.max_seq_length}, weights)

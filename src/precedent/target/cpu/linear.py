@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from precedent.runtime.instructions import FEATURES
+from precedent.runtime.onednn import bound_kept_products
 from precedent.target.cpu.row_products import by_tiles, fits, row_product
 from precedent.target.cpu.swapped import as_original
 
@@ -108,6 +109,7 @@ def pack_linears(model: nn.Module, *, copies: bool = True) -> int:
     Parameters, names and state dict stay the same: only the class of the module changes. Makes no copies (returns 0)
     and logs a warning if the processor or the memory does not allow them.
     """
+    bound_kept_products()
     linears = [module for module in model.modules() if type(module) is nn.Linear and _packable(module)]
     needed = sum(module.weight.numel() * _packed_dtype(module).itemsize for module in linears)
     packed = copies and torch.backends.mkldnn.is_available() and needed <= MEMORY_SHARE * _memory_bytes()
