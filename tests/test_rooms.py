@@ -38,6 +38,7 @@ LAYERS = (
     "grammar",
     "drafters",
     "planning",
+    "service",
     "decoding",
     "engine",
     "pages",
