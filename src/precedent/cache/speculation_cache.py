@@ -160,6 +160,10 @@ class SpeculationCache(OfOneProcess):
         check_tenant(tenant)
         return self._store.since(tenant, tokenizer, after_id)
 
+    def tokenizers(self) -> frozenset[str]:
+        """The fingerprints of all tokenizers whose completions are stored, of any tenant."""
+        return self._store.tokenizers()
+
     def partition(self, tenant: str, tokenizer: str) -> Partition | None:
         """A partition with its sealed segments; None for a cache in memory or in a store without segments."""
         check_tenant(tenant)

@@ -2,19 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from precedent.drafters.base import Candidates, DraftSession
+from precedent.drafters.outcomes import outcomes
+from precedent.drafters.request import Request
+from precedent.drafters.together import end_all, match_all, match_budget
+from precedent.planning.plan import Limits, Plan
+from precedent.planning.planner import Planner
+from precedent.planning.trust import Trust
+from precedent.runtime.process import OfOneProcess
+from precedent.service.checks import token_ids_of, whole_number
 from precedent.tree import CandidateTree
 
+if TYPE_CHECKING:
+    from precedent.service.batch import Batch
 
-class DraftingSession:
+_log = logging.getLogger(__name__)
+
+ENDLESS = 2**31
+"""Tokens that fit into a context whose length is not known."""
+
+
+class DraftingSession(OfOneProcess):
     """Drafts for one request of another engine, until `end`; made by `DraftingService.begin`.
 
     Call `committed` after every step of that engine, then `chain` or `tree` for the next one. A service's sessions may
     be used on several threads, one session on one thread at a time.
     """
 
-    request_id: str
+    instead = "begin the request in the process that drafts for it"
+
+    def __init__(
+        self,
+        batch: Batch,
+        request: Request,
+        drafting: dict[str, DraftSession],
+        room: int | None,
+        ended: Callable[[DraftingSession], None],
+    ) -> None:
+        self.request_id = request.request_id
+        self._batch, self._request, self._drafting = batch, request, drafting
+        self._room = ENDLESS if room is None else room
+        self._pending: list[int] = []
+        self._plan: Plan | None = None
+        self._last: int | None = None
+        self._trust = Trust()
+        self._ended: Callable[[DraftingSession], None] | None = ended
+        self.over = False
+        """True once the answer has ended, or the session: nothing more is drafted."""
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """Report the tokens that the target committed since the last call: accepted ones and its own.
@@ -23,7 +64,8 @@ class DraftingSession:
         target chose even if it never saw the draft. Raises PromptError for what is not a token id, and then nothing is
         taken over.
         """
-        raise NotImplementedError
+        self.check_process()
+        self._pending += token_ids_of(token_ids, "the committed tokens")
 
     def chain(self, max_tokens: int) -> list[int]:
         """At most `max_tokens` tokens to verify after the committed ones; `[]` if none pay off.
@@ -32,12 +74,81 @@ class DraftingSession:
         sum of its prefixes' probabilities, and one for the target's own token, over the time of a step of its width.
         Where width costs nothing, that is the path with the largest sum. Raises ConfigError for a negative number.
         """
-        raise NotImplementedError
+        self.check_process()
+        return self._batch.chains([self], whole_number(max_tokens, "max_tokens"))[0]
 
     def tree(self, max_nodes: int) -> CandidateTree:
         """The same as a tree of at most `max_nodes` fixed candidates, for an engine that verifies trees."""
-        raise NotImplementedError
+        self.check_process()
+        return self._batch.tree(self, whole_number(max_nodes, "max_nodes"))
 
     def end(self) -> None:
         """Release everything; the session drafts nothing afterwards. May be called again."""
-        raise NotImplementedError
+        ended, self._ended = self._ended, None
+        if ended is None or not self.is_here:
+            return
+        self._batch.settle(self)
+        self.over = True
+        end_all(self._drafting.values())
+        self._drafting, self._plan = {}, None
+        ended(self)
+
+    def settle(self, planner: Planner, accepted_by_source: Counter[str]) -> bool:
+        """Learn from the tokens committed since the last plan, and pass them on; returns whether there were any."""
+        if not self._pending or self.over:
+            self._pending.clear()
+            return False
+        committed, self._pending = self._pending, []
+        plan, self._plan = self._plan, None
+        if plan is not None and plan.choice is not None:
+            self._learn(plan, committed, planner, accepted_by_source)
+        self._for_each(lambda session: session.committed(committed))
+        self._room -= len(committed)
+        self.over = not self._request.end_token_ids.isdisjoint(committed)
+        return True
+
+    def _learn(self, plan: Plan, committed: Sequence[int], planner: Planner, accepted_by_source: Counter[str]) -> None:
+        assert plan.choice is not None
+        parents = plan.choice.parents
+        verdict = outcomes(plan.choice.token_ids, parents, np.array(committed, dtype=np.int32))
+        planner.learn(plan, parents, verdict)
+        accepted = (verdict[:-1] > 0.0).nonzero()[0].tolist()
+        if accepted:
+            sources = planner.sources_of(plan)
+            accepted_by_source.update(sources[node][0] for node in accepted)
+
+    def plan(
+        self, planner: Planner, most: int, requests: int, rows_beside: int, tokens_beside: float, *, one_path: bool
+    ) -> Plan:
+        """Match and plan the next step, beside the other requests' rows and expected tokens."""
+        limits = Limits(
+            max_nodes=most,
+            max_draws=0,
+            max_depth=self._room - 1,
+            end_token_ids=self._request.end_token_ids,
+            requests=requests,
+            rows_beside=rows_beside,
+            tokens_beside=tokens_beside,
+            trust=self._trust,
+            one_path=one_path,
+        )
+        if self.over or limits.max_depth < 1 or most < 1:
+            self._plan = Plan()
+            return self._plan
+        self._plan = plan = planner.plan_fixed(self._match(match_budget(most, self._last)), limits)
+        self._last = 0 if plan.choice is None else plan.choice.token_ids.size
+        return plan
+
+    def _match(self, budget: int) -> list[Candidates]:
+        found: list[Candidates] = []
+        self._for_each(lambda session: found.extend(match_all([session], budget, self._request.num_tokens)))
+        return found
+
+    def _for_each(self, call: Callable[[DraftSession], object]) -> None:
+        """Call every drafter; one that fails is left out from then on, and the request goes on."""
+        for name, session in list(self._drafting.items()):
+            try:
+                call(session)
+            except Exception as error:
+                self._batch.failed(name, error)
+                end_all([self._drafting.pop(name)])

@@ -13,28 +13,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from precedent.cache.snapshot.partition import Partition
 from precedent.cache.speculation_cache import DEFAULT_MAX_INDEX_BYTES
 from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.cache.store.records import Hit
-from precedent.drafters.base import Candidates, Nodes
+from precedent.drafters.base import Candidates
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH, START
 from precedent.drafters.matching.occurrences import OCCURRENCE, Occurrences
 from precedent.drafters.matching.token_index import reversed_context
 from precedent.drafters.matching.vote_tree import SIMILARITY_BINS, VotePrior, vote_tree
+from precedent.drafters.outcomes import UNTESTED, outcomes
 from precedent.drafters.recall.kinship import kinship
 from precedent.drafters.recall.nearness import Nearness
 from precedent.drafters.recall.tenant_memories import TenantMemories
 from precedent.drafters.recall.tenant_memory import CompletionSource, TenantMemory
 from precedent.drafters.request import Request
 from precedent.runtime.background import Background
-from precedent.runtime.compiled import Int32s, Int64s, compiled
-from precedent.tree import ROOT
+from precedent.runtime.compiled import Int64s
 
 _log = logging.getLogger(__name__)
+
+Report = Callable[[Future[Any]], None]
+"""Called with a finished or cancelled call to the cache."""
 
 _MAX_OCCURRENCES = 192
 _NUM_HITS = 256
@@ -51,7 +53,8 @@ class RecallDrafter:
 
     `tokenizer` is the fingerprint under which completions are stored. `executor` embeds, searches, reads new
     completions and seals them, in parallel to decoding. `partitions` returns a tenant's segments, or None; `max_bytes`
-    bounds the memories of all tenants together.
+    bounds the memories of all tenants together. `report` is called with every finished call of the executor: a failure
+    of the cache costs recall's weights, but not the request.
     """
 
     name = "recall"
@@ -64,8 +67,10 @@ class RecallDrafter:
         *,
         partitions: Callable[[str, str], Partition | None] | None = None,
         max_bytes: int = DEFAULT_MAX_INDEX_BYTES,
+        report: Report | None = None,
     ) -> None:
         self._cache, self._tokenizer, self._executor = cache, tokenizer, executor
+        self._report = report or warn_of_failure
         self._memories = TenantMemories(cache, tokenizer, partitions, max_bytes)
         self._written: list[Future[None]] = []
 
@@ -74,6 +79,7 @@ class RecallDrafter:
         memory = self._memories.of(request.tenant)
         prompt = prompt_fingerprint(request.prompt_ids)
         search = self._executor.submit(self._search, memory, request, prompt)
+        search.add_done_callback(self._report)
         return RecallSession(self, memory, request, Nearness(memory, prompt), search)
 
     def close(self) -> None:
@@ -96,7 +102,7 @@ class RecallDrafter:
     def _write(self, work: Callable[..., None], *values: Any) -> None:
         self._written = [written for written in self._written if not written.done()]
         written = self._executor.submit(work, *values)
-        written.add_done_callback(_report)
+        written.add_done_callback(self._report)
         self._written.append(written)
 
     def _search(self, memory: TenantMemory, request: Request, prompt: str) -> Nearness:
@@ -186,7 +192,6 @@ class RecallSession:
         if self._search is None or not self._search.done():
             return
         search, self._search = self._search, None
-        _report(search)
         if search.exception() is None:
             self._nearness = search.result()
 
@@ -200,36 +205,19 @@ class RecallSession:
 
     def _count(self, token_ids: Sequence[int]) -> None:
         """Credit the committed path; its siblings were wrong, and deeper nodes were not tested."""
-        proposed = self._proposed
-        tried = outcomes(proposed.candidates.nodes, np.array(token_ids, dtype=np.int32))
-        if not tried.any():
+        proposed, nodes = self._proposed, self._proposed.candidates.nodes
+        if not nodes.size:
             return
+        tried = outcomes(nodes["token_id"], nodes["parent"], np.array(token_ids, dtype=np.int32))[:-1]
         slots = proposed.occurrences["slot"][proposed.heaviest]
-        for node in tried.nonzero()[0].tolist():
+        for node in (tried != UNTESTED).nonzero()[0].tolist():
             completion_id = self._memory.index.sequence_ids[slots[node]]
             accepted, rejected = self._credit.get(completion_id, (0, 0))
-            right = bool(tried[node] > 0)
+            right = bool(tried[node])
             self._credit[completion_id] = (accepted + right, rejected + (not right))
 
 
-@compiled
-def outcomes(nodes: Nodes, token_ids: Int32s) -> NDArray[np.int8]:
-    """Each candidate's outcome after these tokens were committed: 1 right, -1 wrong, 0 not tested, `[n]`."""
-    outcome, above = np.zeros(nodes.size, np.int8), ROOT
-    for token in token_ids:
-        accepted = -1
-        for node in range(nodes.size):
-            if nodes[node].parent == above:
-                right = nodes[node].token_id == token
-                outcome[node] = 1 if right else -1
-                accepted = node if right else accepted
-        if accepted < 0:
-            break
-        above = accepted
-    return outcome
-
-
-def _report(work: Future[Any]) -> None:
+def warn_of_failure(work: Future[Any]) -> None:
     """Warn about a failure of the cache, which costs recall's weights but not the request."""
     if not work.cancelled() and work.exception() is not None:
         _log.warning("the speculation cache failed, drafting goes on without it: %s", work.exception())
