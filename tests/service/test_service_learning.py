@@ -138,9 +138,9 @@ def simulated(service: DraftingService, clock: Clock, per_row: float, *, steps: 
     return chains
 
 
-@pytest.mark.parametrize(("per_row", "length"), [(0.01, 8), (30.0, 0)])
+@pytest.mark.parametrize(("per_row", "length"), [(0.01, 8), (30.0, 0), (1.0, 8), (13.0, 0)])
 def test_the_cost_of_a_step_is_learned_from_the_time_between_calls(tokenizer: Any, per_row: float, length: int) -> None:
-    """Nothing is known at first; where rows turn out dear, chains become short, where they are cheap they stay long."""
+    """Nothing is known at first; where a row turns out dearer than a plain step nothing is drafted, else all is."""
     clock = Clock()
     service = DraftingService(None, TokenizerCodec(tokenizer), cost=StepCosts(), clock=clock)
     chain = [(token, token - 1, 0.5, token) for token in range(8)]

@@ -76,6 +76,7 @@ class Batch:
         """Plan for each session, given the rows and expected tokens of the others planned so far."""
         stepped = [session.settle(self.planner, self.accepted_by_source) for session in sessions]
         self.clock.called(any(stepped))
+        most = self.clock.most(most)
         running = sum(not session.over for session in sessions)
         rows, tokens, plans = running, float(running), list[Plan]()
         for session in sessions:
