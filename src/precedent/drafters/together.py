@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from precedent.drafters.base import Candidates, DraftSession
+from precedent.drafters.base import Candidates, DraftSession, Nodes
+from precedent.runtime.compiled import compiled
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +37,14 @@ def end_all(sessions: Iterable[DraftSession]) -> None:
 
 
 def _known(candidates: Candidates, num_tokens: int | None) -> Candidates:
-    if num_tokens is None or not len(candidates):
-        return candidates
-    token_ids = candidates.nodes["token_id"]
-    exist = token_ids.min() >= 0 and token_ids.max() < num_tokens
+    exist = num_tokens is None or all_exist(candidates.nodes, num_tokens)
     return candidates if exist else Candidates(candidates.source)
+
+
+@compiled
+def all_exist(nodes: Nodes, num_tokens: int) -> bool:
+    """Whether every candidate's token is one of `num_tokens`."""
+    exist = True
+    for node in nodes:
+        exist &= 0 <= node.token_id < num_tokens
+    return exist

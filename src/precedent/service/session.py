@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,7 +102,13 @@ class DraftingSession(OfOneProcess):
         plan, self._plan = self._plan, None
         if plan is not None and plan.choice is not None:
             self._learn(plan, committed, planner, accepted_by_source)
-        self._for_each(lambda session: session.committed(committed))
+        failed: dict[str, Exception] = {}
+        for name, session in self._drafting.items():
+            try:
+                session.committed(committed)
+            except Exception as error:
+                failed[name] = error
+        self._leave_out(failed)
         self._room -= len(committed)
         self.over = not self._request.end_token_ids.isdisjoint(committed)
         return True
@@ -140,15 +146,18 @@ class DraftingSession(OfOneProcess):
         return plan
 
     def _match(self, budget: int) -> list[Candidates]:
+        """Every drafter's candidates; one that fails is left out from then on, and the request goes on."""
         found: list[Candidates] = []
-        self._for_each(lambda session: found.extend(match_all([session], budget, self._request.num_tokens)))
+        failed: dict[str, Exception] = {}
+        for name, session in self._drafting.items():
+            try:
+                found += match_all((session,), budget, self._request.num_tokens)
+            except Exception as error:
+                failed[name] = error
+        self._leave_out(failed)
         return found
 
-    def _for_each(self, call: Callable[[DraftSession], object]) -> None:
-        """Call every drafter; one that fails is left out from then on, and the request goes on."""
-        for name, session in list(self._drafting.items()):
-            try:
-                call(session)
-            except Exception as error:
-                self._batch.failed(name, error)
-                end_all([self._drafting.pop(name)])
+    def _leave_out(self, failed: Mapping[str, Exception]) -> None:
+        for name, error in failed.items():
+            self._batch.failed(name, error)
+            end_all([self._drafting.pop(name)])
