@@ -14,7 +14,7 @@ from precedent.drafters.matching.token_index import SORT_ABOVE, TokenIndex, reve
 from precedent.drafters.outcomes import outcomes
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
-from precedent.drafters.together import match_all
+from precedent.drafters.together import Matching, match_all, match_together
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
@@ -35,6 +35,7 @@ def compile_drafting() -> None:
     outcomes(candidates.nodes["token_id"], candidates.nodes["parent"], committed)
     session.committed([5, 6])
     match_all([session], 4, 8)
+    match_together([Matching({"prompt": session}, 4, 8)] * 2)
     _follow_a_trail()
     follow_known_text(np.array([5], dtype=np.int32))
 

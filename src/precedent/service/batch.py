@@ -9,21 +9,26 @@ from threading import Lock
 from time import perf_counter
 
 from precedent.drafters import Drafter, DraftSession, DrawSession, Request
-from precedent.drafters.together import end_all
+from precedent.drafters.together import end_all, match_together
 from precedent.errors import UnsupportedError
 from precedent.planning.plan import Plan
 from precedent.planning.planner import Planner
+from precedent.runtime.background import Background
 from precedent.service.clock import Clock, StepClock
-from precedent.service.session import DraftingSession
+from precedent.service.session import Beside, DraftingSession
 from precedent.tree import CandidateTree, TreeBuilder
 
 _log = logging.getLogger(__name__)
 
 
 class Batch:
-    """The planner, what it learns, and the counts; one thread at a time drafts."""
+    """The planner, what it learns, and the counts; one thread at a time drafts.
 
-    def __init__(self, planner: Planner, clock: Clock = perf_counter) -> None:
+    Searches of a large batch run on it and on `threads` - 1 more.
+    """
+
+    def __init__(self, planner: Planner, clock: Clock = perf_counter, threads: int = 1) -> None:
+        self._threads, self._beside = threads, Background(threads - 1, "precedent-drafting") if threads > 1 else None
         self.planner, self.clock, self.lock = planner, StepClock(planner, clock), Lock()
         self.num_drafts = self.num_draft_tokens = 0
         self.accepted_by_source, self.failures_by_drafter = Counter[str](), Counter[str]()
@@ -67,6 +72,11 @@ class Batch:
                 builder.add_fixed_tree(_tokens(plan), parents, self.planner.sources_of(plan))
             return builder.build()
 
+    def close(self) -> None:
+        """End the threads of searches."""
+        if self._beside is not None:
+            self._beside.shutdown()
+
     def settle(self, session: DraftingSession) -> None:
         """Learn what a session's last tokens tell, at its end."""
         with self.lock:
@@ -78,10 +88,12 @@ class Batch:
         self.clock.called(any(stepped))
         most = self.clock.most(most)
         running = sum(not session.over for session in sessions)
+        matched = [session.matching(most) for session in sessions]
+        match_together(matched, self._beside, self._threads)
         rows, tokens, plans = running, float(running), list[Plan]()
-        for session in sessions:
-            beside = max(0, rows - 1), max(0.0, tokens - 1.0)
-            plan = session.plan(self.planner, most, running, *beside, one_path=one_path)
+        for session, found in zip(sessions, matched, strict=True):
+            beside = Beside(running, max(0, rows - 1), max(0.0, tokens - 1.0))
+            plan = session.plan(self.planner, found, most, beside, one_path=one_path)
             count = 0 if plan.choice is None else plan.choice.token_ids.size
             rows, tokens = rows + count, tokens + plan.expected_tokens - 1.0
             self.num_drafts, self.num_draft_tokens = self.num_drafts + bool(count), self.num_draft_tokens + count

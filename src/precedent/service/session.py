@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from precedent.drafters.base import Candidates, DraftSession
+from precedent.drafters.base import DraftSession
 from precedent.drafters.outcomes import outcomes
 from precedent.drafters.request import Request
-from precedent.drafters.together import end_all, match_all, match_budget
+from precedent.drafters.together import Matching, end_all, match_budget
 from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import Planner
 from precedent.planning.trust import Trust
@@ -27,6 +27,14 @@ _log = logging.getLogger(__name__)
 
 ENDLESS = 2**31
 """Tokens that fit into a context whose length is not known."""
+
+
+class Beside(NamedTuple):
+    """How many requests a step has, and the rows and expected tokens of those planned so far, without this one's."""
+
+    requests: int
+    rows: int
+    tokens: float
 
 
 class DraftingSession(OfOneProcess):
@@ -123,39 +131,29 @@ class DraftingSession(OfOneProcess):
             sources = planner.sources_of(plan)
             accepted_by_source.update(sources[node][0] for node in accepted)
 
-    def plan(
-        self, planner: Planner, most: int, requests: int, rows_beside: int, tokens_beside: float, *, one_path: bool
-    ) -> Plan:
-        """Match and plan the next step, beside the other requests' rows and expected tokens."""
+    def matching(self, most: int) -> Matching:
+        """What is asked of the drafters for the next step: nothing if the answer or the context has ended."""
+        asked = self._drafting if most > 0 and self._room > 1 and not self.over else {}
+        return Matching(asked, match_budget(most, self._last), self._request.num_tokens)
+
+    def plan(self, planner: Planner, matched: Matching, most: int, beside: Beside, *, one_path: bool) -> Plan:
+        """Plan the next step with what was matched; a drafter that failed is left out from then on."""
+        self._leave_out(matched.failed)
         limits = Limits(
             max_nodes=most,
             max_draws=0,
             max_depth=self._room - 1,
             end_token_ids=self._request.end_token_ids,
-            requests=requests,
-            rows_beside=rows_beside,
-            tokens_beside=tokens_beside,
+            requests=beside.requests,
+            rows_beside=beside.rows,
+            tokens_beside=beside.tokens,
             trust=self._trust,
             one_path=one_path,
         )
-        if self.over or limits.max_depth < 1 or most < 1:
-            self._plan = Plan()
-            return self._plan
-        self._plan = plan = planner.plan_fixed(self._match(match_budget(most, self._last)), limits)
-        self._last = 0 if plan.choice is None else plan.choice.token_ids.size
+        self._plan = plan = planner.plan_fixed(matched.candidates, limits)
+        if matched.sessions:
+            self._last = 0 if plan.choice is None else plan.choice.token_ids.size
         return plan
-
-    def _match(self, budget: int) -> list[Candidates]:
-        """Every drafter's candidates; one that fails is left out from then on, and the request goes on."""
-        found: list[Candidates] = []
-        failed: dict[str, Exception] = {}
-        for name, session in self._drafting.items():
-            try:
-                found += match_all((session,), budget, self._request.num_tokens)
-            except Exception as error:
-                failed[name] = error
-        self._leave_out(failed)
-        return found
 
     def _leave_out(self, failed: Mapping[str, Exception]) -> None:
         for name, error in failed.items():

@@ -35,6 +35,11 @@ class Trail:
     def __init__(self) -> None:
         self._pointers: Pointers = np.empty(0, POINTER)
 
+    @property
+    def pointers(self) -> Pointers:
+        """Where the followed sequences are, for `align`."""
+        return self._pointers
+
     def align(self, text: Text, recent: Int32s, found: Occurrences, weights: Weights) -> Occurrences:
         """Add to the occurrences found the places where a followed sequence continues or may be resumed."""
         return align(text, recent, found, self._pointers, weights) if self._pointers.size else found

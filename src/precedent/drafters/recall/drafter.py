@@ -22,8 +22,9 @@ from precedent.drafters.base import Candidates
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH, START
 from precedent.drafters.matching.occurrences import OCCURRENCE, Occurrences
+from precedent.drafters.matching.search import Found, Search, SearchSession
 from precedent.drafters.matching.token_index import reversed_context
-from precedent.drafters.matching.vote_tree import SIMILARITY_BINS, VotePrior, vote_tree
+from precedent.drafters.matching.vote_tree import SIMILARITY_BINS, VotePrior
 from precedent.drafters.outcomes import UNTESTED, outcomes
 from precedent.drafters.recall.kinship import kinship
 from precedent.drafters.recall.nearness import Nearness
@@ -136,7 +137,7 @@ class _Proposed:
     heaviest: Int64s
 
 
-class RecallSession:
+class RecallSession(SearchSession):
     """Follows one output through its tenant's memory."""
 
     def __init__(
@@ -148,6 +149,7 @@ class RecallSession:
         search: Future[Nearness],
     ) -> None:
         self._drafter, self._memory, self._nearness = drafter, memory, nearness
+        self.lock = memory.lock
         self._tenant = request.tenant
         self._search: Future[Nearness] | None = search
         self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
@@ -158,13 +160,23 @@ class RecallSession:
         self._credit: dict[int, tuple[int, int]] = {}
         self._ended = False
 
-    def match(self, budget: int) -> Candidates:
-        """At most `budget` candidates from all of the tenant's completions; unweighted until the search is done."""
-        self._proposed = self._nothing
-        if not self._ended and budget > 0:
-            self._poll()
-            with self._memory.lock:
-                self._proposed = self._match(budget)
+    def search(self, budget: int) -> Search | None:
+        """The search in all of the tenant's completions; unweighted until recall is done."""
+        if self._ended or budget <= 0:
+            return None
+        self._poll()
+        nearness = self._nearness
+        return self._memory.index.search(
+            reversed_context(self._context), nearness.weights, _MAX_OCCURRENCES, near=nearness.order,
+            trail=self._trail, budget=budget, prior=_PRIOR, end_ids=self._end_ids,
+        )  # fmt: skip
+
+    def take(self, found: Found | None) -> Candidates:
+        """The candidates; remembers which completions voted for them."""
+        if found is None:
+            self._proposed = self._nothing
+        else:
+            self._proposed = _Proposed(Candidates(self._drafter.name, found.nodes), found.votes, found.heaviest)
         return self._proposed.candidates
 
     def committed(self, token_ids: Sequence[int]) -> None:
@@ -194,14 +206,6 @@ class RecallSession:
         search, self._search = self._search, None
         if search.exception() is None:
             self._nearness = search.result()
-
-    def _match(self, budget: int) -> _Proposed:
-        index, nearness, recent = self._memory.index, self._nearness, reversed_context(self._context)
-        text, weights = index.text, nearness.weights
-        found = index.match(recent, weights, _MAX_OCCURRENCES, nearness.order)
-        aligned = self._trail.align(text, recent, found, weights)
-        candidates, heaviest = vote_tree(self._drafter.name, text, aligned, budget, _PRIOR, self._end_ids)
-        return _Proposed(candidates, aligned, heaviest)
 
     def _count(self, token_ids: Sequence[int]) -> None:
         """Credit the committed path; its siblings were wrong, and deeper nodes were not tested."""
