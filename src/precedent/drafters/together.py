@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 
 from precedent.drafters.base import Candidates, DraftSession, Nodes
@@ -48,42 +48,38 @@ class Matching:
 def match_together(batch: Sequence[Matching], beside: Executor | None = None, threads: int = 1) -> None:
     """Do what `match_all` does for each request, with all searches together (see `searched_together`)."""
     with ExitStack() as held:
-        for lock in {id(each.lock): each.lock for each in _searching(batch)}.values():
+        for lock in _locks(batch):
             held.enter_context(lock)
-        searches = [_asked(each) for each in batch]
-        wanted = [search for asked in searches for search in asked.values() if search is not None]
-        found = iter(searched_together(wanted, beside, threads))
-        for each, asked in zip(batch, searches, strict=True):
-            _take(each, asked, {name: next(found) for name, search in asked.items() if search is not None})
+        asked = [(each, name, _asked(each, name)) for each in batch for name in each.sessions]
+        found = iter(searched_together([search for _, _, search in asked if search is not None], beside, threads))
+        for each, name, search in asked:
+            if name not in each.failed:
+                _take(each, name, None if search is None else next(found))
 
 
-def _searching(batch: Sequence[Matching]) -> Iterable[SearchSession]:
-    return (session for each in batch for session in each.sessions.values() if isinstance(session, SearchSession))
+def _locks(batch: Sequence[Matching]) -> Iterable[AbstractContextManager[object]]:
+    """The locks of all indexes, each once."""
+    sessions = [session for each in batch for session in each.sessions.values() if isinstance(session, SearchSession)]
+    return {id(session.lock): session.lock for session in sessions if session.lock is not None}.values()
 
 
-def _asked(each: Matching) -> dict[str, Search | None]:
-    asked: dict[str, Search | None] = {}
-    for name, session in each.sessions.items():
-        if isinstance(session, SearchSession):
-            try:
-                asked[name] = session.search(each.budget)
-            except Exception as error:
-                each.failed[name] = error
-    return asked
-
-
-def _take(each: Matching, asked: Mapping[str, Search | None], found: Mapping[str, Found]) -> None:
-    for name, session in each.sessions.items():
-        if name in each.failed:
-            continue
+def _asked(each: Matching, name: str) -> Search | None:
+    session = each.sessions[name]
+    if isinstance(session, SearchSession):
         try:
-            if isinstance(session, SearchSession):
-                candidates = session.take(found.get(name))
-            else:
-                candidates = session.match(each.budget)
+            return session.search(each.budget)
         except Exception as error:
             each.failed[name] = error
-            continue
+    return None
+
+
+def _take(each: Matching, name: str, found: Found | None) -> None:
+    session = each.sessions[name]
+    try:
+        candidates = session.take(found) if isinstance(session, SearchSession) else session.match(each.budget)
+    except Exception as error:
+        each.failed[name] = error
+    else:
         each.candidates.append(_known(candidates, each.num_tokens))
 
 
@@ -97,7 +93,7 @@ def end_all(sessions: Iterable[DraftSession]) -> None:
 
 
 def _known(candidates: Candidates, num_tokens: int | None) -> Candidates:
-    exist = num_tokens is None or all_exist(candidates.nodes, num_tokens)
+    exist = num_tokens is None or not len(candidates) or all_exist(candidates.nodes, num_tokens)
     return candidates if exist else Candidates(candidates.source)
 
 

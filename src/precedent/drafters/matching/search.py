@@ -7,10 +7,9 @@ run beside each other.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -25,6 +24,10 @@ from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
 
 AT_ONCE = 8
 """Searches in one compiled call; a batch is filled up with empty ones."""
+
+
+WORTH_FILLING_UP = 4
+"""Fewer searches than this run one by one."""
 
 
 class Search(NamedTuple):
@@ -56,27 +59,32 @@ class Found(NamedTuple):
     votes: Occurrences
 
 
-class SearchSession(ABC):
+class SearchSession:
     """A draft session whose candidates come from one search; the searches of many sessions can run together.
 
-    Hold `lock` from `search` until `take` has returned: nothing else may change the index in between.
+    Hold the `lock`, if there is one, from `search` until `take` has returned: nothing else may change the index.
     """
 
-    lock: AbstractContextManager[object] = nullcontext()
+    lock: AbstractContextManager[object] | None = None
 
-    @abstractmethod
     def search(self, budget: int) -> Search | None:
         """The search for at most `budget` candidates; None if there is nothing to search."""
+        raise NotImplementedError
 
-    @abstractmethod
     def take(self, found: Found | None) -> Candidates:
         """Turn what the search found into candidates; None if there was none."""
+        raise NotImplementedError
 
     def match(self, budget: int) -> Candidates:
         """At most `budget` fixed candidates that continue the output."""
+        if self.lock is None:
+            return self._match(budget)
         with self.lock:
-            search = self.search(budget)
-            return self.take(None if search is None else searched(search))
+            return self._match(budget)
+
+    def _match(self, budget: int) -> Candidates:
+        search = self.search(budget)
+        return self.take(None if search is None else searched(search))
 
 
 def searched(search: Search) -> Found:
@@ -100,8 +108,8 @@ def _in_turn(searches: Sequence[Search]) -> list[Found]:
     found: list[Found] = []
     for begin in range(0, len(searches), AT_ONCE):
         some = searches[begin : begin + AT_ONCE]
-        if len(some) == 1:
-            found.append(searched(some[0]))
+        if len(some) < WORTH_FILLING_UP:
+            found += map(searched, some)
             continue
         nodes, heaviest, votes, ends = _searched_many((*some, *(NO_SEARCH,) * (AT_ONCE - len(some))))
         for (node, vote), (next_node, next_vote) in pairwise(ends[: len(some) + 1].tolist()):
