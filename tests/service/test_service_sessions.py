@@ -81,6 +81,7 @@ def test_without_a_tenant_the_store_is_not_drafted_from(serve: Serve) -> None:
     store(service, ORDER)
     assert service.begin("a", [1, 2], query="an order", end_token_ids=[END]).chain(16) == []
     assert service.begin("b", [40, 41, 42, 40, 41], query="an order").chain(1) == [42], "from its own prompt"
+    assert service.metrics().failures_by_drafter == {}, "recall is not asked, rather than refused for want of a tenant"
 
 
 def test_tenants_never_see_each_others_answers(serve: Serve) -> None:
