@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.drafters.matching.context_order import MAX_MATCH, matched
-from precedent.drafters.matching.occurrences import LENGTH_WEIGHT, OCCURRENCE, Occurrences, Text, Weights, fill
+from precedent.drafters.matching.occurrences import LENGTH_WEIGHT, OCCURRENCE, Occurrences, Text, Weights, fill, hit_of
 from precedent.runtime.compiled import Int32s, compiled
 
 POINTER = np.dtype([("position", "i4"), ("slot", "i4"), ("gap", "i4"), ("score", "f8")])
@@ -93,7 +93,9 @@ def _join(
     while at < size and places[at].position != position:
         at += 1
     if at == size:
-        fill(places[at], text, position, text.owners[position], matched(text.tokens, position, recent), weights)
+        slot = text.owners[position]
+        length, number = matched(text.tokens, position, recent), hit_of(weights.hits, slot)
+        fill(places[at], text, position, slot, length, weights, number)
         size += 1
     place = places[at]
     place.score = min(float(MAX_MATCH), max(place.score, place.length + carried, at_least))
