@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from precedent.runtime.compiled import Floats, Int32s, compiled
+from precedent.drafters.base import Nodes
+from precedent.drafters.matching.occurrences import Occurrences
+from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
 from precedent.tree import ROOT
 
 UNTESTED = -1.0
@@ -29,3 +32,17 @@ def outcomes(token_ids: Int32s, parents: Int32s, committed: Int32s) -> Floats:
             break
         above = accepted
     return outcome
+
+
+@compiled
+def outcomes_of_votes(
+    nodes: Nodes, heaviest: Int64s, votes: Occurrences, committed: Int32s
+) -> tuple[Int32s, NDArray[np.bool_]]:
+    """For each tested candidate the slot of its heaviest vote's sequence, and whether it was accepted, `[n]` each."""
+    outcome = outcomes(nodes["token_id"], nodes["parent"], committed)
+    slots, right, size = np.empty(nodes.size, np.int32), np.empty(nodes.size, np.bool_), 0
+    for node in range(nodes.size):
+        if outcome[node] != UNTESTED:
+            slots[size], right[size] = votes[heaviest[node]].slot, outcome[node] > 0.0
+            size += 1
+    return slots[:size], right[:size]

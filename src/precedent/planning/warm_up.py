@@ -11,7 +11,7 @@ from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.known_texts import follow_known_text
 from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Weights
 from precedent.drafters.matching.token_index import SORT_ABOVE, TokenIndex, reversed_context, sorted_segment
-from precedent.drafters.outcomes import outcomes
+from precedent.drafters.outcomes import outcomes, outcomes_of_votes
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
 from precedent.drafters.together import Matching, match_all, match_together
@@ -32,7 +32,7 @@ def compile_drafting() -> None:
     assert plan.choice is not None
     committed = np.array([5], dtype=np.int32)
     outcomes(plan.choice.token_ids, plan.choice.parents, committed)
-    outcomes(candidates.nodes["token_id"], candidates.nodes["parent"], committed)
+    outcomes_of_votes(candidates.nodes, np.zeros(len(candidates), np.int64), np.zeros(1, OCCURRENCE), committed)
     session.committed([5, 6])
     match_all([session], 4, 8)
     match_together([Matching({"prompt": session}, 4, 8)] * 2)

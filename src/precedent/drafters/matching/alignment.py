@@ -49,7 +49,7 @@ class Trail:
 
         A pointer that disagrees stays where it is, and its gap begins.
         """
-        self._pointers = advance(text.tokens, follow(aligned, self._pointers), np.array(committed, dtype=np.int32))
+        self._pointers = advance(text.tokens, aligned, self._pointers, np.array(committed, dtype=np.int32))
 
 
 @compiled
@@ -148,8 +148,12 @@ def _keep(chosen: Pointers, size: int, position: int, slot: int, gap: int, score
 
 
 @compiled
-def advance(tokens: Int32s, pointers: Pointers, committed: Int32s) -> Pointers:
-    """Move the pointers along the committed tokens as far as they agree; drop those that fall too far behind."""
+def advance(tokens: Int32s, aligned: Occurrences, before: Pointers, committed: Int32s) -> Pointers:
+    """Follow the heaviest occurrences, and move along the committed tokens as far as they agree.
+
+    Pointers that fall too far behind are dropped.
+    """
+    pointers = follow(aligned, before)
     kept = np.empty(pointers.size, POINTER)
     size = 0
     for pointer in pointers:

@@ -25,7 +25,7 @@ from precedent.drafters.matching.occurrences import OCCURRENCE, Occurrences
 from precedent.drafters.matching.search import Found, Search, SearchSession
 from precedent.drafters.matching.token_index import reversed_context
 from precedent.drafters.matching.vote_tree import SIMILARITY_BINS, VotePrior
-from precedent.drafters.outcomes import UNTESTED, outcomes
+from precedent.drafters.outcomes import outcomes_of_votes
 from precedent.drafters.recall.kinship import kinship
 from precedent.drafters.recall.nearness import Nearness
 from precedent.drafters.recall.tenant_memories import TenantMemories
@@ -209,16 +209,14 @@ class RecallSession(SearchSession):
 
     def _count(self, token_ids: Sequence[int]) -> None:
         """Credit the committed path; its siblings were wrong, and deeper nodes were not tested."""
-        proposed, nodes = self._proposed, self._proposed.candidates.nodes
-        if not nodes.size:
+        proposed = self._proposed
+        if not len(proposed.candidates):
             return
-        tried = outcomes(nodes["token_id"], nodes["parent"], np.array(token_ids, dtype=np.int32))[:-1]
-        slots = proposed.occurrences["slot"][proposed.heaviest]
-        for node in (tried != UNTESTED).nonzero()[0].tolist():
-            completion_id = self._memory.index.sequence_ids[slots[node]]
-            accepted, rejected = self._credit.get(completion_id, (0, 0))
-            right = bool(tried[node])
-            self._credit[completion_id] = (accepted + right, rejected + (not right))
+        committed, ids = np.array(token_ids, dtype=np.int32), self._memory.index.sequence_ids
+        slots, right = outcomes_of_votes(proposed.candidates.nodes, proposed.heaviest, proposed.occurrences, committed)
+        for slot, accepted in zip(slots.tolist(), right.tolist(), strict=True):
+            before = self._credit.get(ids[slot], (0, 0))
+            self._credit[ids[slot]] = (before[0] + accepted, before[1] + (not accepted))
 
 
 def warn_of_failure(work: Future[Any]) -> None:
