@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from precedent.service import DraftingService
+from precedent.service import DRAFTERS, DraftingService
 from precedent_vllm.counts import Publisher, Series, drafted
 from precedent_vllm.engine import Vllm
 from precedent_vllm.note import Note, unseal
@@ -24,26 +24,25 @@ class Drafter:
     raises: vLLM then does not start.
     """
 
-    def __init__(self, vllm_config: Any, vllm: Vllm | None = None, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        vllm_config: Any,
+        vllm: Vllm | None = None,
+        settings: Settings | None = None,
+        service: DraftingService | None = None,
+    ) -> None:
         self._vllm = vllm = vllm or Vllm()
-        self._settings = settings or Settings.read()
+        self._settings = settings = settings or Settings.read()
         vllm.check_version()
         self.runner: Any = None
         self.num_failures = 0
         """Steps without drafts because drafting failed."""
         self._service: DraftingService | None = None
-        if self._settings.on and vllm.counts(vllm_config):
-            self._open(vllm_config)
-
-    def _open(self, vllm_config: Any) -> None:
-        settings, model = self._settings, vllm_config.model_config
-        self._service = service = DraftingService.open(
-            settings.store, model.tokenizer, settings.drafters,
-            embedder=settings.embedder, context_length=model.max_model_len,
-        )  # fmt: skip
-        self._rows = Rows(service, vllm_config.speculative_config.num_speculative_tokens, self._read)
-        self._publisher = Publisher(settings.folder, self.counts)
-        self._vllm.hand_over_runner(self)
+        if settings.on and vllm.counts(vllm_config):
+            self._service = service = service or _opened(settings, vllm_config.model_config)
+            self._rows = Rows(service, vllm_config.speculative_config.num_speculative_tokens, self._read)
+            self._publisher = Publisher(settings.folder, self.counts)
+            vllm.hand_over_runner(self)
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """Nothing to load; see that vLLM's rejection sampler on this machine is right. Raises UnsupportedError."""
@@ -84,3 +83,10 @@ class Drafter:
         """The note of our own middleware; else what holds for every request of this server."""
         tenant = self._settings.tenant
         return unseal(text, self._settings.secret) or (Note(tenant=tenant) if tenant else None)
+
+
+def _opened(settings: Settings, model: Any) -> DraftingService:
+    return DraftingService.open(
+        settings.store, model.tokenizer, settings.drafters or DRAFTERS,
+        embedder=settings.embedder, context_length=model.max_model_len,
+    )  # fmt: skip

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from precedent.cache.store.records import check_tenant
 from precedent.errors import ConfigError
-from precedent.service import DRAFTERS
 
 PREFIX = "PRECEDENT_VLLM"
 SECRET = f"{PREFIX}_SECRET"
@@ -25,7 +24,7 @@ class Settings:
     `on` is the kill switch `PRECEDENT_VLLM=off`: nothing is drafted and nothing stored, and API keys are still asked
     for. `store` is a folder, file or URL; None drafts from prompts alone. `tenant` owns all requests where there is no
     file of API keys. `secret` proves to workers that a note comes from this server's middleware; `folder` holds the
-    workers' counts.
+    workers' counts. Without `drafters`, all of a service's.
     """
 
     on: bool = True
@@ -33,7 +32,7 @@ class Settings:
     embedder: str | None = None
     api_keys: Path | None = None
     tenant: str | None = None
-    drafters: tuple[str, ...] = DRAFTERS
+    drafters: tuple[str, ...] | None = None
     secret: bytes = b""
     folder: Path | None = None
 
@@ -56,7 +55,7 @@ class Settings:
             embedder=said["EMBEDDER"] or None,
             api_keys=Path(keys).expanduser() if keys else None,
             tenant=tenant,
-            drafters=tuple(name.strip() for name in said["DRAFTERS"].split(",")) if said["DRAFTERS"] else DRAFTERS,
+            drafters=tuple(name.strip() for name in said["DRAFTERS"].split(",")) if said["DRAFTERS"] else None,
             secret=said["SECRET"].encode(),
             folder=Path(said["FOLDER"]) if said["FOLDER"] else None,
         )
