@@ -1,4 +1,4 @@
-"""What vLLM 0.32's model runner hands a drafter: slots, requests by their ids, and arrays that are longer than the batch."""
+"""What vLLM 0.32's model runner hands a drafter: slots, requests by their ids, arrays longer than the batch."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     vllm serve MODEL --middleware precedent_vllm.Middleware --speculative-config \
       '{"method": "custom_class", "model": "precedent_vllm.Drafter", "num_speculative_tokens": 16}'
 
-Importing it imports neither vLLM nor torch, and its names only when they are asked for: what vLLM's plugin loader imports
-must not load numba (see `plugin`).
+Importing it imports neither vLLM nor torch, and its names only when they are asked for: what vLLM's plugin loader
+imports must not load numba (see `plugin`).
 """
 
 from typing import TYPE_CHECKING, Any

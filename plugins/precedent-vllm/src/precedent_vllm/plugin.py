@@ -3,6 +3,7 @@
 It must not import numba: on a CPU without Triton, vLLM 0.32 and 0.33 next look at every object of every module, and the
 objects of llvmlite that numba loads make that fail (docs/upstream/vllm-rebind-kernels.md).
 """
+
 from __future__ import annotations
 
 import atexit

@@ -6,9 +6,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from precedent.cache.store.records import check_tenant
 from precedent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from precedent.cache.search.embedder import Embedder
 
 PREFIX = "PRECEDENT_VLLM"
 SECRET = f"{PREFIX}_SECRET"
@@ -29,7 +33,7 @@ class Settings:
 
     on: bool = True
     store: str | None = None
-    embedder: str | None = None
+    embedder: str | Embedder | None = None
     api_keys: Path | None = None
     tenant: str | None = None
     drafters: tuple[str, ...] | None = None
