@@ -1,4 +1,4 @@
-"""A real `vllm serve` on the CPU, with SmolLM2-135M as the order desk's target: one at a time, and none left running."""
+"""A real `vllm serve` on the CPU, with the order desk's SmolLM2-135M: one at a time, and none left running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real vLLM on the CPU with our drafter and middleware, under openai-python and a LangChain agent. Run by make test-vllm.
+"""A real vLLM on the CPU with our drafter and middleware, under openai-python and a LangChain agent: make test-vllm.
 
 What is compared comes from the same vLLM without speculation, in float32. The tests of a file run in their order: each
 finds the store as the ones before it left it.
