@@ -46,14 +46,16 @@ class VllmServer:
 
     def start(self) -> Self:
         """Start it, and wait until it answers. Raises RuntimeError with its last lines if it does not start."""
-        ours = ["--speculative-config", json.dumps(self._speculation), "--middleware", "precedent_vllm.Middleware"]
+        speculating = ["--speculative-config", json.dumps(self._speculation)] if self._speculation else []
+        ours = ["--middleware", "precedent_vllm.Middleware"] if self._speculation == SPECULATION else []
         template = str(files("precedent.text") / "templates" / "hermes.jinja")
         command = [
             *(sys.executable, str(COMMAND), "serve", str(folder()), "--served-model-name", NAME),
             *("--host", "127.0.0.1", "--port", str(self.port), "--disable-uvicorn-access-log"),
             *("--dtype", "float32", "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "8"),
             *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--chat-template", template),
-            *(ours if self._speculation else ()),
+            *speculating,
+            *ours,
         ]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -78,7 +78,7 @@ def by_schema(client: OpenAI) -> str:
     return chat(client, "Order A1042 came two weeks late. Fill in the refund.", response_format=schema)
 
 
-def desk_runs(server: VllmServer, key: str, number: int, *, streaming: bool = False) -> list[list[Any]]:
+def desk_runs(server: VllmServer, key: str, number: int, *, first: int = 0, streaming: bool = False) -> list[list[Any]]:
     """What the assistant said and called in an agent's runs over the order desk, ChatOpenAI being its model."""
     from precedent_demo.conversation import MAX_TOKENS_PER_TURN, run_request
     from precedent_demo.desk import OrderDesk
@@ -90,7 +90,10 @@ def desk_runs(server: VllmServer, key: str, number: int, *, streaming: bool = Fa
     )  # fmt: skip
     desk = OrderDesk.from_seed(7)
     try:
-        runs = [run_request(model, request, desk) for request in islice(generate_requests("A", 7, desk), number)]
+        runs = [
+            run_request(model, request, desk)
+            for request in islice(generate_requests("A", 7, desk), first, first + number)
+        ]
     finally:
         desk.close()
     return [[(one.text, [(c["name"], c["args"]) for c in one.tool_calls]) for one in run.answers] for run in runs]
