@@ -53,12 +53,16 @@ class FakeRunner:
         )
         self.requests: dict[str, Any] = {}
 
-    def add(self, req_id: str, prompt: Sequence[int] | None, note: Any = None, max_tokens: int = 50) -> None:
+    def add(
+        self, req_id: str, prompt: Sequence[int] | None, note: Any = None, max_tokens: int = 50, **how: Any
+    ) -> None:
         """A request that runs from now on."""
         params = SimpleNamespace(
             max_tokens=max_tokens,
-            all_stop_token_ids={2},
+            all_stop_token_ids={2},  # the model's end is in it whether or not it is ignored
+            stop_token_ids=[],
             extra_args=None if note is None else {"precedent": note},
+            **how,
         )
         self.requests[req_id] = SimpleNamespace(
             prompt_token_ids=None if prompt is None else list(prompt), output_token_ids=[], sampling_params=params

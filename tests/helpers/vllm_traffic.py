@@ -14,6 +14,8 @@ from openai import OpenAI
 from helpers.vllm_server import NAME, VllmServer
 
 GREEDY: dict[str, Any] = {"model": NAME, "temperature": 0.0, "max_tokens": 48}
+LONG: dict[str, Any] = {**GREEDY, "extra_body": {"ignore_eos": True}}
+"""The desk's model answers in a few words: here it has to go on."""
 
 QUESTIONS = (
     "I want to return my order. What do I have to do?",
@@ -45,17 +47,23 @@ def messages(question: str) -> list[Any]:
     return [{"role": "user", "content": question}]
 
 
+def long_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a long greedy answer, and those given here."""
+    body = {**LONG["extra_body"], **settings.get("extra_body", {})}
+    return {**LONG, **settings, "extra_body": body}
+
+
 def chat(client: OpenAI, question: str, **settings: Any) -> str:
     """The text of an answer."""
-    answer = client.chat.completions.create(messages=messages(question), **{**GREEDY, **settings})
+    answer = client.chat.completions.create(messages=messages(question), **long_settings(settings))
     return answer.choices[0].message.content or ""
 
 
 def streamed(client: OpenAI, question: str, **settings: Any) -> str:
     """The same from a stream; every chunk brings something."""
-    chunks = client.chat.completions.create(messages=messages(question), stream=True, **{**GREEDY, **settings})
+    chunks = client.chat.completions.create(messages=messages(question), stream=True, **long_settings(settings))
     found = [chunk.choices[0] for chunk in chunks]
-    assert all(one.delta.content or one.delta.role or one.delta.tool_calls or one.finish_reason for one in found)
+    assert all(one.delta.model_fields_set or one.finish_reason for one in found)
     assert not any(getattr(one, "token_ids", None) for one in found)
     return "".join(one.delta.content or "" for one in found)
 
@@ -75,7 +83,9 @@ def forced_call(client: OpenAI) -> tuple[str, str]:
 
 def by_schema(client: OpenAI) -> str:
     schema = {"type": "json_schema", "json_schema": {"name": "refund", "schema": REFUND, "strict": True}}
-    return chat(client, "Order A1042 came two weeks late. Fill in the refund.", response_format=schema)
+    asked = messages("Order A1042 came two weeks late. Fill in the refund.")
+    answer = client.chat.completions.create(messages=asked, response_format=schema, **GREEDY)  # type: ignore[call-overload]
+    return str(answer.choices[0].message.content)
 
 
 def desk_runs(server: VllmServer, key: str, number: int, *, first: int = 0, streaming: bool = False) -> list[list[Any]]:
@@ -105,7 +115,7 @@ def at_once(calls: Iterable[Callable[[], Any]]) -> list[Any]:
         return [one.result() for one in [pool.submit(call) for call in calls]]
 
 
-SHORT: dict[str, Any] = {"temperature": 1.0, "max_tokens": 5, "extra_body": {"top_k": 2}}
+SHORT: dict[str, Any] = {"temperature": 1.0, "max_tokens": 5, "extra_body": {"top_k": 2, "ignore_eos": True}}
 """Answers of five tokens, each the better or the second best: at most 32 texts."""
 
 

@@ -110,6 +110,12 @@ def test_a_draft_keeps_to_every_bound(make: Callable[..., Drafter], runner: Fake
     }  # fmt: skip
 
 
+def test_an_answer_that_ignores_its_end_is_drafted_beyond_it(drafter: Drafter, runner: FakeRunner) -> None:
+    runner.add("a", [60, 61, END, 62, 63, 60, 61], NORTH, ignore_eos=True)
+    runner.add("b", [60, 61, END, 62, 63, 60, 61], NORTH)
+    assert runner.step(drafter, {"a": [END], "b": [END]}) == {"a": [62, 63, 60, 61, END], "b": []}
+
+
 def test_a_prompt_of_embeddings_gets_no_draft(drafter: Drafter, runner: FakeRunner) -> None:
     runner.add("a", None, NORTH)
     assert runner.step(drafter, {"a": [40]}) == {"a": []}

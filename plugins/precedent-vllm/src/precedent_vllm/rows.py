@@ -126,4 +126,6 @@ def _prompt_length(state: RequestState) -> int:
 
 
 def _stops(params: Any) -> Iterable[int]:
-    return getattr(params, "all_stop_token_ids", None) or ()
+    """The tokens that end an answer; the model's own do not where vLLM is told to ignore them."""
+    name = "stop_token_ids" if getattr(params, "ignore_eos", False) else "all_stop_token_ids"
+    return getattr(params, name, None) or ()
