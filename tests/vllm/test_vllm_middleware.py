@@ -166,6 +166,13 @@ async def test_without_keys_and_tenant_nothing_is_stored(wrap: Wrap, tmp_path: P
     assert not (tmp_path / "cache.db").exists()
 
 
+async def test_without_a_store_answers_are_not_looked_at(wrap: Wrap) -> None:
+    app, server = wrap(tenant="north", store=None)
+    await asked(app, ASK, state=server.state)
+    assert noted(server).tenant == "north"
+    assert "return_token_ids" not in server.bodies[-1]
+
+
 async def test_a_server_without_keys_may_have_one_tenant(wrap: Wrap, tmp_path: Path) -> None:
     app, server = wrap(tenant="north")
     await asked(app, ASK, state=server.state)

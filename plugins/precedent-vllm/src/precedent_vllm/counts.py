@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 
 from precedent.service import ServiceMetrics
 
@@ -52,6 +52,7 @@ class Publisher:
         self._counts, self._seconds, self._ended = counts, seconds, Event()
         self._file = None if folder is None else folder / f"counts-{os.getpid()}.json"
         self._written: Series = {}
+        self._lock = Lock()
         if self._file is not None:
             Thread(target=self._run, name="precedent-counts", daemon=True).start()
 
@@ -63,15 +64,16 @@ class Publisher:
 
     def write(self) -> None:
         """Write the file if anything changed."""
-        found = self._counts()
-        if self._file is None or found == self._written:
-            return
-        try:
-            written_to(self._file, found)
-            self._written = found
-        except OSError as error:
-            _log.warning("the counts cannot be written to %s: %s", self._file.parent, error)
-            self._ended.set()
+        with self._lock:
+            found = self._counts()
+            if self._file is None or found == self._written:
+                return
+            try:
+                written_to(self._file, found)
+                self._written = found
+            except OSError as error:
+                _log.warning("the counts cannot be written to %s: %s", self._file.parent, error)
+                self._ended.set()
 
     def _run(self) -> None:
         while not self._ended.wait(self._seconds):

@@ -12,7 +12,7 @@ from precedent.server.keys import Caller, KeyFile
 from precedent_vllm.answers import Events, Gathered, written
 from precedent_vllm.counts import prometheus_text
 from precedent_vllm.keeper import Keeper
-from precedent_vllm.requests import ANSWERED, DRAFTED, Passed, Refusal, passed
+from precedent_vllm.requests import DRAFTED, Passed, Refusal, passed
 from precedent_vllm.settings import Settings
 
 Scope = MutableMapping[str, Any]
@@ -55,7 +55,7 @@ class Middleware:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path == "/metrics" and self._settings.folder is not None:
+        if path.rstrip("/") == "/metrics" and self._settings.folder is not None:
             await self._app(_with_headers(scope, drop=(b"accept-encoding",)), receive, self._with_counts(send))
             return
         asked = scope["type"] == "http" and scope["method"] == "OPTIONS"  # a browser's question brings no key
@@ -65,7 +65,7 @@ class Middleware:
             return
         raw = await _body(receive)
         if raw is not None:
-            await self._draft(scope, receive, send, path, self._passed(scope, path, caller, raw))
+            await self._draft(scope, receive, send, self._passed(scope, path, caller, raw))
 
     def _caller(self, scope: Scope) -> Caller | None:
         """Who asks; None on a server without keys. Raises Refusal without a valid key."""
@@ -81,19 +81,19 @@ class Middleware:
     def _passed(self, scope: Scope, path: str, caller: Caller | None, raw: bytes) -> Passed:
         tenant, step = (caller.tenant, caller.name) if caller else (self._settings.tenant, "")
         longest = CHARACTERS_PER_TOKEN * scope["app"].state.vllm_config.model_config.max_model_len
-        return passed(raw, path, tenant, step, longest, self._settings.secret)
+        return passed(raw, path, tenant, step, longest, self._settings)
 
-    async def _draft(self, scope: Scope, receive: Receive, send: Send, path: str, request: Passed) -> None:
+    async def _draft(self, scope: Scope, receive: Receive, send: Send, request: Passed) -> None:
         """Have vLLM answer; gather its token ids if the answer is to be stored."""
-        told, note = _with_headers(scope, {b"content-length": str(len(request.body)).encode()}), request.note
+        told = _with_headers(scope, {b"content-length": str(len(request.body)).encode()})
         before = _Body(request.body, receive)
-        if note is None or not note.on or note.tenant is None or path not in ANSWERED:
+        if request.stored is None:
             await self._app(told, before, send)
             return
         answer = _Answer(send, Gathered(request.shows_ids))
         await self._app(told, before, answer)
-        if answer.ended and self._settings.store is not None:
-            self._kept_by(scope).keep(answer.gathered.whole(), note, request.model)
+        if answer.ended:
+            self._kept_by(scope).keep(answer.gathered.whole(), request.stored, request.model)
 
     def _kept_by(self, scope: Scope) -> Keeper:
         if self._keeper is None:

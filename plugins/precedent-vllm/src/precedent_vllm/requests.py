@@ -10,6 +10,7 @@ from typing import Any
 from precedent.cache import tools_fingerprint
 from precedent.text.query import recall_query
 from precedent_vllm.note import NAME, Note, seal
+from precedent_vllm.settings import Settings
 
 ANSWERED = ("/v1/chat/completions", "/v1/completions")
 """Routes whose answers come with token ids, and so can be stored."""
@@ -39,15 +40,18 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What goes on to vLLM. `note` is None if it was left as it came; `shows_ids` if the client asked for token ids."""
+    """What goes on to vLLM.
+
+    `stored` says as what the answer is to be stored, None if it is not; `shows_ids` if the client asked for token ids.
+    """
 
     body: bytes
-    note: Note | None = None
+    stored: Note | None = None
     model: str = ""
     shows_ids: bool = False
 
 
-def passed(raw: bytes, path: str, tenant: str | None, step: str, longest: int | None, secret: bytes) -> Passed:
+def passed(raw: bytes, path: str, tenant: str | None, step: str, longest: int | None, settings: Settings) -> Passed:
     """Read a body and write the one for vLLM.
 
     `longest` bounds a prediction in characters. A body that vLLM will refuse anyway passes as it came. Raises Refusal.
@@ -68,9 +72,10 @@ def passed(raw: bytes, path: str, tenant: str | None, step: str, longest: int | 
         prediction=_prediction(body.pop("prediction", None), longest),
     )
     shows = body.get("return_token_ids") is True
-    asks = {"return_token_ids": True} if path in ANSWERED and tenant is not None and note.on else {}
-    body |= {"vllm_xargs": {**(arguments or {}), NAME: seal(note, secret)}, **asks}
-    return Passed(json.dumps(body).encode(), note, str(body.get("model", "")), shows)
+    stores = path in ANSWERED and tenant is not None and note.on and settings.store is not None
+    body |= {"vllm_xargs": {**(arguments or {}), NAME: seal(note, settings.secret)}}
+    body |= {"return_token_ids": True} if stores else {}
+    return Passed(json.dumps(body).encode(), note if stores else None, str(body.get("model", "")), shows)
 
 
 def _switch(said: Any) -> bool:
