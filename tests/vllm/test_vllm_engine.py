@@ -19,13 +19,25 @@ from precedent.errors import CacheError, ConfigError, UnsupportedError
 from precedent.service import ServiceMetrics
 from precedent_vllm.counts import Publisher, drafted, prometheus_text
 from precedent_vllm.engine import announce
-from precedent_vllm.expand import Expand, check, expands
 from precedent_vllm.note import Note, seal, unseal
+from precedent_vllm.rejection import Expand, check, expands, takes_no_rows
 from precedent_vllm.settings import Settings
 
 
+def max_of_all(logits: Any, k: Any, p: Any) -> Any:
+    """What vLLM 0.32 does on a CPU: it looks for the largest k, which no rows do not have."""
+    return logits if k is None and p is None else logits.topk(int(k.max()), dim=1).values
+
+
+def right_top_k(logits: Any, k: Any, p: Any) -> Any:
+    return logits
+
+
 class Sampler(SimpleNamespace):
-    """The part of vLLM's module `rejection_sampler` at stake, with a kernel launcher that a CPU may have."""
+    """The part of vLLM's module `rejection_sampler` at stake."""
+
+    def __init__(self, expand: Any, top_k: Any = right_top_k) -> None:
+        super().__init__(_expand=expand, apply_top_k_top_p=top_k)
 
     def expand_batch_to_tokens(
         self, x: Any, ends: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0
@@ -41,22 +53,31 @@ def into_a_copy(output: Any, values: Any, ends: Any, replace_from: int, replace_
     Expand()(output.to(torch.int64), values.to(torch.int64), ends, replace_from, replace_to)
 
 
-def test_a_sampler_that_writes_into_a_copy_is_found_and_mended() -> None:
-    sampler = Sampler(_expand=into_a_copy)
+def test_a_sampler_that_is_wrong_is_found_and_mended_once() -> None:
+    sampler = Sampler(into_a_copy, max_of_all)
     assert not expands(sampler)
+    assert not takes_no_rows(sampler)
     check(sampler, mendable=True, version="0.32.0")
     assert expands(sampler)
+    assert takes_no_rows(sampler)
     sampler._expand.register_warmup()
-    mended = sampler._expand
+    mended = sampler._expand, sampler.apply_top_k_top_p
     check(sampler, mendable=True, version="0.32.0")
-    assert sampler._expand is mended
+    assert (sampler._expand, sampler.apply_top_k_top_p) == mended
+    logits, k = torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([2])
+    assert torch.equal(sampler.apply_top_k_top_p(logits, k, None), max_of_all(logits, k, None))
 
 
-def test_a_sampler_that_cannot_be_mended_is_refused() -> None:
-    sampler = Sampler(_expand=into_a_copy)
-    with pytest.raises(UnsupportedError, match=r"0\.29\.0 samples wrongly on this machine"):
+@pytest.mark.parametrize(
+    ("sampler", "what"),
+    [(Sampler(into_a_copy), "arbitrary temperatures"), (Sampler(Expand(), max_of_all), "ends the whole engine")],
+    ids=["temperatures", "top-k"],
+)
+def test_a_sampler_that_cannot_be_mended_is_refused(sampler: Sampler, what: str) -> None:
+    before = dict(vars(sampler))
+    with pytest.raises(UnsupportedError, match=rf"0\.29\.0 samples wrongly on this machine: .*{what}"):
         check(sampler, mendable=False, version="0.29.0")
-    assert sampler._expand is into_a_copy
+    assert vars(sampler) == before
 
 
 def test_a_sampler_without_that_launcher_is_refused_although_its_version_is_known() -> None:
@@ -66,9 +87,9 @@ def test_a_sampler_without_that_launcher_is_refused_although_its_version_is_know
 
 
 def test_a_right_sampler_is_left_alone() -> None:
-    sampler = Sampler(_expand=(right := Expand()))
+    sampler = Sampler(right := Expand())
     check(sampler, mendable=False, version="0.32.0")
-    assert sampler._expand is right
+    assert (sampler._expand, sampler.apply_top_k_top_p) == (right, right_top_k)
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 3.25]), st.integers(0, 4)), min_size=1, max_size=6))

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 from precedent.errors import UnsupportedError
-from precedent_vllm import expand
+from precedent_vllm import rejection
 
 RUN = ("0.32", "0.33")
 """Versions whose contract of `custom_class` is known; 0.32 is the one that the tests run."""
@@ -64,7 +64,7 @@ class Vllm:
         if current_platform.is_cpu():
             from vllm.v1.sample import rejection_sampler
 
-            expand.check(rejection_sampler, mendable=_series(self.version()) in MENDED, version=self.version())
+            rejection.check(rejection_sampler, mendable=_series(self.version()) in MENDED, version=self.version())
 
 
 def announce(runner_class: Any, drafter_class: type) -> None:
