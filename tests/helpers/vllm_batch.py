@@ -8,11 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from helpers.services import END
 from precedent_vllm.engine import Vllm
+from precedent_vllm.note import Note, seal
 
 SLOTS, CONTEXT = 8, 64
 
 SECRET = b"of this server"
+
+
+ORDER = [40, 41, 42, 43, 44, 45, END]
+REFUND = [50, 51, 52, 53, 54, END]
+NORTH = seal(Note(tenant="north", query="an order"), SECRET)
+SOUTH = seal(Note(tenant="south", query="an order"), SECRET)
 
 
 class FakeVllm(Vllm):

@@ -5,8 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from helpers.vllm_batch import SECRET
+from precedent.cache import SpeculationCache
+from precedent.testing.embedders import HashEmbedder
+from precedent_vllm import Middleware
+from precedent_vllm.note import Note, unseal
 
 PROMPT = [1, 2, 3]
 
@@ -141,3 +148,27 @@ async def asked(
     return Answer(
         status=start["status"], headers=dict(start["headers"]), body=b"".join(pieces), pieces=pieces, sent=out
     )
+
+
+Wrap = Callable[..., tuple[Middleware, FakeServer]]
+
+ASK = {"model": "m", "messages": [{"role": "user", "content": "Where is order 17?"}]}
+ANSWER = [40, 41, 42, 43, 44, 2]
+
+
+def closed(middleware: Middleware) -> None:
+    """All that waits is stored, and the store closed."""
+    if middleware._keeper is not None:
+        middleware._keeper.close()
+        middleware._keeper = None
+
+
+def noted(server: FakeServer) -> Note:
+    note = unseal(server.bodies[-1]["vllm_xargs"]["precedent"], SECRET)
+    assert note is not None
+    return note
+
+
+def kept(tmp_path: Path) -> list[tuple[str, tuple[int, ...]]]:
+    with SpeculationCache.open(tmp_path / "cache.db", embedder=HashEmbedder()) as cache:
+        return sorted((one.tenant, one.token_ids) for one in cache.list(limit=None))
