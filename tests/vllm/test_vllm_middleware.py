@@ -121,6 +121,17 @@ async def test_the_kill_switch_leaves_the_keys(wrap: Wrap, keys: dict[str, str],
     assert not (tmp_path / "cache.db").exists()
 
 
+async def test_without_the_plugins_secret_requests_pass_as_they_are(
+    wrap: Wrap, keys: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As under a VLLM_PLUGINS that leaves it out: said once, and the keys are asked for all the same."""
+    app, server = wrap(secret=b"", api_keys=tmp_path / "keys.json")
+    assert (await asked(app, ASK, state=server.state)).status == 401
+    assert (await asked(app, ASK, key=keys["desk"], state=server.state)).status == 200
+    assert server.bodies == [ASK]
+    assert caplog.text.count("VLLM_PLUGINS") == 1
+
+
 async def test_predictions_reach_the_drafter_and_not_vllm(wrap: Wrap) -> None:
     app, server = wrap(tenant="north")
     for content in ("order 17 was sent", [{"type": "text", "text": "order 17 "}, {"type": "text", "text": "was sent"}]):

@@ -42,6 +42,11 @@ class Middleware:
         self._app, self._settings = app, settings or Settings.read()
         self._keys = KeyFile(self._settings.api_keys) if self._settings.api_keys else None
         self._keeper: Keeper | None = None
+        self._drafts = self._settings.on and bool(self._settings.secret)
+        if self._settings.on and not self._drafts:
+            _log.error(
+                "vLLM did not load the plugin 'precedent': name it in VLLM_PLUGINS; until then no tenant is known"
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection."""
@@ -60,7 +65,7 @@ class Middleware:
             return
         asked = scope["type"] == "http" and scope["method"] == "OPTIONS"  # a browser's question brings no key
         caller = None if asked or path in OPEN else self._caller(scope)
-        if scope["type"] != "http" or scope["method"] != "POST" or path not in DRAFTED or not self._settings.on:
+        if scope["type"] != "http" or scope["method"] != "POST" or path not in DRAFTED or not self._drafts:
             await self._app(scope, receive, send)
             return
         raw = await _body(receive)
