@@ -188,7 +188,7 @@ def test_a_prediction_is_drafted(server: VllmServer, plain: Plain, keys: dict[st
     guess = {"type": "content", "content": plain.answers[question]}
     before = server.counts()
     assert chat(lab, question, prediction=guess) == plain.answers[question]
-    assert settled(server, keys["lab"], before)["precedent:spec_decode_num_accepted_tokens_total:prediction"] > 15
+    assert settled(server, keys["lab"], before)["precedent:spec_decode_num_accepted_tokens_total:prediction"] >= 5
     with pytest.raises(openai.BadRequestError, match="prediction"):
         chat(lab, question, prediction={"type": "content", "content": "x" * 300_000})
 
