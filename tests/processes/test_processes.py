@@ -121,7 +121,7 @@ def test_a_cache_that_was_opened_before_a_fork_says_so_at_once(ran: Ran) -> None
         assert outcomes.pop("close") == "returned None"
         assert len(outcomes) == 18
         assert all(said.startswith(CACHE) for said in outcomes.values()), outcomes
-    assert not_called == ["check_process", "instead", "is_here", "on_forget", "open", "refused_as"]
+    assert not_called == ["check_process", "embedder", "instead", "is_here", "on_forget", "open", "refused_as"]
     assert records == [1, 1]
 
 
