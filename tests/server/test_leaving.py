@@ -100,3 +100,9 @@ async def test_a_server_that_stops_takes_no_more(serve: Any) -> None:
     answer = await client.post("/v1/chat/completions", json=ASKED)
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     assert (await client.get("/health")).status_code == 503
+
+
+async def test_more_answers_than_ever_fit_are_no_matter_of_waiting(serve: Any) -> None:
+    client = serve(["x"], limits=ServerLimits(max_queued_per_key=2))
+    answer = await client.post("/v1/chat/completions", json={**ASKED, "n": 3})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from precedent.decoding.microscope import Microscope
 from precedent.engine.engine import Engine
 from precedent.langchain.chat_model import ChatPrecedent
 from precedent.runtime.background import Background
@@ -24,6 +25,9 @@ Result = TypeVar("Result")
 PREPARING_THREADS = 4
 """Prompts and grammars prepared at once: one that takes long holds up no others."""
 
+SHORT_BODY = 8192
+"""Bytes that are read and checked in less than a millisecond."""
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -32,11 +36,13 @@ class Served:
     name: str
     engine: Engine
     chat: ChatPrecedent
+    microscope: Microscope | None = None
 
     @classmethod
-    def of(cls, name: str, engine: Engine) -> Served:
-        """An engine as a chat model."""
-        return cls(name, engine, ChatPrecedent.from_engine(engine))
+    def of(cls, name: str, engine: Engine, *, kept_steps: int = 0) -> Served:
+        """An engine as a chat model, which keeps so many steps for administrators to look at."""
+        microscope = engine.watch_steps(kept_steps) if kept_steps else None
+        return cls(name, engine, ChatPrecedent.from_engine(engine), microscope)
 
 
 @dataclass(slots=True)
@@ -63,6 +69,10 @@ class Serving:
             )  # fmt: skip
         return self.models[name]
 
+    async def read(self, raw: bytes, read: Callable[[bytes], Result]) -> Result:
+        """What a body says; a short one is read before a thread could wake up. Raises what `read` and `prepared` do."""
+        return read(raw) if len(raw) <= SHORT_BODY else await self.prepared(partial(read, raw))
+
     async def prepared(self, work: Callable[[], Result], unused: Callable[[Result], object] | None = None) -> Result:
         """Do work that takes long off the event loop. Raises ApiError if it takes longer than allowed.
 
@@ -72,14 +82,17 @@ class Serving:
         try:
             async with asyncio.timeout(self.limits.prepare_seconds):
                 return await asyncio.shield(job)
-        except TimeoutError:
-            raise ApiError(
-                f"preparing the request took longer than {self.limits.prepare_seconds:g} seconds: "
-                "give a shorter prompt, or a simpler schema"
-            ) from None
-        finally:
-            if not job.done() or job.cancelled():
-                job.add_done_callback(partial(_dispose, unused))
+        except BaseException as error:
+            job.add_done_callback(partial(_dispose, unused))  # it may be done already: both can end in one turn
+            if isinstance(error, TimeoutError):
+                raise self._too_slow() from None
+            raise
+
+    def _too_slow(self) -> ApiError:
+        return ApiError(
+            f"preparing the request took longer than {self.limits.prepare_seconds:g} seconds: "
+            "give a shorter prompt, or a simpler schema"
+        )
 
     def close(self) -> None:
         """Stop the threads; engines are closed by who made them."""
