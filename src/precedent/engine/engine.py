@@ -261,7 +261,8 @@ class Engine(OfOneProcess):
         return self._worker.metrics()
 
     def watch_steps(self, number: int) -> Microscope:
-        """Keep the last `number` steps for inspection; their candidates are words of other callers of the tenant."""
+        """Keep the last `number` steps for inspection; their candidates are words of other callers."""
+        self.check_process()
         return self._worker.watch_steps(number)
 
     def close(self) -> None:
