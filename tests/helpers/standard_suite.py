@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import pytest
+from langchain_core.load import load as langchain_load
 from langchain_core.messages import AIMessage
 
 from helpers.standard_answers import TEXT, THINK
 
 Details = dict[Literal["invoke", "stream"], list[Any]]
 SCRIPTED, OTHER = "scripted-model", "other-model"
+
+
+def admit(monkeypatch: pytest.MonkeyPatch, chat_model: type) -> None:
+    """Give the suite's `load` the class that docs/langchain.md tells users to give; it reads no others by itself."""
+
+    def loaded(obj: Any, **settings: Any) -> Any:
+        return langchain_load(obj, **settings | {"allowed_objects": [chat_model]})
+
+    monkeypatch.setattr("langchain_tests.unit_tests.chat_models.load", loaded)
 
 
 class Offered:

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from helpers.scripted_talk import damaged
 from helpers.standard_answers import TEXT, engine_of
-from helpers.standard_suite import OTHER, SCRIPTED, Offered
+from helpers.standard_suite import OTHER, SCRIPTED, Offered, admit
 from langchain_core.language_models import BaseChatModel
-from langchain_core.load import load as langchain_load
 from langchain_core.tools import tool
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
@@ -74,15 +73,7 @@ class TestUnit(InProcess, ChatModelUnitTests):
 
     @pytest.fixture(autouse=True)
     def _admitted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """`load` reads only classes that LangChain lists, or that it is given by name; this suite gives none.
-
-        So it is given what docs/langchain.md tells users to give.
-        """
-        name = "langchain_tests.unit_tests.chat_models.load"
-        admit: Any = lambda obj, **settings: langchain_load(  # noqa: E731
-            obj, **settings | {"allowed_objects": [ChatPrecedent]}
-        )
-        monkeypatch.setattr(name, admit)
+        admit(monkeypatch, ChatPrecedent)
 
 
 class Plain(InProcess):

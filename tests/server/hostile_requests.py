@@ -38,7 +38,7 @@ from precedent.testing.scripted_model import scripted_model_engine
 ANSWER = "Order 1042 was sent on Monday."
 PATIENCE = 60
 """Seconds for one request, after which it counts as a hang."""
-LIMITS = ServerLimits(upload_seconds=1.0, request_seconds=20.0, prepare_seconds=10.0)
+LIMITS = ServerLimits(upload_seconds=5.0, request_seconds=20.0, prepare_seconds=10.0)
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 GOOD: dict[str, dict[str, Any]] = {
     ROUTES[0]: {"messages": [{"role": "user", "content": "Where?"}], "temperature": 0, "max_tokens": 40},
@@ -161,7 +161,7 @@ def one(port: int, rng: Random) -> str:
     if rng.random() < 0.05:
         route = rng.choice(ROUTES)
         status = posted(port, route, json.dumps({"model": "scripted", **GOOD[route]}).encode())
-        assert status in (200, 429), status
+        assert status in (200, 429, 503), (route, status)
     return ended
 
 

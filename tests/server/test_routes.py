@@ -90,6 +90,21 @@ async def test_embeddings(client: Client) -> None:
         assert one["embedding"] == pytest.approx(list(struct.unpack(f"<{len(raw) // 4}f", raw)))
 
 
+@pytest.mark.parametrize("texts", ["", [], ["x", ""], ["x"] * 257, ["x", "x" * 32_769]])
+async def test_embeddings_that_are_refused(client: Client, texts: Any) -> None:
+    answer = await client.post("/v1/embeddings", json={"model": "scripted", "input": texts})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input"), answer.text
+
+
+@pytest.mark.parametrize(("path", "asked"), [(CHAT, "messages"), ("/v1/completions", "prompt")])
+async def test_a_million_tokens(client: Client, path: str, asked: str) -> None:
+    text = "word " * 1_000_000
+    body = {"messages": [{"role": "user", "content": text}], "prompt": text}
+    answer = await client.post(path, json={"model": "scripted", asked: body[asked]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "more than" in answer.json()["error"]["message"], "it was not encoded to its end"
+
+
 async def test_a_body_that_is_too_long(serve: Any) -> None:
     client = serve(["x"], limits=ServerLimits(max_body_bytes=1000))
     answer = await client.post(CHAT, content=b" " * 1001)

@@ -29,7 +29,7 @@ class SeenStep:
 
     `before` are the last committed tokens above the tree. `estimates` `[num_fixed]` are the probabilities for which the
     planner chose the fixed candidates, which come first in the tree: that a node is accepted once its parent is.
-    `expected_tokens` is how many tokens it expected of the step, those of sequences beside it included.
+    `expected_tokens` is how many tokens it expected of the fixed candidates and the target's own token.
     """
 
     number: int

@@ -53,8 +53,11 @@ _MESSAGES: dict[str, Any] = {
 }
 """The type of a message by its role."""
 
-_ECHOED = ("reasoning_content", "annotations", "tool_calls", "refusal", "audio", "function_call", "speculation")
+_ECHOED = ("reasoning_content", "annotations", "speculation")
 """Keys that clients copy from an answer's message into the next request."""
+
+_UNREAD = ("audio", "function_call")
+"""Keys of OpenAI's messages that no chat template reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +170,9 @@ def _check_messages(messages: Any) -> None:
             raise ApiError(f"{place}.role must be one of {', '.join(_MESSAGES)}", param=f"{place}.role")
         said = {key: part for key, part in message.items() if part is not None}
         kind = _MESSAGES[role]
-        if unknown := said.keys() - _hints(kind).keys() - set(_ECHOED):
-            raise ApiError(f"{place} has an unknown key {min(unknown)!r}", param=f"{place}.{min(unknown)}")
+        known = _hints(kind).keys() - set(_UNREAD) | set(_ECHOED if role == "assistant" else ())
+        if unknown := said.keys() - known:
+            raise ApiError(f"{place} has an unsupported key {min(unknown)!r}", param=f"{place}.{min(unknown)}")
         if role == "assistant" or "content" in said:
             _fits(said, kind, place)
         else:

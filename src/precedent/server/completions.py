@@ -29,6 +29,7 @@ from precedent.server.serving import Served, Serving
 from precedent.server.settings import ServerLimits
 from precedent.server.transport import DONE, EventStream, body_of, error_event, event, failure, too_late, unless_gone
 from precedent.server.usage import speculation_of, usage_of
+from precedent.text.length import check_length
 from precedent.text.query import recall_query
 
 _SAMPLING = (
@@ -169,6 +170,7 @@ def _begin(served: Served, asked: TextRequest, index: int, tenant: str) -> TextA
         check_plain("prompt", prompt)
         sampling = SamplingParams(**{**asked.sampling, **choice})
         text = prompt if isinstance(prompt, str) else ""
+        check_length(served.engine.tokenizer, text, served.engine.context_length)
         ids = served.engine.tokenizer.encode(text) if isinstance(prompt, str) else prompt
         query = recall_query([{"role": "user", "content": text}])
         generation = served.engine.submit(ids, sampling, tenant=tenant, query=query)

@@ -31,6 +31,9 @@ KEYS = Keys(
 
 MOST_TEXTS = 256
 
+MOST_CHARACTERS = 32_768
+"""Of one text; embedders read no more of it than some hundred tokens."""
+
 
 class PackedEmbedding(Embedding):
     """A vector as base64 of its 32-bit floats."""
@@ -58,6 +61,8 @@ def _embedded(raw: bytes, serving: Serving) -> dict[str, Any]:
     texts = [said["input"]] if isinstance(said["input"], str) else said["input"]
     if not 1 <= len(texts) <= MOST_TEXTS or not all(texts):
         raise ApiError(f"input must be 1 to {MOST_TEXTS} texts, none of them empty", param="input")
+    if max(map(len, texts)) > MOST_CHARACTERS:
+        raise ApiError(f"a text of input has more than {MOST_CHARACTERS} characters: split it", param="input")
     try:
         check_plain("input", texts)
         return _answer(said, texts, _embedder(served))

@@ -48,6 +48,9 @@ def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequ
         raise ApiError("input is never cut: leave truncation out", param="truncation", code="unsupported_value")
     if unknown := set(said.get("include", ())) - {"message.output_text.logprobs", "reasoning.encrypted_content"}:
         raise ApiError(f"include={min(unknown)!r} is not supported", param="include", code="unsupported_value")
+    for name, known in (("text", "format"), ("reasoning", "effort")):
+        if unknown := {key for key, value in said.get(name, {}).items() if value is not None} - {known}:
+            raise ApiError(f"{name}.{min(unknown)} is not supported; known: {known}", param=name)
     same = ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "speculation", "top_logprobs")
     chat = {name: said[name] for name in same if name in said}
     if "top_logprobs" in said or "message.output_text.logprobs" in said.get("include", ()):
@@ -58,10 +61,10 @@ def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequ
         chat["tools"] = [_tool(tool) for tool in said["tools"]]
     if "tool_choice" in said:
         chat["tool_choice"] = _choice(said["tool_choice"])
-    if "effort" in (said.get("reasoning") or {}):
-        chat["reasoning_effort"] = said["reasoning"]["effort"]
-    if "format" in (said.get("text") or {}):
-        chat["response_format"] = _format(said["text"]["format"])
+    if effort := said.get("reasoning", {}).get("effort"):
+        chat["reasoning_effort"] = effort
+    if wanted := said.get("text", {}).get("format"):
+        chat["response_format"] = _format(wanted)
     chat["messages"] = messages_of(said["input"], said.get("instructions"))
     try:
         asked = chat_request(chat, limits)

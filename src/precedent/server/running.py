@@ -45,7 +45,7 @@ def serve(serving: Serving, host: str, port: int, *, ready: Callable[[str], obje
         server_header=False,
         lifespan="off",
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=max(1, round(serving.limits.grace_seconds)),
+        timeout_graceful_shutdown=serving.limits.grace_seconds,  # type: ignore[arg-type]  # asyncio takes fractions
         h11_max_incomplete_event_size=LARGEST_HEADERS,
     )
     with _listening(host, port) as listener:
@@ -120,4 +120,5 @@ class _Line(logging.Formatter):
         told = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), **getattr(record, "request", {})}
         if self._as_json:
             return json.dumps(told)
+        told["key"] = told.get("key") or "-"
         return "{time} {key} {method} {path} {status} {seconds:.3f}s {request_id}".format(**told)

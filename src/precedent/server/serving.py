@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -15,7 +16,7 @@ from precedent.decoding.microscope import Microscope
 from precedent.engine.engine import Engine
 from precedent.langchain.chat_model import ChatPrecedent
 from precedent.runtime.background import Background
-from precedent.server.errors import ApiError
+from precedent.server.errors import FAILED, ApiError
 from precedent.server.keys import KeyFile
 from precedent.server.places import Places
 from precedent.server.settings import ServerLimits
@@ -74,18 +75,24 @@ class Serving:
         return read(raw) if len(raw) <= SHORT_BODY else await self.prepared(partial(read, raw))
 
     async def prepared(self, work: Callable[[], Result], unused: Callable[[Result], object] | None = None) -> Result:
-        """Do work that takes long off the event loop. Raises ApiError if it takes longer than allowed.
+        """Do work that takes long off the event loop. Raises ApiError if it, or waiting for a thread, takes too long.
 
         `unused` gets the result if nobody waits for it any more.
         """
-        job = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
+        begun = threading.Event()
+
+        def started() -> Result:
+            begun.set()
+            return work()
+
+        job = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, started)
         try:
             async with asyncio.timeout(self.limits.prepare_seconds):
                 return await asyncio.shield(job)
         except BaseException as error:
             job.add_done_callback(partial(_dispose, unused))  # it may be done already: both can end in one turn
             if isinstance(error, TimeoutError):
-                raise self._too_slow() from None
+                raise (self._too_slow() if begun.is_set() else _too_busy()) from None
             raise
 
     def _too_slow(self) -> ApiError:
@@ -97,6 +104,11 @@ class Serving:
     def close(self) -> None:
         """Stop the threads; engines are closed by who made them."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _too_busy() -> ApiError:
+    message = "other requests take long to prepare: try again later"
+    return ApiError(message, status=503, kind=FAILED, headers={"Retry-After": "5"})
 
 
 def _dispose(unused: Callable[[Any], object] | None, job: asyncio.Future[Any]) -> None:
