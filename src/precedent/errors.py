@@ -11,6 +11,7 @@ PrecedentError
 ├── CapacityError          a request needs more memory than the engine may ever use for it
 ├── EngineClosedError      the engine was closed before this request was submitted
 ├── GenerationError        a running request failed; the others continue
+│   └── GrammarError           its grammar became too complex to enforce
 └── RequestCancelled       the caller cancelled this request, or closed the engine before it finished
 """
 
@@ -59,6 +60,10 @@ class EngineClosedError(PrecedentError):
 
 class GenerationError(PrecedentError):
     """A running request failed; the engine and all other requests continue."""
+
+
+class GrammarError(GenerationError):
+    """The grammar of a running request became too complex to enforce."""
 
 
 class RequestCancelled(PrecedentError):

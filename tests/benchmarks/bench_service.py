@@ -35,9 +35,6 @@ OWN = 0.08
 """Share of an answer's tokens that are its own and stand in no stored answer."""
 
 COST = {1: 20.0, 16: 24.0, 64: 40.0, 257: 130.0}
-BUDGET_ROW, BUDGET_BATCH = 100.0, 1000.0
-"""Microseconds."""
-
 Answers = Sequence[list[int]]
 
 

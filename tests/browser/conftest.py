@@ -50,10 +50,10 @@ def start() -> Iterator[Callable[..., str]]:
     """Starts a server whose model follows a script; returns its address."""
     with ExitStack() as held:
 
-        def started(script: Any, *, keys: Path | None = None) -> str:
+        def started(script: Any, *, keys: Path | None = None, kept_steps: int = 0) -> str:
             cache = held.enter_context(SpeculationCache.open(None, embedder=HashEmbedder()))
             engine = held.enter_context(closing(scripted_model_engine(script, name="scripted", cache=cache)))
-            served = {"scripted": Served.of("scripted", engine)}
+            served = {"scripted": Served.of("scripted", engine, kept_steps=kept_steps)}
             serving = held.enter_context(closing(Serving(served, keys=None if keys is None else KeyFile(keys))))
             return held.enter_context(running_at(serving))
 

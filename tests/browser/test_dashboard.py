@@ -18,6 +18,7 @@ Open = Callable[..., Any]
 Start = Callable[..., str]
 
 ANSWER = "Order 1042 was sent on Monday. It arrives on Thursday, between nine and noon."
+LATER = "Order 1043 was sent on Tuesday. It arrives on Friday, between nine and noon."
 HOSTILE = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
 
 SCREENSHOTS = os.environ.get("PRECEDENT_SCREENSHOTS")
@@ -58,13 +59,14 @@ def test_both_answers_stand_side_by_side(start: Start, opened: Open) -> None:
     first, second = (one.bounding_box() for one in (speculated, plain))
     assert first["y"] == second["y"]
     assert first["x"] < second["x"]
-    take_pictures(page)
+    for scheme in ("light", "dark"):
+        take_picture(page, "#playground", f"dashboard-{scheme}", scheme)
 
 
-def take_pictures(page: Any) -> None:
-    for scheme in ("light", "dark") if SCREENSHOTS else ():
+def take_picture(page: Any, part: str, name: str, scheme: str = "light") -> None:
+    if SCREENSHOTS:
         page.emulate_media(color_scheme=scheme)
-        page.locator("#playground").screenshot(path=Path(str(SCREENSHOTS)) / f"dashboard-{scheme}.png")
+        page.locator(part).screenshot(path=Path(SCREENSHOTS) / f"{name}.png")
 
 
 def test_hostile_text_is_text(start: Start, opened: Open) -> None:
@@ -132,6 +134,26 @@ def test_a_key_is_asked_for_and_kept_nowhere(start: Start, opened: Open, tmp_pat
     page.get_by_text("this server needs an API key").wait_for()
 
 
+def test_a_step_under_the_microscope(start: Start, opened: Open) -> None:
+    page = opened(start(lambda prompt: LATER if "1043" in prompt else ANSWER, kept_steps=32))
+    for number in (1042, 1042, 1043):
+        ask(page, f"Where is order {number}?")
+    page.get_by_role("button", name="Show the last steps").click()
+    page.get_by_text("candidates were accepted").wait_for()
+    verdicts = page.locator("#step td:last-child")
+    while set(verdicts.all_inner_texts()) != {"yes", "no"}:
+        page.get_by_role("button", name="Earlier").click()  # to a step of which a part was accepted
+    image = page.locator("#step img")
+    assert image.evaluate("one => one.decode().then(() => one.naturalWidth)") > 100
+    take_picture(page, "#steps", "microscope")
+
+
+def test_steps_that_are_not_kept(start: Start, opened: Open) -> None:
+    page = opened(start(answer))
+    page.get_by_role("button", name="Show the last steps").click()
+    page.get_by_text("start the server with --inspect").wait_for()
+
+
 def test_everything_can_be_done_with_the_keyboard(start: Start, opened: Open) -> None:
     page = opened(start(answer))
     page.locator("#model option").wait_for(state="attached")
@@ -169,12 +191,14 @@ def test_everything_can_be_done_with_the_keyboard(start: Start, opened: Open) ->
 def test_axe_finds_nothing_and_nothing_overflows(start: Start, opened: Open, scheme: str, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     screen = {"width": width, "height": 800}
-    page = opened(start(answer), viewport=screen, color_scheme=scheme, reduced_motion="reduce")
+    page = opened(start(answer, kept_steps=8), viewport=screen, color_scheme=scheme, reduced_motion="reduce")
     ask(page, "Where is order 1042?")
     ask(page, "Where is order 1042? " + "x" * 200, "Both, side by side")
     page.get_by_role("button", name="Search").click()
     page.locator("#completions summary").first.click()
     page.locator("#figures-models table").get_by_text("recall").wait_for()
+    page.get_by_role("button", name="Show the last steps").click()
+    page.locator("#step img").wait_for()
     found = axe.Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
     assert page.evaluate("document.documentElement.scrollWidth") <= width

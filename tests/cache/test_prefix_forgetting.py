@@ -21,14 +21,16 @@ from precedent.errors import CacheError
 from precedent.testing.embedders import HashEmbedder
 
 TENANTS = ("shop", "other")
+BETWEEN = time.time() - 500
+"""A time between the young and the old, however long after this line they are written."""
 
 
 @pytest.mark.parametrize(
     ("selection", "left"),
     [
         (Selection(tenant="shop"), {"other young", "other old"}),
-        (Selection(before=time.time() - 500), {"shop young", "other young"}),
-        (Selection(tenant="other", before=time.time() - 500), {"shop young", "shop old", "other young"}),
+        (Selection(before=BETWEEN), {"shop young", "other young"}),
+        (Selection(tenant="other", before=BETWEEN), {"shop young", "shop old", "other young"}),
         (Selection(before=float("inf")), set()),
         (Selection(tenant="shop", containing="Elm Street"), {"other young", "other old"}),
         (Selection(containing="Elm Street"), set()),
@@ -42,8 +44,8 @@ def test_forget_erases_what_its_conditions_may_cover(tmp_path: Path, selection: 
     with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
         files = cache.prefixes
         for tenant in TENANTS:
-            aged(written(files, tenant, "young"), 10)
-            aged(written(files, tenant, "old"), 1000)
+            aged(written(files, tenant, "young"), 0)
+            aged(written(files, tenant, "old"), time.time() - BETWEEN + 500)
         chosen = {name: getattr(selection, name) for name in ("tenant", "before", "containing", "ids")}
         cache.forget(**chosen)
         held = {f"{tenant} {name}" for tenant in TENANTS for name in ("young", "old") if files.holds(tenant, name)}

@@ -12,6 +12,7 @@ from helpers.command_line import precedent
 
 from precedent.engine.engine import Engine
 from precedent.server import running
+from precedent.server.steps import KEPT_STEPS
 from precedent.server.stored_keys import add_key
 
 
@@ -29,12 +30,24 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         def close(self) -> None:
             self.closed = True
 
+        def watch_steps(self, number: int) -> int:
+            return number
+
     def serve(serving: Any, host: str, port: int, *, ready: Any, log_json: bool) -> None:
         ready(f"http://{host}:{port}")
         models = {name: one.engine.source for name, one in serving.models.items()}
         (device,) = {one.engine.options.device for one in serving.models.values()}
+        kept = {name: one.microscope for name, one in serving.models.items()}
         found.append(
-            {"device": device, "models": models, "host": host, "port": port, "limits": serving.limits, "json": log_json}
+            {
+                "kept": kept,
+                "device": device,
+                "models": models,
+                "host": host,
+                "port": port,
+                "limits": serving.limits,
+                "json": log_json,
+            }
         )
 
     monkeypatch.setattr(Engine, "load", NoEngine)
@@ -58,6 +71,12 @@ def test_with_keys_any_address(served: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["desk", "=x", "desk="])
 def test_models_have_names(served: Any, model: str) -> None:
     assert precedent("serve", "--model", model) == 2
+
+
+def test_steps_are_kept_if_asked_for(served: Any) -> None:
+    precedent("serve", "--model", "a=first")
+    precedent("serve", "--model", "a=first", "--inspect")
+    assert [one["kept"] for one in served] == [{"a": None}, {"a": KEPT_STEPS}]
 
 
 def test_several_models(served: Any) -> None:

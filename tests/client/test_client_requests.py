@@ -18,17 +18,22 @@ from precedent.langchain.arguments import OF_THE_CALL
 from precedent.langchain.settings import OF_THE_ENGINE as OF_THE_ENGINE_IN_PROCESS
 
 
-@pytest.mark.parametrize(("given", "sent"), SETTINGS, ids=str)
+def names_of(settings: dict[str, Any]) -> str:
+    """The same in every process: a value may show its address."""
+    return "-".join(settings) or "nothing"
+
+
+@pytest.mark.parametrize(("given", "sent"), SETTINGS, ids=names_of)
 def test_a_field_arrives(given: dict[str, Any], sent: dict[str, Any]) -> None:
     assert Echo().body_of(fields=given) == {**HELLO, **sent}
 
 
-@pytest.mark.parametrize(("given", "sent"), [*SETTINGS, *ONLY_IN_CALLS], ids=str)
+@pytest.mark.parametrize(("given", "sent"), [*SETTINGS, *ONLY_IN_CALLS], ids=names_of)
 def test_an_argument_of_a_call_arrives(given: dict[str, Any], sent: dict[str, Any]) -> None:
     assert Echo().body_of(**given) == {**HELLO, **sent}
 
 
-@pytest.mark.parametrize(("given", "sent"), [*SETTINGS, *ONLY_IN_CALLS], ids=str)
+@pytest.mark.parametrize(("given", "sent"), [*SETTINGS, *ONLY_IN_CALLS], ids=names_of)
 async def test_every_way_in_sends_the_same(given: dict[str, Any], sent: dict[str, Any]) -> None:
     server = Echo()
     llm = server.client()
@@ -74,7 +79,35 @@ def test_none_in_a_call_is_the_field() -> None:
 def test_variables_of_the_template_add_up() -> None:
     fields = {"chat_template_kwargs": {"a": 1, "b": 1}, "reasoning": True}
     body = Echo().body_of(fields=fields, chat_template_kwargs={"b": 2}, reasoning=False)
-    assert body["chat_template_kwargs"] == {"a": 1, "b": 2, "enable_thinking": False}
+    assert body["chat_template_kwargs"] == {"a": 1, "b": 2}
+    assert body["reasoning"] is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "call", "sent"),
+    [
+        ({"reasoning": True}, {}, {"reasoning": True}),
+        ({"reasoning": False}, {"reasoning": "low"}, {"reasoning_effort": "low"}),
+        ({"reasoning": "low"}, {"reasoning": False}, {"reasoning": False}),
+        (
+            {"reasoning": True},
+            {"chat_template_kwargs": {"thinking": False}},
+            {"chat_template_kwargs": {"thinking": False}},
+        ),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, {"reasoning": False}, {"reasoning": False}),
+        (
+            {"reasoning": "low"},
+            {"chat_template_kwargs": {"reasoning_effort": "high"}},
+            {"chat_template_kwargs": {"reasoning_effort": "high"}},
+        ),
+        ({"chat_template_kwargs": {"reasoning_effort": "high"}}, {"reasoning": "low"}, {"reasoning_effort": "low"}),
+    ],
+)
+def test_reasoning_is_sent_once_and_the_call_decides(
+    fields: dict[str, Any], call: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    """The server knows the name of its template's switch, and refuses to be told twice."""
+    assert Echo().body_of(fields=fields, **call) == {**HELLO, **sent}
 
 
 def test_thinking_is_set_once() -> None:

@@ -83,8 +83,8 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"templates": Templates(["Order {number}."])}, {"templates": ["Order {number}."]}),
     ({"templates": []}, {}),
     ({"chat_template_kwargs": {"thinking": True}}, {"chat_template_kwargs": {"thinking": True}}),
-    ({"reasoning": False}, {"chat_template_kwargs": {"enable_thinking": False}}),
-    ({"reasoning": True}, {"chat_template_kwargs": {"enable_thinking": True}}),
+    ({"reasoning": False}, {"reasoning": False}),
+    ({"reasoning": True}, {"reasoning": True}),
     ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
 ]
 """Settings of the constructor or a call, and what they add to the body."""

@@ -11,14 +11,13 @@ import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from helpers.scripted_talk import damaged
-from helpers.standard_answers import TEXT, THINK, engine_of
+from helpers.standard_answers import TEXT, engine_of
+from helpers.standard_suite import OTHER, SCRIPTED, Offered, admit
 from langchain_core.language_models import BaseChatModel
-from langchain_core.load import load as langchain_load
-from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
@@ -29,9 +28,6 @@ from precedent.langchain.call import Call
 from precedent.langchain.engines import EngineHolder
 
 pytestmark = pytest.mark.filterwarnings("default")  # the suites use what LangChain itself has deprecated
-
-Details = dict[Literal["invoke", "stream"], list[Any]]
-OTHER = "other-model"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,8 +44,8 @@ class Predicted(ChatPrecedent):
         return super()._submit(engine, replace(call, settings={**call.settings, "prediction": TEXT}))
 
 
-class Offered:
-    """What the suites are told of the model, and a model for each of them."""
+class InProcess(Offered):
+    """A model in this process for each suite."""
 
     draft_model, cached, speculation = False, "", True
     model_class: type[ChatPrecedent] = ChatPrecedent
@@ -61,69 +57,11 @@ class Offered:
     @property
     def chat_model_params(self) -> dict[str, Any]:
         ChatPrecedent.from_engine(engine_of(OTHER, False, ""))  # a call may choose what runs already
-        holder = EngineHolder(engine=engine_of("scripted-model", self.draft_model, self.cached))
-        return {"model": "scripted-model", "engines": holder, "speculation": self.speculation}
-
-    @property
-    def has_tool_calling(self) -> bool:
-        return True
-
-    @property
-    def has_tool_choice(self) -> bool:
-        return True
-
-    @property
-    def has_structured_output(self) -> bool:
-        return True
-
-    @property
-    def supports_json_mode(self) -> bool:
-        return True
-
-    @property
-    def returns_usage_metadata(self) -> bool:
-        return True
-
-    @property
-    def supports_model_override(self) -> bool:
-        return True
-
-    @property
-    def model_override_value(self) -> str:
-        return OTHER
-
-    @property
-    def supports_anthropic_inputs(self) -> bool:
-        return True
-
-    @property
-    def supported_usage_metadata_details(self) -> Details:
-        details = ["reasoning_output", "cache_read_input"]
-        return {"invoke": details, "stream": details}
-
-    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
-        """The second of two equal requests: all of its prompt but the last token was read before."""
-        self.answer_to("Hello there", stream=stream)
-        found = self.answer_to("Hello there", stream=stream)
-        assert found.usage_metadata["input_token_details"]["cache_read"] > 0
-        return found
-
-    def invoke_with_reasoning_output(self, *, stream: bool = False) -> AIMessage:
-        """An answer that the model thought about."""
-        found = self.answer_to(THINK, stream=stream)
-        assert found.usage_metadata["output_token_details"]["reasoning"] > 0
-        assert found.content == TEXT
-        return found
-
-    def answer_to(self, text: str, *, stream: bool) -> AIMessage:
-        model = self.chat_model_class(**self.chat_model_params)
-        if not stream:
-            return model.invoke(text)
-        first, *others = model.stream(text)
-        return sum(others, first)
+        holder = EngineHolder(engine=engine_of(SCRIPTED, self.draft_model, self.cached))
+        return {"model": SCRIPTED, "engines": holder, "speculation": self.speculation}
 
 
-class TestUnit(Offered, ChatModelUnitTests):
+class TestUnit(InProcess, ChatModelUnitTests):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {"model": "scripted"}
@@ -135,34 +73,26 @@ class TestUnit(Offered, ChatModelUnitTests):
 
     @pytest.fixture(autouse=True)
     def _admitted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """`load` reads only classes that LangChain lists, or that it is given by name; this suite gives none.
-
-        So it is given what docs/langchain.md tells users to give.
-        """
-        name = "langchain_tests.unit_tests.chat_models.load"
-        admit: Any = lambda obj, **settings: langchain_load(  # noqa: E731
-            obj, **settings | {"allowed_objects": [ChatPrecedent]}
-        )
-        monkeypatch.setattr(name, admit)
+        admit(monkeypatch, ChatPrecedent)
 
 
-class Plain(Offered):
+class Plain(InProcess):
     speculation = False
 
 
-class Drafted(Offered):
+class Drafted(InProcess):
     draft_model = True
 
 
-class Cold(Offered):
+class Cold(InProcess):
     cached = "cold"
 
 
-class Warm(Offered):
+class Warm(InProcess):
     cached = "warm"
 
 
-class WithPrediction(Offered):
+class WithPrediction(InProcess):
     model_class = Predicted
 
 
@@ -235,7 +165,7 @@ def test_a_suite_does_not_pass_without_what_was_said(
         (WithPrediction, "accepted_by_source", "prediction"),
     ],
 )
-def test_the_matrix_drafts_as_its_names_say(kind: type[Offered], figure: str, source: str) -> None:
+def test_the_matrix_drafts_as_its_names_say(kind: type[InProcess], figure: str, source: str) -> None:
     """Else five suites would show what one shows. On a new engine: one that knows better asks no bad draft model."""
     engine = engine_of.__wrapped__("new", kind.draft_model, kind.cached)
     message = kind.model_class.from_engine(engine).invoke("Count.")

@@ -128,8 +128,8 @@ def test_a_response_format_that_is_none(response_format: Any) -> None:
 
 
 def test_response_formats() -> None:
-    assert schema_of(None) == schema_of({"type": "text"}) == (None, False)
-    assert schema_of({"type": "json_object"}) == ({"type": "object"}, False)
+    assert schema_of(None) == schema_of({"type": "text"}) == (None, None)
+    assert schema_of({"type": "json_object"}) == ({"type": "object"}, None)
     assert schema_of(Ticket)[0] == Ticket.model_json_schema()
     assert scripted([TEXT]).invoke("hi", response_format={"type": "text"}).content == TEXT
     assert json.loads(reluctant([TEXT]).invoke("hi", response_format=Ticket).content)["title"] == ""

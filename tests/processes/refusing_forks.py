@@ -34,6 +34,7 @@ def an_engine_refuses_in_a_fork(say: Say) -> None:
         calls: dict[str, Callable[[], Any]] = {
             "submit": lambda: engine.submit([1, 2], SamplingParams()),
             "metrics": engine.metrics,
+            "watch_steps": lambda: engine.watch_steps(1),
             "grammars": lambda: engine.grammars,
             "add_drafter": lambda: engine.add_drafter(object()),  # type: ignore[arg-type]
             "close": engine.close,

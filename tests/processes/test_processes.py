@@ -99,7 +99,7 @@ def test_an_engine_that_was_made_before_a_fork_says_so_at_once(ran: Ran) -> None
     assert set(harmless.values()) == {"returned None"}
     of_generations = {name: outcomes.pop(name) for name in ("result", "iterate", "iterate async")}
     assert all(said.startswith(GENERATION) for said in of_generations.values()), of_generations
-    assert set(outcomes) == {"submit", "metrics", "grammars", "add_drafter"}
+    assert set(outcomes) == {"submit", "metrics", "watch_steps", "grammars", "add_drafter"}
     assert all(said.startswith(ENGINE) for said in outcomes.values()), outcomes
     assert not_called == [
         "check_process",
@@ -121,7 +121,7 @@ def test_a_cache_that_was_opened_before_a_fork_says_so_at_once(ran: Ran) -> None
         assert outcomes.pop("close") == "returned None"
         assert len(outcomes) == 18
         assert all(said.startswith(CACHE) for said in outcomes.values()), outcomes
-    assert not_called == ["check_process", "instead", "is_here", "on_forget", "open", "refused_as"]
+    assert not_called == ["check_process", "embedder", "instead", "is_here", "on_forget", "open", "refused_as"]
     assert records == [1, 1]
 
 

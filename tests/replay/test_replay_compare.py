@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from precedent.cli.app import app
 from precedent.errors import ConfigError
 from precedent.pages.colours import Palette
+from precedent.pages.tree_picture import SeenTree, tree_svg
 from precedent.replay.ablation import IDEAS
 from precedent.replay.baselines import SuffixDecoding
 from precedent.replay.curve_picture import curve_svg
@@ -25,7 +26,6 @@ from precedent.replay.repetition import repeated_tokens
 from precedent.replay.results import Replay
 from precedent.replay.run import Settings, replay
 from precedent.replay.simulate import Report, Tally, replay_turn
-from precedent.replay.tree_picture import SeenTree, tree_svg
 from precedent.replay.turns import Turn
 from precedent.testing.tiny_models import byte_tokenizer
 from precedent.tree import CandidateTree, TreeBuilder, chain

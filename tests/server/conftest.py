@@ -52,12 +52,20 @@ def client() -> Iterator[Client]:
 
 
 def served_by(
-    held: ExitStack, script: Any, *, limits: ServerLimits | None = None, keys: KeyFile | None = None, **engine: Any
+    held: ExitStack,
+    script: Any,
+    *,
+    limits: ServerLimits | None = None,
+    keys: KeyFile | None = None,
+    kept_steps: int = 0,
+    **engine: Any,
 ) -> Client:
     cache = held.enter_context(SpeculationCache.open(None, embedder=HashEmbedder()))
     running = scripted_model_engine(script, name="scripted", cache=cache, **engine)
     held.callback(running.close)
     serving = held.enter_context(
-        closing(Serving({"scripted": Served.of("scripted", running)}, limits or ServerLimits(), keys))
+        closing(
+            Serving({"scripted": Served.of("scripted", running, kept_steps=kept_steps)}, limits or ServerLimits(), keys)
+        )
     )
     return Client(serving)

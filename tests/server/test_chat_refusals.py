@@ -23,7 +23,14 @@ REFUSED = [
     ({"messages": []}, "messages", "at least one"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "one of"),
     ({"messages": [{"role": "user"}]}, "messages[0]", "content"),
-    ({"messages": [{"role": "user", "content": "x", "colour": "red"}]}, "messages[0].colour", "unknown"),
+    ({"messages": [{"role": "user", "content": "x", "colour": "red"}]}, "messages[0].colour", "unsupported"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls", "unsupported"),
+    ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio", "unsupported"),
+    (
+        {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]},
+        "messages[0].function_call",
+        "unsupported",
+    ),
     ({"modalities": ["text", "audio"]}, "modalities", "text"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
     ({"stop": ["x"] * 17}, "stop", "at most 16"),
@@ -47,6 +54,15 @@ async def test_what_is_not_supported_is_refused_by_name(client: Client, more: An
     assert said in error["message"]
 
 
+@pytest.mark.parametrize("place", ["file:///etc/passwd", "http://127.0.0.1:1/x", "/etc/passwd", "data:text/plain,x"])
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+async def test_no_place_in_a_request_is_opened(client: Client, kind: str, place: str) -> None:
+    """Only texts are read; a test may not open a socket, so one that did would fail."""
+    part = {"type": kind, kind: {"url": place, "data": place, "format": "wav", "file_id": place}}
+    answer = await client.post(URL, json={**ASKED, "messages": [{"role": "user", "content": [part]}]})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
 @pytest.mark.parametrize("habit", ["user", "store", "metadata", "service_tier"])
 async def test_habits_change_nothing(client: Client, habit: str) -> None:
     value = {"user": "u", "store": True, "metadata": {"a": "b"}, "service_tier": "auto"}[habit]
@@ -62,3 +78,16 @@ async def test_an_unknown_model_is_a_404(client: Client) -> None:
 async def test_bodies_that_are_none(client: Client, body: bytes) -> None:
     answer = await client.post(URL, content=body)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    "pattern", [".*" * 300, "(a+)+$" * 50, "(a{1,1000}){1,1000}", "((((a{1,30}){1,30}){1,30}){1,30})"]
+)
+async def test_costly_patterns_are_answered_or_refused_at_once(serve: Any, pattern: str) -> None:
+    """Llguidance bounds the work of every grammar; one that it gives up on is the caller's."""
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    client = serve(lambda prompt: '{"a": "a"}', may_stray=True)
+    answer = await client.post(URL, json={**ASKED, "max_tokens": 9, "response_format": wanted})
+    if answer.status_code != 200:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_value"), answer.text

@@ -33,7 +33,7 @@ def headers(path: Path) -> Headers:
 
 @pytest.fixture
 def keyed(serve: Any, path: Path, headers: Headers) -> Any:
-    return serve(echo, keys=KeyFile(path))
+    return serve(echo, keys=KeyFile(path), kept_steps=4)
 
 
 async def say(client: Any, text: str, headers: dict[str, str] | None = None, **more: Any) -> str:
@@ -89,7 +89,12 @@ async def test_tenants_neither_see_nor_forget_each_others(keyed: Any, headers: H
     assert (await forget(keyed, [ours[0]["id"]], headers["admin"])).json() == {"forgotten": 1}
 
 
-NEEDED = {"/dashboard/figures": "admin", "/dashboard/completions": "read-cache", "/dashboard/forget": "admin"}
+NEEDED = {
+    "/dashboard/figures": "admin",
+    "/dashboard/completions": "read-cache",
+    "/dashboard/forget": "admin",
+    "/dashboard/steps": "admin",
+}
 
 
 @pytest.mark.parametrize("place", NEEDED)

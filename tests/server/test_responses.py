@@ -68,6 +68,18 @@ async def test_a_stream_of_text(serve: Any) -> None:
     assert Response.model_validate(found[-1]["response"]).output_text == text
 
 
+async def test_log_probabilities_of_a_stream_are_those_of_the_whole(serve: Any) -> None:
+    client, asked = serve(["Good morning."] * 2), {"top_logprobs": 1}
+    whole = (await client.post("/v1/responses", json={**ASKED, **asked})).json()["output"][0]["content"][0]
+    found = await events(client, **asked)
+    told = [one for event in found if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
+    (done,) = (one for one in found if one["type"] == "response.output_text.done")
+    last = found[-1]["response"]["output"][0]["content"][0]
+    assert "".join(one["token"] for one in told).startswith("Good morning.")
+    assert told == done["logprobs"] == last["logprobs"]
+    assert [one["token"] for one in whole["logprobs"]][: len(told)] == [one["token"] for one in told]
+
+
 async def test_calls(serve: Any) -> None:
     whole = await serve([f"Let me see.{CALL}"]).post("/v1/responses", json={**ASKED, "tools": [TOOL]})
     text, call = Response.model_validate(whole.json()).output
@@ -110,6 +122,8 @@ def test_items_become_turns() -> None:
         ({"input": [{"type": "image_generation_call"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ({"input": []}, "input"),
+        ({"text": {"verbosity": "low"}}, "text"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temprature": 1}, "temprature"),
     ],

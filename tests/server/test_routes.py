@@ -49,7 +49,8 @@ async def test_completions(serve: Any) -> None:
     answer = await serve([" a time."]).post("/v1/completions", json=body | {"stream": True, "logprobs": 1})
     events = answer.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
-    chunks = [Completion.model_validate(json.loads(event.removeprefix("data: "))) for event in events[:-2]]
+    chunks = [Completion.construct(**json.loads(event.removeprefix("data: "))) for event in events[:-2]]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
     assert "".join(chunk.choices[0].text for chunk in chunks) == " a time."
     tokens = [token for chunk in chunks if (told := chunk.choices[0].logprobs) for token in told.tokens or ()]
     assert "".join(tokens).startswith(" a time.")
@@ -89,6 +90,21 @@ async def test_embeddings(client: Client) -> None:
         assert one["embedding"] == pytest.approx(list(struct.unpack(f"<{len(raw) // 4}f", raw)))
 
 
+@pytest.mark.parametrize("texts", ["", [], ["x", ""], ["x"] * 257, ["x", "x" * 32_769]])
+async def test_embeddings_that_are_refused(client: Client, texts: Any) -> None:
+    answer = await client.post("/v1/embeddings", json={"model": "scripted", "input": texts})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input"), answer.text
+
+
+@pytest.mark.parametrize(("path", "asked"), [(CHAT, "messages"), ("/v1/completions", "prompt")])
+async def test_a_million_tokens(client: Client, path: str, asked: str) -> None:
+    text = "word " * 1_000_000
+    body = {"messages": [{"role": "user", "content": text}], "prompt": text}
+    answer = await client.post(path, json={"model": "scripted", asked: body[asked]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "more than" in answer.json()["error"]["message"], "it was not encoded to its end"
+
+
 async def test_a_body_that_is_too_long(serve: Any) -> None:
     client = serve(["x"], limits=ServerLimits(max_body_bytes=1000))
     answer = await client.post(CHAT, content=b" " * 1001)
@@ -96,10 +112,11 @@ async def test_a_body_that_is_too_long(serve: Any) -> None:
 
 
 async def test_a_full_queue(serve: Any) -> None:
-    client = serve(["x"], limits=ServerLimits(max_queued_per_key=2))
-    answer = await client.post(CHAT, json=ASKED | {"n": 3})
+    client = serve(lambda prompt: "x", limits=ServerLimits(max_queued_per_key=2))
+    with client.serving.places.taken("local"):
+        answer = await client.post(CHAT, json=ASKED | {"n": 2})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-    assert (await client.post(CHAT, json=ASKED)).status_code == 200, "no place is lost"
+    assert (await client.post(CHAT, json=ASKED | {"n": 2})).status_code == 200, "no place is lost"
 
 
 async def test_a_prompt_longer_than_the_context(client: Client) -> None:

@@ -65,6 +65,33 @@ def test_threads_draft_beside_each_other(serve: Serve) -> None:
     assert found.num_accepted_tokens == sum(accepted) > 0
 
 
+def test_a_session_may_end_while_another_thread_drafts_for_its_batch(serve: Serve) -> None:
+    """A request that is cancelled: the batch goes on, and the ended session drafts nothing more."""
+    service = serve(executor=Background(2, "test"), threads=2)
+    service.write_back([1], list(range(40, 60)), tenant="north", query="an order").result()
+    for turn in range(30):
+        sessions = [service.begin(f"{turn}-{number}", [1, 2], tenant="north", query="an order") for number in range(6)]
+        ready = threading.Barrier(2)
+
+        def end(those: list[Any] = sessions[::2], ready: threading.Barrier = ready) -> None:
+            ready.wait()
+            for session in those:
+                session.end()
+
+        other = threading.Thread(target=end)
+        other.start()
+        ready.wait()
+        for _ in range(4):
+            assert len(service.chains(sessions, 4)) == 6
+            for session in sessions:
+                session.committed([40])
+        other.join()
+        assert service.chains(sessions, 4)[::2] == [[], [], []]
+        for session in sessions:
+            session.end()
+    assert service.metrics().failures_by_drafter == {}
+
+
 CALLS = st.lists(
     st.tuples(
         st.sampled_from(["begin", "committed", "chain", "chains", "tree", "end", "write_back"]),

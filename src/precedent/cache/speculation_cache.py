@@ -27,7 +27,6 @@ from precedent.errors import CacheError
 from precedent.runtime.process import Lock, OfOneProcess, check_fork
 
 REMEMBERED_QUERIES = 256
-
 DEFAULT_MAX_INDEX_BYTES = 256 * 2**20
 """Default limit on the token indexes of a cache in memory: some 20 million tokens."""
 

@@ -89,6 +89,12 @@ def serve(
     grace_seconds: Annotated[
         float, typer.Option("--grace-seconds", help="Time for running answers when told to stop.")
     ] = 30.0,
+    inspect: Annotated[
+        bool,
+        typer.Option(
+            "--inspect", help="Keep the last steps for administrators to look at, other users' words included."
+        ),
+    ] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help="Write the access log as JSON lines.")] = False,
     config: Annotated[
         Path | None,
@@ -104,6 +110,7 @@ def serve(
     from precedent.server.running import serve as serve_until_told
     from precedent.server.serving import Served, Serving
     from precedent.server.settings import ServerLimits
+    from precedent.server.steps import KEPT_STEPS
 
     limits = ServerLimits(
         max_queued=max_queued,
@@ -123,7 +130,8 @@ def serve(
         served = {}
         for name, source in _models(model, target).items():
             progress.show(f"loading {source}")
-            served[name] = Served.of(name, held.enter_context(closing(Engine.load(source, options))))
+            engine = held.enter_context(closing(Engine.load(source, options)))
+            served[name] = Served.of(name, engine, kept_steps=KEPT_STEPS if inspect else 0)
         serving = held.enter_context(closing(Serving(served, limits, keys)))
         progress.rest()
         serve_until_told(

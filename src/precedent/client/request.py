@@ -38,13 +38,14 @@ def request_fields(model: Any, settings: Mapping[str, Any], stop: Any = None) ->
     UnsupportedError for a value that cannot be sent.
     """
     sampling = sampling_params(model, stop, settings)
-    template, effort = _template_settings(model, settings)
+    template, reasoning = _template_settings(model, settings)
     extra = {
         **_unless_off(sampling, _OF_OURS),
         "speculation": speculation_of(model.speculation, model.drafters, settings),
         "templates": template_texts(model.templates if settings.get("templates") is None else settings["templates"]),
         "workflow_step": settings.get("workflow_step"),
         "chat_template_kwargs": template,
+        "reasoning": reasoning if isinstance(reasoning, bool) else None,
         # not an argument of `create`: langchain-openai would have `openai` parse the answer, which wants strict tools
         "response_format": _response_format(model, settings),
     }
@@ -57,7 +58,7 @@ def request_fields(model: Any, settings: Mapping[str, Any], stop: Any = None) ->
         **_logprobs(sampling.logprobs),
         **_tools(model, settings),
         **_prediction(settings),
-        **({"reasoning_effort": effort} if effort is not None else {}),
+        **({"reasoning_effort": reasoning} if isinstance(reasoning, str) else {}),
         **({"extra_body": extra} if extra else {}),
     }
 
@@ -154,22 +155,31 @@ def template_texts(templates: Any) -> list[str] | None:
     return [template.text for template in premade]
 
 
-def _template_settings(model: Any, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """The variables of the chat template and OpenAI's `reasoning_effort`; the call's override the model's."""
+def _template_settings(model: Any, settings: Mapping[str, Any]) -> tuple[dict[str, Any], bool | str | None]:
+    """The variables of the chat template and `reasoning`; the call's override the model's, under either's name."""
     variables: dict[str, Any] = {}
-    effort: str | None = None
+    reasoning: bool | str | None = None
     for given in (
         (model.chat_template_kwargs, model.reasoning),
         (settings.get("chat_template_kwargs"), settings.get("reasoning")),
     ):
         one = TemplateSettings({} if given[0] is None else given[0], given[1])
-        switched = {SWITCHES[0]: one.reasoning} if isinstance(one.reasoning, bool) else {}
-        effort = one.reasoning if isinstance(one.reasoning, str) else effort
-        said = switched.keys() | ({EFFORT} if isinstance(one.reasoning, str) else set())
-        if twice := said & one.variables.keys():
+        if twice := _switches(one.reasoning) & one.variables.keys():
             raise ConfigError(f"reasoning= and chat_template_kwargs both set {min(twice)!r}: give one of them")
-        variables |= {**one.variables, **switched}
-    return variables, effort
+        if one.reasoning is not None:
+            variables = {name: value for name, value in variables.items() if name not in _switches(one.reasoning)}
+            reasoning = one.reasoning
+        elif one.variables.keys() & _switches(reasoning):
+            reasoning = None
+        variables |= one.variables
+    return variables, reasoning
+
+
+def _switches(reasoning: bool | str | None) -> set[str]:
+    """The variables of chat templates that a value of `reasoning` may set."""
+    if reasoning is None:
+        return set()
+    return set(SWITCHES) if isinstance(reasoning, bool) else {EFFORT}
 
 
 def wire_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:

@@ -44,6 +44,6 @@ def _accepted(verified: Verified, planner: Planner, beside: Beside) -> StepResul
     sources = (*(tree.sources[node][0] for node in verdict.accepted), TARGET)[: len(token_ids)]
     for session in sequence.sessions.values():
         session.committed(token_ids)
-    beside.settled(sequence)
+    beside.settled(verified, token_ids)
     sequence.stats.count(tree, sources, verdict.spent_tv)
     return StepResult(token_ids, sources, tuple(logprobs[: len(token_ids)]))

@@ -13,7 +13,7 @@ from precedent.tree import CandidateTree
 
 if TYPE_CHECKING:
     from precedent.decoding.proposal import Proposal
-    from precedent.decoding.sequence import DecodingSequence
+    from precedent.decoding.verification import Verified
     from precedent.planning.planner import Planner
 
 
@@ -35,8 +35,8 @@ class Beside:
         """The tree to verify: the scored one, extended by samples drawn since."""
         return proposal.tree
 
-    def settled(self, sequence: DecodingSequence) -> None:
-        """Called after a sequence and its drafters have learned what a step committed."""
+    def settled(self, verified: Verified, token_ids: Sequence[int]) -> None:
+        """Called after a sequence and its drafters have learned that a step committed these tokens."""
 
 
 NOTHING = Beside()

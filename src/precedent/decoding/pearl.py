@@ -28,6 +28,7 @@ from precedent.config import is_lossy
 from precedent.decoding.beside import Beside
 from precedent.decoding.proposal import Proposal
 from precedent.decoding.sequence import DecodingSequence
+from precedent.decoding.verification import Verified
 from precedent.drafters.base import DrawSession
 from precedent.drafters.model.lookahead import DrawsAhead
 from precedent.errors import ConfigError, UnsupportedError
@@ -120,8 +121,9 @@ class Pearl(Beside):
                 tree = session.extended(tree)
         return tree
 
-    def settled(self, sequence: DecodingSequence) -> None:
+    def settled(self, verified: Verified, token_ids: Sequence[int]) -> None:
         """Count the step if samples are still at hand, that is, if the committed text agrees with them."""
+        sequence = verified.sequence
         sequence.stats.num_lookaheads_used += _num_at_hand(sequence) > 0
 
 

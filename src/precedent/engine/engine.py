@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from precedent.cache.store.fingerprint import model_fingerprint, tokenizer_fingerprint
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.decoding.beside import NOTHING
+from precedent.decoding.microscope import Microscope
 from precedent.decoding.pearl import pearl_for
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
 from precedent.engine.admission import Admission
@@ -259,6 +260,11 @@ class Engine(OfOneProcess):
         self.check_process()
         return self._worker.metrics()
 
+    def watch_steps(self, number: int) -> Microscope:
+        """Keep the last `number` steps for inspection; their candidates are words of other callers."""
+        self.check_process()
+        return self._worker.watch_steps(number)
+
     def close(self) -> None:
         """Cancel all requests and wait until the worker has ended; closing twice is harmless. The cache stays open.
 
@@ -273,10 +279,7 @@ class Engine(OfOneProcess):
     def _kv_bytes(
         self, prompt_tokens: int, max_tokens: int, speculation: SpeculationConfig, drafters: dict[str, Drafter]
     ) -> int:
-        """Bytes of keys and values of a whole request, a draft model's included unless it has an arena.
-
-        Raises CapacityError for more than the engine may hold.
-        """
+        """Bytes of keys and values of a whole request and its draft model without an arena. Raises CapacityError."""
         tree = speculation.max_nodes + speculation.max_draws if drafters else 0
         num_tokens = min(prompt_tokens + max_tokens, self.context_length) + tree + 1
         num_bytes = self.target.kv_bytes(num_tokens)

@@ -11,6 +11,7 @@ from concurrent.futures import Executor
 
 import torch
 
+from precedent.decoding.microscope import Microscope
 from precedent.decoding.pearl import Pearl
 from precedent.drafters import Drafter
 from precedent.engine.in_flight import InFlight
@@ -78,6 +79,12 @@ class Worker(OfOneProcess):
     def metrics(self) -> EngineMetrics:
         """A snapshot of the scheduler's metrics; requests that it has not received yet count as waiting."""
         return self._scheduler.metrics(0 if self._closed else self._inbox.qsize())
+
+    def watch_steps(self, number: int) -> Microscope:
+        """Keep the last `number` steps from the next round on."""
+        watched = Microscope(self._scheduler.beside, number)
+        self._scheduler.beside = watched
+        return watched
 
     @torch.inference_mode()
     def _run(self) -> None:

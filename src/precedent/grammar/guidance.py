@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precedent.errors import GenerationError, UnsupportedError
+from precedent.errors import GrammarError, UnsupportedError
 from precedent.grammar.lark import to_lark
 from precedent.grammar.matching import Words
 from precedent.grammar.spec import Grammar, JsonSchema
@@ -112,7 +112,7 @@ class GuidanceMatcher:
     def allowed(self) -> Words:
         """The tokens that may follow, none at a dead end.
 
-        Raises GenerationError if the grammar becomes too complex for llguidance.
+        Raises GrammarError if the grammar becomes too complex for llguidance.
         """
         words = np.zeros(self._num_words, dtype=np.int32)
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
@@ -126,7 +126,9 @@ class GuidanceMatcher:
         self._matcher = self._start.deep_copy()
         self._matcher.consume_tokens(self._taken)
         if not message.startswith(_DEAD_END):
-            raise GenerationError(f"llguidance gave up on the grammar: {_reason(message)}")
+            raise GrammarError(
+                f"llguidance gave up on the grammar: {_reason(message)}; simplify the schema, above all its patterns"
+            )
 
     def advance(self, token_ids: Sequence[int]) -> int:
         """Consume tokens as far as the grammar can follow; returns how many it took."""

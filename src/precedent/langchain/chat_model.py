@@ -113,7 +113,7 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         tools = [] if rules.choice == NONE else bound
         turns = to_template_messages(messages)
         of_template, kept = self.template_settings(settings), engine.kept_prefixes
-        prompt_ids = render_prompt(engine.tokenizer, turns, tools, of_template)
+        prompt_ids = render_prompt(engine.tokenizer, turns, tools, of_template, engine.context_length)
         syntax = answer_syntax(engine.tokenizer, turns, tools, prompt_ids)
         call = Call(
             prompt_ids,

@@ -24,6 +24,7 @@ from precedent.langchain.telemetry import current_span, describe_result
 from precedent.langchain.tenants import tenant_of_batch
 from precedent.langchain.wording import input_in_our_words
 from precedent.runtime.plain_values import check_plain
+from precedent.text.length import check_length
 from precedent.text.query import recall_query
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class PrecedentLLM(FollowsConfigurable, EngineFields, BaseLLM):
         settings: Mapping[str, Any],
     ) -> Running:
         check_plain("the prompt", prompt, PromptError)
+        check_length(engine.tokenizer, prompt, engine.context_length)
         call = Call(
             engine.tokenizer.encode(prompt),
             settings,

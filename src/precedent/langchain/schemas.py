@@ -55,8 +55,8 @@ def _wrapping(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return schema if "schema" in schema and "name" in schema else None
 
 
-def schema_of(response_format: Any) -> tuple[Mapping[str, Any] | None, bool]:
-    """The JSON Schema that a `response_format` asks for (None for text), and whether it is marked strict.
+def schema_of(response_format: Any) -> tuple[Mapping[str, Any] | None, bool | None]:
+    """The JSON Schema that a `response_format` asks for (None for text), and its `strict`.
 
     Raises ConfigError for what `asked_format` cannot read.
     """
@@ -65,7 +65,7 @@ def schema_of(response_format: Any) -> tuple[Mapping[str, Any] | None, bool]:
         from precedent.grammar import ANY_OBJECT  # loads torch, which a server's client goes without
 
         schema = ANY_OBJECT.schema
-    return schema, strict is True
+    return schema, strict
 
 
 def asked_format(response_format: Any) -> tuple[str, Mapping[str, Any] | None, bool | None]:

@@ -101,8 +101,9 @@ class AnswerRules:
 
     def _content(self) -> JsonSchema | None:
         """The schema of the whole answer, None for text."""
-        schema, strict = schema_of(self.response_format)
-        return None if schema is None else self._schema(schema, "the schema of response_format", strict or self.strict)
+        schema, own = schema_of(self.response_format)
+        strict = own or self._strictness({"strict": own})
+        return None if schema is None else self._schema(schema, "the schema of response_format", strict)
 
     def _schema(self, schema: Mapping[str, Any], what: str, strict: Any) -> JsonSchema:
         """The schema as far as it can be enforced; notes the rest in `relaxed`."""

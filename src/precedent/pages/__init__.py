@@ -1,1 +1,1 @@
-"""HTML pages that colour every token by its source, and the table of these colours."""
+"""HTML pages that colour every token by its source, the table of these colours, and pictures of candidate trees."""

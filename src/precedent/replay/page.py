@@ -10,12 +10,12 @@ from markupsafe import Markup
 
 from precedent.pages.colours import Palette
 from precedent.pages.render import page, pieces
+from precedent.pages.tree_picture import SeenTree, tree_svg
 from precedent.replay.contenders import Drafted
 from precedent.replay.curve_picture import curve_svg
 from precedent.replay.lineup import Entry
 from precedent.replay.run import Observer
 from precedent.replay.simulate import Watch
-from precedent.replay.tree_picture import SeenTree, tree_svg
 from precedent.replay.turns import Turn
 from precedent.replay.verdict import verdict
 from precedent.tree import CandidateTree

@@ -9,6 +9,7 @@ from typing import Any
 from precedent.engine.generation import Emission, GenerationResult
 from precedent.langchain.call import Begun
 from precedent.langchain.logprobs import openai_logprobs
+from precedent.langchain.telemetry import Span, current_span, describe_result
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.server.merging import merged
 from precedent.text.answer_pieces import AnswerPieces, CallPiece, Piece, ReasoningPiece, TextPiece
@@ -25,17 +26,20 @@ class Answer:
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     _nameless: bool = False
+    _span: Span | None = None
 
     @classmethod
     def of(cls, index: int, begun: Begun) -> Answer:
-        """The answer of a request that was just begun."""
-        return cls(index, begun, AnswerPieces(begun.syntax))
+        """The answer of a request that was just begun, described on the span around it."""
+        return cls(index, begun, AnswerPieces(begun.syntax), _span=current_span())
 
     async def steps(self) -> AsyncGenerator[tuple[Answer, Emission, list[Piece]], None]:
         """Each emission with the pieces that it completes, and what was held back at the end."""
         async for emission in self.begun.generation:
             yield self, emission, self._read(self.pieces.push(emission.text))
         yield self, Emission(""), self._read(self.pieces.finish())
+        if self._span is not None:
+            describe_result(self._span, self.begun.engine.model_name, self.result)
 
     def _read(self, pieces: Any) -> list[Piece]:
         return [read for piece in pieces if (read := self._noted(piece)) is not None]

@@ -20,6 +20,7 @@ from precedent.server.access_log import AccessLog
 from precedent.server.chat import chat_completions
 from precedent.server.completions import completions
 from precedent.server.dashboard import add_dashboard
+from precedent.server.description import description
 from precedent.server.embeddings import embeddings
 from precedent.server.errors import FAILED, ApiError, api_error
 from precedent.server.keys import Caller
@@ -37,7 +38,7 @@ CLIENT_LEFT = 499
 
 def server_app(serving: Serving) -> FastAPI:
     """The application of what is served; its caller closes both."""
-    app = FastAPI(title="Precedent", version=__version__, openapi_url="/openapi.json", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Precedent", version=__version__, openapi_url=None)
     app.add_middleware(AccessLog)
     for kind in (ApiError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _told)
@@ -49,6 +50,7 @@ def server_app(serving: Serving) -> FastAPI:
     add("/v1/models", _models, "GET")
     add("/v1/models/{name:path}", _model, "GET")
     add("/metrics", _metrics, "GET")
+    add("/openapi.json", partial(_description, app), "GET")
     add_dashboard(app, serving, add)
     app.add_api_route("/health", partial(_health, serving), methods=["GET"])
     return app
@@ -71,7 +73,8 @@ async def _told(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_LEFT)
     if isinstance(error, HTTPException):
-        error = ApiError(f"{error.detail}: {request.method} {request.url.path}", status=error.status_code)
+        message = f"{error.detail}: {request.method} {request.url.path}"
+        error = ApiError(message, status=error.status_code, headers=error.headers)
     told = api_error(error)
     if told.status >= SERVER_ERROR and not isinstance(error, ApiError):
         log.error("a request failed", exc_info=error)
@@ -96,6 +99,11 @@ async def _metrics(serving: Serving, caller: Caller, request: Request) -> Respon
     """Metrics of all models in Prometheus's text format."""
     text = prometheus_text(served.engine for served in serving.models.values())
     return PlainTextResponse(text, media_type=CONTENT_TYPE)
+
+
+async def _description(app: FastAPI, serving: Serving, caller: Caller, request: Request) -> Response:
+    """What every route takes and answers, as OpenAPI."""
+    return JSONResponse(await serving.prepared(partial(description, app, serving)))
 
 
 async def _health(serving: Serving, request: Request) -> Response:

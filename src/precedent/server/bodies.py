@@ -11,14 +11,14 @@ import typing
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from openai.types.chat import chat_completion_assistant_message_param as assistant
 from openai.types.chat import chat_completion_developer_message_param as developer
 from openai.types.chat import chat_completion_system_message_param as system
 from openai.types.chat import chat_completion_tool_message_param as tool
 from openai.types.chat import chat_completion_user_message_param as user
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from precedent.runtime.plain_values import nearest
 from precedent.server.errors import ApiError
@@ -37,16 +37,27 @@ HABITS = (
 MOST_NESTED = 64
 """Levels of lists and objects in a request."""
 
-_MESSAGES: dict[str, Any] = {
-    "system": system.ChatCompletionSystemMessageParam,
-    "developer": developer.ChatCompletionDeveloperMessageParam,
-    "user": user.ChatCompletionUserMessageParam,
-    "assistant": assistant.ChatCompletionAssistantMessageParam,
-    "tool": tool.ChatCompletionToolMessageParam,
-}
+_Message = (
+    system.ChatCompletionSystemMessageParam
+    | developer.ChatCompletionDeveloperMessageParam
+    | user.ChatCompletionUserMessageParam
+    | assistant.ChatCompletionAssistantMessageParam
+    | tool.ChatCompletionToolMessageParam
+)
 
-_ECHOED = ("reasoning_content", "annotations", "tool_calls", "refusal", "audio", "function_call", "speculation")
+MESSAGES = Annotated[list[Annotated[_Message, Field(discriminator="role")]], Field(min_length=1)]
+"""The type of a conversation."""
+
+_MESSAGES: dict[str, Any] = {
+    typing.get_args(typing.get_type_hints(kind)["role"])[0]: kind for kind in typing.get_args(_Message)
+}
+"""The type of a message by its role."""
+
+_ECHOED = ("reasoning_content", "annotations", "speculation")
 """Keys that clients copy from an answer's message into the next request."""
+
+_UNREAD = ("audio", "function_call")
+"""Keys of OpenAI's messages that no chat template reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,7 @@ class Keys:
     """What one route takes: OpenAI's type of its body, the keys of it that are supported, and keys of our own."""
 
     openai: Any
+    required: Collection[str]
     supported: Collection[str]
     own: Mapping[str, Any]
     instead: Mapping[str, str]
@@ -62,6 +74,16 @@ class Keys:
     def known(self) -> tuple[str, ...]:
         """Every key that a request may have."""
         return (*self.supported, *self.own, *HABITS)
+
+    @property
+    def kinds(self) -> Mapping[str, Any]:
+        """The type of every key that a request may have; of a key that is not supported, None: a null."""
+        unsupported = dict.fromkeys(sorted(_hints(self.openai).keys() - set(self.known)))
+        return {**unsupported, **{name: self.kind(name) for name in self.known}}
+
+    def kind(self, name: str) -> Any:
+        """The type of a known key."""
+        return self.own.get(name, _hints(self.openai).get(name, Any))
 
 
 def parsed(raw: bytes) -> dict[str, Any]:
@@ -96,13 +118,24 @@ def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
     """The body without keys of habit and without nulls. Raises ApiError that names the key."""
-    hints = _hints(keys.openai)
     for name, value in body.items():
         if name not in keys.known:
             _refuse(name, value, keys)
         if value is not None:
-            _check(name, value, keys.own.get(name, hints.get(name, Any)))
-    return {name: value for name, value in body.items() if value is not None and name not in HABITS}
+            _check(name, value, keys.kind(name))
+    said = {name: value for name, value in body.items() if value is not None and name not in HABITS}
+    for name in keys.required:
+        if name not in said:
+            raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
+    return said
+
+
+def biases(given: Mapping[str, Any]) -> dict[int, Any]:
+    """A checked `logit_bias` by token id. Raises ApiError for a key that is no whole number."""
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError:
+        raise ApiError("the keys of logit_bias must be token ids", param="logit_bias") from None
 
 
 @cache
@@ -137,8 +170,9 @@ def _check_messages(messages: Any) -> None:
             raise ApiError(f"{place}.role must be one of {', '.join(_MESSAGES)}", param=f"{place}.role")
         said = {key: part for key, part in message.items() if part is not None}
         kind = _MESSAGES[role]
-        if unknown := said.keys() - _hints(kind).keys() - set(_ECHOED):
-            raise ApiError(f"{place} has an unknown key {min(unknown)!r}", param=f"{place}.{min(unknown)}")
+        known = _hints(kind).keys() - set(_UNREAD) | set(_ECHOED if role == "assistant" else ())
+        if unknown := said.keys() - known:
+            raise ApiError(f"{place} has an unsupported key {min(unknown)!r}", param=f"{place}.{min(unknown)}")
         if role == "assistant" or "content" in said:
             _fits(said, kind, place)
         else:

@@ -25,7 +25,7 @@ from precedent.server.transport import DONE, EventStream, body_of, error_event, 
 async def chat_completions(serving: Serving, caller: Caller, request: Request) -> Response:
     """Answer one request, whole or as a stream."""
     raw = await body_of(request, serving.limits)
-    asked = await serving.prepared(partial(_asked, raw, serving))
+    asked = await serving.read(raw, partial(_asked, serving))
     served = serving.model(asked.model)
     with ExitStack() as held:
         held.enter_context(serving.places.taken(caller.name, asked.num_choices))
@@ -36,12 +36,12 @@ async def chat_completions(serving: Serving, caller: Caller, request: Request) -
         return JSONResponse(await serving.prepared(partial(whole, answers, asked.model)))
 
 
-def _asked(raw: bytes, serving: Serving) -> ChatRequest:
+def _asked(serving: Serving, raw: bytes) -> ChatRequest:
     body = parsed(raw)
     try:
         return chat_request(body, serving.limits)
     except PrecedentError as error:
-        raise api_error(error, body, "messages") from error
+        raise api_error(error, body, {"prompt": "messages"}) from error
 
 
 async def begun(serving: Serving, served: Served, asked: ChatRequest, caller: Caller, held: ExitStack) -> list[Answer]:
@@ -59,7 +59,7 @@ def _begin(served: Served, asked: ChatRequest, settings: dict[str, Any]) -> Begu
     try:
         return served.chat.begin(asked.messages, settings)
     except PrecedentError as error:
-        raise api_error(error, asked.params, "messages") from error
+        raise api_error(error, asked.keys, asked.renamed) from error
 
 
 async def _events(answers: Sequence[Answer], asked: ChatRequest, held: ExitStack) -> AsyncGenerator[str, None]:

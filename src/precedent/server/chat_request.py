@@ -14,7 +14,7 @@ from pydantic import ConfigDict, with_config
 
 from precedent.config import SpeculationConfig
 from precedent.langchain.wording import input_in_our_words
-from precedent.server.bodies import Keys, checked
+from precedent.server.bodies import MESSAGES, Keys, biases, checked
 from precedent.server.errors import ApiError
 from precedent.server.settings import ServerLimits
 
@@ -36,6 +36,7 @@ _SAME = (
 
 KEYS = Keys(
     CompletionCreateParamsBase,
+    required=("model", "messages"),
     supported=(
         *("messages", "model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "logit_bias"),
         *("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "logprobs", "top_logprobs"),
@@ -43,6 +44,7 @@ KEYS = Keys(
         "modalities",
     ),
     own={
+        "messages": MESSAGES,
         "stream": bool,
         "stream_options": StreamOptions,
         "top_k": int,
@@ -66,9 +68,16 @@ KEYS = Keys(
 )
 
 
+_RENAMED = {"prompt": "messages", "max_tokens": "max_completion_tokens"}
+"""Settings that a request may give under another name."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One request. `settings` are a chat model's call's; answer number i of several uses `seed + i`."""
+    """One request. `settings` are a chat model's call's; answer number i of several uses `seed + i`.
+
+    `keys` are those of its body, `renamed` says what it calls settings that have another name here.
+    """
 
     model: str
     messages: list[BaseMessage]
@@ -77,7 +86,8 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     include_sources: bool
-    params: tuple[str, ...]
+    keys: tuple[str, ...]
+    renamed: Mapping[str, str]
 
     def settings_of(self, index: int) -> dict[str, Any]:
         """The settings of answer number `index`."""
@@ -88,9 +98,6 @@ class ChatRequest:
 def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
     """Read a parsed body. Raises ApiError that names the key, or a PrecedentError."""
     said = checked(body, KEYS)
-    for name in ("model", "messages"):
-        if name not in said:
-            raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
     if said.get("modalities", ["text"]) != ["text"]:
         raise ApiError("only text is written", param="modalities", code="unsupported_value")
     _check_bounds(said, limits)
@@ -103,7 +110,7 @@ def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
     settings["temperature"] = said.get("temperature", 1.0)
     settings["max_tokens"] = _max_tokens(said, limits)
     if "logit_bias" in said:
-        settings["logit_bias"] = _biases(said["logit_bias"])
+        settings["logit_bias"] = biases(said["logit_bias"])
     if isinstance(settings.get("speculation"), dict):
         settings["speculation"] = SpeculationConfig.from_dict(settings["speculation"])
     return ChatRequest(
@@ -114,7 +121,8 @@ def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
         stream=stream,
         include_usage=options.get("include_usage") is True,
         include_sources=options.get("include_sources") is True,
-        params=tuple(said),
+        keys=tuple(said),
+        renamed=_RENAMED if "max_completion_tokens" in said else {"prompt": "messages"},
     )
 
 
@@ -123,13 +131,6 @@ def _max_tokens(said: Mapping[str, Any], limits: ServerLimits) -> int:
     if len(set(given)) > 1:
         raise ApiError("max_tokens and max_completion_tokens differ: give one of the two", param="max_tokens")
     return int(given[0]) if given else limits.default_max_tokens
-
-
-def _biases(given: Mapping[str, Any]) -> dict[int, Any]:
-    try:
-        return {int(token): bias for token, bias in given.items()}
-    except ValueError:
-        raise ApiError("the keys of logit_bias must be token ids", param="logit_bias") from None
 
 
 def _check_bounds(said: Mapping[str, Any], limits: ServerLimits) -> None:

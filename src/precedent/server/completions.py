@@ -18,9 +18,10 @@ from starlette.responses import JSONResponse, Response
 from precedent.config import SamplingParams
 from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.errors import PrecedentError
+from precedent.langchain.telemetry import Span, current_span, describe_request, describe_result
 from precedent.runtime.plain_values import check_plain
 from precedent.sampling.logprobs import TokenLogprob
-from precedent.server.bodies import Keys, checked, parsed
+from precedent.server.bodies import Keys, biases, checked, parsed
 from precedent.server.errors import ApiError, api_error
 from precedent.server.keys import Caller
 from precedent.server.merging import merged
@@ -28,6 +29,7 @@ from precedent.server.serving import Served, Serving
 from precedent.server.settings import ServerLimits
 from precedent.server.transport import DONE, EventStream, body_of, error_event, event, failure, too_late, unless_gone
 from precedent.server.usage import speculation_of, usage_of
+from precedent.text.length import check_length
 from precedent.text.query import recall_query
 
 _SAMPLING = (
@@ -37,6 +39,7 @@ _SAMPLING = (
 
 KEYS = Keys(
     CompletionCreateParamsBase,
+    required=("model", "prompt"),
     supported=(
         *("model", "prompt", "stream", "stream_options", "n", "max_tokens", "logit_bias", "logprobs", "echo"),
         *("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop"),
@@ -75,9 +78,6 @@ class TextRequest:
 def text_request(body: Mapping[str, Any], limits: ServerLimits) -> TextRequest:
     """Read a parsed body. Raises ApiError that names the key."""
     said = checked(body, KEYS)
-    for name in ("model", "prompt"):
-        if name not in said:
-            raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
     prompts, echo = _prompts(said["prompt"]), said.get("echo", False)
     if not 1 <= said.get("n", 1) * len(prompts) <= limits.max_choices:
         raise ApiError(f"n times the number of prompts must be between 1 and {limits.max_choices}", param="n")
@@ -91,7 +91,7 @@ def text_request(body: Mapping[str, Any], limits: ServerLimits) -> TextRequest:
     if isinstance(sampling.get("stop"), list):
         sampling["stop"] = tuple(sampling["stop"])
     if "logit_bias" in said:
-        sampling["logit_bias"] = {int(token): bias for token, bias in said["logit_bias"].items()}
+        sampling["logit_bias"] = biases(said["logit_bias"])
     return TextRequest(
         said["model"],
         prompts,
@@ -120,6 +120,7 @@ class TextAnswer:
     generation: Generation
     served: Served
     echoed: str
+    span: Span | None
     length: int = 0
 
     def logprobs(self, told: Sequence[TokenLogprob]) -> dict[str, Any] | None:
@@ -142,7 +143,7 @@ class TextAnswer:
 async def completions(serving: Serving, caller: Caller, request: Request) -> Response:
     """Answer one request, whole or as a stream."""
     raw = await body_of(request, serving.limits)
-    asked = await serving.prepared(partial(_asked, raw, serving.limits))
+    asked = await serving.read(raw, partial(_asked, serving.limits))
     served = serving.model(asked.model)
     with ExitStack() as held:
         held.enter_context(serving.places.taken(caller.name, asked.num_choices * len(asked.prompts)))
@@ -158,7 +159,7 @@ async def completions(serving: Serving, caller: Caller, request: Request) -> Res
         return JSONResponse(_whole(answers, asked))
 
 
-def _asked(raw: bytes, limits: ServerLimits) -> TextRequest:
+def _asked(limits: ServerLimits, raw: bytes) -> TextRequest:
     return text_request(parsed(raw), limits)
 
 
@@ -169,12 +170,15 @@ def _begin(served: Served, asked: TextRequest, index: int, tenant: str) -> TextA
         check_plain("prompt", prompt)
         sampling = SamplingParams(**{**asked.sampling, **choice})
         text = prompt if isinstance(prompt, str) else ""
+        check_length(served.engine.tokenizer, text, served.engine.context_length)
         ids = served.engine.tokenizer.encode(text) if isinstance(prompt, str) else prompt
         query = recall_query([{"role": "user", "content": text}])
         generation = served.engine.submit(ids, sampling, tenant=tenant, query=query)
+        if (span := current_span()) is not None:
+            describe_request(span, "text_completion", served.name, sampling)
     except PrecedentError as error:
-        raise api_error(error, KEYS.known, "prompt") from error
-    return TextAnswer(index, generation, served, text if asked.echo else "")
+        raise api_error(error, KEYS.known) from error
+    return TextAnswer(index, generation, served, text if asked.echo else "", span)
 
 
 async def _read(answers: Sequence[TextAnswer]) -> None:
@@ -185,6 +189,8 @@ async def _read(answers: Sequence[TextAnswer]) -> None:
 async def _steps(answer: TextAnswer) -> AsyncGenerator[tuple[TextAnswer, Emission], None]:
     async for emission in answer.generation:
         yield answer, emission
+    if answer.span is not None:
+        describe_result(answer.span, answer.served.name, answer.generation.result())
 
 
 def _whole(answers: Sequence[TextAnswer], asked: TextRequest) -> dict[str, Any]:

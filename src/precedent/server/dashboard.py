@@ -19,6 +19,7 @@ from precedent.server.access import check_local
 from precedent.server.dashboard_data import figures, forget, found_completions
 from precedent.server.errors import ApiError
 from precedent.server.serving import Serving
+from precedent.server.steps import last_steps
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -59,6 +60,7 @@ def add_dashboard(app: FastAPI, serving: Serving, add: Callable[..., None]) -> N
     app.add_api_route("/assets/{name:path}", send, methods=["GET"], include_in_schema=False)
     add("/dashboard/figures", figures, "GET", "admin")
     add("/dashboard/completions", found_completions, "GET", "read-cache")
+    add("/dashboard/steps", last_steps, "GET", "admin")
     add("/dashboard/forget", forget, "POST", "admin")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from openai.types import CreateEmbeddingResponse
+from openai.types import CreateEmbeddingResponse, Embedding
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -23,12 +23,28 @@ from precedent.server.transport import body_of, unless_gone
 
 KEYS = Keys(
     EmbeddingCreateParams,
+    required=("model", "input"),
     supported=("input", "model", "encoding_format", "dimensions"),
     own={"input": str | list[str]},
     instead={},
 )
 
 MOST_TEXTS = 256
+
+MOST_CHARACTERS = 32_768
+"""Of one text; embedders read no more of it than some hundred tokens."""
+
+
+class PackedEmbedding(Embedding):
+    """A vector as base64 of its 32-bit floats."""
+
+    embedding: str  # type: ignore[assignment]
+
+
+class PackedResponse(CreateEmbeddingResponse):
+    """An answer with `encoding_format="base64"`."""
+
+    data: list[PackedEmbedding]  # type: ignore[assignment]
 
 
 async def embeddings(serving: Serving, caller: Caller, request: Request) -> Response:
@@ -41,13 +57,12 @@ async def embeddings(serving: Serving, caller: Caller, request: Request) -> Resp
 
 def _embedded(raw: bytes, serving: Serving) -> dict[str, Any]:
     said = checked(parsed(raw), KEYS)
-    for name in ("model", "input"):
-        if name not in said:
-            raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
     served = serving.model(said["model"])
     texts = [said["input"]] if isinstance(said["input"], str) else said["input"]
     if not 1 <= len(texts) <= MOST_TEXTS or not all(texts):
         raise ApiError(f"input must be 1 to {MOST_TEXTS} texts, none of them empty", param="input")
+    if max(map(len, texts)) > MOST_CHARACTERS:
+        raise ApiError(f"a text of input has more than {MOST_CHARACTERS} characters: split it", param="input")
     try:
         check_plain("input", texts)
         return _answer(said, texts, _embedder(served))
@@ -80,4 +95,5 @@ def _answer(said: Mapping[str, Any], texts: list[str], embedder: Embedder) -> di
     tokens = sum(len(text.split()) for text in texts)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     told = {"object": "list", "data": data, "model": said["model"], "usage": usage}
-    return told if packed else CreateEmbeddingResponse.model_validate(told).model_dump(mode="json")
+    kind = PackedResponse if packed else CreateEmbeddingResponse
+    return kind.model_validate(told).model_dump(mode="json")

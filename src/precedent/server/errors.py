@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from openai.types.shared.error_object import ErrorObject
+from pydantic import BaseModel
 
 from precedent.errors import (
     CapacityError,
     ConfigError,
     ContextOverflowError,
     EngineClosedError,
+    GrammarError,
     PrecedentError,
     PromptError,
     RequestCancelled,
@@ -25,10 +27,17 @@ _OF_THE_CALLER: tuple[tuple[type[PrecedentError], str | None], ...] = (
     (ContextOverflowError, "context_length_exceeded"),
     (CapacityError, "context_length_exceeded"),
     (UnsupportedError, "unsupported_value"),
+    (GrammarError, "unsupported_value"),
     (PromptError, None),
     (ConfigError, None),
 )
 """Errors that the request itself causes, each with OpenAI's code; the first that fits counts."""
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer with an HTTP status other than 200."""
+
+    error: ErrorObject
 
 
 class ApiError(Exception):
@@ -50,27 +59,28 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The answer's JSON."""
-        return {"error": self.error.model_dump(include={"message", "type", "param", "code"})}
+        return ErrorBody(error=self.error).model_dump(include={"error": {"message", "type", "param", "code"}})
 
 
-def api_error(error: BaseException, params: Collection[str] = (), prompt: str | None = None) -> ApiError:
-    """What a caller is told about an error; `params` are the keys of the request, one of which may be to blame.
+def api_error(error: BaseException, keys: Iterable[str] = (), renamed: Mapping[str, str] | None = None) -> ApiError:
+    """What a caller is told about an error; `keys` are those of the request, one of which may be to blame.
 
-    `prompt` is the key that holds the prompt. Errors that are not Precedent's own say nothing about the process: they
-    are in the log.
+    `renamed` says what the request calls a setting that has another name here; its `prompt` is the prompt. Of errors
+    that are not Precedent's own a caller is told nothing: they are in the log.
     """
     if isinstance(error, ApiError):
         return error
     for kind, code in _OF_THE_CALLER:
         if isinstance(error, kind):
-            of_prompt = prompt if isinstance(error, PromptError) else None
-            return ApiError(str(error), param=blamed(str(error), params) or of_prompt, code=code)
+            names = {**{key: key for key in keys}, **(renamed or {})}
+            of_prompt = names.get("prompt") if isinstance(error, PromptError) else None
+            return ApiError(str(error), param=blamed(str(error), names) or of_prompt, code=code)
     if isinstance(error, EngineClosedError | RequestCancelled):
         return ApiError("the server is stopping: try again", status=503, kind=FAILED, headers={"Retry-After": "5"})
     return ApiError("the server failed to answer this request; its log says why", status=500, kind=FAILED)
 
 
-def blamed(message: str, params: Collection[str]) -> str | None:
-    """The request's key that a message begins with."""
+def blamed(message: str, names: Mapping[str, str]) -> str | None:
+    """What the request calls the setting that a message begins with."""
     word = re.match(r"\w+", message)
-    return word[0] if word and word[0] in params else None
+    return names.get(word[0]) if word else None

@@ -27,9 +27,12 @@ class Places:
 
     @contextmanager
     def taken(self, name: str, number: int = 1) -> Iterator[None]:
-        """Hold so many places for the key called `name`. Raises ApiError (429, or 503 when the server stops)."""
+        """Hold so many places for the key called `name`. Raises ApiError (429, 503 when the server stops)."""
         if self.closed:
             raise ApiError("the server is stopping: try again", status=503, kind=FAILED, headers={"Retry-After": "5"})
+        most = min(self._limits.max_queued, self._limits.max_queued_per_key)
+        if number > most:
+            raise ApiError(f"the request asks for {number} answers, and at most {most} may run at once", param="n")
         whose = "this key has" if self._taken[name] + number > self._limits.max_queued_per_key else None
         whose = "there are" if self._taken.total() + number > self._limits.max_queued else whose
         if whose is not None:

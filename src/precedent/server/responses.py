@@ -27,7 +27,7 @@ from precedent.server.transport import EventStream, body_of, failure, too_late, 
 async def responses(serving: Serving, caller: Caller, request: Request) -> Response:
     """Answer one request, whole or as a stream of events."""
     raw = await body_of(request, serving.limits)
-    body, asked = await serving.prepared(partial(_asked, raw, serving))
+    body, asked = await serving.read(raw, partial(_asked, serving))
     served = serving.model(asked.model)
     with ExitStack() as held:
         held.enter_context(serving.places.taken(caller.name))
@@ -39,12 +39,12 @@ async def responses(serving: Serving, caller: Caller, request: Request) -> Respo
         return JSONResponse(await serving.prepared(writer.whole))
 
 
-def _asked(raw: bytes, serving: Serving) -> tuple[dict[str, Any], ChatRequest]:
-    body = parsed(raw)
+def _asked(serving: Serving, raw: bytes) -> tuple[dict[str, Any], ChatRequest]:
+    body = {name: value for name, value in parsed(raw).items() if value is not None}
     try:
         return body, responses_request(body, serving.limits)
     except PrecedentError as error:
-        raise api_error(error, body, "input") from error
+        raise api_error(error, body, {"prompt": "input"}) from error
 
 
 async def _events(answer: Answer, writer: ResponseWriter, held: ExitStack) -> AsyncGenerator[str, None]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from openai.types.responses import Response
 
 from precedent.engine.generation import Emission
+from precedent.sampling.logprobs import TokenLogprob
 from precedent.server.answers import Answer
 from precedent.server.usage import speculation_of, usage_of
 from precedent.text.answer_pieces import CallPiece, Piece, ReasoningPiece
@@ -25,6 +26,7 @@ class ResponseWriter:
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._number = -1
+        self._untold: list[TokenLogprob] = []
 
     def whole(self) -> dict[str, Any]:
         """The response of an answer that was read to its end."""
@@ -48,6 +50,7 @@ class ResponseWriter:
 
     def of(self, emission: Emission, pieces: list[Piece]) -> str:
         """The events of one step."""
+        self._untold += emission.logprobs
         return "".join(event for piece in pieces for event in self._piece(piece))
 
     def last(self) -> str:
@@ -71,7 +74,10 @@ class ResponseWriter:
         if kind == "reasoning":
             yield self._in_item("response.reasoning_text.delta", content_index=0, delta=piece.text)
         else:
-            yield self._in_item("response.output_text.delta", content_index=0, delta=piece.text, logprobs=[])
+            told = self._logprobs(self._untold)
+            self._untold.clear()
+            self._open["content"][0]["logprobs"] += told
+            yield self._in_item("response.output_text.delta", content_index=0, delta=piece.text, logprobs=told)
 
     def _call(self, piece: CallPiece) -> Iterator[str]:
         if piece.call_id is not None:
@@ -104,7 +110,8 @@ class ResponseWriter:
             yield self._in_item("response.function_call_arguments.done", arguments=arguments, name=name)
         elif item["type"] == "message":
             part = item["content"][0]
-            yield self._in_item("response.output_text.done", content_index=0, text=part["text"], logprobs=[])
+            told = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield self._in_item("response.output_text.done", content_index=0, **told)
             yield self._in_item("response.content_part.done", content_index=0, part=part)
         else:
             text = item["content"][0]["text"]
@@ -125,13 +132,11 @@ class ResponseWriter:
         return item
 
     def _text_part(self, text: str, logprobs: Any = ()) -> dict[str, Any]:
-        told = self._answer.logprobs(logprobs)
-        return {
-            "type": "output_text",
-            "text": text,
-            "annotations": [],
-            "logprobs": [] if told is None else told["content"],
-        }
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs(logprobs)}
+
+    def _logprobs(self, told: Sequence[TokenLogprob]) -> list[Any]:
+        found = self._answer.logprobs(told)
+        return [] if found is None else list(found["content"])
 
     @property
     def _status(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
@@ -14,6 +15,7 @@ from precedent.server.settings import ServerLimits
 
 KEYS = Keys(
     ResponseCreateParamsBase,
+    required=("model", "input"),
     supported=(
         *("input", "instructions", "model", "max_output_tokens", "temperature", "top_p", "tools", "tool_choice"),
         *("parallel_tool_calls", "text", "reasoning", "truncation", "background", "include", "top_logprobs"),
@@ -30,6 +32,9 @@ KEYS = Keys(
     },
 )
 
+_ROLES = ("system", "developer", "user")
+"""Who else than the assistant speaks in messages; tools answer in items of their own."""
+
 _CHAT_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text"}
 """Keys of a chat completion, each with the one of this route that it was made of."""
 
@@ -37,15 +42,15 @@ _CHAT_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens"
 def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
     """Read a parsed body. Raises ApiError that names the key of this route."""
     said = checked(body, KEYS)
-    for name in ("model", "input"):
-        if name not in said:
-            raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
     if said.get("background"):
         raise ApiError("an answer is sent while it is written: leave background out", param="background")
     if said.get("truncation", "disabled") != "disabled":
         raise ApiError("input is never cut: leave truncation out", param="truncation", code="unsupported_value")
     if unknown := set(said.get("include", ())) - {"message.output_text.logprobs", "reasoning.encrypted_content"}:
         raise ApiError(f"include={min(unknown)!r} is not supported", param="include", code="unsupported_value")
+    for name, known in (("text", "format"), ("reasoning", "effort")):
+        if unknown := {key for key, value in said.get(name, {}).items() if value is not None} - {known}:
+            raise ApiError(f"{name}.{min(unknown)} is not supported; known: {known}", param=name)
     same = ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "speculation", "top_logprobs")
     chat = {name: said[name] for name in same if name in said}
     if "top_logprobs" in said or "message.output_text.logprobs" in said.get("include", ()):
@@ -56,13 +61,14 @@ def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequ
         chat["tools"] = [_tool(tool) for tool in said["tools"]]
     if "tool_choice" in said:
         chat["tool_choice"] = _choice(said["tool_choice"])
-    if "effort" in (said.get("reasoning") or {}):
-        chat["reasoning_effort"] = said["reasoning"]["effort"]
-    if "format" in (said.get("text") or {}):
-        chat["response_format"] = _format(said["text"]["format"])
+    if effort := said.get("reasoning", {}).get("effort"):
+        chat["reasoning_effort"] = effort
+    if wanted := said.get("text", {}).get("format"):
+        chat["response_format"] = _format(wanted)
     chat["messages"] = messages_of(said["input"], said.get("instructions"))
     try:
-        return chat_request(chat, limits)
+        asked = chat_request(chat, limits)
+        return replace(asked, renamed={name: _CHAT_NAMES.get(key, key) for name, key in asked.renamed.items()})
     except ApiError as error:
         error.error.param = _CHAT_NAMES.get(error.error.param or "", error.error.param)
         raise
@@ -115,8 +121,10 @@ def _turns(items: Sequence[Any]) -> Iterator[dict[str, Any]]:
         if kind == "function_call_output":
             content = _content(item.get("output"))
             yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+        elif kind == "message" and item.get("role") not in _ROLES:
+            raise ApiError(f"input[{position}].role must be one of assistant, {', '.join(_ROLES)}", param="input")
         elif kind == "message":
-            yield {"role": item.get("role"), "content": _content(item.get("content"))}
+            yield {"role": item["role"], "content": _content(item.get("content"))}
         else:
             raise ApiError(f"input[{position}] of type {kind!r} is not supported", param="input")
     if turn is not None:

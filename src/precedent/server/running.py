@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
@@ -30,7 +32,10 @@ def check_address(host: str, *, has_keys: bool) -> None:
 
 
 def serve(serving: Serving, host: str, port: int, *, ready: Callable[[str], object], log_json: bool = False) -> None:
-    """Serve until SIGTERM or Ctrl-C; `ready` gets the address once requests are taken. Raises ConfigError, OSError."""
+    """Serve until SIGTERM or Ctrl-C, on the main thread; `ready` gets the address once requests are taken.
+
+    Raises ConfigError for an address that may not or cannot be served.
+    """
     check_address(host, has_keys=serving.keys is not None)
     _write_access_log(log_json)
     config = uvicorn.Config(
@@ -40,7 +45,7 @@ def serve(serving: Serving, host: str, port: int, *, ready: Callable[[str], obje
         server_header=False,
         lifespan="off",
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=max(1, round(serving.limits.grace_seconds)),
+        timeout_graceful_shutdown=serving.limits.grace_seconds,  # type: ignore[arg-type]  # asyncio takes fractions
         h11_max_incomplete_event_size=LARGEST_HEADERS,
     )
     with _listening(host, port) as listener:
@@ -58,6 +63,16 @@ class _Server(uvicorn.Server):
         """Start, and tell the address."""
         await super().startup(sockets)
         self._ready(self._address)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop gracefully on SIGINT and SIGTERM; uvicorn dies of them then, before models and caches are closed."""
+        before = {kind: signal.signal(kind, self.handle_exit) for kind in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Refuse new requests from now on; running ones have `grace_seconds` to end."""
@@ -105,4 +120,5 @@ class _Line(logging.Formatter):
         told = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), **getattr(record, "request", {})}
         if self._as_json:
             return json.dumps(told)
+        told["key"] = told.get("key") or "-"
         return "{time} {key} {method} {path} {status} {seconds:.3f}s {request_id}".format(**told)

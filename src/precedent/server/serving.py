@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -11,10 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from precedent.decoding.microscope import Microscope
 from precedent.engine.engine import Engine
 from precedent.langchain.chat_model import ChatPrecedent
 from precedent.runtime.background import Background
-from precedent.server.errors import ApiError
+from precedent.server.errors import FAILED, ApiError
 from precedent.server.keys import KeyFile
 from precedent.server.places import Places
 from precedent.server.settings import ServerLimits
@@ -24,6 +26,9 @@ Result = TypeVar("Result")
 PREPARING_THREADS = 4
 """Prompts and grammars prepared at once: one that takes long holds up no others."""
 
+SHORT_BODY = 8192
+"""Bytes that are read and checked in less than a millisecond."""
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -32,11 +37,13 @@ class Served:
     name: str
     engine: Engine
     chat: ChatPrecedent
+    microscope: Microscope | None = None
 
     @classmethod
-    def of(cls, name: str, engine: Engine) -> Served:
-        """An engine as a chat model."""
-        return cls(name, engine, ChatPrecedent.from_engine(engine))
+    def of(cls, name: str, engine: Engine, *, kept_steps: int = 0) -> Served:
+        """An engine as a chat model, which keeps so many steps for administrators to look at."""
+        microscope = engine.watch_steps(kept_steps) if kept_steps else None
+        return cls(name, engine, ChatPrecedent.from_engine(engine), microscope)
 
 
 @dataclass(slots=True)
@@ -63,27 +70,45 @@ class Serving:
             )  # fmt: skip
         return self.models[name]
 
+    async def read(self, raw: bytes, read: Callable[[bytes], Result]) -> Result:
+        """What a body says; a short one is read before a thread could wake up. Raises what `read` and `prepared` do."""
+        return read(raw) if len(raw) <= SHORT_BODY else await self.prepared(partial(read, raw))
+
     async def prepared(self, work: Callable[[], Result], unused: Callable[[Result], object] | None = None) -> Result:
-        """Do work that takes long off the event loop. Raises ApiError if it takes longer than allowed.
+        """Do work that takes long off the event loop. Raises ApiError if it, or waiting for a thread, takes too long.
 
         `unused` gets the result if nobody waits for it any more.
         """
-        job = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
+        begun = threading.Event()
+
+        def started() -> Result:
+            begun.set()
+            return work()
+
+        job = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, started)
         try:
             async with asyncio.timeout(self.limits.prepare_seconds):
                 return await asyncio.shield(job)
-        except TimeoutError:
-            raise ApiError(
-                f"preparing the request took longer than {self.limits.prepare_seconds:g} seconds: "
-                "give a shorter prompt, or a simpler schema"
-            ) from None
-        finally:
-            if not job.done() or job.cancelled():
-                job.add_done_callback(partial(_dispose, unused))
+        except BaseException as error:
+            job.add_done_callback(partial(_dispose, unused))  # it may be done already: both can end in one turn
+            if isinstance(error, TimeoutError):
+                raise (self._too_slow() if begun.is_set() else _too_busy()) from None
+            raise
+
+    def _too_slow(self) -> ApiError:
+        return ApiError(
+            f"preparing the request took longer than {self.limits.prepare_seconds:g} seconds: "
+            "give a shorter prompt, or a simpler schema"
+        )
 
     def close(self) -> None:
         """Stop the threads; engines are closed by who made them."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _too_busy() -> ApiError:
+    message = "other requests take long to prepare: try again later"
+    return ApiError(message, status=503, kind=FAILED, headers={"Retry-After": "5"})
 
 
 def _dispose(unused: Callable[[Any], object] | None, job: asyncio.Future[Any]) -> None:

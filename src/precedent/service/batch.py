@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from threading import Lock
+from threading import RLock
 from time import perf_counter
 
 from precedent.drafters import Drafter, DraftSession, DrawSession, Request
@@ -29,14 +29,16 @@ class Batch:
 
     def __init__(self, planner: Planner, clock: Clock = perf_counter, threads: int = 1) -> None:
         self._threads, self._beside = threads, Background(threads - 1, "precedent-drafting") if threads > 1 else None
-        self.planner, self.clock, self.lock = planner, StepClock(planner, clock), Lock()
+        self.planner, self.clock, self.lock = planner, StepClock(planner, clock), RLock()
         self.num_drafts = self.num_draft_tokens = 0
         self.accepted_by_source, self.failures_by_drafter = Counter[str](), Counter[str]()
 
     def failed(self, drafter: str, error: Exception) -> None:
         """Count a drafter's failure, and log the first one of each drafter; the request goes on without it."""
-        self.failures_by_drafter[drafter] += 1
-        if self.failures_by_drafter[drafter] == 1:
+        with self.lock:
+            self.failures_by_drafter[drafter] += 1
+            first = self.failures_by_drafter[drafter] == 1
+        if first:
             _log.warning("the drafter %r failed, its request goes on without it: %r", drafter, error)
 
     def begin(self, drafters: Mapping[str, Drafter], request: Request) -> dict[str, DraftSession]:
@@ -54,7 +56,8 @@ class Batch:
         if sampling:
             end_all(begun.values())
             raise UnsupportedError(f"the drafter {sampling[0]!r} samples from a model, which a service does not do")
-        self.clock.began()
+        with self.lock:
+            self.clock.began()
         return begun
 
     def chains(self, sessions: Sequence[DraftingSession], max_tokens: int) -> list[list[int]]:
@@ -76,11 +79,6 @@ class Batch:
         """End the threads of searches."""
         if self._beside is not None:
             self._beside.shutdown()
-
-    def settle(self, session: DraftingSession) -> None:
-        """Learn what a session's last tokens tell, at its end."""
-        with self.lock:
-            session.settle(self.planner, self.accepted_by_source)
 
     def _plans(self, sessions: Sequence[DraftingSession], most: int, *, one_path: bool) -> list[Plan]:
         """Plan for each session, given the rows and expected tokens of the others planned so far."""

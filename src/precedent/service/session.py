@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,8 +21,6 @@ from precedent.tree import CandidateTree
 
 if TYPE_CHECKING:
     from precedent.service.batch import Batch
-
-_log = logging.getLogger(__name__)
 
 ENDLESS = 2**31
 """Tokens that fit into a context whose length is not known."""
@@ -95,10 +92,11 @@ class DraftingSession(OfOneProcess):
         ended, self._ended = self._ended, None
         if ended is None or not self.is_here:
             return
-        self._batch.settle(self)
-        self.over = True
-        end_all(self._drafting.values())
-        self._drafting, self._plan = {}, None
+        with self._batch.lock:  # another thread may be drafting for a batch with this session
+            self.settle(self._batch.planner, self._batch.accepted_by_source)
+            self.over, drafting = True, self._drafting
+            self._drafting, self._plan = {}, None
+        end_all(drafting.values())
         ended(self)
 
     def settle(self, planner: Planner, accepted_by_source: Counter[str]) -> bool:

@@ -18,6 +18,7 @@ from precedent.errors import PromptError, UnsupportedError
 from precedent.runtime.plain_values import check_plain
 from precedent.text.control_tokens import Markers
 from precedent.text.history import CALL_TEXT, Message, fitted
+from precedent.text.length import check_length
 from precedent.text.template_settings import TemplateSettings, variables_of
 from precedent.text.tool_formats import ToolFormat, format_of_template, known_formats
 from precedent.text.tool_formats.reasoning import reasoning_tags
@@ -40,12 +41,14 @@ def render_prompt(
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] | None = None,
     settings: Sequence[TemplateSettings] = (),
+    context_length: int | None = None,
 ) -> list[int]:
     """Render `messages` (dicts with `role` and `content`) to prompt ids, ready for the assistant's answer.
 
     Control tokens in messages, tools and `settings` stay text. Raises PromptError for an empty list, an unknown role,
-    a bad tool, text that is not valid Unicode, or messages that the template refuses; UnsupportedError if the model's
-    tool format is unknown; and whatever `TemplateSettings.of_template` raises.
+    a bad tool, text that is not valid Unicode, or messages that the template refuses; ContextOverflowError for far more
+    tokens than `context_length`; UnsupportedError if the model's tool format is unknown; and whatever
+    `TemplateSettings.of_template` raises.
     """
     _check_messages(messages)
     check_tools(tools or ())
@@ -53,13 +56,12 @@ def render_prompt(
     variables = variables_of(settings, tokenizer, template)
     form = format_of_template(template)
     messages = fitted(messages, form)
-    refusal: Exception | None = None
-    for arranged in _ARRANGEMENTS:
-        try:
-            return _encode(tokenizer, template, form, arranged(messages), list(tools or ()), variables)
-        except jinja2.TemplateError as error:
-            refusal = refusal or error
-    raise PromptError(f"the model's chat template refuses these messages: {refusal}") from refusal
+    rendered, markers = _arranged(tokenizer, template, form, messages, list(tools or ()), variables)
+    if context_length is not None:
+        check_length(tokenizer, rendered, context_length)
+    if markers is not None:
+        return markers.encode(tokenizer, rendered)
+    return list(tokenizer.encode(rendered, add_special_tokens=False))
 
 
 def told_answer(
@@ -151,24 +153,39 @@ def _check_messages(messages: Sequence[Message]) -> None:
         check_plain(f"message {position}", message, PromptError)
 
 
-def _encode(
+def _arranged(
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    form: ToolFormat | None,
+    messages: Sequence[Message],
+    tools: list[Any],
+    variables: dict[str, Any],
+) -> tuple[str, Markers | None]:
+    """The prompt's text in the first arrangement that the template takes, and what encloses its control tokens."""
+    refusal: Exception | None = None
+    for arranged in _ARRANGEMENTS:
+        try:
+            return _marked_text(tokenizer, template, form, arranged(messages), tools, variables)
+        except jinja2.TemplateError as error:
+            refusal = refusal or error
+    raise PromptError(f"the model's chat template refuses these messages: {refusal}") from refusal
+
+
+def _marked_text(
     tokenizer: PreTrainedTokenizerBase,
     template: str,
     form: ToolFormat | None,
     messages: list[Message],
     tools: list[Any],
     variables: dict[str, Any],
-) -> list[int]:
+) -> tuple[str, Markers | None]:
     markers = Markers.for_input(tokenizer, template, [messages, tools, variables], _tags(tokenizer, template, form))
     if markers is not None:
         messages = [_marked(message, markers, form) for message in messages]
         tools = markers.mark(tools)
         variables = {name: markers.mark(value) for name, value in variables.items()}
     messages = [_with_call_text(message, form) for message in messages]
-    rendered = _rendered(tokenizer, template, messages, tools, variables)
-    if markers is not None:
-        return markers.encode(tokenizer, rendered)
-    return list(tokenizer.encode(rendered, add_special_tokens=False))
+    return _rendered(tokenizer, template, messages, tools, variables), markers
 
 
 def _rendered(

@@ -1,8 +1,8 @@
 """One search of a context in an index, as plain data: so that searches of many requests run in one compiled call.
 
 A search finds the places where the context continues (`occurrences`), adds those that a trail leads to (`alignment`),
-and lets them vote for a tree of candidates (`vote_tree`). Compiled code releases the GIL, so parts of a batch
-run beside each other.
+and lets them vote for a tree of candidates (`vote_tree`). Compiled code releases the GIL, so parts of a batch run
+beside each other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
 
 AT_ONCE = 8
 """Searches in one compiled call; a batch is filled up with empty ones."""
-
 
 WORTH_FILLING_UP = 4
 """Fewer searches than this run one by one."""

@@ -203,20 +203,9 @@ class TokenIndex:
         near: Int32s = _NOWHERE,
     ) -> Search:
         """The search that `match` does, then votes for at most `budget` candidates; valid until the next change."""
-        tail = self._tail[: self._tail_size]
+        tail, pointers = self._tail[: self._tail_size], trail.pointers
         return Search(
-            self.text,
-            near,
-            tail,
-            self._order,
-            self._ends,
-            recent,
-            weights,
-            limit,
-            trail.pointers,
-            budget,
-            prior,
-            end_ids,
+            self.text, near, tail, self._order, self._ends, recent, weights, limit, pointers, budget, prior, end_ids
         )
 
     def _open(self, sequence_id: int) -> int:

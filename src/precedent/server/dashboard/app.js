@@ -5,6 +5,7 @@ import { showCompletions, startCompletions } from "./completions.js";
 import { byId, element } from "./dom.js";
 import { startFigures } from "./figures.js";
 import { startPlayground } from "./playground.js";
+import { startSteps } from "./steps.js";
 
 /** Asks for everything anew, as with another key. */
 async function load() {
@@ -34,4 +35,5 @@ byId("key-form").addEventListener("submit", (event) => {
 byId("model").addEventListener("change", () => showCompletions());
 startPlayground();
 startCompletions();
+startSteps();
 load();

@@ -20,15 +20,26 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class SeenTree:
-    """One step of a replay: the tree, its accepted path, the tokens before it, and the estimates.
+    """One step: the tree, its accepted path, the tokens before it, and the estimates.
 
-    `estimates` `[num_nodes]` are the probabilities that a node is accepted, given that its parent is.
+    `estimates` are the probabilities that the first nodes are accepted once their parents are, `[num_estimated]`;
+    samples, which come after them, have none.
     """
 
     tree: CandidateTree
     path: tuple[int, ...]
     before: tuple[int, ...]
     estimates: tuple[float, ...]
+
+    def path_probability(self, node: int) -> float | None:
+        """The probability expected of the whole path to a node; None if a sample lies on it."""
+        chance = 1.0
+        while node != ROOT:
+            if node >= len(self.estimates):
+                return None
+            chance *= self.estimates[node]
+            node = self.tree.parents[node]
+        return chance
 
     @property
     def interest(self) -> float:
@@ -75,7 +86,7 @@ def tree_svg(seen: SeenTree, decode: Decode, palette: Palette) -> str:
 def _boxes(seen: SeenTree, above: int) -> list[_Box]:
     """The runs that begin below a node, likeliest first."""
     boxes = []
-    for node in sorted(_children(seen, above), key=lambda node: -seen.estimates[node]):
+    for node in sorted(_children(seen, above), key=lambda node: -(seen.path_probability(node) or 0.0)):
         run = [node]
         while len(next_ones := _children(seen, run[-1])) == 1 and _alike(seen, run[-1], next_ones[0]):
             run.append(next_ones[0])
@@ -140,22 +151,15 @@ def _drawn(box: _Box, seen: SeenTree, palette: Palette) -> str:
     strong = node == ROOT or node in seen.path
     colour = "#fff" if node == ROOT else palette.of(seen.tree.sources[node][0]).page
     top = _middle(box) - BOX / 2
-    chance = "" if node == ROOT else f"{_path_probability(seen, node):.2f}"
+    chance = seen.path_probability(node)
+    told = "" if node == ROOT or chance is None else f"{chance:.2f}"
     return (
         f'<rect x="{box.left:.1f}" y="{top:.1f}" width="{box.right - box.left:.1f}" height="{BOX}" rx="4" '
         f'fill="{colour}" {STRONG if strong else WEAK}/>'
         f'<text x="{box.left + 6:.1f}" y="{top + 15:.1f}" fill="#222">{html.escape(box.label)}</text>'
         f'<text x="{box.right - 2:.1f}" y="{top + BOX + 10:.1f}" font-size="9" fill="#777" '
-        f'text-anchor="end">{chance}</text>'
+        f'text-anchor="end">{told}</text>'
     )
-
-
-def _path_probability(seen: SeenTree, node: int) -> float:
-    chance = 1.0
-    while node != ROOT:
-        chance *= seen.estimates[node]
-        node = seen.tree.parents[node]
-    return chance
 
 
 def _legend(seen: SeenTree, baseline: float, palette: Palette) -> str:
