@@ -5,7 +5,8 @@
 Clients run in a process of their own (`server_clients.py`), on keep-alive connections of the standard library. Both
 ways take turns, each with prompts that no other request shares; times to the first token are those of one prompt, of
 which all but the end is kept. `--minutes` then sends mixed traffic at 90 % of the
-load that the server was seen to bear, and notes its memory. Let nothing else run meanwhile.
+load that the server was seen to bear, and notes its memory, with what of it idle conversations are. Let nothing else
+run meanwhile.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvicorn
 from server_clients import Timed, streamed, together, traffic
@@ -80,7 +81,8 @@ class Bench:
     """An engine, asked in process and by clients of a server on it."""
 
     def __init__(self, engine: Engine, port: int, clients: ProcessPoolExecutor) -> None:
-        self._chat, self._port, self._clients = ChatPrecedent.from_engine(engine), port, clients
+        self._engine, self._port, self._clients = engine, port, clients
+        self._chat = ChatPrecedent.from_engine(engine)
         self._number, self._turn = 0, 1
 
     def pair(self, max_tokens: int, speculation: Any = False, *, fresh: bool = True) -> dict[str, Timed]:
@@ -135,15 +137,34 @@ class Bench:
         }
 
     def soak(self, minutes: float) -> dict[str, Any]:
-        """Memory in MiB, minute by minute, under mixed traffic at 90 % of what the server bears."""
+        """What the process holds, minute by minute, under mixed traffic at 90 % of what the server bears."""
         bears = self._clients.submit(traffic, self._port, 30.0, None).result()
         running = self._clients.submit(traffic, self._port, minutes * 60, 0.9 * bears["requests_per_second"])
-        memory, pause = list[float](), 60 / SAMPLES_PER_MINUTE
+        held, pause = list[Held](), 60 / SAMPLES_PER_MINUTE
         while not running.done():
-            memory.append(resident_mebibytes())
+            held.append(self._held())
             time.sleep(pause)
-        by_minute = [median(memory[at : at + SAMPLES_PER_MINUTE]) for at in range(0, len(memory), SAMPLES_PER_MINUTE)]
-        return {"bears": bears, "sent": running.result(), "mebibytes_by_minute": [round(one, 1) for one in by_minute]}
+        minutes_of = [held[at : at + SAMPLES_PER_MINUTE] for at in range(0, len(held), SAMPLES_PER_MINUTE)]
+        by_minute = [{name: round(median(column), 1) for name, column in _columns(one)} for one in minutes_of]
+        return {"bears": bears, "sent": running.result(), "by_minute": by_minute}
+
+    def _held(self) -> Held:
+        cache = self._engine.cache
+        assert cache is not None
+        idle = self._engine.metrics().kv_cache_idle_bytes / 2**20
+        return Held(resident_mebibytes(), idle, cache.stats().records)
+
+
+class Held(NamedTuple):
+    """What a process holds at one moment."""
+
+    mebibytes: float
+    idle_kv_mebibytes: float
+    completions: int
+
+
+def _columns(held: Sequence[Held]) -> Iterator[tuple[str, tuple[float, ...]]]:
+    return zip(Held._fields, zip(*held, strict=True), strict=True)
 
 
 def resident_mebibytes() -> float:

@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from precedent.runtime.compiled import Int64s
 from precedent.runtime.placing import placed
 from precedent.target.kv.arena import BlockArena, KVArena, Moves, Region
+from precedent.target.kv.memory import empty
 from precedent.target.kv.shape import KVShape, LayerShape, capacity_for
 
 
@@ -92,7 +93,7 @@ class KVBlock:
     def _buffers(self, capacity: int) -> tuple[Tensor, Tensor]:
         shape = self.shape
         sizes = (shape.key_heads, capacity, shape.key_dim), (shape.value_heads, capacity, shape.value_dim)
-        keys, values = (torch.empty((self.num_layers, *size), dtype=shape.dtype, device=shape.device) for size in sizes)
+        keys, values = (empty((self.num_layers, *size), shape.dtype, shape.device) for size in sizes)
         return keys, values
 
 
