@@ -38,8 +38,15 @@ def folder() -> Path:
 class VllmServer:
     """`with VllmServer(log, PRECEDENT_VLLM_STORE=…) as server:`; `speculation=None` is vLLM without any of ours."""
 
-    def __init__(self, log: Path, speculation: dict[str, Any] | None = SPECULATION, **environment: str) -> None:
+    def __init__(
+        self,
+        log: Path,
+        speculation: dict[str, Any] | None = SPECULATION,
+        model: Path | None = None,
+        **environment: str,
+    ) -> None:
         self._log, self._speculation, self._environment = log, speculation, environment
+        self._model = model or folder()
         self._process: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -50,7 +57,7 @@ class VllmServer:
         ours = ["--middleware", "precedent_vllm.Middleware"] if self._speculation == SPECULATION else []
         template = str(files("precedent.text") / "templates" / "hermes.jinja")
         command = [
-            *(sys.executable, str(COMMAND), "serve", str(folder()), "--served-model-name", NAME),
+            *(sys.executable, str(COMMAND), "serve", str(self._model), "--served-model-name", NAME),
             *("--host", "127.0.0.1", "--port", str(self.port), "--disable-uvicorn-access-log"),
             *("--dtype", "float32", "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "8"),
             *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--chat-template", template),
