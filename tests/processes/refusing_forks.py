@@ -109,6 +109,7 @@ def a_cache_refuses_in_a_fork(say: Say) -> None:
                 "recall": lambda cache=cache: cache.recall("order 8", tenant="default", tokenizer="tok"),
                 "insert": lambda cache=cache: cache.insert(new),
                 "since": lambda cache=cache: cache.since("default", "tok"),
+                "tokenizers": cache.tokenizers,
                 "partition": lambda cache=cache: cache.partition("default", "tok"),
                 "prefixes": lambda cache=cache: cache.prefixes,
                 "lets_pass": lambda cache=cache: cache.lets_pass(new),

@@ -195,8 +195,9 @@ def test_a_part_that_stays_refuses_by_name(kind: type[Model]) -> None:
 
 
 def _all_of_one_process() -> list[type[OfOneProcess]]:
+    rooms = {"cache", "langchain", "engine", "generation", "worker", "background", "service"}
     for module in pkgutil.walk_packages(precedent.__path__, "precedent."):
-        if module.name.split(".")[1] in {"cache", "langchain", "engine", "generation", "worker", "background"}:
+        if module.name.split(".")[1] in rooms:
             importlib.import_module(module.name)
     found, todo = [], [OfOneProcess]
     while todo:
@@ -207,7 +208,7 @@ def _all_of_one_process() -> list[type[OfOneProcess]]:
 
 def test_everything_that_belongs_to_one_process_refuses() -> None:
     kinds = _all_of_one_process()
-    assert {"Engine", "SpeculationCache", "Database", "Generation", "Worker", "Background"} <= {
+    assert {"Engine", "SpeculationCache", "Database", "Generation", "Worker", "Background", "DraftingService"} <= {
         kind.__name__ for kind in kinds
     }
     for kind in kinds:

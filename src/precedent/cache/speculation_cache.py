@@ -27,7 +27,6 @@ from precedent.errors import CacheError
 from precedent.runtime.process import Lock, OfOneProcess, check_fork
 
 REMEMBERED_QUERIES = 256
-
 DEFAULT_MAX_INDEX_BYTES = 256 * 2**20
 """Default limit on the token indexes of a cache in memory: some 20 million tokens."""
 
@@ -159,6 +158,10 @@ class SpeculationCache(OfOneProcess):
         """The completions of a partition with an id above `after_id`, in increasing order; cheap if there are none."""
         check_tenant(tenant)
         return self._store.since(tenant, tokenizer, after_id)
+
+    def tokenizers(self) -> frozenset[str]:
+        """The fingerprints of all tokenizers whose completions are stored, of any tenant."""
+        return self._store.tokenizers()
 
     def partition(self, tenant: str, tokenizer: str) -> Partition | None:
         """A partition with its sealed segments; None for a cache in memory or in a store without segments."""

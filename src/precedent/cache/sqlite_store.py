@@ -14,9 +14,9 @@ import numpy as np
 
 from precedent.cache.maintain.transfer import Transfers
 from precedent.cache.maintain.verifying import verify_cache
-from precedent.cache.search.embedder import Embedder, identity_of
+from precedent.cache.search.embedder import Embedder
 from precedent.cache.search.partition_vectors import PartitionVectors
-from precedent.cache.search.same_embedder import claim, require_same
+from precedent.cache.search.same_embedder import check_file, claim
 from precedent.cache.snapshot.partition import Partition
 from precedent.cache.snapshot.sealing import IndexFolder
 from precedent.cache.store import rows
@@ -26,7 +26,6 @@ from precedent.cache.store.database import Database
 from precedent.cache.store.directory import directory_of_all
 from precedent.cache.store.eviction import evict, expire, prune
 from precedent.cache.store.files import create_file, database_path, sweep
-from precedent.cache.store.inspection import inspecting
 from precedent.cache.store.prefix_files import prefixes_beside
 from precedent.cache.store.records import (
     CacheStats,
@@ -91,7 +90,7 @@ class SQLiteStore(Transfers):
             file = database_path(path)
             if create and not read_only:
                 create_file(file)
-            _check_file(file, embedder)
+            check_file(file, embedder)
             fixed = read_only or not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
             if not fixed:
                 sweep(file.parent)
@@ -156,6 +155,11 @@ class SQLiteStore(Transfers):
         self._report_damaged([row_id for row_id, vector in read if vector is None])
         ids = np.array([row_id for row_id, _ in whole], dtype=np.int64)
         return ids, np.array([vector for _, vector in whole], dtype=np.float32)
+
+    def tokenizers(self) -> frozenset[str]:
+        """The fingerprints of all tokenizers whose completions are stored."""
+        with self._database.read() as connection:
+            return frozenset(row[0] for row in connection.execute("SELECT DISTINCT tokenizer FROM completion"))
 
     def stamp(self) -> tuple[int, int]:
         """Changes whenever any process may have added or removed records; takes microseconds."""
@@ -288,12 +292,3 @@ class SQLiteStore(Transfers):
         for row_id in set(ids) - self._damaged:
             self._damaged.add(row_id)
             logger.warning("completion %d in %s is damaged and left out; forget it by its id", row_id, self._database)
-
-
-def _check_file(file: Path, embedder: Embedder | None) -> None:
-    if not file.exists():
-        raise CacheError(f"there is no cache at {file}")
-    with inspecting(file) as connection:
-        recorded = rows.recorded_embedder(connection)
-    if recorded is not None and embedder is not None:
-        require_same(recorded, identity_of(embedder), str(file))

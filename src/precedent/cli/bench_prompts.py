@@ -81,25 +81,42 @@ def trace_prompts(
     Prompts of more than `longest` tokens are left out; with `truncate` they lose their oldest messages after the
     system turn instead. Raises PromptError if no prompt is short enough.
     """
-    prompts = read_prompts(traces, most_trajectories=MOST_TRAJECTORIES)
-    last = {prompt.task: prompt.trajectory for prompt in prompts}
     fitting = _Fitting(tokenizer, longest, truncate)
-    candidates = _spread([prompt for prompt in prompts if prompt.trajectory == last[prompt.task]], measured)
-    chosen = fitting.first(candidates, measured)
-    if not chosen:
-        raise PromptError(f"{traces} has no assistant turn whose prompt is at most {longest} tokens long")
-    others = [prompt for prompt in prompts if prompt.trajectory != last[prompt.task]]
-    warm = fitting.first(_nearest_turns([prompt for prompt, _ in chosen], others), warming)
+    chosen, warm = _recorded(traces, fitting, measured, warming, same_task=True)
     return PromptSet(
         [ids for _, ids in chosen], [ids for _, ids in warm], traces.name, fitting.left_out, fitting.truncated
     )
+
+
+def recorded_turns(
+    traces: Path, tokenizer: PreTrainedTokenizerBase, measured: int, warming: int, longest: int, *, same_task: bool
+) -> tuple[list[TracePrompt], list[TracePrompt]]:
+    """The same prompts as messages, none truncated; without `same_task` other tasks' prompts warm the cache."""
+    fitting = _Fitting(tokenizer, longest, truncate=False)
+    chosen, warm = _recorded(traces, fitting, measured, warming, same_task=same_task)
+    return [prompt for prompt, _ in chosen], [prompt for prompt, _ in warm]
+
+
+def _recorded(
+    traces: Path, fitting: _Fitting, measured: int, warming: int, *, same_task: bool
+) -> tuple[list[tuple[TracePrompt, list[int]]], list[tuple[TracePrompt, list[int]]]]:
+    prompts = read_prompts(traces, most_trajectories=MOST_TRAJECTORIES)
+    last = {prompt.task: prompt.trajectory for prompt in prompts}
+    chosen = fitting.first(_spread([p for p in prompts if p.trajectory == last[p.task]], measured), measured)
+    if not chosen:
+        raise PromptError(f"{traces} has no assistant turn whose prompt is at most {fitting.longest} tokens long")
+    if same_task:
+        others = [prompt for prompt in prompts if prompt.trajectory != last[prompt.task]]
+        return chosen, fitting.first(_nearest_turns([prompt for prompt, _ in chosen], others), warming)
+    tasks = {prompt.task for prompt, _ in chosen}
+    return chosen, fitting.first(_spread([p for p in prompts if p.task not in tasks], warming), warming)
 
 
 class _Fitting:
     """Renders prompts and keeps those that are short enough; counts the prompts that it drops or truncates."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, longest: int, truncate: bool) -> None:
-        self._tokenizer, self._longest, self._truncate = tokenizer, longest, truncate
+        self._tokenizer, self.longest, self._truncate = tokenizer, longest, truncate
         self.left_out, self.truncated = 0, 0
 
     def first(self, prompts: Iterable[TracePrompt], count: int) -> list[tuple[TracePrompt, list[int]]]:
@@ -115,7 +132,7 @@ class _Fitting:
 
     def _ids(self, messages: list[dict[str, Any]]) -> list[int] | None:
         ids = render_prompt(self._tokenizer, messages, None)
-        if len(ids) <= self._longest:
+        if len(ids) <= self.longest:
             return ids
         shorter = self._shortened(messages) if self._truncate else None
         if shorter is None:
@@ -130,7 +147,7 @@ class _Fitting:
         rest = list(messages[len(head) :])
 
         def fits(dropped: int) -> bool:
-            return len(render_prompt(self._tokenizer, [*head, *rest[dropped:]], None)) <= self._longest
+            return len(render_prompt(self._tokenizer, [*head, *rest[dropped:]], None)) <= self.longest
 
         dropped = bisect_left(range(len(rest)), True, key=fits)
         return render_prompt(self._tokenizer, [*head, *rest[dropped:]], None) if dropped < len(rest) else None

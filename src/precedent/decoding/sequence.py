@@ -9,6 +9,7 @@ from precedent.config import SpeculationConfig
 from precedent.decoding.stats import GenerationStats
 from precedent.drafters.base import Candidates, DraftSession, DrawSession
 from precedent.drafters.request import Request
+from precedent.drafters.together import match_all, match_budget
 from precedent.errors import PrecedentError
 from precedent.planning.plan import Limits
 from precedent.planning.trust import Trust
@@ -16,9 +17,6 @@ from precedent.runtime.failures import as_ours
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.sampling.rng import Rng, RngOf
 from precedent.target import Slot
-
-FEW = 8
-"""Fewest candidate nodes requested from each drafter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +88,10 @@ class DecodingSequence:
         """The sessions that sample from a model, by drafter name."""
         return {name: session for name, session in self.sessions.items() if isinstance(session, DrawSession)}
 
-    @property
-    def match_budget(self) -> int:
-        """Candidates to request from each drafter: twice what the last tree used; at first, as many as allowed."""
-        allowed = self.speculation.max_nodes if self.speculation.enabled else 0
-        return allowed if self.last_num_fixed is None else min(allowed, max(FEW, 2 * self.last_num_fixed))
-
     def match(self) -> list[Candidates]:
         """Every drafter's candidates for the next step; none from a drafter that names an unknown token."""
-        budget = self.match_budget
-        candidates = [session.match(budget) for session in self.sessions.values()]
-        return [one if self._exist(one.token_ids) else Candidates(one.source) for one in candidates]
-
-    def _exist(self, token_ids: Sequence[int]) -> bool:
-        """Whether the tokenizer has all these tokens; a damaged cache may propose others."""
-        if self.request.num_tokens is None or not token_ids:
-            return True
-        return min(token_ids) >= 0 and max(token_ids) < self.request.num_tokens
+        most = self.speculation.max_nodes if self.speculation.enabled else 0
+        return match_all(self.sessions.values(), match_budget(most, self.last_num_fixed), self.request.num_tokens)
 
     def rng(self) -> Rng:
         """The random numbers of the next step."""

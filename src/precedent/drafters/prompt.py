@@ -7,15 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from precedent.drafters.base import Candidates
+from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH
 from precedent.drafters.matching.occurrences import HIT, Weights
+from precedent.drafters.matching.search import Found, Search, SearchSession
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
-from precedent.drafters.matching.vote_tree import VotePrior, vote_tree
+from precedent.drafters.matching.vote_tree import VotePrior
 from precedent.drafters.request import Request
 
 _MAX_OCCURRENCES = 128
 # Fitted on recorded agent traces, without those on which figures are reported.
 _PRIOR = VotePrior(offset=-1.83, odds=1.05, length=0.86, count=-0.1, similarity=0.0).as_array()
+_NO_TRAIL = Trail()
 _WEIGHTS = Weights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(1), recency=1.0)
 
 
@@ -32,7 +35,7 @@ class PromptDrafter:
         """Do nothing: requests share nothing."""
 
 
-class PromptSession:
+class PromptSession(SearchSession):
     """Indexes one prompt and the output that follows it."""
 
     def __init__(self, source: str, request: Request) -> None:
@@ -42,12 +45,18 @@ class PromptSession:
         self._context = list(request.prompt_ids[-MAX_MATCH:])
         self._index.append(0, request.prompt_ids)
 
-    def match(self, budget: int) -> Candidates:
-        """At most `budget` candidates that followed the same tokens earlier in prompt or output."""
+    def search(self, budget: int) -> Search | None:
+        """The search for what followed the same tokens earlier in prompt or output."""
         if self._index is None or budget <= 0:
-            return Candidates(self._source)
-        found = self._index.match(reversed_context(self._context), _WEIGHTS, _MAX_OCCURRENCES)
-        return vote_tree(self._source, self._index.text, found, budget, _PRIOR, self._end_ids)[0]
+            return None
+        return self._index.search(
+            reversed_context(self._context), _WEIGHTS, _MAX_OCCURRENCES,
+            trail=_NO_TRAIL, budget=budget, prior=_PRIOR, end_ids=self._end_ids,
+        )  # fmt: skip
+
+    def take(self, found: Found | None) -> Candidates:
+        """The candidates."""
+        return Candidates(self._source) if found is None else Candidates(self._source, found.nodes)
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """Append the committed tokens to the index."""

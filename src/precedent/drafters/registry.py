@@ -17,7 +17,7 @@ from precedent.drafters.codec import TextCodec
 from precedent.drafters.grammar import GrammarDrafter
 from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.prompt import PromptDrafter
-from precedent.drafters.recall.drafter import RecallDrafter
+from precedent.drafters.recall.drafter import RecallDrafter, Report
 from precedent.drafters.templates import TemplateDrafter
 from precedent.errors import ConfigError
 from precedent.runtime.plain_values import nearest
@@ -36,7 +36,8 @@ class DrafterParts:
     """What an engine offers to a drafter's factory; `codec` is its tokenizer.
 
     `early_exit` says that the draft model is the target's own first layers and reads the target's keys and values;
-    `draws_ahead` that it draws while the target scores. `device` is where the target verifies.
+    `draws_ahead` that it draws while the target scores. `device` is where the target verifies. `report` is called with
+    every finished call to the cache; None logs those that failed.
     """
 
     tokenizer_fingerprint: str
@@ -47,6 +48,7 @@ class DrafterParts:
     early_exit: bool = False
     draws_ahead: bool = False
     device: torch.device | None = None
+    report: Report | None = None
 
 
 Factory = Callable[[DrafterParts], Drafter | None]
@@ -57,8 +59,10 @@ def _recall(parts: DrafterParts) -> Drafter | None:
         return None
     cache, tokenizer, executor = parts.cache, parts.tokenizer_fingerprint, parts.executor
     if not hasattr(cache, "partition"):  # a replay's cache has only what recall needs
-        return RecallDrafter(cache, tokenizer, executor)
-    drafter = RecallDrafter(cache, tokenizer, executor, partitions=cache.partition, max_bytes=cache.max_index_bytes)
+        return RecallDrafter(cache, tokenizer, executor, report=parts.report)
+    drafter = RecallDrafter(
+        cache, tokenizer, executor, partitions=cache.partition, max_bytes=cache.max_index_bytes, report=parts.report
+    )
     cache.on_forget(drafter.erase_gone)
     return drafter
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from precedent.decoding.beside import NOTHING, Beside
 from precedent.decoding.loop import step
 from precedent.decoding.sequence import DecodingSequence, StepResult
-from precedent.drafters import DraftSession
+from precedent.drafters.together import end_all
 from precedent.engine.admission import Admission
 from precedent.engine.delivery import deliver, result_of
 from precedent.engine.generation import GenerationResult, cancelled_error
@@ -205,7 +205,7 @@ class Scheduler:
         else:
             (self.running if request in self.running else self.prefilling).remove(request)
             sequence, request.sequence = request.sequence, None
-            _end_all(sequence.sessions.values() if sequence else ())
+            end_all(sequence.sessions.values() if sequence else ())
             self.admission.leave(request, sequence if request.started else None, keep=keep_slot)
         self.recorder.ended(how, request.stats, len(request.prompt_ids), request.cached_prompt_tokens)
 
@@ -218,12 +218,3 @@ def _how(error: PrecedentError) -> str:
 def _sequence(request: InFlight) -> DecodingSequence:
     assert request.sequence is not None
     return request.sequence
-
-
-def _end_all(sessions: Iterable[DraftSession]) -> None:
-    """End every session, even if an earlier one fails."""
-    for session in sessions:
-        try:
-            session.end()
-        except Exception:
-            log.warning("a drafter failed at the end of a request", exc_info=log.isEnabledFor(logging.DEBUG))

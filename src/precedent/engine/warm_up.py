@@ -5,25 +5,14 @@ from __future__ import annotations
 from functools import cache, partial
 from time import perf_counter
 
-import numpy as np
 import torch
 
-from precedent.config import SamplingParams
-from precedent.drafters.matching.alignment import Trail
-from precedent.drafters.matching.known_texts import follow_known_text
-from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Weights
-from precedent.drafters.matching.token_index import SORT_ABOVE, TokenIndex, reversed_context, sorted_segment
-from precedent.drafters.prompt import PromptDrafter
-from precedent.drafters.recall.drafter import outcomes
-from precedent.drafters.request import Request
 from precedent.engine.remembered_costs import RememberedCosts
-from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits
-from precedent.planning.planner import Planner
 from precedent.planning.step_costs import START_UP_WIDTHS, StepCosts
+from precedent.planning.warm_up import compile_drafting
 from precedent.sampling.coupling import coupled_choice
 from precedent.target import Slot, TargetModel
-from precedent.tree import ROOT, chain
+from precedent.tree import chain
 
 UNTIMED = 3
 """Untimed forwards per width on an accelerator: the second is captured as a graph, the third replays it."""
@@ -32,14 +21,7 @@ UNTIMED = 3
 @cache
 def compile_inner_loops() -> None:
     """Run every compiled function, once per process: about half a minute on a new machine, a second later on."""
-    session = PromptDrafter().begin(Request("warm-up", (5, 6, 7) * SORT_ABOVE, SamplingParams()))
-    candidates, planner = session.match(4), Planner(CostCurve())
-    plan = planner.plan([candidates], {}, Limits(4, 0, 4, frozenset({2})))
-    planner.observe(plan, plan.builder.build(), (0,))
-    session.committed([5, 6])
-    outcomes(candidates.nodes, np.array([5], dtype=np.int32))
-    _follow_a_trail()
-    follow_known_text(np.array([5], dtype=np.int32))
+    compile_drafting()
     coupled_choice(torch.ones(2), 0, 0)
 
 
@@ -74,15 +56,3 @@ def _forward_of(target: TargetModel, slot: Slot, width: int) -> None:
     """Run one forward and wait for it."""
     target.score([(slot, chain([0] * (width - 1)))])[0][0, 0].item()
     target.discard(slot)
-
-
-def _follow_a_trail() -> None:
-    index, trail = TokenIndex(), Trail()
-    index.append(0, [5, 6, 7, 5, 6, 7])
-    for number in (1, 2):
-        index.load(sorted_segment({number: [5, 6]}))
-    index.take_order(index.merged_order())
-    weights = Weights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(3), 0.0)
-    found = index.match(reversed_context([5]), weights, 1, index.order_of([0]))
-    trail.advance(index.text, found, [8])
-    trail.align(index.text, reversed_context([8]), np.empty(0, OCCURRENCE), weights)

@@ -104,8 +104,9 @@ def learn_from_verdict(
     """Count the outcome of every candidate whose parent was accepted; modifies both arrays.
 
     Candidate i, in bin `numbers[i]`, became tree node `nodes[i]` (-1: none). `parents` `[num_nodes]` are the tree's;
-    `verdict` `[num_nodes + 1]` is 1 for accepted nodes and, as its last entry, for the root.
+    `verdict` `[num_nodes + 1]` is 1 for accepted nodes and, as its last entry, for the root; 0 for rejected ones, and
+    negative for those that were not tested.
     """
     for i in range(nodes.size):
-        if nodes[i] >= 0 and verdict[parents[nodes[i]]] > 0.0:
+        if nodes[i] >= 0 and verdict[parents[nodes[i]]] > 0.0 and verdict[nodes[i]] >= 0.0:
             learn(accepted, seen, numbers[i], verdict[nodes[i]] > 0.0)

@@ -1,4 +1,4 @@
-"""The arithmetic of a plan: merges the drafters' tries into one trie, and keeps its likeliest part that pays off.
+"""The arithmetic of a plan: merges the drafters' tries into one trie, and keeps the part, or the path, that pays off.
 
 Pure functions of arrays; `planner.py` holds what has been learned and passes it in.
 """
@@ -96,6 +96,43 @@ def choose_nodes(
         if rate > best_rate:
             count, best_rate, best_expected, best_root = i + 1, rate, expected, at_root
     return _chosen(pool, np.sort(ranked[:count]), bins, believed, place, best_expected, best_root)
+
+
+@compiled
+def choose_path(
+    candidates: NDArray[np.void],
+    parts: Int64s,
+    accepted: Floats,
+    seen: Floats,
+    trust: Floats,
+    costs: Floats,
+    tokens_beside: float,
+    max_nodes: int,
+    max_depth: int,
+    end_ids: Int32s,
+) -> Choice:
+    """The same for a single path: of all paths from the root, the one with the most tokens per millisecond.
+
+    A path is expected to yield the sum of its prefixes' probabilities. Where width costs nothing, the largest sum wins.
+    """
+    bins = _bins(candidates, parts)
+    believed = _believed(candidates, bins, accepted, seen)
+    pool, place = _merged(candidates, parts[:, 1], believed, trust, min(max_depth, max_nodes), end_ids)
+    _set_paths(pool)
+    sums, last, start = np.empty(pool.size), ROOT, 1.0 + tokens_beside
+    best_rate = start / costs[0]
+    for i in range(pool.size):
+        node = pool[i]
+        sums[i] = node.path if node.parent == ROOT else sums[node.parent] + node.path
+        rate = (start + sums[i]) / costs[min(node.depth, costs.size - 1)]
+        if rate > best_rate:
+            last, best_rate = i, rate
+    path = np.empty(0 if last == ROOT else pool[last].depth, np.int64)
+    gain, at = 0.0 if last == ROOT else sums[last], last
+    for i in range(path.size - 1, -1, -1):
+        path[i], at = at, pool[at].parent
+    at_root = pool[path[0]].path if path.size else 0.0
+    return _chosen(pool, path, bins, believed, place, start + gain, at_root)
 
 
 @compiled

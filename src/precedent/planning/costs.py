@@ -48,12 +48,12 @@ class CostCurve:
             return float(table[width - 1])
         return float(table[-1] + (table[-1] - table[-2]) * (width - WIDEST))
 
-    def beside(self, rows: int, prefix: int = 0) -> Floats:
-        """Milliseconds of a forward over `rows` tokens of other sequences plus 1, 2, ... more, `[WIDEST]`."""
+    def beside(self, rows: int, prefix: int = 0, most: int = WIDEST) -> Floats:
+        """Milliseconds of a forward over `rows` tokens of other sequences plus 1, 2, ... `most` or more."""
         table = self.behind(prefix)
-        if rows == 0:
-            return table
-        widths = np.arange(max(rows, WIDEST) + 1, rows + WIDEST + 1)
+        if rows + most <= WIDEST:
+            return table[rows:]
+        widths = np.arange(max(rows, WIDEST) + 1, rows + most + 1)
         beyond = table[-1] + (table[-1] - table[-2]) * (widths - WIDEST)
         return np.concatenate([table[rows:], beyond])
 

@@ -21,6 +21,7 @@ class Limits:
     `requests` counts the requests in the step, including this one. `rows_beside` and `tokens_beside` are the others'
     rows and expected tokens: all of them wait for a node, so it pays off only if it raises their common rate. `trust`
     is this request's experience with each source; `prefix` is the number of tokens that each node sees before the tree.
+    `one_path` allows a single path, for an engine that verifies no trees.
     """
 
     max_nodes: int
@@ -32,6 +33,7 @@ class Limits:
     tokens_beside: float = 0.0
     trust: Trust = field(default_factory=Trust)
     prefix: int = 0
+    one_path: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from precedent.drafters.base import NODE, Candidates, Nodes
 from precedent.planning.calibration import Calibration, learn_from_verdict
-from precedent.planning.choose import BEST, BEST_BITS, Choice, choose_nodes
+from precedent.planning.choose import BEST, BEST_BITS, Choice, choose_nodes, choose_path
 from precedent.planning.costs import CostCurve
 from precedent.planning.draw_gate import DrawGate
 from precedent.planning.plan import DrawSource, Limits, Plan
@@ -78,17 +78,29 @@ class Planner:
 
     def plan(self, candidates: Sequence[Candidates], draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
         """Choose the fixed candidates of the tree, and how many draws to make from each source that samples."""
+        plan = self.plan_fixed(candidates, limits)
+        choice = plan.choice
+        if choice is None:
+            return self._with_draws(plan, draw_sources, 1.0 + limits.tokens_beside, 0.0, limits)
+        plan.builder.add_fixed_tree(choice.token_ids.tolist(), choice.parents.tolist(), self.sources_of(plan))
+        return self._with_draws(plan, draw_sources, choice.expected, choice.at_root, limits)
+
+    def plan_fixed(self, candidates: Sequence[Candidates], limits: Limits) -> Plan:
+        """Choose the fixed candidates alone; the plan's builder stays empty."""
         proposals = [proposal for proposal in candidates if len(proposal)]
         plan = Plan(trust=limits.trust)
-        if not proposals or limits.max_nodes < 1:
-            return self._with_draws(plan, draw_sources, 1.0 + limits.tokens_beside, 0.0, limits)
-        names = plan.names = tuple([proposal.source for proposal in proposals])
-        choice = plan.choice = self._choose(proposals, plan, limits)
-        plan.expected_tokens = choice.expected - limits.tokens_beside
-        named = self._sources.get(names) or self._sources.setdefault(names, SourceNames(names))
-        sources = [named[key] for key in choice.sources.tolist()]
-        plan.builder.add_fixed_tree(choice.token_ids.tolist(), choice.parents.tolist(), sources)
-        return self._with_draws(plan, draw_sources, choice.expected, choice.at_root, limits)
+        if proposals and limits.max_nodes > 0:
+            plan.names = tuple([proposal.source for proposal in proposals])
+            plan.choice = self._choose(proposals, plan, limits)
+            plan.expected_tokens = plan.choice.expected - limits.tokens_beside
+        return plan
+
+    def sources_of(self, plan: Plan) -> list[tuple[str, ...]]:
+        """The names of the drafters that proposed each chosen node, the credited one first."""
+        if plan.choice is None:
+            return []
+        named = self._sources.get(plan.names) or self._sources.setdefault(plan.names, SourceNames(plan.names))
+        return [named[key] for key in plan.choice.sources.tolist()]
 
     def _choose(self, proposals: Sequence[Candidates], plan: Plan, limits: Limits) -> Choice:
         end_ids = self._end_ids.get(limits.end_token_ids)
@@ -98,14 +110,15 @@ class Planner:
         parts = np.array([(learned.first_bin(proposal.source), len(proposal)) for proposal in proposals])
         plan.counts = parts[:, 1]
         candidates, trust = _joined(proposals), plan.trust.factors(plan.names)
+        choose = choose_path if limits.one_path else choose_nodes
 
         def choice(costs: Floats) -> Choice:
-            return choose_nodes(
+            return choose(
                 candidates, parts, learned.accepted, learned.seen, trust, costs,
                 limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids,
             )  # fmt: skip
 
-        costs = self.cost.beside(limits.rows_beside, limits.prefix)
+        costs = self.cost.beside(limits.rows_beside, limits.prefix, limits.max_nodes + 1)
         best = choice(costs)
         return self._probe(choice, best, costs, limits) if self.cost.learns and self._probes.due else best
 
@@ -196,12 +209,15 @@ class Planner:
         """Learn from a verdict: the outcome of every child of an accepted node is known."""
         verdict = np.zeros(len(tree) + 1)
         verdict[[*path, ROOT]] = 1.0
-        if plan.choice is not None:
-            parents = np.array(tree.parents, dtype=np.int32)
-            plan.learn(parents, verdict)
-            self.calibrate(plan.choice, parents, verdict)
+        self.learn(plan, np.array(tree.parents, dtype=np.int32), verdict)
         for source in plan.draws:
             self._learn_from_draws(source, tree, verdict, plan.builder.runners_up)
+
+    def learn(self, plan: Plan, parents: Int32s, verdict: Floats) -> None:
+        """Learn from the outcomes of the fixed candidates: for this request, and for all."""
+        if plan.choice is not None:
+            plan.learn(parents, verdict)
+            self.calibrate(plan.choice, parents, verdict)
 
     def calibrate(self, choice: Choice, parents: Int32s, verdict: Floats) -> None:
         """Learn how often candidates in these bins are accepted, for all requests."""

@@ -53,14 +53,14 @@ def outcomes_by_source(believed: Floats, counts: Int64s, nodes: Int32s, parents:
     """Expected acceptances, actual ones, and the factor for earlier ones, of a step's candidates, `[num_sources, 3]`.
 
     Source s has the next `counts[s]` candidates. Candidate i had probability `believed[i]` and became tree node
-    `nodes[i]` (-1: none); `parents` and `verdict` are those of `learn_from_verdict`. Only candidates below an accepted
-    node count.
+    `nodes[i]` (-1: none); `parents` and `verdict` are those of `learn_from_verdict`. Only tested candidates below an
+    accepted node count.
     """
     outcomes, begin = np.zeros((counts.size, 3)), 0
     for source in range(counts.size):
         expected, accepted, remembered = 0.0, 0.0, 1.0
         for i in range(begin, begin + counts[source]):
-            if nodes[i] >= 0 and verdict[parents[nodes[i]]] > 0.0:
+            if nodes[i] >= 0 and verdict[parents[nodes[i]]] > 0.0 and verdict[nodes[i]] >= 0.0:
                 expected = expected * REMEMBERED + believed[i]
                 accepted = accepted * REMEMBERED + verdict[nodes[i]]
                 remembered *= REMEMBERED

@@ -90,6 +90,13 @@ class StoreContract:
             assert store.vectors_since(*key, 0)[0].tolist() == [ids[key]]
         assert store.since("c", "t1", 0) == []
 
+    def test_tokenizers_are_those_of_the_stored_completions(self, store: CompletionStore) -> None:
+        assert store.tokenizers() == frozenset()
+        ids = [self.add(store, completion(1, tenant=name, tokenizer=f"t{n}")) for n, name in enumerate("aab")]
+        assert store.tokenizers() == {"t0", "t1", "t2"}
+        store.forget(Selection(ids=(ids[1],)))
+        assert store.tokenizers() == {"t0", "t2"}
+
     def test_the_same_answer_to_the_same_query_is_counted(self, store: CompletionStore) -> None:
         first = self.add(store, completion(1, 2, query="q"))
         assert self.add(store, completion(1, 2, query="q")) == first

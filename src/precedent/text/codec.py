@@ -27,6 +27,11 @@ class TokenizerCodec:
         """See `precedent.cache.tokenizer_fingerprint`."""
         return tokenizer_fingerprint(self._tokenizer)
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token, as the vocabulary writes it."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
     def encode(self, text: str) -> list[int]:
         """Encode a text as it would appear mid-answer: after a newline, so that the tokenizer adds no leading space."""
         ids = self._ids(f"\n{text}")

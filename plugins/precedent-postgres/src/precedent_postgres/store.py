@@ -104,6 +104,12 @@ class PostgresStore(Keeping):
     def _read(self, tenant: str, query: str, values: tuple[object, ...]) -> list[rows.Row]:
         return self._server.of_tenant(tenant, lambda connection: connection.execute(query, values).fetchall())
 
+    def tokenizers(self) -> frozenset[str]:
+        """The fingerprints of all tokenizers whose completions are stored, of any tenant."""
+        query = f"SELECT DISTINCT tokenizer FROM {rows.TABLE}"
+        found = self._server.of_every_tenant(lambda connection: connection.execute(query).fetchall())
+        return frozenset(bytes(row[0]).decode() for row in found)
+
     def stamp(self) -> tuple[int, int]:
         """Changes whenever any engine may have added or removed records; takes one small query."""
         epoch = f"(SELECT value::bigint FROM {SCHEMA}.meta WHERE key = 'epoch')"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 
+from precedent.cache.search.embedder import Embedder, identity_of
 from precedent.cache.store import rows
+from precedent.cache.store.inspection import inspecting
 from precedent.cache.store.records import EmbedderIdentity, Vector
 from precedent.errors import CacheError, CacheMismatchError
 
@@ -35,3 +38,13 @@ def require_same(recorded: EmbedderIdentity, given: EmbedderIdentity, where: str
             f"{where} was filled with the embedder {recorded}, not with {given}; it is left untouched: open it with "
             "the first one or give another path"
         )
+
+
+def check_file(file: Path, embedder: Embedder | None) -> None:
+    """Raise CacheError if there is no cache file, CacheMismatchError if another embedder made its vectors."""
+    if not file.exists():
+        raise CacheError(f"there is no cache at {file}")
+    with inspecting(file) as connection:
+        recorded = rows.recorded_embedder(connection)
+    if recorded is not None and embedder is not None:
+        require_same(recorded, identity_of(embedder), str(file))

@@ -41,6 +41,9 @@ class CompletionStore(Protocol):
     def vectors_since(self, tenant: str, tokenizer: str, after_id: int) -> tuple[Ids, Vector]:
         """The same as ids `[n]` and vectors `[n, dimension]`, for the completions that have one."""
 
+    def tokenizers(self) -> frozenset[str]:
+        """The fingerprints of all tokenizers whose completions are stored, of any tenant."""
+
     def stamp(self) -> tuple[int, int]:
         """Changes whenever any process may have added or removed records; takes microseconds."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.drafters.matching.context_order import MAX_MATCH, matched
-from precedent.drafters.matching.occurrences import LENGTH_WEIGHT, OCCURRENCE, Occurrences, Text, Weights, fill
+from precedent.drafters.matching.occurrences import LENGTH_WEIGHT, OCCURRENCE, Occurrences, Text, Weights, fill, hit_of
 from precedent.runtime.compiled import Int32s, compiled
 
 POINTER = np.dtype([("position", "i4"), ("slot", "i4"), ("gap", "i4"), ("score", "f8")])
@@ -35,6 +35,11 @@ class Trail:
     def __init__(self) -> None:
         self._pointers: Pointers = np.empty(0, POINTER)
 
+    @property
+    def pointers(self) -> Pointers:
+        """Where the followed sequences are, for `align`."""
+        return self._pointers
+
     def align(self, text: Text, recent: Int32s, found: Occurrences, weights: Weights) -> Occurrences:
         """Add to the occurrences found the places where a followed sequence continues or may be resumed."""
         return align(text, recent, found, self._pointers, weights) if self._pointers.size else found
@@ -44,7 +49,7 @@ class Trail:
 
         A pointer that disagrees stays where it is, and its gap begins.
         """
-        self._pointers = advance(text.tokens, follow(aligned, self._pointers), np.array(committed, dtype=np.int32))
+        self._pointers = advance(text.tokens, aligned, self._pointers, np.array(committed, dtype=np.int32))
 
 
 @compiled
@@ -88,7 +93,9 @@ def _join(
     while at < size and places[at].position != position:
         at += 1
     if at == size:
-        fill(places[at], text, position, text.owners[position], matched(text.tokens, position, recent), weights)
+        slot = text.owners[position]
+        length, number = matched(text.tokens, position, recent), hit_of(weights.hits, slot)
+        fill(places[at], text, position, slot, length, weights, number)
         size += 1
     place = places[at]
     place.score = min(float(MAX_MATCH), max(place.score, place.length + carried, at_least))
@@ -141,8 +148,12 @@ def _keep(chosen: Pointers, size: int, position: int, slot: int, gap: int, score
 
 
 @compiled
-def advance(tokens: Int32s, pointers: Pointers, committed: Int32s) -> Pointers:
-    """Move the pointers along the committed tokens as far as they agree; drop those that fall too far behind."""
+def advance(tokens: Int32s, aligned: Occurrences, before: Pointers, committed: Int32s) -> Pointers:
+    """Follow the heaviest occurrences, and move along the committed tokens as far as they agree.
+
+    Pointers that fall too far behind are dropped.
+    """
+    pointers = follow(aligned, before)
     kept = np.empty(pointers.size, POINTER)
     size = 0
     for pointer in pointers:

@@ -16,8 +16,8 @@ from precedent.drafters.base import NODE, Candidates, Nodes
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH, START
 from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Occurrences, Text, Weights
+from precedent.drafters.matching.search import Found, Search, SearchSession
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
-from precedent.drafters.matching.vote_tree import vote_tree
 from precedent.drafters.request import Request
 from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
 from precedent.tree import ROOT
@@ -47,7 +47,7 @@ class KnownText(NamedTuple):
     guessed: Sequence[bool] = ()
 
 
-class KnownTextSession:
+class KnownTextSession(SearchSession):
     """Follows one output through texts known in advance.
 
     `prior` is a `VotePrior` as an array; the estimate of a guessed token is multiplied by `trust`.
@@ -64,16 +64,22 @@ class KnownTextSession:
             self._guessed = _guessed(self._index.text, texts)
         self._context, self._trail, self._proposed = [START], Trail(), _NO_OCCURRENCES
 
-    def match(self, budget: int) -> Candidates:
-        """At most `budget` candidates that continue the output in the known texts."""
-        self._proposed = _NO_OCCURRENCES
+    def search(self, budget: int) -> Search | None:
+        """The search for where the known texts continue the output."""
         if self._index is None or budget <= 0:
+            return None
+        return self._index.search(
+            reversed_context(self._context), self._weights, _MAX_OCCURRENCES,
+            trail=self._trail, budget=budget, prior=self._prior, end_ids=self._end_ids,
+        )  # fmt: skip
+
+    def take(self, found: Found | None) -> Candidates:
+        """The candidates, without what is unknown."""
+        if found is None:
+            self._proposed = _NO_OCCURRENCES
             return Candidates(self._source)
-        recent, text = reversed_context(self._context), self._index.text
-        found = self._index.match(recent, self._weights, _MAX_OCCURRENCES)
-        self._proposed = votes = self._trail.align(text, recent, found, self._weights)
-        candidates, heaviest = vote_tree(self._source, text, votes, budget, self._prior, self._end_ids)
-        return Candidates(self._source, settle(candidates.nodes, heaviest, votes, self._guessed, self._trust))
+        self._proposed = found.votes
+        return Candidates(self._source, settle(found.nodes, found.heaviest, found.votes, self._guessed, self._trust))
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """Advance in the texts that agree with the committed tokens."""

@@ -30,6 +30,9 @@ ROOM = 256
 SHORT_MATCH = 8
 """Longer matches than this count as equally good when the best places are chosen."""
 
+SCATTER = 40503
+"""Odd factor that spreads neighbouring numbers over a table."""
+
 LENGTH_WEIGHT = 0.7
 """Log weight of each matched token."""
 
@@ -51,7 +54,7 @@ class Weights(NamedTuple):
 
 
 @compiled
-def _hit_of(hits: Hits, slot: int) -> int:
+def hit_of(hits: Hits, slot: int) -> int:
     """Index of the slot's hit, 0 if it is not a hit."""
     low, high = 1, hits.size
     while low < high:
@@ -64,9 +67,36 @@ def _hit_of(hits: Hits, slot: int) -> int:
 
 
 @compiled
-def fill(place: Any, text: Text, position: int, slot: int, length: int, weights: Weights) -> None:
-    """Set the fields of an occurrence at `position` in sequence `slot`, with `length` matching tokens."""
-    hit = weights.hits[_hit_of(weights.hits, slot)]
+def _hit_table(hits: Hits) -> Int32s:
+    """An open-addressing table from slots to hits (0 for empty): for many slots faster than bisecting for each."""
+    size = 2
+    while size < 2 * hits.size:
+        size *= 2
+    table = np.zeros(size, np.int32)
+    for i in range(1, hits.size):
+        at = (hits[i].slot * SCATTER) & (size - 1)
+        while table[at]:
+            at = (at + 1) & (size - 1)
+        table[at] = i
+    return table
+
+
+@compiled
+def _hit_in(table: Int32s, hits: Hits, slot: int) -> int:
+    """What `hit_of` finds, by the table of these hits."""
+    at = (slot * SCATTER) & (table.size - 1)
+    while table[at] and hits[table[at]].slot != slot:
+        at = (at + 1) & (table.size - 1)
+    return int(table[at])
+
+
+@compiled
+def fill(place: Any, text: Text, position: int, slot: int, length: int, weights: Weights, number: int) -> None:
+    """Set the fields of an occurrence at `position` in sequence `slot`, with `length` matching tokens.
+
+    `number` is the index of the slot's hit.
+    """
+    hit = weights.hits[number]
     place.position, place.slot, place.length = position, slot, length
     place.score, place.bin = place.length, hit.bin
     place.weight = hit.weight + weights.log_counts[slot] + weights.recency * position / text.size
@@ -75,7 +105,7 @@ def fill(place: Any, text: Text, position: int, slot: int, length: int, weights:
 @compiled
 def _seen(table: Int32s, position: int) -> bool:
     """Whether the position is in an open-addressing table (size a power of two, -1 for empty); adds it if not."""
-    at = (position * 40503) & (table.size - 1)
+    at = (position * SCATTER) & (table.size - 1)
     while table[at] >= 0:
         if table[at] == position:
             return True
@@ -104,10 +134,12 @@ def find(
     slots = _gathered(text.owners, found[:count])
     longest = lengths[:count].max() if count else 0
     table, places, size = np.full(4 * ROOM, -1, np.int32), np.empty(count, OCCURRENCE), 0
+    numbers = _hit_table(weights.hits)
     for i in range(count):
         wanted = lengths[i] > 0 and (i < num_near or lengths[i] >= longest - LENGTHS_BELOW_BEST)
         if wanted and not _seen(table, found[i]):
-            fill(places[size], text, found[i], slots[i], lengths[i], weights)
+            number = _hit_in(numbers, weights.hits, slots[i])
+            fill(places[size], text, found[i], slots[i], lengths[i], weights, number)
             size += 1
     return places[:size] if size <= limit else _best(places[:size], limit)
 

@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 
 from precedent.cache.snapshot.scratch import Scratch
 from precedent.cache.snapshot.segment import COMPLETION, Segment, kept
+from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH, START, insert, merge, merge_runs, sort_positions
 from precedent.drafters.matching.occurrences import Occurrences, Text, Weights, find
+from precedent.drafters.matching.search import Search
 from precedent.drafters.matching.vote_tree import MAX_DEPTH
-from precedent.runtime.compiled import Int32s
+from precedent.runtime.compiled import Floats, Int32s
 
 SORT_ABOVE = 512
 """More new tokens than this are sorted separately and merged instead of inserted one by one."""
@@ -187,6 +189,24 @@ class TokenIndex:
         """
         tail = self._tail[: self._tail_size]
         return find(self.text, near, tail, self._order, self._ends, recent, weights, limit)
+
+    def search(
+        self,
+        recent: Int32s,
+        weights: Weights,
+        limit: int,
+        *,
+        trail: Trail,
+        budget: int,
+        prior: Floats,
+        end_ids: Int32s,
+        near: Int32s = _NOWHERE,
+    ) -> Search:
+        """The search that `match` does, then votes for at most `budget` candidates; valid until the next change."""
+        tail, pointers = self._tail[: self._tail_size], trail.pointers
+        return Search(
+            self.text, near, tail, self._order, self._ends, recent, weights, limit, pointers, budget, prior, end_ids
+        )
 
     def _open(self, sequence_id: int) -> int:
         slot = len(self._spans)

@@ -180,11 +180,19 @@ def _sort_by_next_token(tokens: Int32s, above: Any, ballot: Ballot) -> None:
 
 @compiled
 def _sort_many(tokens: Int32s, above: Any, ballot: Ballot) -> None:
-    """The same for many rows: sorts integers with the token in the high bits and the place in the low ones."""
+    """The same for many rows: sorts integers with the token in the high bits and the place in the low ones.
+
+    Deep in a tree most rows agree, and nothing has to move.
+    """
     rows, size = ballot.rows[above.begin : above.end].copy(), above.end - above.begin
-    keys = np.empty(size, np.int64)
+    keys, in_order = np.empty(size, np.int64), True
     for i in range(size):
-        keys[i] = np.int64(tokens[ballot.votes[rows[i]].position + 1 + above.depth]) * PLACES + i
+        token = tokens[ballot.votes[rows[i]].position + 1 + above.depth]
+        ballot.following[above.begin + i] = token
+        keys[i] = np.int64(token) * PLACES + i
+        in_order = in_order and (i == 0 or keys[i] > keys[i - 1])
+    if in_order:
+        return
     keys.sort()
     for i in range(size):
         ballot.rows[above.begin + i] = rows[keys[i] % PLACES]

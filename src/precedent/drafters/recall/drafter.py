@@ -13,28 +13,31 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from precedent.cache.snapshot.partition import Partition
 from precedent.cache.speculation_cache import DEFAULT_MAX_INDEX_BYTES
 from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.cache.store.records import Hit
-from precedent.drafters.base import Candidates, Nodes
+from precedent.drafters.base import Candidates
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH, START
 from precedent.drafters.matching.occurrences import OCCURRENCE, Occurrences
+from precedent.drafters.matching.search import Found, Search, SearchSession
 from precedent.drafters.matching.token_index import reversed_context
-from precedent.drafters.matching.vote_tree import SIMILARITY_BINS, VotePrior, vote_tree
+from precedent.drafters.matching.vote_tree import SIMILARITY_BINS, VotePrior
+from precedent.drafters.outcomes import outcomes_of_votes
 from precedent.drafters.recall.kinship import kinship
 from precedent.drafters.recall.nearness import Nearness
 from precedent.drafters.recall.tenant_memories import TenantMemories
 from precedent.drafters.recall.tenant_memory import CompletionSource, TenantMemory
 from precedent.drafters.request import Request
 from precedent.runtime.background import Background
-from precedent.runtime.compiled import Int32s, Int64s, compiled
-from precedent.tree import ROOT
+from precedent.runtime.compiled import Int64s
 
 _log = logging.getLogger(__name__)
+
+Report = Callable[[Future[Any]], None]
+"""Called with a finished or cancelled call to the cache."""
 
 _MAX_OCCURRENCES = 192
 _NUM_HITS = 256
@@ -51,7 +54,8 @@ class RecallDrafter:
 
     `tokenizer` is the fingerprint under which completions are stored. `executor` embeds, searches, reads new
     completions and seals them, in parallel to decoding. `partitions` returns a tenant's segments, or None; `max_bytes`
-    bounds the memories of all tenants together.
+    bounds the memories of all tenants together. `report` is called with every finished call of the executor: a failure
+    of the cache costs recall's weights, but not the request.
     """
 
     name = "recall"
@@ -64,8 +68,10 @@ class RecallDrafter:
         *,
         partitions: Callable[[str, str], Partition | None] | None = None,
         max_bytes: int = DEFAULT_MAX_INDEX_BYTES,
+        report: Report | None = None,
     ) -> None:
         self._cache, self._tokenizer, self._executor = cache, tokenizer, executor
+        self._report = report or warn_of_failure
         self._memories = TenantMemories(cache, tokenizer, partitions, max_bytes)
         self._written: list[Future[None]] = []
 
@@ -74,6 +80,7 @@ class RecallDrafter:
         memory = self._memories.of(request.tenant)
         prompt = prompt_fingerprint(request.prompt_ids)
         search = self._executor.submit(self._search, memory, request, prompt)
+        search.add_done_callback(self._report)
         return RecallSession(self, memory, request, Nearness(memory, prompt), search)
 
     def close(self) -> None:
@@ -96,7 +103,7 @@ class RecallDrafter:
     def _write(self, work: Callable[..., None], *values: Any) -> None:
         self._written = [written for written in self._written if not written.done()]
         written = self._executor.submit(work, *values)
-        written.add_done_callback(_report)
+        written.add_done_callback(self._report)
         self._written.append(written)
 
     def _search(self, memory: TenantMemory, request: Request, prompt: str) -> Nearness:
@@ -130,7 +137,7 @@ class _Proposed:
     heaviest: Int64s
 
 
-class RecallSession:
+class RecallSession(SearchSession):
     """Follows one output through its tenant's memory."""
 
     def __init__(
@@ -142,6 +149,7 @@ class RecallSession:
         search: Future[Nearness],
     ) -> None:
         self._drafter, self._memory, self._nearness = drafter, memory, nearness
+        self.lock = memory.lock
         self._tenant = request.tenant
         self._search: Future[Nearness] | None = search
         self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
@@ -152,13 +160,23 @@ class RecallSession:
         self._credit: dict[int, tuple[int, int]] = {}
         self._ended = False
 
-    def match(self, budget: int) -> Candidates:
-        """At most `budget` candidates from all of the tenant's completions; unweighted until the search is done."""
-        self._proposed = self._nothing
-        if not self._ended and budget > 0:
-            self._poll()
-            with self._memory.lock:
-                self._proposed = self._match(budget)
+    def search(self, budget: int) -> Search | None:
+        """The search in all of the tenant's completions; unweighted until recall is done."""
+        if self._ended or budget <= 0:
+            return None
+        self._poll()
+        nearness = self._nearness
+        return self._memory.index.search(
+            reversed_context(self._context), nearness.weights, _MAX_OCCURRENCES, near=nearness.order,
+            trail=self._trail, budget=budget, prior=_PRIOR, end_ids=self._end_ids,
+        )  # fmt: skip
+
+    def take(self, found: Found | None) -> Candidates:
+        """The candidates; remembers which completions voted for them."""
+        if found is None:
+            self._proposed = self._nothing
+        else:
+            self._proposed = _Proposed(Candidates(self._drafter.name, found.nodes), found.votes, found.heaviest)
         return self._proposed.candidates
 
     def committed(self, token_ids: Sequence[int]) -> None:
@@ -186,50 +204,22 @@ class RecallSession:
         if self._search is None or not self._search.done():
             return
         search, self._search = self._search, None
-        _report(search)
         if search.exception() is None:
             self._nearness = search.result()
-
-    def _match(self, budget: int) -> _Proposed:
-        index, nearness, recent = self._memory.index, self._nearness, reversed_context(self._context)
-        text, weights = index.text, nearness.weights
-        found = index.match(recent, weights, _MAX_OCCURRENCES, nearness.order)
-        aligned = self._trail.align(text, recent, found, weights)
-        candidates, heaviest = vote_tree(self._drafter.name, text, aligned, budget, _PRIOR, self._end_ids)
-        return _Proposed(candidates, aligned, heaviest)
 
     def _count(self, token_ids: Sequence[int]) -> None:
         """Credit the committed path; its siblings were wrong, and deeper nodes were not tested."""
         proposed = self._proposed
-        tried = outcomes(proposed.candidates.nodes, np.array(token_ids, dtype=np.int32))
-        if not tried.any():
+        if not len(proposed.candidates):
             return
-        slots = proposed.occurrences["slot"][proposed.heaviest]
-        for node in tried.nonzero()[0].tolist():
-            completion_id = self._memory.index.sequence_ids[slots[node]]
-            accepted, rejected = self._credit.get(completion_id, (0, 0))
-            right = bool(tried[node] > 0)
-            self._credit[completion_id] = (accepted + right, rejected + (not right))
+        committed, ids = np.array(token_ids, dtype=np.int32), self._memory.index.sequence_ids
+        slots, right = outcomes_of_votes(proposed.candidates.nodes, proposed.heaviest, proposed.occurrences, committed)
+        for slot, accepted in zip(slots.tolist(), right.tolist(), strict=True):
+            before = self._credit.get(ids[slot], (0, 0))
+            self._credit[ids[slot]] = (before[0] + accepted, before[1] + (not accepted))
 
 
-@compiled
-def outcomes(nodes: Nodes, token_ids: Int32s) -> NDArray[np.int8]:
-    """Each candidate's outcome after these tokens were committed: 1 right, -1 wrong, 0 not tested, `[n]`."""
-    outcome, above = np.zeros(nodes.size, np.int8), ROOT
-    for token in token_ids:
-        accepted = -1
-        for node in range(nodes.size):
-            if nodes[node].parent == above:
-                right = nodes[node].token_id == token
-                outcome[node] = 1 if right else -1
-                accepted = node if right else accepted
-        if accepted < 0:
-            break
-        above = accepted
-    return outcome
-
-
-def _report(work: Future[Any]) -> None:
+def warn_of_failure(work: Future[Any]) -> None:
     """Warn about a failure of the cache, which costs recall's weights but not the request."""
     if not work.cancelled() and work.exception() is not None:
         _log.warning("the speculation cache failed, drafting goes on without it: %s", work.exception())

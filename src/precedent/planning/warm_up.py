@@ -1,0 +1,52 @@
+"""Compiles the inner loops of drafting and planning before the first request, so that no answer waits for them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from precedent.config import SamplingParams
+from precedent.drafters.matching.alignment import Trail
+from precedent.drafters.matching.known_texts import follow_known_text
+from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Weights
+from precedent.drafters.matching.token_index import SORT_ABOVE, TokenIndex, reversed_context, sorted_segment
+from precedent.drafters.outcomes import outcomes, outcomes_of_votes
+from precedent.drafters.prompt import PromptDrafter
+from precedent.drafters.request import Request
+from precedent.drafters.together import Matching, match_all, match_together
+from precedent.planning.costs import CostCurve
+from precedent.planning.plan import Limits
+from precedent.planning.planner import Planner
+from precedent.tree import ROOT
+
+
+@cache
+def compile_drafting() -> None:
+    """Run every compiled function once per process: about half a minute on a new machine, a second later on."""
+    session = PromptDrafter().begin(Request("warm-up", (5, 6, 7) * SORT_ABOVE, SamplingParams()))
+    candidates, planner = session.match(4), Planner(CostCurve())
+    for one_path in (True, False):
+        plan = planner.plan([candidates], {}, Limits(4, 0, 4, frozenset({2}), one_path=one_path))
+        planner.observe(plan, plan.builder.build(), (0,))
+    assert plan.choice is not None
+    committed = np.array([5], dtype=np.int32)
+    outcomes(plan.choice.token_ids, plan.choice.parents, committed)
+    outcomes_of_votes(candidates.nodes, np.zeros(len(candidates), np.int64), np.zeros(1, OCCURRENCE), committed)
+    session.committed([5, 6])
+    match_all([session], 4, 8)
+    match_together([Matching({"prompt": session}, 4, 8)] * 2)
+    _follow_a_trail()
+    follow_known_text(np.array([5], dtype=np.int32))
+
+
+def _follow_a_trail() -> None:
+    index, trail = TokenIndex(), Trail()
+    index.append(0, [5, 6, 7, 5, 6, 7])
+    for number in (1, 2):
+        index.load(sorted_segment({number: [5, 6]}))
+    index.take_order(index.merged_order())
+    weights = Weights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(3), 0.0)
+    found = index.match(reversed_context([5]), weights, 1, index.order_of([0]))
+    trail.advance(index.text, found, [8])
+    trail.align(index.text, reversed_context([8]), np.empty(0, OCCURRENCE), weights)

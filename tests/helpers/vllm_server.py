@@ -1,0 +1,149 @@
+"""A real `vllm serve` on the CPU, with the order desk's SmolLM2-135M: one at a time, and none left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Self
+
+from openai import OpenAI
+
+NAME = "desk"
+TOKENS = 16
+COMMAND = Path(__file__).parents[1] / "vllm" / "vllm_command.py"
+START_SECONDS, END_SECONDS = 900, 120
+"""Generous, for busy machines."""
+
+SPECULATION = {"method": "custom_class", "model": "precedent_vllm.Drafter", "num_speculative_tokens": TOKENS}
+
+
+def folder() -> Path:
+    """The model: SmolLM2-135M with the order desk's adapter merged in."""
+    from precedent_demo.adapted import adapted_target
+
+    return adapted_target()
+
+
+class VllmServer:
+    """`with VllmServer(log, PRECEDENT_VLLM_STORE=…) as server:`; `speculation=None` is vLLM without any of ours."""
+
+    def __init__(
+        self,
+        log: Path,
+        speculation: dict[str, Any] | None = SPECULATION,
+        model: Path | None = None,
+        **environment: str,
+    ) -> None:
+        self._log, self._speculation, self._environment = log, speculation, environment
+        self._model = model or folder()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> Self:
+        """Start it, and wait until it answers. Raises RuntimeError with its last lines if it does not start."""
+        speculating = ["--speculative-config", json.dumps(self._speculation)] if self._speculation else []
+        ours = ["--middleware", "precedent_vllm.Middleware"] if self._speculation == SPECULATION else []
+        template = str(files("precedent.text") / "templates" / "hermes.jinja")
+        command = [
+            *(sys.executable, str(COMMAND), "serve", str(self._model), "--served-model-name", NAME),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--disable-uvicorn-access-log"),
+            *("--dtype", "float32", "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "8"),
+            *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--chat-template", template),
+            *speculating,
+            *ours,
+        ]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._variables(), start_new_session=True
+            )
+        until = time.monotonic() + START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > until:
+                self.kill()
+                raise RuntimeError(f"vLLM did not start:\n{self.log()[-6000:]}")
+            time.sleep(1)
+        return self
+
+    def stop(self) -> None:
+        """End it as an operator does."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+            self.kill()
+
+    def kill(self) -> None:
+        """End it and its workers at once, as a crash would."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def log(self) -> str:
+        """What it wrote so far."""
+        return self._log.read_text(errors="replace")
+
+    def client(self, key: str = "none") -> OpenAI:
+        """A client that never tries again: a failed request is a failed test."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=900)
+
+    def counts(self) -> Counter[str]:
+        """All counters and gauges, by name; those of ours by source as `name:source`, over all processes."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        found = Counter[str]()
+        for line in lines:
+            if not line.startswith("#"):
+                labelled, _, value = line.rpartition(" ")
+                name, _, labels = labelled.partition("{")
+                source = labels.partition('source="')[2].partition('"')[0]
+                found[f"{name}:{source}" if source else name] += float(value)  # type: ignore[assignment]
+        return found
+
+    def counted(self, name: str, least: float) -> float:
+        """A count, once it is at least that high: workers and writers tell theirs a second later."""
+        until = time.monotonic() + END_SECONDS
+        while (found := self.counts()[name]) < least:
+            assert time.monotonic() < until, f"{name} stays {found}, below {least}"
+            time.sleep(0.2)
+        return found
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=10) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _variables(self) -> dict[str, str]:
+        openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PRECEDENT_VLLM")}
+        settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        numba = {"NUMBA_BOUNDSCHECK": "0"}  # the tests' own setting, which compiles everything anew
+        preload = {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
+        return {**clean, **settings, **numba, **preload, **self._environment}
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

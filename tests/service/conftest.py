@@ -1,0 +1,41 @@
+"""Services over a cache in memory whose searches are done at once, and a cost curve for which width is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers.services import FREE, Serve
+
+from precedent.cache import SpeculationCache
+from precedent.runtime.inline_executor import AtOnce
+from precedent.service import DraftingService
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.scripted_model import scripted_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return scripted_tokenizer()
+
+
+@pytest.fixture
+def cache() -> Iterator[SpeculationCache]:
+    with SpeculationCache.open(None, embedder=HashEmbedder()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def serve(cache: SpeculationCache, tokenizer: Any) -> Iterator[Serve]:
+    """Opens services; all are closed after the test."""
+    opened: list[DraftingService] = []
+
+    def open_service(store: Any = cache, with_tokenizer: Any = tokenizer, **settings: Any) -> DraftingService:
+        settings = {"cost": FREE, "executor": AtOnce(), **settings}
+        opened.append(DraftingService.open(store, with_tokenizer, **settings))
+        return opened[-1]
+
+    yield open_service
+    for service in opened:
+        service.close()

@@ -1,0 +1,214 @@
+"""Sessions: what they draft from, what they learn, and how they end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.services import END, Scripted, Serve, added, left_in, store
+
+from precedent.cache import SpeculationCache
+from precedent.errors import (
+    ConfigError,
+    EngineClosedError,
+)
+from precedent.tree import ROOT
+
+ORDER = [40, 41, 42, 43, 44, 45, END]
+ASKED: dict[str, Any] = {"tenant": "north", "query": "an order", "end_token_ids": [END]}
+
+
+def test_a_stored_answer_is_drafted_followed_and_resumed(serve: Serve) -> None:
+    """From its first token; after a token of its own, the target is led back into it."""
+    service = serve()
+    store(service, ORDER)
+    session = service.begin("a", [1, 2, 3], **ASKED)
+    assert session.chain(16) == ORDER
+    assert session.chain(3) == ORDER[:3]
+    session.committed([40, 41, 99])
+    session.chain(16)
+    session.committed([43])
+    assert session.chain(16) == [44, 45, END]
+    assert session.chain(0) == []
+
+
+def test_tokens_may_be_committed_in_pieces(serve: Serve) -> None:
+    service = serve()
+    store(service, ORDER)
+    whole, pieces = (service.begin(name, [1, 2, 3], **ASKED) for name in "ab")
+    for session in (whole, pieces):
+        session.chain(16)
+    whole.committed([40, 41, 42])
+    pieces.committed([40])
+    pieces.committed([])
+    pieces.committed(np.array([41, 42]))
+    assert whole.chain(16) == pieces.chain(16) == [43, 44, 45, END]
+    assert service.metrics().accepted_by_source == {"recall": 6}
+
+
+def test_nothing_follows_the_end_of_an_answer(serve: Serve) -> None:
+    service = serve()
+    store(service, ORDER, [END, 40, 41])
+    session = service.begin("a", [1, 2], **ASKED)
+    session.committed([40, END])
+    assert session.chain(16) == []
+    assert session.over
+
+
+def test_the_prompt_and_a_prediction_are_drafted_from_without_a_store(serve: Serve, tokenizer: Any) -> None:
+    service = serve(None)
+    session = service.begin("a", [50, 51, 52, 53, 54, 50, 51, 52])
+    assert session.chain(2) == [53, 54]
+    text = "The order was sent to the new address."
+    predicted = service.begin("b", [1], prediction=text).chain(8)
+    assert predicted
+    assert text.startswith(tokenizer.decode(predicted))
+    assert service.begin("c", [1], prediction=[60, 61, 62]).chain(8) == [60, 61, 62]
+    template = service.begin("d", [1], templates=["The order was sent to {place} today."]).chain(8)
+    assert "The order was sent to ".startswith(tokenizer.decode(template))
+    assert template
+
+
+def test_without_a_tenant_the_store_is_not_drafted_from(serve: Serve) -> None:
+    service = serve()
+    store(service, ORDER)
+    assert service.begin("a", [1, 2], query="an order", end_token_ids=[END]).chain(16) == []
+    assert service.begin("b", [40, 41, 42, 40, 41], query="an order").chain(1) == [42], "from its own prompt"
+    assert service.metrics().failures_by_drafter == {}, "recall is not asked, rather than refused for want of a tenant"
+
+
+def test_tenants_never_see_each_others_answers(serve: Serve) -> None:
+    """Whatever is stored by whom, in whichever order requests begin and end."""
+    service = serve()
+    names = ("north", "south", "north ", "North")
+    own = {name: [100 + 10 * number + place for place in range(8)] for number, name in enumerate(names)}
+    for name in names:
+        store(service, own[name], tenant=name)
+    sessions = {name: service.begin(name, [1, 2], tenant=name, query="an order") for name in names}
+    for _ in range(3):
+        for name, session in sessions.items():
+            chain = session.chain(8)
+            assert set(chain) <= set(own[name])
+            assert chain
+            session.committed(chain[:2] or own[name][:2])
+
+
+def test_nothing_is_stored_unless_it_is_written_back(serve: Serve, cache: SpeculationCache) -> None:
+    service = serve()
+    session = service.begin("a", [1, 2, 3], **ASKED)
+    session.committed(ORDER)
+    session.end()
+    assert left_in(cache) == set()
+    written = service.write_back([1, 2, 3], ORDER, tenant="north", query="an order", tools=[{"name": "f"}])
+    assert written.result() > 0
+    (kept,) = cache.list()
+    assert kept.token_ids == tuple(ORDER)
+    assert (kept.tenant, kept.query, len(kept.tools), bool(kept.prompt_fingerprint)) == ("north", "an order", 32, True)
+
+
+def test_an_accepted_draft_is_credited_to_the_completion_and_counted(serve: Serve, cache: SpeculationCache) -> None:
+    service = serve()
+    store(service, ORDER)
+    session = service.begin("a", [1, 2], **ASKED)
+    assert session.chain(16) == ORDER
+    session.committed([40, 41, 42, 77])
+    session.end()
+    session.end()
+    found = service.metrics()
+    assert (found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens) == (1, 7, 3)
+    assert (found.running, found.num_requests) == (0, 1)
+    (kept,) = cache.list()
+    assert (kept.accepted, kept.rejected) == (3, 1)
+
+
+def test_an_ended_session_drafts_nothing_and_its_id_is_free(serve: Serve) -> None:
+    service = serve()
+    store(service, ORDER)
+    session = service.begin("a", [1, 2], **ASKED)
+    session.end()
+    session.committed([40])
+    assert session.chain(16) == []
+    assert len(session.tree(16)) == 0
+    assert service.begin("a", [1, 2], **ASKED).chain(16) == ORDER
+
+
+def test_a_request_id_that_comes_twice_is_refused_and_the_first_goes_on(serve: Serve) -> None:
+    service = serve()
+    store(service, ORDER)
+    first = service.begin("a", [1, 2], **ASKED)
+    first.committed([40, 41])
+    with pytest.raises(ConfigError, match="'a' is being drafted for already"):
+        service.begin("a", [5, 6], **ASKED)
+    assert first.chain(16) == ORDER[2:]
+    assert service.metrics().running == 1
+
+
+def test_a_draft_leaves_room_for_the_token_behind_it(serve: Serve) -> None:
+    """The context ends before the answer does: nothing beyond it is drafted."""
+    service = serve(context_length=8)
+    store(service, ORDER)
+    session = service.begin("a", [1, 2], **ASKED)
+    assert session.chain(16) == ORDER[:5]
+    session.committed(ORDER[:4])
+    assert session.chain(16) == ORDER[4:5]
+    session.committed(ORDER[4:6])
+    assert session.chain(16) == []
+
+
+def test_a_closed_service_takes_no_requests_and_its_sessions_draft_nothing(serve: Serve) -> None:
+    service = serve()
+    store(service, ORDER)
+    session = service.begin("a", [1, 2], **ASKED)
+    service.close()
+    service.close()
+    assert session.chain(16) == []
+    with pytest.raises(EngineClosedError, match="this drafting service is closed"):
+        service.begin("b", [1, 2])
+
+
+def test_a_service_without_a_store_has_nothing_to_write_to(serve: Serve) -> None:
+    with pytest.raises(ConfigError, match="no store to write to"):
+        serve(None).write_back([1], ORDER, tenant="north")
+
+
+def test_a_drafter_that_fails_is_left_out_and_the_request_goes_on(serve: Serve, caplog: Any) -> None:
+    good = Scripted("good", (5, ROOT, 0.9, 1), (6, 0, 0.9, 1))
+    service = added(serve(), Scripted("bad", (7, ROOT, 0.95, 1), (8, 0, 0.95, 1), fails_at=2), good)
+    session, other = service.begin("a", [1], tenant="t"), service.begin("b", [1], tenant="t")
+    assert session.chain(2) == [7, 8]
+    session.committed([7, 8])
+    assert session.chain(2) == [5, 6]
+    assert session.chain(2) == [5, 6]
+    assert other.chain(2) == [5, 6]
+    assert service.metrics().failures_by_drafter == {"bad": 2}
+    assert caplog.text.count("'bad' failed, its request goes on") == 1
+
+
+def test_a_token_that_the_tokenizer_does_not_have_is_never_drafted(serve: Serve, tokenizer: Any) -> None:
+    """A damaged store may hold any number."""
+    service = serve()
+    store(service, [40, len(tokenizer), 41], [2**31 - 1, 40])
+    for number in range(4):
+        session = service.begin(str(number), [1, 2], tenant="north", query="an order")
+        assert session.chain(number) == []
+
+
+def test_a_batch_names_each_session_once(serve: Serve) -> None:
+    service = serve()
+    store(service, ORDER)
+    first, second, ended = (service.begin(name, [1, 2], **ASKED) for name in "abc")
+    ended.end()
+    second.committed([40])
+    assert service.chains([second, ended, first], 3) == [[41, 42, 43], [], [40, 41, 42]]
+    assert service.chains([], 3) == []
+    with pytest.raises(ConfigError, match="twice"):
+        service.chains([first, first], 3)
+
+
+def test_rows_beside_a_request_make_its_drafts_dearer(serve: Serve) -> None:
+    """All requests of a batch wait for its step: alone a draft pays, beside others that expect little it does not."""
+    service = added(serve(cost={1: 10.0, 4: 10.0, 8: 60.0}), Scripted("one", (5, ROOT, 0.6, 1), (6, 0, 0.6, 1)))
+    sessions = [service.begin(str(number), [1], tenant="t") for number in range(4)]
+    assert sessions[0].chain(4) == [5, 6]
+    assert service.chains(sessions, 4) == [[]] * 4
