@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from precedent_llama_cpp.library import LlamaCpp
 
 from helpers.services import END
+from precedent_llama_cpp.library import LlamaCpp
 
 CONTEXT, VOCABULARY = 128, 400
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from helpers.llama_model import FakeLibrary, FakeLlama
 from helpers.services import FREE
-from precedent_llama_cpp import PrecedentDraft
 
 from precedent.cache import SpeculationCache
 from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_model import scripted_tokenizer
+from precedent_llama_cpp import PrecedentDraft
 
 Draft = Callable[..., PrecedentDraft]
 Model = Callable[..., FakeLlama]

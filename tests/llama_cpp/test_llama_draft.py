@@ -12,11 +12,11 @@ from helpers.llama_model import FakeLibrary, FakeLlama, greedy
 from helpers.services import left_in
 from hypothesis import given
 from hypothesis import strategies as st
-from precedent_llama_cpp import PrecedentDraft
-from precedent_llama_cpp.following import Following
 
 from precedent.cache import SpeculationCache
 from precedent.errors import CacheError, CacheMismatchError, ConfigError, UnsupportedError
+from precedent_llama_cpp import PrecedentDraft
+from precedent_llama_cpp.following import Following
 
 Draft = Callable[..., PrecedentDraft]
 Model = Callable[..., FakeLlama]

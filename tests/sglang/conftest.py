@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from helpers.services import store
 from helpers.sglang_worker import Scheduler, worker_of
-from precedent_sglang.hook import SAME, Hook
-from precedent_sglang.settings import Settings
 
 from precedent.cache import SpeculationCache
 from precedent.runtime.inline_executor import AtOnce
 from precedent.service import DraftingService
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_model import scripted_tokenizer
+from precedent_sglang.hook import SAME, Hook
+from precedent_sglang.settings import Settings
 
 ORDER = [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 2]
 REFUND = [50, 51, 52, 53, 54, 2]

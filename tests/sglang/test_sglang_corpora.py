@@ -13,12 +13,12 @@ from helpers.services import Waiting
 from helpers.sglang_server import FakeSGLangServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from precedent_sglang import Corpora, LoadInProgress, ServerError, SGLangServer
 
 from precedent.cache import NewCompletion, SpeculationCache, tokenizer_fingerprint
 from precedent.errors import CacheError, CacheMismatchError, ConfigError, UnsupportedError
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_model import scripted_tokenizer
+from precedent_sglang import Corpora, LoadInProgress, ServerError, SGLangServer
 
 FINGERPRINT = tokenizer_fingerprint(scripted_tokenizer())
 

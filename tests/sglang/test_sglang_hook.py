@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from helpers.sglang_worker import Scheduler, worker_of
-from precedent_sglang.hook import REPORTED, Hook
-from precedent_sglang.plugin import WORKER, SGLang, register
-from precedent_sglang.settings import Settings
 
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.errors import CacheError, CacheMismatchError, ConfigError, UnsupportedError
 from precedent.service import DraftingService
 from precedent.testing.embedders import HashEmbedder
+from precedent_sglang.hook import REPORTED, Hook
+from precedent_sglang.plugin import WORKER, SGLang, register
+from precedent_sglang.settings import Settings
 
 ORDER = [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 2]
 

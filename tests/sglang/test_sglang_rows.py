@@ -12,13 +12,13 @@ from helpers.services import END
 from helpers.sglang_worker import Scheduler, leaf_paths, parents_of, worker_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from precedent.service import DraftingService
+from precedent.tree import TreeBuilder
 from precedent_sglang.hook import Hook
 from precedent_sglang.nodes import merged
 from precedent_sglang.rows import ContractError
 from precedent_sglang.settings import Settings
-
-from precedent.service import DraftingService
-from precedent.tree import TreeBuilder
 
 ORDER = [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, END]
 
