@@ -85,11 +85,14 @@ def test_the_next_turn_of_a_conversation_is_another_request(attached: Model) -> 
     assert model.draft_model.counts()["drafted_requests"] == 2
 
 
-def test_tenants_are_kept_apart(attached: Model) -> None:
-    answered(attached(tenant="south", drafters=("recall",)))
-    model = attached(tenant="north", drafters=("recall",))
-    answered(model)
-    assert model.draft_model.counts()["draft_tokens"] == 0
+@pytest.mark.parametrize("tenants", [("south", "north"), ("north", "south")])
+def test_tenants_are_kept_apart(attached: Model, tenants: tuple[str, str]) -> None:
+    first, second = (attached(tenant=tenant, drafters=("recall",)) for tenant in tenants)
+    answered(first)
+    answered(second)
+    assert second.draft_model.counts()["draft_tokens"] == 0
+    answered(second)
+    assert second.draft_model.counts()["draft_tokens"] > 0
 
 
 def test_without_a_store_the_prompt_is_drafted_from_and_nothing_stored(attached: Model) -> None:
@@ -126,6 +129,28 @@ def test_every_request_is_told_from_the_last_one(requests: Any, drafts: int) -> 
         generated = model.generate(asked[-1])
         whole = [*asked[-1], *(next(generated) for _ in range(count))]
         generated.close()
+
+
+@pytest.mark.parametrize("more", [[3, 9, 9], [9, 9], [3, 4, 9, 9], [3, 4, 5, 6, 9]])
+def test_what_no_step_could_have_added_is_another_request(more: list[int]) -> None:
+    """A step adds the draft up to the first token that the model chose otherwise, and that one."""
+    told = list[tuple[list[int], list[int]]]()
+    following = Following(lambda prompt: _Session(prompt, told), 3)  # type: ignore[arg-type, return-value]
+    assert following.draft(np.array([7, 8], dtype=np.intc)) == [5, 3, 4]
+    assert told == [([7], [8])]
+    following.draft(np.array([7, 8, 5, 3, 9], dtype=np.intc))
+    assert told == [([7], [8, 5, 3, 9])]
+    following.draft(np.array([7, 8, 5, 3, 9, *more], dtype=np.intc))
+    assert told[1:] == [([7, 8, 5, 3, 9, *more[:-1]], more[-1:])]
+
+
+def test_the_same_ids_again_are_another_request() -> None:
+    """As when an answer of one token is asked for twice."""
+    told = list[tuple[list[int], list[int]]]()
+    following = Following(lambda prompt: _Session(prompt, told), 1)  # type: ignore[arg-type, return-value]
+    for _ in range(2):
+        following.draft(np.array([7, 8], dtype=np.intc))
+    assert told == [([7], [8])] * 2
 
 
 class _Session:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("llama_cpp", reason="make test-llama-cpp installs it in an environment of its own")
+pytest.importorskip("llama_cpp.llama", reason="make test-llama-cpp installs it in an environment of its own")
 
 import llama_cpp
 from transformers import AutoTokenizer

@@ -58,7 +58,7 @@ class Following:
         known, grown = len(self._known), len(ids) - len(self._known)
         return (
             known > 0
-            and 1 <= grown <= len(self._drafted) + 1
+            and grown > 0
             and np.array_equal(ids[:known], self._known)
             and ids[known:-1].tolist() == self._drafted[: grown - 1]
         )

@@ -76,8 +76,7 @@ class Rows:
             self._end([req.rid])
             one = self._tracked[req.rid] = _Tracked(req, self._begun(req))
         if one.session is not None and answered > one.num_known:
-            late = staged[len(staged) - missing :][max(0, one.num_known - len(req.output_ids)) :]
-            one.session.committed([*req.output_ids[one.num_known :], *late])
+            one.session.committed([*req.output_ids[one.num_known :], *staged[len(staged) - missing :]])
             one.num_known = answered
         return one.session
 
