@@ -102,6 +102,11 @@ class FakeSGLangServer:
         return httpx.Response(200, json={"success": True, "message": f"Removed corpus '{body['corpus_id']}'."})
 
 
+def on(fake: FakeSGLangServer) -> list[list[str]]:
+    """The documents of each corpus of ours."""
+    return [documents for name, documents in fake.corpora.items() if name.startswith("precedent:")]
+
+
 def _tokens(documents: list[str]) -> int:
     """Words, and a separator between documents."""
     return sum(len(one.split()) for one in documents) + max(0, len(documents) - 1)
