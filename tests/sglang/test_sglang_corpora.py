@@ -1,0 +1,162 @@
+"""SGLang's external corpora, kept filled with what the coming requests will want, on a server that obeys its rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers.services import Waiting
+from helpers.sglang_server import FakeSGLangServer, on
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from precedent.cache import NewCompletion, SpeculationCache, tokenizer_fingerprint
+from precedent.errors import CacheMismatchError, UnsupportedError
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.scripted_model import scripted_tokenizer
+from precedent_sglang import Corpora, SGLangServer
+
+FINGERPRINT = tokenizer_fingerprint(scripted_tokenizer())
+
+Put = Callable[..., int]
+
+
+def test_the_nearest_completions_are_loaded_the_nearest_last(
+    fake: FakeSGLangServer, connect: Callable[..., Corpora], put: Put
+) -> None:
+    """Last, since SGLang prefers the continuation it saw last; what does not fit is left out."""
+    put("your parcel was sent", query="where is my parcel")
+    put("your money comes back", query="refund of a parcel")
+    put("hello there", query="hello")
+    filled = connect(max_tokens=10).refill(["where is my parcel"], tenant="north")
+    assert on(fake) == [["your money comes back", "your parcel was sent"]]
+    assert (filled.num_documents, filled.num_tokens, filled.truncated, filled.kept) == (2, 9, False, ())
+
+
+def test_without_queries_the_latest_are_loaded(
+    fake: FakeSGLangServer, connect: Callable[..., Corpora], put: Put
+) -> None:
+    for text in ("one two", "three four", "five six"):
+        put(text)
+    connect(max_tokens=6).refill([], tenant="north")
+    assert on(fake) == [["three four", "five six"]]
+
+
+def test_a_new_choice_replaces_the_old_one_and_the_same_choice_loads_nothing(
+    fake: FakeSGLangServer, connect: Callable[..., Corpora], put: Put
+) -> None:
+    """The old corpus stays until the new one is there; other people's corpora stay altogether."""
+    fake.corpora["their own"] = ["a b c"]
+    put("one two")
+    corpora = connect()
+    first = corpora.refill(["an order"], tenant="north")
+    assert corpora.refill(["an order"], tenant="north") == first
+    assert fake.asked("/add_external_corpus") == 1
+    put("three four")
+    during = list[int]()
+    fake.loading = lambda: during.append(len(fake.corpora))
+    second = corpora.refill(["an order"], tenant="north")
+    assert during == [2]
+    assert set(fake.corpora) == {"their own", second.corpus_id}
+
+
+def test_who_starts_again_finds_the_corpus_and_a_server_that_starts_again_is_filled(
+    fake: FakeSGLangServer, connect: Callable[..., Corpora], put: Put
+) -> None:
+    put("one two")
+    connect().refill(["an order"], tenant="north")
+    connect().refill(["an order"], tenant="north")
+    assert fake.asked("/add_external_corpus") == 1
+    fake.corpora.clear()
+    connect().refill(["an order"], tenant="north")
+    assert on(fake) == [["one two"]]
+
+
+def test_what_was_forgotten_leaves_the_server(
+    fake: FakeSGLangServer, connect: Callable[..., Corpora], put: Put, cache: SpeculationCache
+) -> None:
+    put("one two")
+    corpora = connect()
+    corpora.refill(["an order"], tenant="north")
+    cache.forget(tenant="north")
+    assert corpora.refill(["an order"], tenant="north").corpus_id is None
+    assert on(fake) == []
+
+
+def test_another_tenant_is_refused_by_name_everywhere(
+    fake: FakeSGLangServer, connect: Callable[..., Corpora], put: Put
+) -> None:
+    """In a refill, in an expectation, and on a server that is filled for another one; nothing of it is ever sent."""
+    put("one two")
+    put("a secret", tenant="süd/1:x")
+    corpora = connect()
+    for refused in (corpora.refill, corpora.expect):
+        with pytest.raises(UnsupportedError, match=r"tenant 'north' only.*give tenant 'süd/1:x' a server"):
+            refused("an order", tenant="süd/1:x")
+    corpora.refill(["an order"], tenant="north")
+    other = connect(tenant="süd/1:x")
+    with pytest.raises(UnsupportedError, match="drafts for tenant 'north' already"):
+        other.refill(["an order"], tenant="süd/1:x")
+    assert on(fake) == [["one two"]]
+    fake.corpora.clear()
+    other.refill(["an order"], tenant="süd/1:x")
+    with pytest.raises(UnsupportedError, match="drafts for tenant 'süd/1:x' already"):
+        corpora.refill(["an order"], tenant="north")
+
+
+def test_completions_of_other_tokenizers_are_not_sent(
+    fake: FakeSGLangServer, connect: Callable[..., Corpora], put: Put
+) -> None:
+    put("one two")
+    put("of another", tokenizer="another")
+    connect().refill([], tenant="north")
+    assert on(fake) == [["one two"]]
+
+
+def test_a_store_of_other_tokenizers_only_is_refused(connect: Callable[..., Corpora], put: Put) -> None:
+    put("of another", tokenizer="another")
+    with pytest.raises(CacheMismatchError, match="other tokenizers only"):
+        connect()
+
+
+def test_expected_requests_are_gathered_into_one_refill(
+    fake: FakeSGLangServer, connect: Callable[..., Corpora], put: Put
+) -> None:
+    put("one two")
+    background = Waiting()
+    corpora = connect(executor=background)
+    for query in ("an order", "a refund"):
+        corpora.expect(query, tenant="north")
+    assert len(background.waiting) == 1
+    assert on(fake) == []
+    background.run()
+    assert on(fake) == [["one two"]]
+    corpora.expect("an order", tenant="north")
+    assert len(background.waiting) == 1
+    corpora.close()
+    background.run()
+    corpora.expect("an order", tenant="north")
+    assert background.waiting == []
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    answers=st.lists(st.tuples(st.sampled_from(["an order", "a refund", "hello"]), st.integers(1, 9)), max_size=12),
+    asked=st.lists(st.lists(st.sampled_from(["an order", "a refund"]), max_size=2), min_size=1, max_size=4),
+    max_tokens=st.integers(1, 40),
+)
+def test_any_course_keeps_to_sglangs_rules(answers: Any, asked: Any, max_tokens: int) -> None:
+    """At most one corpus of ours, within the bound, and nothing that SGLang refuses or leaves undefined."""
+    fake = FakeSGLangServer(max_tokens=2 * max_tokens)
+    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
+        server = SGLangServer("http://sglang", transport=fake.transport)
+        with Corpora(server, cache, scripted_tokenizer(), tenant="north", max_tokens=max_tokens) as corpora:
+            for number, queries in enumerate(asked):
+                for query, words in answers[number :: len(asked)]:
+                    ids = tuple(range(9 * number, 9 * number + words))
+                    text = " ".join(f"{query[0]}{number}{word}" for word in range(words))
+                    cache.insert(NewCompletion(ids, FINGERPRINT, "", "north", query=query, text=text))
+                filled = corpora.refill(queries, tenant="north")
+                assert list(fake.corpora) == ([filled.corpus_id] if filled.num_documents else [])
+                assert filled.num_tokens <= max_tokens
