@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 
 from precedent.cache import SpeculationCache
 from precedent.errors import CacheMismatchError, UnsupportedError
+from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_model import scripted_tokenizer
 from precedent_llama_cpp import PrecedentDraft
@@ -51,13 +52,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def draft(store: Path, tokenizer: Any) -> Iterator[PrecedentDraft]:
-    with PrecedentDraft(store, tokenizer, tenant="shop", embedder=HashEmbedder(), cost=FLAT) as made:
+    """Stores and searches at once: what is accepted does not depend on how busy the machine is."""
+    with PrecedentDraft(store, tokenizer, tenant="shop", embedder=HashEmbedder(), cost=FLAT, executor=AtOnce()) as made:
         yield made
 
 
 def loaded(file: Path, draft_model: Any = None, **settings: Any) -> Any:
     settings = {"flash_attn": True, **settings}
-    model = llama_cpp.Llama(str(file), n_ctx=1024, n_threads=2, verbose=False, draft_model=draft_model, **settings)
+    model = llama_cpp.Llama(str(file), n_ctx=1024, n_threads=1, verbose=False, draft_model=draft_model, **settings)
     return model if draft_model is None else draft_model.attach(model)
 
 
