@@ -7,27 +7,17 @@ from typing import Any
 
 import pytest
 from helpers.llama_model import FakeLibrary, FakeLlama
+from helpers.service_fixtures import cache, tokenizer
 from helpers.services import FREE
 
 from precedent.cache import SpeculationCache
 from precedent.runtime.inline_executor import AtOnce
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_tokenizer
 from precedent_llama_cpp import PrecedentDraft
+
+__all__ = ["cache", "tokenizer"]  # fixtures
 
 Draft = Callable[..., PrecedentDraft]
 Model = Callable[..., FakeLlama]
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return scripted_tokenizer()
-
-
-@pytest.fixture
-def cache() -> Iterator[SpeculationCache]:
-    with SpeculationCache.open(None, embedder=HashEmbedder()) as opened:
-        yield opened
 
 
 @pytest.fixture

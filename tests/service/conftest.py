@@ -6,24 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from helpers.service_fixtures import cache, tokenizer
 from helpers.services import FREE, Serve
 
 from precedent.cache import SpeculationCache
 from precedent.runtime.inline_executor import AtOnce
 from precedent.service import DraftingService
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_tokenizer
 
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return scripted_tokenizer()
-
-
-@pytest.fixture
-def cache() -> Iterator[SpeculationCache]:
-    with SpeculationCache.open(None, embedder=HashEmbedder()) as opened:
-        yield opened
+__all__ = ["cache", "tokenizer"]  # fixtures
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from helpers.service_fixtures import cache, tokenizer
 from helpers.services import store
 from helpers.sglang_server import FakeSGLangServer
 from helpers.sglang_worker import Scheduler, worker_of
@@ -14,11 +15,12 @@ from helpers.sglang_worker import Scheduler, worker_of
 from precedent.cache import NewCompletion, SpeculationCache, tokenizer_fingerprint
 from precedent.runtime.inline_executor import AtOnce
 from precedent.service import DraftingService
-from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_model import scripted_tokenizer
 from precedent_sglang import Corpora, SGLangServer
 from precedent_sglang.hook import SAME, Hook
 from precedent_sglang.settings import Settings
+
+__all__ = ["cache", "tokenizer"]  # fixtures
 
 FINGERPRINT = tokenizer_fingerprint(scripted_tokenizer())
 
@@ -26,17 +28,6 @@ Put = Callable[..., int]
 
 ORDER = [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 2]
 REFUND = [50, 51, 52, 53, 54, 2]
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return scripted_tokenizer()
-
-
-@pytest.fixture
-def cache() -> Iterator[SpeculationCache]:
-    with SpeculationCache.open(None, embedder=HashEmbedder()) as opened:
-        yield opened
 
 
 @pytest.fixture

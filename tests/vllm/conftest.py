@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.service_fixtures import cache, tokenizer
 from helpers.services import FREE, store
 from helpers.vllm_batch import CONTEXT, ORDER, REFUND, SECRET, FakeRunner, FakeVllm, config
 from helpers.vllm_http import ANSWER, FakeServer, Wrap, closed
@@ -20,16 +21,7 @@ from precedent.testing.scripted_model import scripted_tokenizer
 from precedent_vllm import Drafter, Middleware
 from precedent_vllm.settings import Settings
 
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return scripted_tokenizer()
-
-
-@pytest.fixture
-def cache() -> Iterator[SpeculationCache]:
-    with SpeculationCache.open(None, embedder=HashEmbedder()) as opened:
-        yield opened
+__all__ = ["cache", "tokenizer"]  # fixtures
 
 
 @pytest.fixture
