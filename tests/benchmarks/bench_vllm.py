@@ -7,8 +7,10 @@ Requests are the order desk's, for the model that was adapted to it, or recorded
 as it is; recorded system turns are cut. Each server first serves the `--warm` requests, which fill what it remembers,
 then the measured ones: other runs of the same tasks, or with `--pool other-task` of other tasks. `nothing` is a custom
 drafter that proposes nothing (our kill switch); `empty` is ours, warmed under another tenant; `adversarial` is ours
-with a store in which every second token of the measured answers is wrong, and needs a mode before it to know these. A
-step of a request yields its accepted tokens and one more: tokens per step are tokens / (tokens - accepted).
+with a store in which every second token of the measured answers is wrong, and needs a mode before it to know these.
+`precedent` drafts what pays at the measured time of a step, and `free-width` as if a step of 17 tokens cost what one of
+a single token does, as on most GPUs; vLLM's drafters do not weigh a step's time either. A step of a request yields its
+accepted tokens and one more: tokens per step are tokens / (tokens - accepted).
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ MODES: dict[str, dict[str, Any] | None] = {
     "empty": SPECULATION,
     "adversarial": SPECULATION,
     "precedent": SPECULATION,
+    "free-width": SPECULATION,
 }
+FREE_WIDTH = {"PRECEDENT_VLLM_STEP_COST": '{"1": 20.0, "17": 20.2}'}
 GENERATED, ACCEPTED = "vllm:generation_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"
 LONGEST_PROMPT, ANSWER_TOKENS, WRONG_PER_PROMPT = 1000, 64, 4
 
@@ -110,6 +114,7 @@ def measured(mode: str, traffic: Desk | Recorded, folder: Path, said: Any) -> di
     settings = {"PRECEDENT_VLLM_STORE": str(store), "PRECEDENT_VLLM_API_KEYS": str(keys)}
     ours = MODES[mode] == SPECULATION
     settings |= {"PRECEDENT_VLLM": "off"} if mode == "nothing" else {}
+    settings |= FREE_WIDTH if mode == "free-width" else {}
     if mode == "adversarial":
         traffic.mislead(store, said)
     with VllmServer(folder / "log", MODES[mode], traffic.model, **(settings if ours else {})) as server:

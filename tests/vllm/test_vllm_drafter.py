@@ -87,6 +87,17 @@ def test_a_store_of_another_tokenizer_is_refused_at_the_start(tmp_path: Path) ->
         Drafter(other, FakeVllm(), Settings(store=str(tmp_path / "cache.db"), secret=SECRET))
 
 
+@pytest.mark.parametrize(("of_two", "drafts"), [(1.1, True), (1e6, False)])
+def test_a_given_step_cost_decides_what_pays(tmp_path: Path, runner: FakeRunner, of_two: float, drafts: bool) -> None:
+    scripted_tokenizer().save_pretrained(tmp_path)
+    given = config()
+    given.model_config.tokenizer = str(tmp_path)
+    drafter = Drafter(given, FakeVllm(), Settings(step_cost={1: 1.0, 2: of_two}, secret=SECRET))
+    runner.add("a", [60, 61, 62, 63, 60, 61], NORTH)
+    assert bool(runner.step(drafter, {"a": [62]})["a"]) is drafts
+    drafter.close()
+
+
 @pytest.mark.parametrize("version", ["0.29.0", "0.32.0", "0.32.1+cpu", "0.33.0", "0.33.1rc1"])
 def test_known_versions_are_served(make: Callable[..., Drafter], version: str) -> None:
     vllm = FakeVllm(version)

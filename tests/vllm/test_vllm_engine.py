@@ -168,6 +168,20 @@ def test_all_processes_share_a_secret_and_a_folder_that_goes_with_the_first() ->
         ({"PRECEDENT_VLLM_STOER": "x"}, "PRECEDENT_VLLM_STOER is no setting"),
         ({"PRECEDENT_VLLM": "maybe"}, "must be on or off"),
         ({"PRECEDENT_VLLM_TENANT": "a", "PRECEDENT_VLLM_API_KEYS": "k.json"}, "keys name their tenants"),
+        *(
+            ({"PRECEDENT_VLLM_STEP_COST": text}, "must give milliseconds by tokens")
+            for text in (
+                "20",
+                "[20]",
+                "{}",
+                '{"one": 20}',
+                '{"0": 20}',
+                '{"1": -1}',
+                '{"1": Infinity}',
+                '{"1": NaN}',
+                "{",
+            )
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(variables: dict[str, str], error: str) -> None:
@@ -185,11 +199,13 @@ def test_settings_are_what_the_environment_says() -> None:
         {
             "PRECEDENT_VLLM": "OFF", "PRECEDENT_VLLM_STORE": "postgresql://db/precedent", "PRECEDENT_VLLM_SECRET": "s",
             "PRECEDENT_VLLM_API_KEYS": "k.json", "PRECEDENT_VLLM_DRAFTERS": "prompt, recall", "HOME": "/x",
+            "PRECEDENT_VLLM_STEP_COST": '{"1": 20, "17": 24.5}',
         }
     )  # fmt: skip
     assert read == Settings(
-        on=False, store="postgresql://db/precedent", secret=b"s", api_keys=Path("k.json"), drafters=("prompt", "recall")
-    )
+        on=False, store="postgresql://db/precedent", secret=b"s", api_keys=Path("k.json"),
+        drafters=("prompt", "recall"), step_cost={1: 20.0, 17: 24.5},
+    )  # fmt: skip
     assert Settings.read({}) == Settings()
 
 

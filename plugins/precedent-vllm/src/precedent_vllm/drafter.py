@@ -88,5 +88,5 @@ class Drafter:
 def _opened(settings: Settings, model: Any) -> DraftingService:
     return DraftingService.open(
         settings.store, model.tokenizer, settings.drafters or DRAFTERS,
-        embedder=settings.embedder, context_length=model.max_model_len,
+        embedder=settings.embedder, cost=settings.step_cost, context_length=model.max_model_len,
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 PREFIX = "PRECEDENT_VLLM"
 SECRET = f"{PREFIX}_SECRET"
 FOLDER = f"{PREFIX}_FOLDER"
-_OWN = ("STORE", "EMBEDDER", "API_KEYS", "TENANT", "DRAFTERS", "SECRET", "FOLDER")
+_OWN = ("STORE", "EMBEDDER", "API_KEYS", "TENANT", "DRAFTERS", "STEP_COST", "SECRET", "FOLDER")
 _SWITCH = {"on": True, "off": False}
 
 
@@ -28,7 +30,8 @@ class Settings:
     `on` is the kill switch `PRECEDENT_VLLM=off`: nothing is drafted and nothing stored, and API keys are still asked
     for. `store` is a folder, file or URL; None drafts from prompts alone. `tenant` owns all requests where there is no
     file of API keys. `secret` proves to workers that a note comes from this server's middleware; `folder` holds the
-    workers' counts. Without `drafters`, all of a service's.
+    workers' counts. Without `drafters`, all of a service's. `step_cost` gives milliseconds of a step by its tokens;
+    without it they are learned.
     """
 
     on: bool = True
@@ -37,6 +40,7 @@ class Settings:
     api_keys: Path | None = None
     tenant: str | None = None
     drafters: tuple[str, ...] | None = None
+    step_cost: dict[int, float] | None = None
     secret: bytes = b""
     folder: Path | None = None
 
@@ -60,6 +64,7 @@ class Settings:
             api_keys=Path(keys).expanduser() if keys else None,
             tenant=tenant,
             drafters=tuple(name.strip() for name in said["DRAFTERS"].split(",")) if said["DRAFTERS"] else None,
+            step_cost=_step_cost(said["STEP_COST"]) if said["STEP_COST"] else None,
             secret=said["SECRET"].encode(),
             folder=Path(said["FOLDER"]) if said["FOLDER"] else None,
         )
@@ -69,3 +74,15 @@ def _switch(text: str) -> bool:
     if text.strip().lower() not in _SWITCH:
         raise ConfigError(f"{PREFIX}={text!r} must be on or off")
     return _SWITCH[text.strip().lower()]
+
+
+def _step_cost(text: str) -> dict[int, float]:
+    try:
+        found = {int(width): float(milliseconds) for width, milliseconds in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError):
+        found = {}
+    if not found or min(found) < 1 or not all(0.0 < milliseconds < math.inf for milliseconds in found.values()):
+        raise ConfigError(
+            f'{PREFIX}_STEP_COST={text!r} must give milliseconds by tokens in a step, like {{"1": 20, "17": 24}}'
+        )
+    return found
