@@ -5,7 +5,7 @@
 Clients run in a process of their own (`server_clients.py`), on keep-alive connections of the standard library. Both
 ways take turns with the same prompts, of which all but the end is kept, so that they give the same answers from the
 same drafts. `--minutes` then sends mixed traffic at 90 % of the load that the server was seen to bear, and notes its
-memory, with what of it idle conversations are. Let nothing else run meanwhile.
+memory, and what of it idle conversations are and running requests reserve. Let nothing else run meanwhile.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from contextlib import ExitStack, closing, contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -152,8 +153,10 @@ class Bench:
     def _held(self) -> Held:
         cache = self._engine.cache
         assert cache is not None
-        idle = self._engine.metrics().kv_cache_idle_bytes / 2**20
-        return Held(resident_mebibytes(), idle, cache.stats().records)
+        found = self._engine.metrics()
+        idle, reserved = found.kv_cache_idle_bytes / 2**20, found.kv_cache_reserved_bytes / 2**20
+        requests = found.num_requests_running + found.num_requests_waiting
+        return Held(resident_mebibytes(), idle, reserved, requests, cache.stats().records)
 
 
 class Held(NamedTuple):
@@ -161,6 +164,8 @@ class Held(NamedTuple):
 
     mebibytes: float
     idle_kv_mebibytes: float
+    reserved_kv_mebibytes: float
+    requests: int
     completions: int
 
 
@@ -184,7 +189,8 @@ def main() -> None:
     with ExitStack() as held:
         clients = held.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
         clients.submit(int).result()
-        cache = held.enter_context(SpeculationCache.open(None))
+        folder = held.enter_context(TemporaryDirectory(prefix="bench-server-"))
+        cache = held.enter_context(SpeculationCache.open(folder))
         engine = held.enter_context(closing(Engine.load(MODEL, cache=cache)))
         serving = held.enter_context(closing(Serving({MODEL: Served.of(MODEL, engine)})))
         bench = Bench(engine, held.enter_context(serving_at(serving)), clients)
