@@ -1,4 +1,4 @@
-"""docs/architecture.md draws what is there: every room, arrow, file and function of it exists."""
+"""docs/explanation/architecture.md draws what is there: every room, arrow, file and function of it exists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_rooms import LAYERS, PACKAGE, files_of, imports_in, parsed, room_of
 
-PAGE = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 ROOMS, STEP = re.findall(r"```mermaid\n(.*?)```", PAGE, re.DOTALL)
 ARROWS = re.findall(r"^ *(\w+) --> (\w+)$", ROOMS, re.MULTILINE)
 

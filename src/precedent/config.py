@@ -219,7 +219,7 @@ class EngineLimits(_FromDict):
     * `max_running`: requests prefilled or decoded at once.
     * `max_kv_bytes`: bytes of keys and values, for running requests (each with room for its whole answer and its
       largest tree) and for idle conversations, which are evicted first. None is half of the memory that is free when
-      the engine starts (on an accelerator four fifths; with `bitwise` there, the arena of docs/gpu.md).
+      the engine starts (on an accelerator four fifths; with `bitwise` there, the arena of docs/how-to/gpu.md).
     * `max_idle_kv_bytes`: how many of these bytes idle conversations may take.
     * `prefill_tokens_per_round`: prompt tokens computed between two steps of the running requests. Fewer keep their
       streams even; more bring a new request's first token sooner.

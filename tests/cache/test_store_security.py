@@ -1,4 +1,4 @@
-"""What an attacker can and cannot do with a speculation cache: the tests that docs/security.md names."""
+"""What an attacker can and cannot do with a speculation cache: the tests that docs/explanation/security.md names."""
 
 from __future__ import annotations
 

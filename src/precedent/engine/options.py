@@ -39,10 +39,10 @@ class EngineOptions:
     - `model_kwargs`: passed to transformers' `from_pretrained` (`quantization_config`, `device_map`, `revision`, ...).
     - `bitwise`: greedy and seeded texts do not depend on rounding: they are the same whatever is drafted, reused or
       answered beside them. A model or machine that cannot do this is refused.
-    - `cuda_graphs`: steps are replayed as CUDA graphs (docs/gpu.md), or the model is refused.
+    - `cuda_graphs`: steps are replayed as CUDA graphs (docs/how-to/gpu.md), or the model is refused.
     - `pearl`: the draft model draws while the target scores; None does so where it sits on another device.
     - `keep_prefixes`: the keys and values of system prompts and tools are kept beside the cache, which is one on disk,
-      so that a new process does not compute them again (docs/cache.md).
+      so that a new process does not compute them again (docs/explanation/memory.md).
     - `tensor_parallel`: the processes that torchrun started hold the target together.
     """
 
