@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The figures of docs/how-to/replay.md: tokens per step on recorded agent runs, at equal numbers of verified nodes.
+# The figures of docs/reference/performance.md: tokens per step on recorded agent runs, at equal numbers of verified nodes.
 #
 #   tests/benchmarks/bench_replay.sh FOLDER [options of precedent replay, for instance --limit 40]
 #

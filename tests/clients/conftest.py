@@ -1,4 +1,4 @@
-"""Two real servers for all clients, and the counts of each suite for docs/how-to/server.md."""
+"""Two real servers for all clients, and the counts of each suite for docs/how-to/operate.md."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def outcomes() -> Callable[[str], dict[str, str]]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The table of docs/how-to/server.md."""
+    """The table of docs/how-to/operate.md."""
     terminalreporter.section("tested with")
     for suite, found in OUTCOMES.items():
         counts = Counter(found.values())
