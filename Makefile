@@ -19,7 +19,7 @@ SERVER     := plugins/precedent-postgres
 VLLM       := plugins/precedent-vllm
 SGLANG     := plugins/precedent-sglang
 LLAMA      := plugins/precedent-llama-cpp
-SOURCES    := $(wildcard src plugins tests examples .ci)
+SOURCES    := $(wildcard src plugins tests examples .ci docs)
 DEMO_ARGS   ?=
 SERVE_ARGS  ?=
 BENCH_ARGS  ?=
@@ -28,7 +28,7 @@ MUTANT_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-clients test-vllm test-llama-cpp check bench clean
+.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-clients test-vllm test-llama-cpp check docs reference dist bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -76,12 +76,26 @@ test-vllm: $(VLLM_VENV)/run.stamp  ## precedent-vllm behind a real `vllm serve` 
 test-llama-cpp: $(LLAMA_VENV)/run.stamp  ## precedent-llama-cpp with a real GGUF model, in an environment of its own (compiles for seven minutes)
 	@$(LLAMA_VENV)/bin/python -m pytest -m llama_cpp tests/llama_cpp $(TEST_ARGS)
 
-check: $(VENV)/dev.stamp  ## lint, format, types and the fast tests
+docs: $(VENV)/dev.stamp  ## the documentation site in build/docs; broken links, missing anchors and unknown names fail
+	@$(BIN)/python .ci/reference.py --check
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
+	@$(BIN)/python .ci/check_site.py build/docs
+	@echo "== open build/docs/index.html"
+
+reference: $(VENV)/dev.stamp  ## write the pages of docs/reference that say what the code says
+	@$(BIN)/python .ci/reference.py
+
+dist: $(VENV)/dev.stamp  ## a wheel and an sdist in dist/, each installed into an empty environment and tried (some minutes)
+	@$(BIN)/python .ci/dist.py dist
+
+check: $(VENV)/dev.stamp  ## lint, format, types, the site and the fast tests
 	@echo "== ruff"
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
 	@echo "== mypy: up to a minute the first time"
 	@$(BIN)/mypy
+	@echo "== docs"
+	@$(MAKE) --no-print-directory docs
 	@$(MAKE) --no-print-directory test
 
 clean:  ## remove the environment and the tools' caches

@@ -27,7 +27,7 @@ html_show_sphinx = False
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
     """Let the links of an index page, in their order, be the site's navigation; Markdown has no word for that."""
-    if page.split("/")[-1] != "index":
+    if Path(page).name != "index":
         return
     links = re.findall(r"\]\(([\w/.-]+)\.md\)", source[0])
     folder = Path(app.srcdir, page).parent

@@ -91,15 +91,26 @@ MOST_BIAS = 100
 class SamplingParams(_FromDict):
     """How the next token is chosen from the target model's logits, and where an answer ends.
 
-    `temperature` 0 is greedy decoding (argmax, lowest id on ties). `top_k` 0, `top_p` 1 and `min_p` 0 are off;
-    `repetition_penalty` 1 is off (> 1 makes tokens that occurred before less likely, as in transformers). The other
-    penalties are OpenAI's: the logit of a token that occurred n times in the answer is lowered by
-    `n * frequency_penalty` and, once, by `presence_penalty`. `logit_bias` maps token ids to numbers that are added to
-    their logits. A `seed` fixes the text (mode `coupled`); without one every request draws fresh entropy.
+    - `temperature`: 0 is greedy decoding (argmax, lowest id on ties).
+    - `top_k`: sample from this many of the likeliest tokens; 0 is off.
+    - `top_p`: sample from the likeliest tokens of this total probability; 1 is off.
+    - `min_p`: leave out tokens below this fraction of the highest probability; 0 is off.
+    - `repetition_penalty`: above 1, tokens that occurred before become less likely, as in transformers; 1 is off.
+    - `seed`: fixes the text (mode `coupled`); None draws fresh entropy for every request.
+    - `max_tokens`: the most tokens of an answer.
+    - `stop`: a text or several, before which an answer ends.
+    - `logprobs`: n returns the log-probability of every token and of the n likeliest at its place; None returns none.
+    - `frequency_penalty`: OpenAI's; lowers the logit of a token by this for each time it occurred in the answer.
+    - `presence_penalty`: OpenAI's; lowers the logit of a token that occurred in the answer by this, once.
+    - `logit_bias`: token ids, and numbers that are added to their logits.
+    - `stop_token_ids`: tokens with which an answer ends.
 
-    An answer ends before any text in `stop` (a string or several), or with a token of `stop_token_ids`. `logprobs=n`
-    returns the log-probability of every token and of the n likeliest at its position; None returns none. Raises
-    ConfigError for a value of the wrong type or out of its range.
+    Raises ConfigError for a value of the wrong type or out of its range.
+
+    >>> SamplingParams(temperature=0.7, stop="END").stop
+    ('END',)
+    >>> SamplingParams().greedy
+    True
     """
 
     temperature: float = 0.0
@@ -177,11 +188,19 @@ def _biases(bias: Any) -> dict[int, float]:
 class SpeculationConfig(_FromDict):
     """What may be proposed and how it is verified.
 
-    `drafters` names the drafters in order of credit (see `precedent.drafters`). `max_nodes` bounds the nodes of each
-    step's candidate tree, `max_draws` the tokens that a draft model samples for it. `mode` is one of `MODES` or
-    `LOSSY_MODES`; `auto` means greedy at temperature 0, otherwise coupled with a seed and traversal without.
-    `enabled=False` is plain decoding through the same loop. `write_back=False` stores nothing. Raises ConfigError for a
-    value of the wrong type or out of its range.
+    - `enabled`: False is plain decoding, through the same loop.
+    - `drafters`: which drafters propose, in order of credit; `()` is none.
+    - `max_nodes`: the most nodes of a step's candidate tree.
+    - `max_draws`: the most tokens that a draft model samples for it.
+    - `mode`: one of `MODES` or `LOSSY_MODES`. `auto` is greedy at temperature 0, otherwise coupled with a seed and
+      traversal without.
+    - `write_back`: False stores nothing.
+
+    Raises ConfigError for a value of the wrong type or out of its range.
+
+    >>> SpeculationConfig.from_dict({"max_node": 16})
+    Traceback (most recent call last):
+    precedent.errors.ConfigError: SpeculationConfig has no setting 'max_node'; did you mean 'max_nodes'?
     """
 
     enabled: bool = True
@@ -216,15 +235,18 @@ def drafter_names(drafters: Any) -> tuple[str, ...]:
 class EngineLimits(_FromDict):
     """How much one engine does and holds at once; requests that do not fit wait, first come, first served.
 
-    * `max_running`: requests prefilled or decoded at once.
-    * `max_kv_bytes`: bytes of keys and values, for running requests (each with room for its whole answer and its
+    - `max_running`: requests prefilled or decoded at once.
+    - `max_kv_bytes`: bytes of keys and values, for running requests (each with room for its whole answer and its
       largest tree) and for idle conversations, which are evicted first. None is half of the memory that is free when
       the engine starts (on an accelerator four fifths; with `bitwise` there, the arena of docs/how-to/gpu.md).
-    * `max_idle_kv_bytes`: how many of these bytes idle conversations may take.
-    * `prefill_tokens_per_round`: prompt tokens computed between two steps of the running requests. Fewer keep their
+    - `max_idle_kv_bytes`: how many of these bytes idle conversations may take.
+    - `prefill_tokens_per_round`: prompt tokens computed between two steps of the running requests. Fewer keep their
       streams even; more bring a new request's first token sooner.
 
     Raises ConfigError for a value out of its range.
+
+    >>> EngineLimits(max_running=8).max_running
+    8
     """
 
     max_running: int = 32

@@ -84,16 +84,27 @@ class SpeculationCache(OfOneProcess):
     ) -> Self:
         """Open a cache, in memory without a `path`.
 
-        `path` is a folder, a file that ends in .sqlite, .sqlite3 or .db, or a URL that an installed package opens (see
-        `precedent.cache.opening`). `embedder` is a sentence-transformers id or folder, or an embedder object; the
-        default is all-MiniLM-L6-v2. It is loaded at first use, or here if the file holds vectors, which it must have
-        made. `max_bytes` bounds tokens, vectors and texts of all completions, `max_tenant_bytes` those of any one
-        tenant, `max_records` the number of completions, `max_age` the seconds since one was first stored.
-        `max_index_bytes` bounds the token indexes of drafting (default 256 MiB in memory, 4 GiB on disk, where large
-        arrays are mapped); the oldest completions leave them first. `max_prefix_bytes` bounds what
-        `EngineOptions.keep_prefixes` keeps beside a cache on disk, at most for `max_age` (None: 30 days). `redact`
-        returns what to store instead of a completion, or None for nothing. `similarity` finds the nearest completions,
-        by default FAISS in memory. Raises CacheError; a file that is refused is left untouched.
+        - `path`: a folder, a file that ends in .sqlite, .sqlite3 or .db, or a URL that an installed package opens.
+        - `embedder`: a sentence-transformers id or folder, or an embedder object; None is all-MiniLM-L6-v2. It is loaded
+          at first use, or here if the file holds vectors, which it must have made.
+        - `max_bytes`: the most bytes of tokens, vectors and texts of all completions.
+        - `max_records`: the most completions.
+        - `max_age`: the most seconds since a completion was first stored.
+        - `max_tenant_bytes`: the most bytes of any one tenant's completions.
+        - `max_index_bytes`: the most bytes that drafting holds to match against; None is 256 MiB in memory and 4 GiB on
+          disk, where large arrays are mapped. The oldest completions leave first.
+        - `max_prefix_bytes`: the most bytes that `EngineOptions.keep_prefixes` keeps, at most for `max_age` (None: 30
+          days).
+        - `redact`: returns what to store instead of a completion, or None for nothing.
+        - `read_only`: store nothing.
+        - `similarity`: finds the nearest completions; None is FAISS in memory.
+
+        Raises CacheError; a file that is refused is left untouched.
+
+        >>> from precedent.testing.embedders import HashEmbedder
+        >>> with SpeculationCache.open(embedder=HashEmbedder()) as cache:
+        ...     cache.stats().records
+        0
         """
         check_fork()
         place = place_of(path)

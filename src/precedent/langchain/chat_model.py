@@ -40,21 +40,32 @@ if TYPE_CHECKING:
 class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
     """A chat model that answers as its target model would, faster: earlier answers and a draft model propose tokens.
 
-    `model` is a Hugging Face id or folder; `draft_model` a smaller model of the same tokenizer; `speculation_cache` a
-    path, an open `SpeculationCache`, or None for no cache. These and `embedder`, `device`, `draft_device`, `dtype`,
-    `model_kwargs`, `bitwise`, `cuda_graphs`, `pearl`, `keep_prefixes` and `tensor_parallel` describe the engine
-    (`EngineOptions` says what each means) and cannot be given per call; all other fields can. Weights are loaded at the
-    first call, once for all models of equal settings, until `unload`. With `tensor_parallel=True` the constructor loads
-    them, and all processes but the first stay in it until they end.
+    Weights are loaded at the first call, once for all models of equal settings, until `unload`. With
+    `tensor_parallel=True` the constructor loads them, and all processes but the first stay in it until they end.
+    Fields of `EngineOptions` describe the engine and cannot be given per call; all others can. Fields of
+    `SamplingParams` mean what they mean there, and None is the default.
 
-    `speculation` is True, False (plain decoding), or a `SpeculationConfig`. `templates` are premade responses with
-    `{holes}` (texts, or a `Templates`), proposed beside the forms of calls to the bound tools; `prediction=` of a call
-    is a guess of its answer. Completions are drafted from those of the same `tenant`; with `tenant_from="metadata"`
-    each run names its own. Sampling fields are those of `SamplingParams`; temperature 0 is greedy, None the default.
-    `chat_template_kwargs` are variables of the model's chat template; `reasoning` turns its thinking on or off.
+    - `model`: a Hugging Face id, a folder or a GGUF file.
+    - `speculation_cache`: a folder, file or URL, or an open `SpeculationCache`; None is no cache.
+    - `tenant`: whose completions may be drafted from: a hard partition of the cache.
+    - `tenant_from`: "metadata" lets each run's metadata name its tenant.
+    - `drafters`: which drafters propose, in order of credit; None are the engine's, `[]` is none.
+    - `templates`: premade responses with `{holes}` (texts, or a `Templates`), proposed beside the forms of tool calls.
+    - `speculation`: True, False (plain decoding) or a `SpeculationConfig`.
+    - `logprobs`: return the log-probabilities of the answer's tokens.
+    - `top_logprobs`: and of this many of the likeliest at each place, at most 20.
+    - `strict_tools`: the default of `strict`: whether calls must fit their tool's schema. "auto" holds forced calls.
+    - `chat_template_kwargs`: variables of the model's chat template, as `{"enable_thinking": False}`.
+    - `reasoning`: True or False where the chat template has a switch for thinking, an effort such as "low" where it
+      has `reasoning_effort`.
 
-        llm = ChatPrecedent(model="HuggingFaceTB/SmolLM2-1.7B-Instruct", speculation_cache="orders.db")
-        agent = create_agent(llm, tools=[look_up_order])
+    Raises ConfigError or UnsupportedError for a setting that is wrong, or that the model cannot have.
+
+    >>> from precedent.testing.scripted_model import scripted_model_engine
+    >>> llm = ChatPrecedent.from_engine(scripted_model_engine(["It is on its way."]))
+    >>> llm.invoke("Where is order 1042?").text
+    'It is on its way.'
+    >>> llm.engine.close()
     """
 
     def warm(

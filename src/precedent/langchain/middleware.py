@@ -50,11 +50,12 @@ def ended_well(state: AgentState[Any]) -> bool:
 class SpeculationMiddleware(AgentMiddleware[SpeculationState, Any, Any]):
     """Middleware of `create_agent` for a `ChatPrecedent`; calls of other chat models pass unchanged.
 
-    `tenant` is a text, or a function of the runtime (`lambda runtime: runtime.context["org"]`) that returns a non-empty
-    text, because no call may fall back to another tenant. `workflow` names the calls' workflow step and `budget` bounds
-    the nodes of their candidate trees; either may be a function of the model request. Completions are stored when a run
-    ends and `learn_from` (by default `ended_well`) returns true for its final state; with None each is stored at once.
-    A run that raises, or continues in another process, stores nothing.
+    - `tenant`: a text, or a function of the runtime (`lambda runtime: runtime.context["org"]`) that returns a non-empty
+      text, because no call may fall back to another tenant.
+    - `workflow`: the calls' workflow step, or a function of the model request.
+    - `budget`: the most nodes of their candidate trees, or a function of the model request.
+    - `learn_from`: a function of a run's final state. Its completions are stored when it ends and this returns true;
+      with None each is stored at once. A run that raises, or continues in another process, stores nothing.
 
         agent = create_agent(llm, tools, middleware=[SpeculationMiddleware(tenant=lambda rt: rt.context["org"])])
     """
