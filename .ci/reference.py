@@ -78,7 +78,7 @@ def default_of(value: Any) -> str:
     """A default as a reader sees it."""
     if value is inspect.Parameter.empty or value is dataclasses.MISSING:
         return "required"
-    return f"`{value!r}`"
+    return f"`{value.__name__ if inspect.isroutine(value) else repr(value)}`"
 
 
 def settings() -> str:
