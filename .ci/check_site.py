@@ -1,6 +1,6 @@
 """Fails if a page of the built site would load a script, a style, a font or a picture from another host.
 
-    python .ci/check_site.py build/docs
+`python .ci/check_site.py build/docs`
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Writes the pages of docs/reference that say what the code says: settings, commands, metrics, errors, names.
 
-    python .ci/reference.py            # write them
-    python .ci/reference.py --check    # exit status 1 if one of them is not what the code says
+`python .ci/reference.py` writes them; with `--check` the exit status is 1 if one of them is not what the code says.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ ENVIRONMENT = (
 )
 
 
-ALSO = """`ChatPrecedent` and `PrecedentLLM` also take the fields of [`EngineOptions`](#engineoptions) (`cache` is `speculation_cache`
-there, `speculation` as above, `limits` needs [`from_engine`](../how-to/langchain.md#start-from-what-you-have)) and of
-[`SamplingParams`](#samplingparams). All but those of `EngineOptions` may be given per call.
+ALSO = """`ChatPrecedent` and `PrecedentLLM` also take the fields of [`EngineOptions`](#engineoptions), which cannot be
+given per call, and of [`SamplingParams`](#samplingparams). `limits` needs
+[`from_engine`](../how-to/langchain.md#start-from-what-you-have).
 """
 
 
@@ -89,17 +88,17 @@ def settings() -> str:
 
     parts = ["# Settings\n\nLook up a setting, its default and what it means.\n"]
     own = bullets(ChatPrecedent.__doc__)
-    elsewhere = bullets(EngineOptions.__doc__) | bullets(SamplingParams.__doc__)
-    fields = {name: default for name, default in _chat_fields(ChatPrecedent).items() if name in own or name not in elsewhere}
-    parts += [_section("ChatPrecedent", ChatPrecedent, fields, own), ALSO]
+    elsewhere = bullets(EngineOptions.__doc__).keys() | bullets(SamplingParams.__doc__).keys()
+    fields = {name: value for name, value in _chat_fields(ChatPrecedent).items() if name not in elsewhere - own.keys()}
+    parts += [_section("ChatPrecedent", ChatPrecedent, fields), ALSO]
     for kind in (SamplingParams, SpeculationConfig, EngineOptions, EngineLimits):
-        parts.append(_section(kind.__name__, kind, _fields(kind), bullets(kind.__doc__)))
+        parts.append(_section(kind.__name__, kind, _fields(kind)))
     opened = inspect.signature(SpeculationCache.open).parameters
     given = {name: default_of(found.default) for name, found in opened.items()}
-    parts.append(_section("SpeculationCache.open", SpeculationCache.open, given, bullets(SpeculationCache.open.__doc__)))
+    parts.append(_section("SpeculationCache.open", SpeculationCache.open, given))
     taken = list(inspect.signature(SpeculationMiddleware.__init__).parameters.items())[1:]
     given = {name: default_of(found.default) for name, found in taken}
-    parts.append(_section("SpeculationMiddleware", SpeculationMiddleware, given, bullets(SpeculationMiddleware.__doc__)))
+    parts.append(_section("SpeculationMiddleware", SpeculationMiddleware, given))
     parts.append("## Environment\n\n" + table(("variable", "meaning"), [(f"`{a}`", b) for a, b in ENVIRONMENT]))
     return "\n".join(parts)
 
@@ -123,8 +122,9 @@ def _chat_fields(model: Any) -> dict[str, str]:
     }
 
 
-def _section(title: str, kind: Any, defaults: dict[str, str], meanings: dict[str, str]) -> str:
+def _section(title: str, kind: Any, defaults: dict[str, str]) -> str:
     """A heading, the summary, and a row for each setting. Raises KeyError for a setting that nothing explains."""
+    meanings = bullets(kind.__doc__)
     rows = [(f"`{name}`", default, meanings[name]) for name, default in defaults.items()]
     return f"## {title}\n\n{summary(kind)}\n\n{table(('setting', 'default', 'meaning'), rows)}"
 
@@ -181,8 +181,8 @@ def metrics() -> str:
     return "\n".join([
         "# Metrics\n\nLook up a metric of `GET /metrics` or of `Engine.metrics()`.\n",
         "## `/metrics`\n\n`prometheus_text([engine, …])` writes the same. Each series has the labels `model_name` and "
-        "`engine`. Names are vLLM's; latencies are summaries (median and 95th percentile of recent requests) where vLLM has "
-        "histograms.\n",
+        "`engine`. Names are vLLM's; latencies are summaries (median and 95th percentile of recent requests) where "
+        "vLLM has histograms.\n",
         table(("name", "kind", "meaning"), rows),
         f"## `Engine.metrics()`\n\n{_paragraphs(EngineMetrics)}\n\n{table(('field',), names)}",
     ])  # fmt: skip
@@ -193,10 +193,11 @@ def errors() -> str:
     from precedent import errors as module
 
     kinds = [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == module.__name__]
-    rows = [(f"`{kind.__name__}`", ", ".join(f"`{b.__name__}`" for b in kind.__bases__), summary(kind)) for kind in kinds]
+    bases = {kind: ", ".join(f"`{base.__name__}`" for base in kind.__bases__) for kind in kinds}
+    rows = [(f"`{kind.__name__}`", bases[kind], summary(kind)) for kind in kinds]
     return (
-        "# Errors\n\nLook up an error. All are in `precedent` and `precedent.errors`. Each message is one line that says what "
-        "was wrong and what to do.\n\n" + table(("error", "is a", "when"), rows) + "\n"
+        "# Errors\n\nLook up an error. All are in `precedent` and `precedent.errors`. Each message is one line that "
+        "says what was wrong and what to do.\n\n" + table(("error", "is a", "when"), rows) + "\n"
         "Errors of a call of a chat model are LangChain's own types as well: `ContextOverflowError`, "
         "`ModelInvalidRequestError` (a `ConfigError`, `PromptError` or `UnsupportedError`), `ModelNotFoundError` (a "
         "`ModelLoadError`) and `OutputParserException`.\n"
@@ -206,13 +207,11 @@ def errors() -> str:
 def python() -> dict[str, str]:
     """A page for each public module: every name, how it is called, and its docstring."""
     seen: set[int] = set()
-    pages = {f"python/{name}.md": "\n".join([f"# `{name}`\n\n{_module(name)}\n", *_names(name, seen)]) for name in MODULES}
+    heads = {name: f"# `{name}`\n\n{_module(name)}\n" for name in MODULES}
+    pages = {f"python/{name}.md": "\n".join([head, *_names(name, seen)]) for name, head in heads.items()}
     rows = "\n".join(f"- [`{name}`]({name}.md): {_module(name)}" for name in MODULES)
-    return {
-        "python/index.md": "# Python names\n\nLook up a class or function. Everything listed here is public; anything else may "
-        f"change.\n\n{rows}\n",
-        **pages,
-    }
+    said = "Look up a class or function. Everything listed here is public; anything else may change."
+    return {"python/index.md": f"# Python names\n\n{said}\n\n{rows}\n", **pages}
 
 
 def _module(name: str) -> str:
@@ -240,16 +239,19 @@ def _paragraphs(found: Any) -> str:
     """A docstring as Markdown: examples become code."""
     text = inspect.getdoc(found) or ""
     text = re.sub(r"(?ms)^>>> .*?(?=\n\n|\Z)", lambda match: f"```pycon\n{match[0].rstrip()}\n```", text)
-    return re.sub(r"(?m)((?:^    .*\n?)+)", lambda match: f"```python\n{inspect.cleandoc(match[0])}\n```\n", text).strip()
+    indented = re.compile(r"((?:^    .*\n?)+)", re.MULTILINE)
+    return indented.sub(lambda match: f"```python\n{inspect.cleandoc(match[0])}\n```\n", text).strip()
 
 
 def _methods(kind: Any) -> str:
     if not inspect.isclass(kind):
         return ""
+    called = {name: found for name, found in vars(kind).items() if not name.startswith(("_", "test_"))}
+    kinds = (property, classmethod, staticmethod)
     rows = [
         (f"`{name}`", summary(found))
-        for name, found in vars(kind).items()
-        if not name.startswith(("_", "test_")) and (inspect.isroutine(found) or isinstance(found, property)) and summary(found)
+        for name, found in called.items()
+        if (inspect.isroutine(found) or isinstance(found, kinds)) and summary(found)
     ]
     return "\n" + table(("method", "what it does"), rows) if rows else ""
 

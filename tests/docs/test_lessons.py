@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 LESSONS = Path(__file__).parents[2] / "docs" / "tutorial"
-BLOCK = re.compile(r"(?:[Ss]ave this as `(?P<name>[\w.-]+)`[^\n]*\n\n)?```(?P<kind>python|console)\n(?P<text>.*?)```", re.DOTALL)
+BLOCK = re.compile(
+    r"(?:[Ss]ave this as `(?P<name>[\w.-]+)`[^\n]*\n\n)?```(?P<kind>python|console)\n(?P<text>.*?)```", re.DOTALL
+)
 SERVES = "precedent serve"
 SECONDS = 900
 

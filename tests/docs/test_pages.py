@@ -1,4 +1,4 @@
-"""The pages: every link leads somewhere, every name is there, none is too long, and the reference says what the code says."""
+"""The pages: links lead somewhere, names are there, none is too long, the reference says what the code says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ LONG = {"how-to/vllm.md"}
 
 MOST_WORDS = 900
 PAGES = sorted(DOCS.rglob("*.md"))
-ALL = [*PAGES, *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("plugins/*/README.md")), *sorted(ROOT.glob("examples/*.md"))]
+ALL = [
+    *PAGES,
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("plugins/*/README.md")),
+    *sorted(ROOT.glob("examples/*.md")),
+]
 
 
 def name_of(page: Path) -> str:
@@ -102,8 +107,8 @@ def test_every_name_of_ours_is_there(page: Path) -> None:
     """Dotted names, in prose and in imports."""
     text = page.read_text(encoding="utf-8")
     named = set(re.findall(r"`(precedent(?!\.sqlite)(?:\.\w+)+)", text))
-    named |= {f"{module}.{name}" for module, names in re.findall(r"^from (precedent[\w.]*) import (.+)$", text, re.MULTILINE)
-              for name in re.findall(r"\w+", names)}  # fmt: skip
+    for module, names in re.findall(r"^from (precedent[\w.]*) import (.+)$", text, re.MULTILINE):
+        named |= {f"{module}.{name}" for name in re.findall(r"\w+", names)}
     assert [name for name in sorted(named - ENTRY_POINTS) if not is_there(name)] == []
 
 
@@ -145,7 +150,9 @@ def test_every_test_that_a_page_names_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", written(), ids=name_of)
 def test_every_program_that_a_page_names_is_there(page: Path) -> None:
-    named = re.findall(r"(?:python |^|`)((?:tests|examples|plugins)/[\w/.-]+\.(?:py|sh|ipynb))", page.read_text(encoding="utf-8"))
+    named = re.findall(
+        r"(?:python |^|`)((?:tests|examples|plugins)/[\w/.-]+\.(?:py|sh|ipynb))", page.read_text(encoding="utf-8")
+    )
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
