@@ -40,8 +40,16 @@ class SpeculationCache(OfOneProcess):
     Each process opens its own cache: a process forked while the cache was open gets CacheError.
 
     A tenant is a hard partition: no method returns a completion of another tenant than the given one.
-    `max_index_bytes` bounds the token indexes that drafting holds. `redact` gets each completion before it is embedded
-    and stored (`precedent.cache.store.redaction`).
+    `open` says what it is made of.
+
+    >>> from precedent.testing.embedders import HashEmbedder
+    >>> cache = SpeculationCache.open(embedder=HashEmbedder())  # in memory; give a path to keep it
+    >>> record = cache.insert(NewCompletion((5, 8, 13), "tokenizer", "model", tenant="acme", query="where is it?"))
+    >>> [hit.record.token_ids for hit in cache.recall("where is it?", tenant="acme", tokenizer="tokenizer")]
+    [(5, 8, 13)]
+    >>> cache.recall("where is it?", tenant="bolt", tokenizer="tokenizer")
+    []
+    >>> cache.close()
     """
 
     instead = "give its path or URL, and open it only in the process that uses it"

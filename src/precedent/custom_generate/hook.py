@@ -125,6 +125,20 @@ def generate(
     `SamplingParams`; transformers has none. The model's modules are not changed. The set-up made by the first call is
     kept for the model's lifetime. Raises UnsupportedError, by name, for what our loop cannot do, ConfigError or
     PromptError for bad input.
+
+    >>> import torch
+    >>> from precedent.testing.tiny_models import tiny_causal_lm
+    >>> model, prompt = tiny_causal_lm(), torch.tensor([[5, 8, 13, 5, 8]])
+    >>> plain = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)
+    >>> ours = model.generate(
+    ...     prompt,
+    ...     attention_mask=torch.ones_like(prompt),
+    ...     max_new_tokens=8,
+    ...     do_sample=False,
+    ...     custom_generate=generate,
+    ... )
+    >>> torch.equal(plain, ours)
+    True
     """
     dropped = dropped_by_generate(model)
     call = (logits_processor, stopping_criteria, generation_config, model_inputs, dropped)

@@ -18,6 +18,9 @@ class JsonSchema:
     """JSON that a schema allows, on one line, with the spacing of `json.dumps` and properties in the schema's order.
 
     `lenient` ignores what the grammar engine cannot enforce instead of refusing it.
+
+    >>> JsonSchema.of({"type": "boolean"}).text
+    '{"type": "boolean"}'
     """
 
     text: str

@@ -62,6 +62,12 @@ class PrecedentRecorder(BaseCallbackHandler):
     the key of the runs' metadata that names the group of a conversation, such as a customer. No error is raised into
     the chain: errors are logged once per kind and counted in `num_lost`. Raises ConfigError if the file cannot be
     opened.
+
+    >>> from langchain_core.language_models import FakeListChatModel
+    >>> with PrecedentRecorder("log.jsonl") as recorder:
+    ...     answer = FakeListChatModel(responses=["At nine."]).invoke("When do you open?", {"callbacks": [recorder]})
+    >>> recorder.num_recorded
+    1
     """
 
     def __init__(

@@ -40,6 +40,9 @@ class Template:
 
     Raises ConfigError if there is no literal text, or if two holes have nothing between them: the end of the first
     one could not be found.
+
+    >>> Template.parse("Order {number} was sent.").parts
+    ('Order ', Hole(name='number', kind='text', choices=()), ' was sent.')
     """
 
     parts: tuple[str | Hole, ...]
@@ -87,8 +90,11 @@ class Templates(Sequence[Template]):
     `choices` maps names of holes to the few texts they can have. Raises ConfigError for a template that cannot be
     parsed or is given twice, and for choices of a hole that no template has.
 
-        Templates(["Document {document_id} is now shared with {email}.", "Document {document_id} is {state}."],
-                  choices={"state": ["open", "deleted"]})
+    >>> len(Templates(["Order {number} is {state}.", "Welcome back."], choices={"state": ["open", "sent"]}))
+    2
+    >>> Templates(["{number}"])
+    Traceback (most recent call last):
+    precedent.errors.ConfigError: template '{number}' has no text of its own: write the text around the holes
     """
 
     def __init__(

@@ -60,5 +60,17 @@ def verify(tree: CandidateTree, rows: TargetRows, mode: str, rng: Rng) -> Verdic
 
     The output has the same distribution as sampling from `rows`. A pure function: it uses no model and no settings, and
     changes none of its arguments. Raises ConfigError for a mode that is not lossless.
+
+    >>> import torch
+    >>> from precedent.config import SamplingParams
+    >>> from precedent.sampling.rng import CounterRng
+    >>> from precedent.tree import ROOT, TreeBuilder
+    >>> builder = TreeBuilder()
+    >>> node = builder.add_fixed(ROOT, 2, "recall")
+    >>> tree = builder.build()
+    >>> rows = TargetRows(torch.tensor([[0.0, 0.0, 9.0], [9.0, 0.0, 0.0]]), tree, SamplingParams(), ())
+    >>> verdict = verify(tree, rows, "greedy", CounterRng(0, 0))
+    >>> verdict.path, verdict.next_token, verdict.kind
+    ((0,), 0, 'bonus')
     """
     return prepare(tree, rows, mode)(rng)

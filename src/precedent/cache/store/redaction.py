@@ -19,6 +19,10 @@ def never_store(*patterns: str) -> Redact:
     """A `Redact` that stores nothing whose query or text matches one of these regular expressions.
 
     Raises CacheError for an invalid pattern.
+
+    >>> never_store("(")
+    Traceback (most recent call last):
+    precedent.errors.CacheError: '(' is not a regular expression: missing ), unterminated subpattern at position 0
     """
     try:
         compiled = [re.compile(pattern) for pattern in patterns]

@@ -36,6 +36,9 @@ class StoreURL:
 
     Two URLs are equal only if their secrets are; hashes do not depend on secrets. Raises ConfigError for a text in
     which the password cannot be told from the rest.
+
+    >>> StoreURL("postgresql://ada:secret@db.internal/precedent")
+    StoreURL('postgresql://ada@db.internal/precedent')
     """
 
     __slots__ = ("_whole", "scheme", "shown")
