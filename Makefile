@@ -78,7 +78,7 @@ test-llama-cpp: $(LLAMA_VENV)/run.stamp  ## precedent-llama-cpp with a real GGUF
 
 docs: $(VENV)/dev.stamp  ## the documentation site in build/docs; broken links, missing anchors and unknown names fail
 	@$(BIN)/python .ci/reference.py --check
-	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
+	@$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -b html docs build/docs
 	@$(BIN)/python .ci/check_site.py build/docs
 	@echo "== open build/docs/index.html"
 

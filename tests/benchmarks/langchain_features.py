@@ -3,7 +3,8 @@
     pip install langchain-huggingface
     python tests/benchmarks/langchain_features.py
 
-Both get the same model folder; nothing is downloaded. Prints the table of docs/explanation/chat-models.md, a line for each feature.
+Both get the same model folder; nothing is downloaded. Prints the table of docs/explanation/chat-models.md, a line for
+each feature.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def is_there(name: str) -> bool:
 
 
 @cache
-def tests_by_file() -> dict[str, list[Path]]:
+def files_by_name() -> dict[str, list[Path]]:
     files: dict[str, list[Path]] = {}
     for path in ROOT.rglob("test_*.py"):
         if not {".venv", ".venv-vllm", ".venv-llama-cpp", ".venv-clients"} & set(path.parts):
@@ -142,7 +142,7 @@ def tests_by_file() -> dict[str, list[Path]]:
 def test_every_test_that_a_page_names_is_there(page: Path) -> None:
     missing = []
     for file, test in re.findall(r"`(?:[\w/]+/)?(test_\w+\.py)(?:::(\w+))?", page.read_text(encoding="utf-8")):
-        sources = [path.read_text(encoding="utf-8") for path in tests_by_file().get(file, ())]
+        sources = [path.read_text(encoding="utf-8") for path in files_by_name().get(file, ())]
         if not any(f"def {test}" in source or f"class {test}" in source for source in sources):
             missing.append(f"{file}::{test}")
     assert missing == []

@@ -15,7 +15,7 @@ SCRIPTED, OTHER = "scripted-model", "other-model"
 
 
 def admit(monkeypatch: pytest.MonkeyPatch, chat_model: type) -> None:
-    """Give the suite's `load` the class that docs/how-to/langchain.md tells users to give; it reads no others by itself."""
+    """Give the suite's `load` the class that docs/how-to/langchain.md tells users to give; it reads no others."""
 
     def loaded(obj: Any, **settings: Any) -> Any:
         return langchain_load(obj, **settings | {"allowed_objects": [chat_model]})

@@ -1,6 +1,6 @@
 """Well-known wrong shortcuts: each must fail the very tests that the shipped verifiers pass.
 
-They come from published code (docs/explanation/verification.md). If one of them passes, the exact tests have gone blind.
+They come from published code (docs/explanation/lossless.md). If one of them passes, the exact tests have gone blind.
 """
 
 from __future__ import annotations

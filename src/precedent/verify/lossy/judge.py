@@ -26,7 +26,7 @@ Judge = Callable[[CandidateTree, TargetRows, int], float]
 """`(tree, rows, node) -> probability` in [0, 1] of accepting a rejected node; depends only on its arguments.
 
 `rows.probs(n)` and `rows.logits(n)` are the target's probabilities and logits after any node n of the tree. The row
-that rejected the token is that of `tree.parents[node]`. Hidden states are not available (docs/explanation/verification.md).
+that rejected the token is that of `tree.parents[node]`. Hidden states are not available (docs/explanation/lossy.md).
 """
 
 
