@@ -52,7 +52,8 @@ def tried(archive: Path) -> None:
         folder = Path(name)
         venv.create(folder / "venv", with_pip=True)
         python = folder / "venv" / "bin" / "python"
-        run(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", archive, folder=folder)
+        told = (ROOT / ".ci" / "install.py", f"installing {archive.name} into an empty environment: a few minutes")
+        run(python, *told, "-c", ROOT / "constraints.txt", archive, folder=folder)
         run(python, "-c", TRIED, folder=folder)
         run(folder / "venv" / "bin" / "precedent", "--version", folder=folder)
 
@@ -60,7 +61,6 @@ def tried(archive: Path) -> None:
 def main(out: Path) -> None:
     """Build and try both."""
     for archive in build(out):
-        print(f"== trying {archive.name} in an empty environment: a few minutes", flush=True)
         tried(archive)
     print("\n".join(str(path) for path in sorted(out.iterdir())))
 
