@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.vllm_batch import SECRET
 from helpers.vllm_http import ANSWER, ASK, PROMPT, FakeServer, Wrap, asked, closed, kept, noted
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from precedent.testing.embedders import HashEmbedder
 from precedent_vllm.answers import Events, Gathered
@@ -97,6 +100,49 @@ async def test_the_end_of_the_server_waits_for_what_is_to_be_stored(wrap: Wrap, 
     await asked(app, ASK, state=server.state)
     await asked(app, type="lifespan", state=server.state)
     assert app._keeper is None
+    assert kept(tmp_path) == [("north", tuple(ANSWER))]
+
+
+class Noting(HashEmbedder):
+    """Notes what it embedded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        self.texts += texts
+        return super().embed(texts)
+
+
+async def test_the_store_is_open_and_its_embedder_loaded_before_the_first_answer(wrap: Wrap, tmp_path: Path) -> None:
+    """An embedding model takes seconds to load: the second request would come before the first answer is stored."""
+    embedder = Noting()
+    app, server = wrap(tenant="north", embedder=embedder)
+    await asked(app, type="lifespan", state=server.state)
+    assert len(embedder.texts) == 1
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.parametrize("settings", [{"store": None}, {"on": False}])
+async def test_a_server_that_stores_nothing_opens_nothing(wrap: Wrap, settings: dict[str, Any]) -> None:
+    embedder = Noting()
+    app, server = wrap(tenant="north", **{"embedder": embedder, **settings})
+    await asked(app, type="lifespan", state=server.state)
+    assert not embedder.texts
+
+
+def test_a_store_that_is_not_ready_at_the_start_is_tried_again(
+    tmp_path: Path, model_folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "cache.db"
+    path.write_text("something else's")
+    keeper = Keeper(Settings(store=str(path), embedder=HashEmbedder(), secret=SECRET), model_folder)
+    keeper.warm_up()
+    keeper._executor.submit(path.unlink).result()
+    keeper.keep([(PROMPT, ANSWER)], Note(tenant="north"), "m")
+    keeper.close()
+    assert caplog.text.count("the store is not ready") == 1
     assert kept(tmp_path) == [("north", tuple(ANSWER))]
 
 

@@ -51,6 +51,14 @@ def test_drafting_that_fails_costs_drafts_only(
     assert drafter.counts()["precedent:failed_steps"] == {"": 2}
 
 
+def test_a_request_that_cannot_begin_early_costs_drafts_only(
+    drafter: Drafter, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter.arrived({"a": None})  # type: ignore[dict-item]
+    assert caplog.text.count("drafting failed") == 1
+    assert drafter.counts()["precedent:failed_steps"] == {"": 1}
+
+
 def test_a_store_that_is_away_leaves_the_prompt(
     drafter: Drafter,
     runner: FakeRunner,

@@ -102,28 +102,72 @@ def test_what_is_spread_equals_its_definition(rows: list[tuple[float, int]]) -> 
     assert output.tolist() == [value or 1.0 for value, count in rows for _ in range(count)]
 
 
+class Runner:
+    """The two methods of vLLM's runner that are wrapped."""
+
+    def __init__(self, drafter: Any) -> None:
+        self.drafter, self.requests = drafter, dict[str, int]()
+
+    def _update_states(self, scheduled: int) -> str:
+        self.requests["new"] = scheduled
+        return "deferred"
+
+    def propose_draft_token_ids(self, *what: Any, **named: Any) -> Any:
+        return what, named, getattr(self.drafter, "runner", None)
+
+
+class Ours:
+    runner: Any = None
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, int]] = []
+
+    def arrived(self, requests: dict[str, int]) -> None:
+        self.seen.append(dict(requests))
+
+
+def announced() -> type[Runner]:
+    """A class of its own: wrapping changes it."""
+    kind = type(
+        "Fresh", (Runner,), {name: vars(Runner)[name] for name in ("_update_states", "propose_draft_token_ids")}
+    )
+    for _ in range(3):
+        announce(kind, Ours)
+    return kind
+
+
 def test_a_runner_makes_itself_known_at_each_step() -> None:
     """Once, however often it is asked for; and never to a drafter that is not ours."""
-
-    class Runner:
-        def __init__(self, drafter: Any) -> None:
-            self.drafter = drafter
-
-        def propose_draft_token_ids(self, *what: Any, **named: Any) -> Any:
-            return what, named, getattr(self.drafter, "runner", None)
-
-    class Ours:
-        runner: Any = None
-
-    for _ in range(3):
-        announce(Runner, Ours)
-    one, other, foreign = Runner(Ours()), Runner(Ours()), Runner(object())
+    kind = announced()
+    one, other, foreign = kind(Ours()), kind(Ours()), kind(object())
     assert one.propose_draft_token_ids(1, two=2) == ((1,), {"two": 2}, one)
     assert other.propose_draft_token_ids() == ((), {}, other)
     assert foreign.propose_draft_token_ids() == ((), {}, None)
-    wrapped = Runner.propose_draft_token_ids
-    announce(Runner, Ours)
-    assert Runner.propose_draft_token_ids is wrapped
+    wrapped = kind.propose_draft_token_ids
+    announce(kind, Ours)
+    assert kind.propose_draft_token_ids is wrapped
+
+
+def test_a_runner_tells_its_drafter_of_new_requests_before_they_are_computed() -> None:
+    kind = announced()
+    one, foreign = kind(Ours()), kind(object())
+    assert one._update_states(7) == foreign._update_states(8) == "deferred"
+    assert one.drafter.seen == [{"new": 7}]
+
+
+def test_a_runner_without_drafts_is_left_alone() -> None:
+    """A worker of another pipeline stage has no drafter at all."""
+    one = announced()(None)
+    del one.drafter
+    assert one._update_states(7) == "deferred"
+
+
+def test_a_runner_that_does_not_tell_of_new_requests_still_drafts() -> None:
+    kind = type("Fresh", (), {"propose_draft_token_ids": Runner.propose_draft_token_ids})
+    announce(kind, Ours)
+    one: Any = kind()
+    one.drafter = Ours()
+    assert one.propose_draft_token_ids() == ((), {}, one)
 
 
 def test_a_runner_that_is_unknown_is_refused() -> None:

@@ -41,6 +41,31 @@ def test_a_part_of_a_prompt_gets_no_draft_and_begins_its_search(drafter: Drafter
     assert runner.step(drafter, {"a": [40], "b": [42]}) == {"a": [41, 42, 43, 44, 45, END], "b": [43, 44, 45, END]}
 
 
+def test_the_search_begins_before_the_prompt_is_computed(
+    drafter: Drafter, runner: FakeRunner, service: DraftingService
+) -> None:
+    """And goes on with the session that was begun then; one that leaves before its first token ends."""
+    runner.add("a", [1, 2, 3], NORTH)
+    runner.add("b", [1, 2], SOUTH)
+    drafter.arrived(runner.requests)
+    drafter.arrived(runner.requests)
+    assert service.metrics().num_requests == 2
+    runner.finish("b")
+    drafter.arrived(runner.requests)
+    service.begin("b", [1, 2]).end()  # refused while a session of that name runs
+    assert runner.step(drafter, {"a": [40]}) == {"a": [41, 42, 43, 44, 45, END]}
+    assert service.metrics().num_requests == 3
+
+
+def test_another_request_under_an_id_that_came_back_is_begun_anew(drafter: Drafter, runner: FakeRunner) -> None:
+    runner.add("a", [1, 2, 3], NORTH)
+    drafter.arrived(runner.requests)
+    runner.finish("a")
+    runner.add("a", [1, 2, 3], SOUTH)
+    drafter.arrived(runner.requests)
+    assert runner.step(drafter, {"a": [50]}) == {"a": [51, 52, 53, 54, END]}
+
+
 def test_requests_that_change_slots_keep_their_sessions(drafter: Drafter, runner: FakeRunner) -> None:
     runner.add("a", [1, 2, 3], NORTH)
     runner.add("b", [1, 2], SOUTH)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from precedent.service import DRAFTERS, DraftingService
 from precedent_vllm.counts import Publisher, Series, drafted
 from precedent_vllm.engine import Vllm
 from precedent_vllm.note import Note, unseal
-from precedent_vllm.rows import Rows
+from precedent_vllm.rows import RequestState, Rows
 from precedent_vllm.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -48,6 +48,14 @@ class Drafter:
         """Nothing to load; see that vLLM's rejection sampler on this machine is right. Raises UnsupportedError."""
         self._vllm.check_rejection_sampler()
 
+    def arrived(self, requests: Mapping[str, RequestState]) -> None:
+        """Begin drafting for those of vLLM's requests that are new, before their prompts are computed."""
+        if self._service is not None:
+            try:
+                self._rows.arrived(requests)
+            except Exception as error:
+                self._failed(error)
+
     def propose(
         self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, **_: Any
     ) -> list[list[int]]:
@@ -60,11 +68,14 @@ class Drafter:
                 self.runner.input_batch.req_ids, self.runner.requests,
                 sampled_token_ids, num_tokens_no_spec, token_ids_cpu,
             )  # fmt: skip
-        except Exception:
-            self.num_failures += 1
-            if self.num_failures == 1:
-                _log.exception("drafting failed; requests go on without drafts")
+        except Exception as error:
+            self._failed(error)
             return none
+
+    def _failed(self, error: Exception) -> None:
+        self.num_failures += 1
+        if self.num_failures == 1:
+            _log.error("drafting failed; requests go on without drafts", exc_info=error)
 
     def counts(self) -> Series:
         """What was counted so far, for Prometheus."""

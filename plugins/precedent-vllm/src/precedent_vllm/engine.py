@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 from precedent.errors import UnsupportedError
 from precedent_vllm import rejection
+
+Call = Callable[[Any], None]
 
 RUN = ("0.32", "0.33")
 """Versions whose contract of `custom_class` is known; 0.32 is the one that the tests run."""
@@ -46,7 +49,7 @@ class Vllm:
         return bool(parallel.rank % width == 0)
 
     def hand_over_runner(self, drafter: Any) -> None:
-        """Have vLLM's runner make itself known to its drafter at each step; may be called again.
+        """Have vLLM's runner make itself and its requests known to its drafter; may be called again.
 
         `propose` is not told which request a row is; the runner's `input_batch` and `requests` say it.
         """
@@ -68,21 +71,46 @@ class Vllm:
 
 
 def announce(runner_class: Any, drafter_class: type) -> None:
-    """Wrap a runner's `propose_draft_token_ids`: it first sets `runner` of its own drafter, if that is one of ours."""
-    inner = getattr(runner_class, "propose_draft_token_ids", None)
-    if inner is None:
+    """Wrap two methods of a runner, for drafters of ours.
+
+    `propose_draft_token_ids` first sets its drafter's `runner`. `_update_states`, with which each step begins, then
+    calls its `arrived`, so that a request's search runs while vLLM computes the prompt; without that method it begins
+    with the request's first drafts.
+    """
+    if not hasattr(runner_class, "propose_draft_token_ids"):
         raise UnsupportedError(f"{runner_class.__name__} has no propose_draft_token_ids: this vLLM is not known")
+
+    def hand_over(runner: Any) -> None:
+        runner.drafter.runner = runner
+
+    def tell(runner: Any) -> None:
+        runner.drafter.arrived(runner.requests)
+
+    _wrap(runner_class, "propose_draft_token_ids", drafter_class, before=hand_over)
+    if hasattr(runner_class, "_update_states"):
+        _wrap(runner_class, "_update_states", drafter_class, after=tell)
+
+
+def _wrap(
+    runner_class: Any, name: str, drafter_class: type, before: Call | None = None, after: Call | None = None
+) -> None:
+    """Call something before or after a method of runners whose drafter is ours; a method is wrapped once."""
+    inner = getattr(runner_class, name)
     if hasattr(inner, "of_precedent"):
         return
 
     @wraps(inner)
-    def proposing(self: Any, *arguments: Any, **named: Any) -> Any:
-        if isinstance(self.drafter, drafter_class):
-            self.drafter.runner = self
-        return inner(self, *arguments, **named)
+    def wrapped(self: Any, *arguments: Any, **named: Any) -> Any:
+        ours = isinstance(getattr(self, "drafter", None), drafter_class)
+        if ours and before:
+            before(self)
+        found = inner(self, *arguments, **named)
+        if ours and after:
+            after(self)
+        return found
 
-    proposing.of_precedent = True  # type: ignore[attr-defined]
-    runner_class.propose_draft_token_ids = proposing
+    wrapped.of_precedent = True  # type: ignore[attr-defined]
+    setattr(runner_class, name, wrapped)
 
 
 def _series(version: str) -> str:

@@ -20,7 +20,7 @@ MAX_WAITING = 1024
 
 
 class Keeper:
-    """Opens the store at the first answer; a store that does not open is tried again at the next one."""
+    """Opens the store when it is told to, or at the first answer; one that does not open is tried again at the next."""
 
     def __init__(self, settings: Settings, tokenizer: str) -> None:
         self._settings, self._tokenizer = settings, tokenizer
@@ -29,6 +29,10 @@ class Keeper:
         self._lock = Lock()
         self._waiting = self._stored = self._lost = 0
         self._publisher = Publisher(settings.folder, self.counts)
+
+    def warm_up(self) -> None:
+        """Open the store and load its embedder, so that the first answer is stored at once; returns at once."""
+        self._executor.submit(self._warm_up)
 
     def keep(self, pairs: Iterable[tuple[list[int], list[int]]], note: Note, model: str) -> None:
         """Store prompts and answers under the note's tenant; returns at once."""
@@ -69,6 +73,13 @@ class Keeper:
         except PrecedentError as error:
             self._count(stored=False)
             _log.warning("an answer was not stored: %s", error)
+
+    def _warm_up(self) -> None:
+        try:
+            if (cache := self._opened().cache) is not None:
+                cache.warm_up()
+        except PrecedentError as error:
+            _log.warning("the store is not ready, and is tried again at the first answer: %s", error)
 
     def _opened(self) -> DraftingService:
         if self._service is None:

@@ -51,7 +51,7 @@ class Middleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection."""
         if scope["type"] == "lifespan":
-            await self._app(scope, receive, self._closing(send))
+            await self._app(scope, receive, self._living(scope, send))
             return
         try:
             await self._answer(scope, receive, send)
@@ -113,14 +113,18 @@ class Middleware:
 
         return _Whole(send, counted)
 
-    def _closing(self, send: Send) -> Send:
-        async def closing(message: Message) -> None:
+    def _living(self, scope: Scope, send: Send) -> Send:
+        """Opens the store before the server starts, and closes it when the server has ended."""
+
+        async def living(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete" and self._drafts and self._settings.store:
+                self._kept_by(scope).warm_up()
             if message["type"].startswith("lifespan.shutdown.") and self._keeper is not None:
                 keeper, self._keeper = self._keeper, None
                 await asyncio.to_thread(keeper.close)
             await send(message)
 
-        return closing
+        return living
 
 
 class _Body:

@@ -44,6 +44,12 @@ class Rows:
         self.num_refused = 0
         """Requests without drafts because a session could not begin."""
 
+    def arrived(self, requests: Mapping[str, RequestState]) -> None:
+        """Begin a session for each new one of all requests that vLLM knows, and end those of requests that are gone."""
+        self._end({req_id for req_id in self._tracked if req_id not in requests})
+        for req_id, state in requests.items():
+            self._tracked_as(req_id, state)
+
     def propose(
         self,
         req_ids: Sequence[str],
@@ -75,14 +81,22 @@ class Rows:
         self._end(self._tracked.keys())
 
     def _followed(self, req_id: str, state: RequestState, tokens: Any, length: int) -> _Tracked:
-        """The request, its session knowing its first `length` tokens; another request of the same id ends first."""
-        one = self._tracked.get(req_id)
-        if one is None or one.state is not state or one.num_prompt != _prompt_length(state) or length < one.num_known:
+        """The request, its session knowing its first `length` tokens; one that knows more is begun again."""
+        one = self._tracked_as(req_id, state)
+        if length < one.num_known:
             self._end([req_id])
-            one = self._tracked[req_id] = self._begun(req_id, state)
+            one = self._tracked_as(req_id, state)
         if one.session is not None and length > one.num_known:
             one.session.committed(tokens[one.num_known : length])
             one.num_known = length
+        return one
+
+    def _tracked_as(self, req_id: str, state: RequestState) -> _Tracked:
+        """The request, begun if it is new; another request of the same id ends first."""
+        one = self._tracked.get(req_id)
+        if one is None or one.state is not state or one.num_prompt != _prompt_length(state):
+            self._end([req_id])
+            one = self._tracked[req_id] = self._begun(req_id, state)
         return one
 
     def _begun(self, req_id: str, state: RequestState) -> _Tracked:
