@@ -29,6 +29,7 @@ def test_the_notebook_is_kept_with_its_outputs_and_without_paths_of_a_machine() 
 
 @pytest.mark.slow
 @pytest.mark.model
+@pytest.mark.enable_socket
 @pytest.mark.filterwarnings("ignore")  # of the kernel's own transport
 def test_the_notebook_runs(tmp_path: Path) -> None:
     pytest.importorskip("nbclient", reason="the group `docs` is not installed")
