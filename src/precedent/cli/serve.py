@@ -164,7 +164,10 @@ def _models(given: list[str] | None, target: str) -> Mapping[str, str]:
 def _with_cache(options: EngineOptions, place: str | None, held: ExitStack) -> EngineOptions:
     """The options with an open cache that all models share."""
     from precedent.cache import SpeculationCache
+    from precedent.cache.following import Following
 
     if place is None:
         return options
-    return dataclasses.replace(options, cache=held.enter_context(SpeculationCache.open(place)))
+    cache = held.enter_context(SpeculationCache.open(place))
+    held.enter_context(Following(cache))
+    return dataclasses.replace(options, cache=cache)
