@@ -245,11 +245,11 @@ class Engine(OfOneProcess):
         self._worker.submit(request)
         return request.generation
 
-    def read_ahead(self, tenant: str) -> None:
-        """Read a tenant's completions now, so that its first request is drafted from them. Raises CacheError."""
-        self.check_process()
-        if isinstance(recall := self._drafters.get(RecallDrafter.name), RecallDrafter):
-            recall.read_ahead(tenant)
+    @property
+    def recall(self) -> RecallDrafter | None:
+        """The drafter that holds what its tenants' requests were answered before; None without a cache."""
+        found = self._drafters.get(RecallDrafter.name)
+        return found if isinstance(found, RecallDrafter) else None
 
     def metrics(self) -> EngineMetrics:
         """Requests that run and wait now, counts since the start, and latencies of recent requests."""

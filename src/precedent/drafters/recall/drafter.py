@@ -101,6 +101,10 @@ class RecallDrafter:
         self._memories.read(self._memories.of(tenant), tenant)
         self._cache.recall(WARM_UP, tenant=tenant, tokenizer=self._tokenizer, k=1)
 
+    def held(self) -> tuple[int, int]:
+        """Completions of all tenants that are in memory, and about how many bytes they take there."""
+        return self._memories.held()
+
     def ended(self, tenant: str, counts: Mapping[int, tuple[int, int]]) -> None:
         """Pass a finished request's credit to the cache and tidy the memory, without waiting for the disk."""
         if counts:
