@@ -31,8 +31,8 @@ def fleet_of(
             if used:
                 raise ConfigError(f"{option} is for a simulation of replicas: give --replicas as well")
         return None
-    for option, used in others.items():
-        if used:
+    for option, wanted in others.items():
+        if wanted:
             raise ConfigError(f"{option} belongs to a replay of one process: leave it out beside --replicas")
     return Fleet(replicas, routing, tenants, staleness, memory)
 
