@@ -42,7 +42,7 @@ class RayCluster:
         self._folder = Path(tempfile.mkdtemp(prefix="pr-", dir="/tmp"))  # sockets below it need short paths
         self._head: psutil.Popen | None = None
         self._nodes: list[psutil.Popen] = []
-        self.port, self._head_port = _free_port(), _free_port()
+        self.port, self._head_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
 
     @property
@@ -93,9 +93,8 @@ class RayCluster:
         os.kill(pid, signal.SIGKILL)
 
     def client(self, key: str) -> OpenAI:
-        """A client that never tries again, and says at random which session it wants."""
-        session = {"x-session-id": os.urandom(4).hex()}
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=600, default_headers=session)
+        """A client that never tries again."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=600)
 
     def figures(self, key: str) -> dict[str, Counter[str]]:
         """All metrics by replica and name, of as many models as there are."""
@@ -178,7 +177,7 @@ def _kill(processes: list[psutil.Process]) -> None:
     psutil.wait_procs(processes, timeout=END_SECONDS)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

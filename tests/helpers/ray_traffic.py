@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -64,9 +65,15 @@ class Told:
 
 
 def ask(client: openai.OpenAI, asked: str, tokens: int = TOKENS) -> tuple[str, int]:
-    """The text of one stream, and how many of its tokens were recalled. Raises the client's errors."""
+    """The text of one stream, and how many of its tokens were recalled. Raises the client's errors.
+
+    Each request names another session, as a client does that wants to be somewhere else.
+    """
     text, recalled = "", 0
-    stream = client.completions.create(model=MODEL, prompt=asked, max_tokens=tokens, temperature=0, stream=True)
+    stream = client.completions.create(
+        model=MODEL, prompt=asked, max_tokens=tokens, temperature=0, stream=True,
+        extra_headers={"x-session-id": os.urandom(4).hex()},
+    )  # fmt: skip
     finished = False
     for chunk in stream:
         for choice in chunk.choices:
@@ -106,9 +113,10 @@ def traffic(
 def _asks(
     cluster: RayCluster, tenant: str, key: str, numbers: list[int], plain: Plain, told: Told, tokens: int
 ) -> None:
+    client = cluster.client(key)
     for number in numbers:
         asked = prompt(tenant, number)
-        text, recalled = until_answered(lambda asked=asked: ask(cluster.client(key), asked, tokens), told)
+        text, recalled = until_answered(lambda asked=asked: ask(client, asked, tokens), told)
         told.recalled += recalled
         told.answered.append(asked)
         if text != plain(asked, tokens):

