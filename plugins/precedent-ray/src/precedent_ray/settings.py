@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -102,11 +102,10 @@ class Settings(BaseModel):
         """The key file, read; None without keys. Raises ConfigError."""
         if self.api_keys is None:
             return None
-        if not os.path.isabs(self.api_keys):  # noqa: PTH117  # a text of the operator's, read on other machines as well
+        path = Path(self.api_keys)
+        if not path.is_absolute():
             raise ConfigError(f"api_keys={self.api_keys!r} must be an absolute path, the same on every node")
-        from pathlib import Path
-
-        return KeyFile(Path(self.api_keys))
+        return KeyFile(path)
 
     @property
     def options(self) -> EngineOptions:

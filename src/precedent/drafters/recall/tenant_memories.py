@@ -59,7 +59,7 @@ class TenantMemories:
         """Completions in all memories, and their estimated bytes."""
         with self._lock:
             memories = list(self._memories.values())
-        return sum(len(memory.index.lengths()) for memory in memories), sum(memory.num_bytes for memory in memories)
+        return sum(memory.num_completions for memory in memories), sum(memory.num_bytes for memory in memories)
 
     def need_tidying(self, tenant: str) -> bool:
         """Whether `tidy` has anything to do; cheap to call."""
