@@ -44,6 +44,9 @@ from precedent_postgres.testing import TemporaryServer
 STREAMS = 2
 TENANTS = tuple(f"tenant-{number}" for number in range(8))
 FIRSTS_PER_ROUND = 8
+STORED = 5
+KILLED_TOKENS = 300
+"""Long enough that kills meet streams."""
 
 
 def streamed(url: str, key: str, model: str, question: str, tokens: int) -> tuple[float, float, int]:
@@ -144,15 +147,20 @@ def kills(folder: Path, number: int) -> dict[str, Any]:
         cluster = held.enter_context(RayCluster(folder / "log"))
         shared = {"cache": database.url, "api_keys": folder / "tiny.json", "num_cpus": 0.5, "min_replicas": 2}
         cluster.deploy(model=f"tiny={model}", max_replicas=2, target_ongoing_requests=1, **shared)
-        for attempt in range(5):
+        for attempt in range(STORED):
             drafted.append(store_to_draft(cluster, keys[TENANTS[0]], 1000 + attempt))
         for kill in range(number):
-            kill_one = partial(kill_amid, cluster, kill % 2)
-            found = traffic(cluster, keys, range(kill * 4, kill * 4 + 4), plain, meanwhile=kill_one)
+            kill_one = partial(kill_amid, cluster, cluster.replicas()[kill % 2])
+            numbers = range(kill * 4, kill * 4 + 4)
+            found = traffic(cluster, keys, numbers, plain, meanwhile=kill_one, tokens=KILLED_TOKENS)
+            print(
+                f"kill {kill + 1}: {len(found.answered)} answered, {len(found.wrong)} changed, {dict(found.kinds)}",
+                flush=True,
+            )
             told.answered += found.answered
             told.wrong += found.wrong
             told.errors += found.errors
-            until(lambda: len(cluster.replicas()) == 2, "a replica in the place of the killed one")
+            until(lambda: len(cluster.figures(keys[TENANTS[0]])) == 2, "a replica in the place of the killed one")
     return {
         "store_to_draft_seconds": drafted,
         "kills": number,
@@ -163,10 +171,10 @@ def kills(folder: Path, number: int) -> dict[str, Any]:
     }
 
 
-def kill_amid(cluster: RayCluster, place: int, run: Told) -> None:
-    """End one of two replicas while all tenants ask."""
+def kill_amid(cluster: RayCluster, pid: int, run: Told) -> None:
+    """End one of two replicas while all tenants ask; its process is looked for before, which takes a while."""
     until(lambda: len(run.answered) >= len(TENANTS), "the first answers")
-    cluster.kill(cluster.replicas()[place])
+    cluster.kill(pid)
 
 
 def store_to_draft(cluster: RayCluster, key: str, number: int) -> float:
