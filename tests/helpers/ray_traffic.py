@@ -99,6 +99,9 @@ def traffic(
     `meanwhile` runs beside them on the caller's thread.
     """
     told, numbers = Told(), list(numbers)
+    for tenant in keys:  # before: plain decoding here would keep the clients from asking
+        for number in numbers:
+            plain(prompt(tenant, number), tokens)
     with ThreadPoolExecutor(len(keys)) as threads:
         asking = [
             threads.submit(_asks, cluster, tenant, key, numbers, plain, told, tokens) for tenant, key in keys.items()
