@@ -42,6 +42,7 @@ LAYERS = (
     "decoding",
     "engine",
     "pages",
+    "routing",
     "replay",
     "training",
     "custom_generate",

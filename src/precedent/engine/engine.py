@@ -13,24 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 from precedent.cache.store.fingerprint import model_fingerprint, tokenizer_fingerprint
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
-from precedent.decoding.beside import NOTHING
 from precedent.decoding.microscope import Microscope
 from precedent.decoding.pearl import pearl_for
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
+from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.engine.admission import Admission
 from precedent.engine.checks import check_prompt, check_token_ids, end_token_ids, mode_of, unless_switched_off
-from precedent.engine.delivery import finish_on
 from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.engine.in_flight import InFlight
 from precedent.engine.kept_prefixes import check_prefix, kept_prefixes
 from precedent.engine.loading import loaded_draft, loaded_target
-from precedent.engine.metrics import EngineMetrics
+from precedent.engine.metrics import EngineMetrics, Pulse
 from precedent.engine.open_caches import opened_cache
 from precedent.engine.options import EngineOptions
 from precedent.engine.remembered_costs import RememberedCosts
-from precedent.engine.scheduler import Scheduler
 from precedent.engine.warm_up import compile_inner_loops, costs_of
-from precedent.engine.worker import Worker, release
+from precedent.engine.worker import started_worker
 from precedent.engine.write_back import CompletionKeeper, ResultObserver, at_normal_end
 from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.planning.costs import CostCurve
@@ -115,26 +113,18 @@ class Engine(OfOneProcess):
         self._remembered = RememberedCosts(self.target, self.model_fingerprint)
         self.planner = (PearlPlanner if self._pearl else Planner)(cost or costs_of(self.target, self._remembered))
         release_workers()  # the model was loaded and timed on this thread, and runs on another
-        if self.cache is not None:
-            self._executor.submit(self.cache.warm_up)  # after measuring: loading the embedder would disturb it
         self._end_ids = end_token_ids(weights, tokenizer)
         self._grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
-        self._worker = self._started_worker(options.limits or EngineLimits())
-        weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
-
-    def _started_worker(self, limits: EngineLimits) -> Worker:
-        """The thread that runs all requests; it must not refer to the engine, which could never be collected."""
+        limits = options.limits or EngineLimits()
         self.admission = Admission(self.target, limits, self.kept_prefixes)
-        scheduler = Scheduler(
-            target=self.target,
-            planner=self.planner,
-            admission=self.admission,
-            prefill_tokens=limits.prefill_tokens_per_round,
-            finish=partial(finish_on, self._executor),
-            beside=self._pearl or NOTHING,
-        )
-        remember = partial(self._remembered.write, self.planner.cost)
-        return Worker(scheduler, partial(release, self.target, self._drafters, self._executor, self._pearl, remember))
+        self._worker = started_worker(
+            self.target, self.planner, self.admission, self._executor, self._drafters, self._pearl,
+            prefill_tokens=limits.prefill_tokens_per_round, remember=partial(self._remembered.write, self.planner.cost),
+        )  # fmt: skip
+        if self.cache is not None:
+            self._executor.submit(self.cache.warm_up)  # after measuring: loading the embedder would disturb it
+            self.cache.on_forget(self._worker.drop_idle)  # kept conversations hold the words that were forgotten
+        weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
 
     @classmethod
     @computing()
@@ -255,10 +245,21 @@ class Engine(OfOneProcess):
         self._worker.submit(request)
         return request.generation
 
+    @property
+    def recall(self) -> RecallDrafter | None:
+        """The drafter that holds what its tenants' requests were answered before; None without a cache."""
+        found = self._drafters.get(RecallDrafter.name)
+        return found if isinstance(found, RecallDrafter) else None
+
     def metrics(self) -> EngineMetrics:
         """Requests that run and wait now, counts since the start, and latencies of recent requests."""
         self.check_process()
         return self._worker.metrics()
+
+    def pulse(self) -> Pulse:
+        """How long the current round takes already, and the oldest request waits; never waits for the engine."""
+        self.check_process()
+        return self._worker.pulse()
 
     def watch_steps(self, number: int) -> Microscope:
         """Keep the last `number` steps for inspection; their candidates are words of other callers."""

@@ -90,6 +90,13 @@ class Scheduler:
             most=self.admission.max_kv_bytes,
         )
 
+    def longest_wait(self, now: float) -> float:
+        """Seconds for which the first waiting request has waited at `perf_counter` time `now`. Safe on any thread."""
+        try:
+            return max(0.0, now - self.waiting[0].submitted)
+        except IndexError:
+            return 0.0
+
     # Joining
 
     def _admit(self) -> None:
