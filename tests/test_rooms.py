@@ -38,6 +38,7 @@ LAYERS = (
     "grammar",
     "drafters",
     "planning",
+    "actions",
     "service",
     "decoding",
     "engine",
