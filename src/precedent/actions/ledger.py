@@ -54,8 +54,14 @@ class Pending:
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the calls that ran ahead; `by_source` counts (started, used)."""
+    """What became of the calls that ran ahead; `by_source` counts (started, used).
 
+    `calls` counts the calls that the model made of tools on the list, `predicted` those of them that memory or the
+    caller's predictor had named, started or not.
+    """
+
+    calls: int = 0
+    predicted: int = 0
     started: int = 0
     used: int = 0
     seconds_saved: float = 0.0
@@ -70,6 +76,8 @@ class Counts:
     def as_dict(self) -> dict[str, Any]:
         """The counts as JSON values."""
         return {
+            "calls": self.calls,
+            "predicted": self.predicted,
             "started": self.started,
             "used": self.used,
             "precision": None if self.precision is None else round(self.precision, 4),
@@ -170,6 +178,12 @@ class Ledger:
         with self._lock:
             self.counts.discarded[pending.dropped or reason] += 1
         pending.stop()
+
+    def asked(self, calls: int, predicted: int) -> None:
+        """Count the calls of listed tools that an answer makes, and how many of them were predicted."""
+        with self._lock:
+            self.counts.calls += calls
+            self.counts.predicted += predicted
 
     @contextmanager
     def change(self) -> Iterator[None]:

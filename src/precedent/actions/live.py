@@ -24,9 +24,6 @@ ANSWERED = "assistant"
 
 _WORD = re.compile(r"\w+")
 
-SHORTEST_WORD = 3
-"""Shorter words say nothing about where an argument comes from."""
-
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -91,7 +88,8 @@ class Live:
 
     def from_tools(self, call: Call) -> bool:
         """Whether a word of the call's arguments stands in a tool's answer, and in no user's or system's message."""
-        texts = [str(leaf) for leaf in leaves(call.arguments) if leaf is not None and not isinstance(leaf, bool)]
+        values = [leaf for value in call.arguments.values() for leaf in leaves(value)]
+        texts = [str(value) for value in values if value is not None and not isinstance(value, bool)]
         return bool((words(" ".join(texts)) & self._reported) - self._trusted)
 
 

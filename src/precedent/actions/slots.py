@@ -2,10 +2,10 @@
 
 A source is a small JSON value. No value of a conversation is in it, but a literal that the tool's schema lists:
 
-    {"said": "[A-Z]\\\\d+"}                         something of that shape in a user's message, the latest
-    {"result": "list_orders", "path": "orders[].order"}   a value in the tool's latest answer
-    {"shown": "list_orders", "shape": "[A-Z]\\\\d+"}       the same where the answer is not JSON
-    {"argument": "get_order", "name": "order"}         what the tool was last asked with
+    {"said": "A9"}                                       something of that shape in a user's message, the latest
+    {"result": "list_orders", "path": "orders[].order"}  a value in the tool's latest answer
+    {"shown": "list_orders", "shape": "A9"}              the same where the answer is not JSON
+    {"argument": "get_order", "name": "order"}           what the tool was last asked with
     {"literal": false}                                   a value that the schema lists
 """
 

@@ -103,8 +103,10 @@ class Turn:
     def _consider(self, prediction: Prediction) -> None:
         call, source = prediction.call, prediction.source
         tool = next((one for one in self.request.tools if isinstance(one, BaseTool) and one.name == call.name), None)
-        key = None if tool is None else key_of(tool, dict(call.arguments))
-        if tool is None or key is None or not self.settings.allowed.holds(tool) or self.refusal(tool):
+        if tool is None or not self.settings.allowed.holds(tool) or self.refusal(tool):
+            return
+        key = key_of(tool, dict(call.arguments))
+        if key is None:
             return
         self._predicted.setdefault((call.name, key), prediction)
         if source != STREAM and self.live.from_tools(call) and not self.settings.allowed.takes_tool_output(tool):
@@ -146,8 +148,9 @@ class Turn:
             for message in messages
             if isinstance(message, AIMessage)
             for call in message.tool_calls
-            if call["name"] in tools
+            if call["name"] in tools and self.settings.allowed.holds(tools[call["name"]])
         }
-        for key, prediction in self._predicted.items():
-            if prediction.source != STREAM:
-                self.record.observe(prediction.source, prediction.probability, key in made)
+        before = {key: one for key, one in self._predicted.items() if one.source != STREAM}
+        for key, prediction in before.items():
+            self.record.observe(prediction.source, prediction.probability, key in made)
+        self.runner.ledger.asked(len(made), len(made & before.keys()))
