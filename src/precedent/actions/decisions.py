@@ -1,7 +1,8 @@
 """Decisions of an agent as the speculation cache stores them: what came before, and which calls followed.
 
-A run is a sequence of decisions, one for each answer of the model. Each is a record of the partition `PARTITION`, found
-by the meaning of the messages before it. Arguments are stored by where they came from (`slots`), never by value.
+A run is a sequence of decisions, one for each answer of the model. Each is a record of the partition `ACTIONS`, which
+no drafter reads; it is found by the meaning of the messages before it. Arguments are stored by where they came from
+(`slots`), never by value.
 """
 
 from __future__ import annotations
@@ -16,11 +17,8 @@ from typing import Any
 from precedent.actions.calls import Call, canonical
 from precedent.actions.live import Live, Message
 from precedent.actions.slots import Schema, Source, fill, sources_of
-from precedent.cache.store.records import NewCompletion
+from precedent.cache.store.records import ACTIONS, NewCompletion
 from precedent.text.query import recall_query
-
-PARTITION = "actions:1"
-"""Takes the place of a tokenizer's fingerprint: no drafter finds decisions, and no prediction finds completions."""
 
 NUM_EVENTS = 8
 """So many events before a decision are stored with it."""
@@ -91,7 +89,7 @@ def stored(decision: Decision, query: str, tenant: str) -> NewCompletion:
     }
     ids = tuple(number & 0x7FFFFFFF for number in struct.unpack("<4I", digest))
     text = json.dumps(body, ensure_ascii=False)
-    return NewCompletion(ids, PARTITION, "", tenant=tenant, query=query, workflow_step="actions", text=text)
+    return NewCompletion(ids, ACTIONS, "", tenant=tenant, query=query, workflow_step="actions", text=text)
 
 
 def read_decision(text: str) -> Decision | None:

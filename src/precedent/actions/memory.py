@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from precedent.actions.calls import Call, Prediction, canonical
-from precedent.actions.decisions import PARTITION, Decision, query_of, read_decision
+from precedent.actions.decisions import Decision, query_of, read_decision
 from precedent.actions.live import Live, Message
-from precedent.cache.store.records import Completions, Hit
+from precedent.cache.store.records import ACTIONS, Completions, Hit
 
 MEMORY = "memory"
 
@@ -47,10 +47,10 @@ class Recalls(Protocol):
 
 def recalled(cache: Recalls, messages: Sequence[Message], tenant: str) -> list[Found]:
     """The tenant's decisions that were made after messages like these."""
-    hits = cache.recall(query_of(messages), tenant=tenant, tokenizer=PARTITION, k=NUM_RECALLED)
+    hits = cache.recall(query_of(messages), tenant=tenant, tokenizer=ACTIONS, k=NUM_RECALLED)
     similar: Mapping[int, float] = {hit.completion_id: hit.similarity for hit in hits}
     records = cache.among(similar, tenant=tenant) if similar else []
-    read = [(record, read_decision(record.text)) for record in records if record.tokenizer == PARTITION]
+    read = [(record, read_decision(record.text)) for record in records if record.tokenizer == ACTIONS]
     return [Found(decision, similar[record.id], record.count) for record, decision in read if decision is not None]
 
 

@@ -26,7 +26,9 @@ Price = float | Mapping[str, float] | None
 def check_price(price: Price) -> None:
     """Raise ConfigError unless all prices are seconds of at least 0."""
     for seconds in price.values() if isinstance(price, Mapping) else [price]:
-        if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0):
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0
+        ):
             raise ConfigError(f"price={seconds!r} must be seconds of at least 0, or None")
 
 
