@@ -107,12 +107,12 @@ def _row(name: str, runs: dict[str, ToolRun], latency: float) -> dict[str, Any]:
     if run.ahead is None:
         return row
     counts = run.ahead.ledger.counts
-    could = counts.predicted * latency
+    reading = counts.calls * latency
     return row | {
         "run_ahead": counts.as_dict(),
         "wasted": counts.started - counts.used,
         "share_of_read_only_calls": round(counts.used / counts.calls, 4) if counts.calls else None,
-        "share_of_possible_time_hidden": round(counts.seconds_saved / could, 4) if could else None,
+        "share_of_reading_time_hidden": round(counts.seconds_saved / reading, 4) if reading else None,
     }
 
 
@@ -145,10 +145,12 @@ def show(console: Console, found: dict[str, Any]) -> None:
     console.print(table)
     both, tokens = rows["both"], rows["tokens only"]
     less = 1 - both["seconds_per_request"] / tokens["seconds_per_request"]
-    hidden = both["share_of_possible_time_hidden"]
+    hidden, sources = both["share_of_reading_time_hidden"], both["run_ahead"]["by_source"].items()
+    by_source = ", ".join(f"{row['used']} of {row['started']} by {name}" for name, row in sources)
+    console.print(f"both: {by_source or 'nothing ran ahead'}", highlight=False)
     console.print(
         f"With tools ahead a request takes {less:.0%} less time than with tokens alone"
-        + ("." if hidden is None else f"; {hidden:.0%} of the time of predictable reading is hidden."),
+        + ("." if hidden is None else f"; {hidden:.0%} of the reading time is hidden."),
         soft_wrap=True,
         highlight=False,
     )
