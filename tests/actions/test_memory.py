@@ -169,8 +169,8 @@ def test_damaged_records_predict_nothing() -> None:
 @pytest.mark.parametrize(
     ("price", "probability", "tool", "model", "pays"),
     [
-        (None, 0.61, 0.4, 1.0, True),
-        (None, 0.59, 0.4, 1.0, False),
+        (None, 0.51, 0.4, 1.0, True),
+        (None, 0.49, 0.4, 1.0, False),
         (0.1, 0.26, 0.4, 1.0, True),
         (0.1, 0.24, 0.4, 1.0, False),
         (0.1, 0.9, 0.4, 0.1, False),

@@ -253,6 +253,9 @@ def test_an_abandoned_stream_leaves_no_result_behind() -> None:
             break
     stream.close()
     del stream, update
+    for thread in threading.enumerate():
+        if thread.name.startswith("run-ahead"):
+            thread.join(30)
     gc.collect()
     desk_agent(ahead).invoke(asked("W2"))
     assert ahead.ledger.counts.used == 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from precedent.errors import ConfigError
 
-SHARE = 0.6
+SHARE = 0.5
 """Without a price of its own, a call costs this share of the time that it can save."""
 
 PRIOR_STRENGTH = 4.0

@@ -151,7 +151,6 @@ def show(console: Console, found: dict[str, Any]) -> None:
     console.print(
         f"With tools ahead a request takes {less:.0%} less time than with tokens alone"
         + ("." if hidden is None else f"; {hidden:.0%} of the reading time is hidden."),
-        soft_wrap=True,
         highlight=False,
     )
 
