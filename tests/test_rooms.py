@@ -38,6 +38,7 @@ LAYERS = (
     "grammar",
     "drafters",
     "planning",
+    "actions",
     "service",
     "decoding",
     "engine",
@@ -74,7 +75,9 @@ PUBLIC = {
         "ChatPrecedentServer",
         "PrecedentEmbeddings",
         "PrecedentLLM",
+        "RunAheadMiddleware",
         "SpeculationMiddleware",
+        "read_only",
     ),
     "precedent.testing.drafter_contract": ("DrafterContract",),
     "precedent.testing.embedders": ("HashEmbedder",),
@@ -199,6 +202,7 @@ def test_a_room_says_what_it_is_for(room: str) -> None:
         ("decoding", {"transformers", "langchain_core"}),
         ("planning", {"transformers", "langchain_core"}),
         ("service", {"torch", "faiss", "langchain_core", "sentence_transformers"}),
+        ("actions", {"torch", "faiss", "langchain", "langchain_core", "langgraph", "sentence_transformers"}),
     ],
 )
 def test_rooms_know_nothing_of_what_is_not_theirs(room: str, forbidden: set[str]) -> None:
@@ -236,6 +240,7 @@ def loaded_by(statements: str) -> set[str]:
             {"torch", "transformers", "faiss", "sentence_transformers", "langchain_core", "tokenizers"},
         ),
         ("precedent.cache", {"torch", "transformers", "faiss", "sentence_transformers"}),
+        ("precedent.actions.memory", {"torch", "transformers", "faiss", "sentence_transformers", "langchain_core"}),
         ("precedent.verify", {"transformers", "faiss", "langchain_core"}),
         ("precedent.server.keys", {"torch", "numba", "transformers", "langchain", "langchain_core", "fastapi"}),
     ],

@@ -19,7 +19,16 @@ from precedent.cache.store.arrays import Ids
 from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, DEFAULT_MAX_PREFIX_BYTES, Bounds
 from precedent.cache.store.completion_store import CompletionStore
 from precedent.cache.store.prefix_files import PrefixFiles
-from precedent.cache.store.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant
+from precedent.cache.store.records import (
+    ACTIONS,
+    CacheStats,
+    Completions,
+    Hit,
+    NewCompletion,
+    Selection,
+    Vector,
+    check_tenant,
+)
 from precedent.cache.store.redaction import Redact, apply
 from precedent.cache.store.store_url import Place, StoreURL, place_of, written
 from precedent.errors import CacheError
@@ -160,7 +169,7 @@ class SpeculationCache(OfOneProcess):
 
     def tokenizers(self) -> frozenset[str]:
         """The fingerprints of all tokenizers whose completions are stored, of any tenant."""
-        return self._store.tokenizers()
+        return self._store.tokenizers() - {ACTIONS}
 
     def partition(self, tenant: str, tokenizer: str) -> Partition | None:
         """A partition with its sealed segments; None for a cache in memory or in a store without segments."""
