@@ -22,7 +22,9 @@ from precedent.runtime.compiled import Int64s
 from precedent.runtime.placing import placed
 from precedent.target.kv.arena import BlockArena, KVArena, Moves, Region
 from precedent.target.kv.memory import empty
+from precedent.target.kv.no_states import NoStates
 from precedent.target.kv.shape import KVShape, LayerShape, capacity_for
+from precedent.target.kv.states import RecurrentStates
 
 
 class KVBlock:
@@ -159,8 +161,11 @@ class KVLayer(CacheLayerMixin):
         return -1
 
 
-class KVCache(Cache):
-    """One sequence's keys and values for all layers, with `keep` and `rewind`; in `arena` while it has room."""
+class KVCache(NoStates, Cache):
+    """One sequence's keys and values for all layers, with `keep` and `rewind`; in `arena` while it has room.
+
+    `states` are those of its recurrent layers, which follow every change.
+    """
 
     def __init__(self, shape: KVShape, arena: KVArena | None = None) -> None:
         self._filled, self._shape, self._arena = _Filled(), shape, arena
@@ -171,7 +176,7 @@ class KVCache(Cache):
             block = None if layer is None else KVBlock(layer, count, block_arena)
             layers.extend(KVLayer(self._filled, block, index) for index in range(count))
             self._blocks.extend([] if block is None else [block])
-        self._layers = tuple(layers)
+        self._layers, self.states = tuple(layers), RecurrentStates()
         super().__init__(layers=list(layers))
 
     @property
@@ -194,8 +199,8 @@ class KVCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all buffers."""
-        return sum(block.nbytes for block in self._blocks)
+        """Bytes held by all buffers and states."""
+        return sum(block.nbytes for block in self._blocks) + self.states.nbytes
 
     def starts_in(self, arena: KVArena) -> list[int] | None:
         """Where the cache's rows begin in each block of `arena`; None unless all of them are there."""
@@ -211,12 +216,12 @@ class KVCache(Cache):
             block.reserve(rows, self.length)
 
     def fork(self, length: int, room: int = 0) -> KVCache:
-        """A separate cache that starts with a copy of the first `length` rows and has room for `room`."""
+        """A separate cache that starts with a copy of the first `length` rows (of `nearest`), with room for `room`."""
         fork = self._unfilled()
         fork.reserve(max(length, room))
         for mine, theirs in zip(self._blocks, fork._blocks, strict=True):
             theirs.copy_from(mine, length)
-        fork._filled.length = length
+        fork._filled.length, fork.states = length, self.states.fork(self.length, length)
         return fork
 
     def _unfilled(self) -> KVCache:
@@ -248,6 +253,7 @@ class KVCache(Cache):
         """
         early = KVCache(KVShape(()))
         early._shape, early._filled.length = KVShape(self._shape.layers[:count]), self.length
+        early.states = self.states.first_layers(count)
         early._layers = tuple(layer.shared_with(early._filled) for layer in self._layers[:count])
         early._blocks = list(dict.fromkeys(layer.block for layer in early._layers if layer.block is not None))
         early.layers = list(early._layers)
@@ -263,6 +269,7 @@ class KVCache(Cache):
         in_place = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if in_place < len(rows):
             self._move(length + np.array(rows[in_place:], dtype=np.int64), length + in_place, moves)
+        self.states.keep(length, rows)
         self._filled.length = length + len(rows)
 
     def _move(self, sources: Int64s, start: int, moves: Moves | None) -> None:
@@ -276,12 +283,21 @@ class KVCache(Cache):
                 on[device] = placed(sources, device)
             block.move(on[device], start)
 
+    def mark(self) -> None:
+        """Take a snapshot of the recurrent states, to go back to."""
+        self.states.mark(self.length)
+
+    def nearest(self, length: int) -> int:
+        """The most tokens, up to `length`, that the cache can go back to: fewer only with recurrent layers."""
+        return self.states.nearest(self.length, length)
+
     def can_rewind(self, length: int) -> bool:
-        """Whether exactly the first `length` tokens can be kept: always, unless the cache holds fewer."""
-        return 0 <= length <= self.length
+        """Whether exactly the first `length` tokens can be kept."""
+        return 0 <= length <= self.length and self.nearest(length) == length
 
     def rewind(self, length: int) -> None:
-        """Forget all tokens from `length` on; modifies the cache. Raises ValueError if it holds fewer."""
+        """Forget all tokens from `length` on; modifies the cache. Raises ValueError for what `nearest` does not give."""
         if not self.can_rewind(length):
             raise ValueError(f"cannot rewind to {length} tokens: the KV cache holds {self.length}")
+        self.states.rewind(self.length, length)
         self._filled.length = length

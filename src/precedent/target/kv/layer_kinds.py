@@ -15,6 +15,9 @@ SLIDING_ATTENTION = "sliding_attention"
 REWINDABLE = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, "chunked_attention"})
 """Attention that can be rewound to any earlier token: all keys and values are kept, and masks hide the rest."""
 
+RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+"""Layers with a state that follows the tree (`target.recurrent`), some beside attention."""
+
 WITHOUT_ATTENTION = frozenset({"dummy", "moe", "mlp"})
 """Layers that store nothing, or read what another layer stores."""
 
@@ -39,11 +42,14 @@ def check_supported(config: Any) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
     text = config.get_text_config()
-    others = sorted(attention_kinds(text) - REWINDABLE) or (["recurrent"] if _is_recurrent(text) else [])
+    kinds = attention_kinds(text)
+    others = sorted(kinds - REWINDABLE - RECURRENT)
+    if not others and not is_recurrent(text) and _is_stateful(text):
+        others = ["recurrent"]
     if others:
         raise UnsupportedError(
             f"{text.model_type} has {', '.join(others)} layers, which cannot be rewound after a rejected draft; "
-            "give a model with full or sliding-window attention in every layer"
+            "give a model of another kind (docs/models.md lists those that work)"
         )
     for marker, reason in BY_INDEX.items():
         if marker == text.model_type or getattr(text, marker, None):
@@ -56,6 +62,11 @@ def attention_kinds(config: Any) -> set[str]:
     """The kinds of attention among a text model's layers, by transformers' names."""
     kinds, _ = get_layer_types_and_kwargs(config)
     return set(kinds) - WITHOUT_ATTENTION
+
+
+def is_recurrent(config: Any) -> bool:
+    """Whether some layers of a text model have a state instead of keys and values, or beside them."""
+    return not attention_kinds(config).isdisjoint(RECURRENT)
 
 
 def context_length(config: Any) -> int:
@@ -72,7 +83,7 @@ def context_length(config: Any) -> int:
     return longest
 
 
-def _is_recurrent(config: Any) -> bool:
-    """Whether the model class declares state that is not a KV cache (RWKV, xLSTM)."""
+def _is_stateful(config: Any) -> bool:
+    """Whether the model class declares state that is not in transformers' cache (RWKV, xLSTM)."""
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return bool(getattr(model_class, "_is_stateful", False))
