@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from precedent.errors import UnsupportedError
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.layer_kinds import MISFITS, is_recurrent
+from precedent.target.kv.layer_kinds import MISFITS, is_recurrent, why_only_chains
 from precedent.target.kv.rows import Forward, chain_rows, tree_rows
 from precedent.target.kv.shape import KVShape, ShapeObserver
 from precedent.target.recurrent.adapters import adapt
@@ -56,22 +56,29 @@ class Examined(NamedTuple):
 @torch.inference_mode()
 def examine(model: PreTrainedModel) -> Examined:
     """Observe a model and choose how to run it. Raises UnsupportedError, naming it, when a tree cannot be scored."""
-    chains = adapt(model)
-    ways = (True, False) if use_tree_attention(model) and not chains else (False,)
-    runners = [Runner(model, packed=packed, only_chains=chains) for packed in ways]
+    runners = _ways(model)
     shape, expected = _attempt(model, lambda: observe(runners[-1]))
     for runner in runners[:-1]:
         try:
             error = tree_error(runner, lambda: KVCache(shape), expected)
             if error <= tolerance(model):
                 return Examined(runner, _with_states(runner, shape), expected.shape[-1])
-            log.warning("%s scores one sequence at a time: a batch is %.2g off", type(model).__name__, error)
+            log.warning("%s cannot run as others do: %s is %.2g off", type(model).__name__, runner.way, error)
         except torch.OutOfMemoryError:
             raise
         except MISFITS as misfit:
-            log.debug("%s scores one sequence at a time: %r", type(model).__name__, misfit)
+            log.debug("%s cannot run as others do: %r", type(model).__name__, misfit)
     _check(model, _attempt(model, lambda: tree_error(runners[-1], lambda: KVCache(shape), expected)))
     return Examined(runners[-1], _with_states(runners[-1], shape), expected.shape[-1])
+
+
+def _ways(model: PreTrainedModel) -> list[Runner]:
+    """How a model may be run, the best way first; the last one scores single paths instead of trees."""
+    followers, known = adapt(model), why_only_chains(model.config.get_text_config())
+    if followers:
+        known = f"{', '.join(followers)} has a state that follows one path of tokens"
+    trees = [] if known else [Runner(model, packed=True)] * use_tree_attention(model) + [Runner(model, packed=False)]
+    return [*trees, Runner(model, packed=False, only_chains=known or "its forward pass cannot score candidate trees")]
 
 
 def _with_states(runner: Runner, shape: KVShape) -> KVShape:

@@ -45,11 +45,15 @@ NOTHING_PENDING = -1
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Slot:
-    """One sequence: the keys and values of `token_ids` are in `kv`, `pending` is chosen but not computed."""
+    """One sequence: the keys and values of `token_ids` are in `kv`, `pending` is chosen but not computed.
+
+    With `one_path` the model scores a single path at a time, no tree with branches.
+    """
 
     kv: KVCache
     token_ids: list[int] = field(default_factory=list)
     pending: int = NOTHING_PENDING
+    one_path: bool = False
 
 
 class TargetModel:
@@ -114,6 +118,11 @@ class TargetModel:
         return self.runner.most_rows
 
     @property
+    def one_path(self) -> bool:
+        """Whether a tree may only be a single path: `runner.only_chains` says why."""
+        return self.runner.only_chains is not None
+
+    @property
     def keeps_to_arena(self) -> bool:
         """Whether sequences that do not fit in the arena are refused: outside it they would round differently."""
         return self.bitwise and self.static is not None
@@ -138,7 +147,7 @@ class TargetModel:
 
     def new_slot(self) -> Slot:
         """An empty slot."""
-        return Slot(self._empty_cache())
+        return Slot(self._empty_cache(), one_path=self.one_path)
 
     def _empty_cache(self) -> KVCache:
         return KVCache(self.kv_shape, None if self.static is None else self.static.arena)
@@ -146,7 +155,7 @@ class TargetModel:
     @torch.inference_mode()
     def fork(self, slot: Slot, length: int, room: int = 0) -> Slot:
         """A new slot with a copy of the first `length` tokens and room for `room` tokens; `slot` is unchanged."""
-        return Slot(slot.kv.fork(length, room), slot.token_ids[:length])
+        return Slot(slot.kv.fork(length, room), slot.token_ids[:length], one_path=slot.one_path)
 
     @torch.inference_mode()
     def restored(self, token_ids: Sequence[int], rows: Sequence[Tensor], room: int = 0) -> Slot:

@@ -69,19 +69,24 @@ class Runner:
     (`target.bitwise`). `static` and `all_layers`, if set, compute the rows that they support. `team` chooses the number
     of threads; the last forward had `threads`.
 
-    With `only_chains`, the classes of recurrent modules that follow no trees, a forward is one chain of one sequence.
+    With `only_chains`, the reason why the model follows no trees, a forward is one chain of one sequence.
 
     Architectures that bypass transformers' attention interface, or change keys or masks on the way, run one sequence at
     a time and get the tree as a 4D mask.
     """
 
-    def __init__(self, model: PreTrainedModel, *, packed: bool, only_chains: Sequence[str] = ()) -> None:
-        self.model, self.packed, self.only_chains = model, packed, tuple(only_chains)
+    def __init__(self, model: PreTrainedModel, *, packed: bool, only_chains: str | None = None) -> None:
+        self.model, self.packed, self.only_chains = model, packed, only_chains
         self.recurrent = is_recurrent(model.config.get_text_config())
         self.team, self.threads = TEAM, 1
         self.most_rows: int | None = None
         self.static: FixedSizes | None = None
         self.all_layers: AllLayers | None = None
+
+    @property
+    def way(self) -> str:
+        """What one forward takes."""
+        return "a path" if self.only_chains else "a batch of trees" if self.packed else "a tree"
 
     @property
     def device(self) -> torch.device:
@@ -153,7 +158,7 @@ class Runner:
 
     def _mask(self, rows: Rows) -> Tensor | dict[str, Tensor | None] | None:
         """A 4D mask, or one per kind of layer; None for a chain, which every model masks by itself."""
-        if rows.ancestors is None or not self._rules:
+        if rows.ancestors is None or self.only_chains or not self._rules:
             return None
         masks = {kind: self._mask_of(rows, rule) for kind, rule in self._rules.items()}
         if self.recurrent:

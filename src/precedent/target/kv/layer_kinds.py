@@ -51,11 +51,11 @@ def check_supported(config: Any) -> None:
             f"{text.model_type} has {', '.join(others)} layers, which cannot be rewound after a rejected draft; "
             "give a model of another kind (docs/models.md lists those that work)"
         )
-    for marker, reason in BY_INDEX.items():
-        if marker == text.model_type or getattr(text, marker, None):
-            raise UnsupportedError(
-                f"{text.model_type} {reason}, so it cannot score a candidate tree; give a model with position ids"
-            )
+
+
+def why_only_chains(config: Any) -> str | None:
+    """Why a text model can follow one path of tokens, but no tree, as far as its config tells."""
+    return next((why for marker, why in BY_INDEX.items() if marker == config.model_type or getattr(config, marker, None)), None)
 
 
 def attention_kinds(config: Any) -> set[str]:
