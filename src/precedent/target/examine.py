@@ -112,7 +112,10 @@ def _attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
 
 def _unfit(model: PreTrainedModel, reason: str) -> UnsupportedError:
     name = model.config.get_text_config().model_type
-    return UnsupportedError(f"{name} cannot be the target: its forward pass cannot score candidate trees ({reason})")
+    return UnsupportedError(
+        f"{name} cannot be the target: with our KV cache its forward pass computes neither candidate trees nor single "
+        f"paths as it does plain text ({reason})"
+    )
 
 
 def observe(runner: Runner) -> tuple[KVShape, Tensor]:
@@ -124,7 +127,7 @@ def observe(runner: Runner) -> tuple[KVShape, Tensor]:
         return observer.shape, runner.model(input_ids=token_ids, use_cache=False).logits[0]
     logits: Tensor = runner.model(input_ids=token_ids, past_key_values=observer, use_cache=True).logits
     if not any(observer.shape.layers):
-        raise ValueError("no layer uses the KV cache")
+        raise ValueError("it has no KV cache, so every step would compute the whole text again")
     return observer.shape, logits[0]
 
 

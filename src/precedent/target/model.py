@@ -211,9 +211,12 @@ class TargetModel:
             slot.pending = prompt_ids[-1]
         return done == goal
 
-    def kv_bytes(self, num_tokens: int) -> int:
-        """The most bytes that a sequence of `num_tokens` (prompt, answer and largest tree) takes in the KV cache."""
-        return self.kv_shape.nbytes(num_tokens)
+    def kv_bytes(self, num_tokens: int, num_rows: int = 0) -> int:
+        """The most bytes that a sequence of `num_tokens` (prompt, answer and largest tree) takes in the KV cache.
+
+        Recurrent layers add their states, and what they keep of the `num_rows` of a step.
+        """
+        return self.kv_shape.nbytes(num_tokens) + num_rows * self.kv_shape.kept_bytes
 
     @property
     def arena_bytes(self) -> int:

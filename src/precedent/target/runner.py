@@ -152,6 +152,8 @@ class Runner:
     def inputs(self, forward: Forward) -> dict[str, Any]:
         """The arguments of the model's forward, by the names that it has for them."""
         inputs = forward.inputs(self.device)
+        if self.only_chains:
+            del inputs["position_ids"]  # some count positions in their own way, from the cache's length
         if "past_key_values" not in self._parameters and "cache_params" in self._parameters:  # Mamba
             return {"input_ids": inputs["input_ids"], "cache_params": inputs["past_key_values"], "use_cache": True}
         return inputs

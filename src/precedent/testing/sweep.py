@@ -5,17 +5,22 @@ Each one that works is compared with plain forwards of an untouched copy, along 
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from precedent.errors import PrecedentError
+from precedent.errors import UnsupportedError
+from precedent.runtime.plain_values import first_line
 from precedent.target import Slot, TargetModel
+from precedent.target.kv.layer_kinds import check_supported
+from precedent.target.recurrent.adapters import rebound
 from precedent.testing.tiny_configs import tiny_config
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 
@@ -23,6 +28,12 @@ WORKS, CHAINS, REFUSED, CRASHED = "works", "works on chains", "refused", "crashe
 
 EXACT, IN_FLOAT32 = 1e-9, 1e-5
 """Accepted relative distances: of modules that compute in float64, and of those with float32 inside."""
+
+DELTA_RULES = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
+"""Functions of transformers whose dtype can be replaced from outside."""
+
+ONLY_FLOAT32 = frozenset({"inkling2_text", "xglm", "xlnet"})
+"""Models that do not run in float64."""
 
 MOST_PARAMETERS = 20_000_000
 
@@ -42,41 +53,72 @@ class Outcome:
 def try_architecture(model_type: str) -> Outcome:
     """Build a tiny model, make it a target and compare; never raises what the architecture is to blame for."""
     try:
-        model, plain = (tiny_model(model_type) for _ in range(2))
+        check_supported(config_class_of(model_type)())
+        model, plain = tiny_model(model_type), in_float64(tiny_model(model_type))
+    except UnsupportedError as refusal:
+        return Outcome(model_type, REFUSED, str(refusal))
+    except Exception as error:  # nothing of ours has run yet
+        return Outcome(model_type, REFUSED, f"transformers cannot build a tiny one here ({_line(error)})")
+    try:
         target = TargetModel(model)
-    except PrecedentError as refusal:
+        distance = compare(target, plain)
+    except UnsupportedError as refusal:
         return Outcome(model_type, REFUSED, str(refusal))
     except Exception as error:
-        return Outcome(model_type, CRASHED, f"{type(error).__name__}: {error}".splitlines()[0])
-    try:
-        distance = compare(target, plain)
-    except Exception as error:
-        return Outcome(model_type, CRASHED, f"{type(error).__name__}: {error}".splitlines()[0])
+        return Outcome(model_type, CRASHED, _line(error))
     if distance > IN_FLOAT32:
         return Outcome(model_type, CRASHED, f"its trees are {distance:.1g} off plain forwards", distance)
     return Outcome(model_type, CHAINS if target.one_path else WORKS, target.runner.only_chains or "", distance)
 
 
+def config_class_of(model_type: str) -> type[PreTrainedConfig]:
+    """The config class of a causal LM."""
+    return next(each for each in MODEL_FOR_CAUSAL_LM_MAPPING if each.model_type == model_type)
+
+
 def tiny_model(model_type: str) -> PreTrainedModel:
     """A random model in float64; the same one each time."""
-    (config_class,) = {each for each in MODEL_FOR_CAUSAL_LM_MAPPING if each.model_type == model_type}
-    config: Any = tiny_config(config_class)
+    config: Any = tiny_config(config_class_of(model_type))
     for part in (config, config.get_text_config()):
         part.is_decoder = True
         part._experts_implementation = "eager"  # the only implementation that computes in float64
-        part.eos_token_id = part.bos_token_id = part.pad_token_id = None
     with torch.device("meta"):
         size = AutoModelForCausalLM.from_config(config).num_parameters()
     if size > MOST_PARAMETERS:
         raise ValueError(f"its tiny config has {size} parameters: testing/tiny_configs.py must know its sizes")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+        dtype = torch.float32 if model_type in ONLY_FLOAT32 else torch.float64
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
         with torch.no_grad():
             for parameter in model.parameters():  # transformers' spread of 0.02 is too flat to tell positions apart
                 if parameter.dim() > 1 and parameter.is_floating_point():
                     parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
     return model.eval()
+
+
+def in_float64(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, with the gated delta rules of transformers in float64 too, where they name float32 themselves."""
+    for module in model.modules():
+        forward = type(module).forward
+        found = getattr(inspect.unwrap(forward), "__globals__", {})
+        rules = {name: rebound(found[name], {"torch": _Float64()}) for name in DELTA_RULES if name in found}
+        if rules:
+            module.forward = MethodType(rebound(forward, rules), module)
+    return model
+
+
+class _Float64:
+    """torch, where float32 is float64."""
+
+    float32 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 @torch.inference_mode()

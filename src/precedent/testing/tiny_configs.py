@@ -19,6 +19,7 @@ _SIZES: dict[int, tuple[str, ...]] = {
     16: ("sliding_window", "attention_window_size", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "block_size")
     + ("moe_intermediate_size", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank", "window_size")
     + ("local_attention", "moe_shared_expert_intermediate_size", "share_expert_dim"),
+    258: ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "cls_token_id"),
     12: ("head_dim", "global_head_dim", "d_kv", "swa_head_dim", "index_head_dim", "attention_head_dim", "dim_head"),
     8: ("mamba_d_state", "state_size", "ssm_state_size", "linear_key_head_dim", "linear_value_head_dim")
     + ("linear_head_dim", "qk_nope_head_dim", "v_head_dim", "hidden_size_per_layer_input", "swa_v_head_dim"),
@@ -43,9 +44,30 @@ LISTS = ("layer_types", "layers_block_type", "mlp_layer_types")
 
 MOST_LAYERS = 4
 
+DERIVED = ("head_dim", "num_key_value_heads")
+"""Sizes that some configs leave to be derived, and some models then miss."""
+
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
 OWN: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3], "num_hidden_layers": 4},
+    "blt": {"encoder_hash_byte_group_vocab": 64},
+    "codegen": {"rotary_dim": 4},
+    "cohere_compass_text": {
+        "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROPE | {"mrope_section": [2, 2, 2]})
+    },
+    "dbrx": {"rope_parameters": _ROPE},
+    "deepseek_v2": {"num_experts_per_tok": 2, "topk_group": 1, "n_group": 1},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "gptj": {"rotary_dim": 4},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
-    "bamba": {"attn_layer_indices": [1, 3]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
+    "mamba2": {"head_dim": 24},
+    "mpt": {"attn_config": {"alibi": True}},
+    "reformer": {"axial_pos_embds": False},
+    "stablelm": {"partial_rotary_factor": 0.5},
+    "zaya": {"num_experts_per_tok": 1},
 }
 """What else an architecture needs."""
 
@@ -58,21 +80,25 @@ def causal_lm_types() -> list[str]:
 def tiny_config(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
     """A config of this class with small sizes. Raises what the class raises for values that it refuses."""
     default = config_class()
-    return config_class(**(tiny_settings(default) | OWN.get(config_class.model_type, {})))
+    return config_class(**tiny_settings(default))
 
 
 def tiny_settings(default: PreTrainedConfig) -> dict[str, Any]:
     """Small values for the settings that a config has."""
     known = default.to_dict()
-    settings = {name: value for name, value in SMALL.items() if isinstance(known.get(name), int)}
-    settings |= _layers(default, known)
+    settings = {name: value for name, value in SMALL.items() if isinstance(known.get(name), int | list)}
+    settings |= {name: SMALL[name] for name in DERIVED if name in known}
+    if "kv_lora_rank" in known:
+        settings["num_key_value_heads"] = settings["num_attention_heads"]  # compressed keys serve all heads
+        settings["head_dim"] = SMALL["qk_rope_head_dim"]
+    settings |= _layers(known)
     for name, part in vars(default).items():
         if isinstance(part, PreTrainedConfig):
             settings[name] = {**tiny_settings(part), "model_type": part.model_type}
-    return settings
+    return settings | OWN.get(default.model_type, {})
 
 
-def _layers(default: PreTrainedConfig, known: dict[str, Any]) -> dict[str, Any]:
+def _layers(known: dict[str, Any]) -> dict[str, Any]:
     """Each kind of layer that the published model has, twice in turns, or two layers of its only kind."""
     lists = {name: list(known[name]) for name in LISTS if isinstance(known.get(name), list | tuple)}
     count = max((len(set(map(str, kinds))) * 2 for kinds in lists.values()), default=2)

@@ -231,20 +231,24 @@ class KVCache(NoStates, Cache):
     def copied(self, length: int) -> list[Tensor]:
         """Copies, in the computer's memory, of the first `length` rows: keys and values of each block in turn.
 
-        `[num_layers, heads, length, dim]` each.
+        `[num_layers, heads, length, dim]` each; then the states after them, if layers have some.
         """
-        stored = [stored for block in self._blocks for stored in (block.keys, block.values)]
-        return [part[:, :, :length].to("cpu", copy=True, memory_format=torch.contiguous_format) for part in stored]
+        stored = [stored[:, :, :length] for block in self._blocks for stored in (block.keys, block.values)]
+        parts = [*stored, *self.states.parts(self.length, length)]
+        return [part.to("cpu", copy=True, memory_format=torch.contiguous_format) for part in parts]
 
     def fill(self, rows: Sequence[Tensor], length: int) -> None:
-        """Commit what `copied` gave to an empty cache. Raises ValueError for rows of another shape or dtype."""
+        """Commit what `copied` gave to an empty cache. Raises ValueError for another model's shapes or dtypes."""
         self.reserve(length)
         stored = [part[:, :, :length] for block in self._blocks for part in (block.keys, block.values)]
-        if [(part.shape, part.dtype) for part in stored] != [(part.shape, part.dtype) for part in rows]:
+        own, states = rows[: len(stored)], rows[len(stored) :]
+        if [(part.shape, part.dtype) for part in stored] != [(part.shape, part.dtype) for part in own]:
             raise ValueError("these keys and values are not of this model")
-        for mine, theirs in zip(stored, rows, strict=True):
+        self.states = RecurrentStates.filled(self._shape.states, states)
+        for mine, theirs in zip(stored, own, strict=True):
             mine.copy_(theirs)
         self._filled.length = length
+        self.mark()
 
     def first_layers(self, count: int) -> KVCache:
         """The first `count` layers over the same buffers; no other cache reads what it writes behind committed rows.
@@ -296,7 +300,7 @@ class KVCache(NoStates, Cache):
         return 0 <= length <= self.length and self.nearest(length) == length
 
     def rewind(self, length: int) -> None:
-        """Forget all tokens from `length` on; modifies the cache. Raises ValueError for what `nearest` does not give."""
+        """Forget all tokens from `length` on. Raises ValueError unless `can_rewind`."""
         if not self.can_rewind(length):
             raise ValueError(f"cannot rewind to {length} tokens: the KV cache holds {self.length}")
         self.states.rewind(self.length, length)

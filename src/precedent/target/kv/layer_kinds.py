@@ -33,6 +33,12 @@ BY_INDEX = {
 MISFITS = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, AssertionError)
 """Errors of a forward that does not work with our KV cache or masks."""
 
+LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions", "max_seq_len", "seq_length")
+"""Names that configs give to the longest sequence."""
+
+UNLIMITED = 1 << 30
+"""Tokens of a model whose config names no longest sequence: Mamba, for example."""
+
 LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "dynamic"})
 """Rotary embeddings that change the frequencies of all tokens once a forward exceeds their training length."""
 
@@ -41,8 +47,7 @@ def check_supported(config: Any) -> None:
     """Raise UnsupportedError, naming the layer kind, if a model's layers cannot be rewound to any earlier token."""
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
-    text = config.get_text_config()
-    kinds = attention_kinds(text)
+    text, kinds = _layers_of(config)
     others = sorted(kinds - REWINDABLE - RECURRENT)
     if not others and not is_recurrent(text) and _is_stateful(text):
         others = ["recurrent"]
@@ -51,6 +56,16 @@ def check_supported(config: Any) -> None:
             f"{text.model_type} has {', '.join(others)} layers, which cannot be rewound after a rejected draft; "
             "give a model of another kind (docs/models.md lists those that work)"
         )
+
+
+def _layers_of(config: Any) -> tuple[Any, set[str]]:
+    """The text model's config and its kinds of layers. Raises UnsupportedError for a config that does not tell."""
+    try:
+        text = config.get_text_config()
+        return text, attention_kinds(text)
+    except (AttributeError, ValueError) as error:
+        reason = f"{error}".splitlines()[0].rstrip(".")
+        raise UnsupportedError(f"{config.model_type} does not say which layers its text model has ({reason})") from error
 
 
 def why_only_chains(config: Any) -> str | None:
@@ -75,7 +90,8 @@ def context_length(config: Any) -> int:
     If rotary frequencies switch at some length, that length is the limit. Beyond it a forward over a tree would differ
     from plain decoding, and keys computed before the switch would differ from those of a fresh prefill.
     """
-    longest = int(config.max_position_embeddings)
+    named = (getattr(config, name, None) for name in LENGTHS)
+    longest = next((int(length) for length in named if isinstance(length, int) and length > 0), UNLIMITED)
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *(each for each in rope.values() if isinstance(each, dict))):
         if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:

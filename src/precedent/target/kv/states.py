@@ -93,6 +93,15 @@ class RecurrentStates:
         self._steps: dict[Key, LayerStep] = {}
         self._last: _LastStep | None = None
 
+    @classmethod
+    def filled(cls, shapes: Sequence[tuple[Key, StateShape]], parts: Sequence[Tensor]) -> RecurrentStates:
+        """States from what `parts` gave. Raises ValueError for tensors of other shapes or dtypes."""
+        wanted = [pair for _, shape in shapes for pair in zip(shape.sizes, shape.dtypes, strict=True)]
+        if [(tuple(part.shape), part.dtype) for part in parts] != wanted:
+            raise ValueError("these recurrent states are not of this model")
+        left = iter(parts)
+        return cls({key: tuple(next(left).to(shape.device) for _ in shape.sizes) for key, shape in shapes})
+
     def __len__(self) -> int:
         return len(self._states)
 
