@@ -24,7 +24,7 @@ FAMILIES = {
 }
 """Model types, and what is special about them."""
 
-ONE_PATH = ("zaya", "bloom", "bart")
+ONE_PATH = ("zaya", "bloom", "trocr")
 """Models that follow a single path: a state of an unknown family, positions by places in the cache, or by length."""
 
 

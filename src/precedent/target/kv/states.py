@@ -184,7 +184,7 @@ class RecurrentStates:
         if last is not None and last.length <= length:
             rows = last.rows[: length - last.length]
             return _after(last.states, last.steps, rows) if rows else last.states
-        return self._snapshots[length] if length else {}
+        return self._snapshots[length] if length and self._states else {}
 
 
 def _after(states: States, steps: dict[Key, LayerStep], rows: Sequence[int]) -> States:
