@@ -195,11 +195,11 @@ def test_what_comes_back_from_elsewhere_fits_or_is_refused() -> None:
 def test_what_does_not_hold_on_hybrids_is_refused_by_name() -> None:
     """Bit-identical mode, CUDA graphs and tensor parallelism, before anything else happens."""
     model = tiny_model("qwen3_next")
-    with pytest.raises(UnsupportedError, match="bitwise=True is not available for this qwen3_next.*recurrent layers"):
+    with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this qwen3_next.*recurrent layers"):
         TargetModel(model, bitwise=True)
-    with pytest.raises(UnsupportedError, match="qwen3_next cannot run as CUDA graphs.*recurrent layers"):
+    with pytest.raises(UnsupportedError, match=r"qwen3_next cannot run as CUDA graphs.*recurrent layers"):
         TargetModel(model, static=StaticSettings(arena_tokens=256, capture=False))
-    with pytest.raises(UnsupportedError, match="tensor_parallel=True is not available for this qwen3_next.*recurrent"):
+    with pytest.raises(UnsupportedError, match=r"tensor_parallel=True is not available for this qwen3_next.*recurrent"):
         check_divisible(model.config, divided_by(2))
 
 

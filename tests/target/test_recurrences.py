@@ -1,4 +1,4 @@
-"""Every family of recurrences: its form over a tree is its own sequential form, and transformers' module computes it."""
+"""Every family of recurrences: over a tree it computes what its definition says, token by token, along each path."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def matrix_inputs(seed: int, rows: int, *, delta: bool, each_channel: bool) -> m
     decay = -numbers(seed, HEADS, rows, KEY if each_channel else 1).abs() * 0.7
     beta = numbers(seed + 1, HEADS, rows, 1).sigmoid() if delta else None
     query, key = (numbers(seed + number, HEADS, rows, KEY) for number in (2, 3))
-    return matrices.Inputs(query, key / key.norm(dim=-1, keepdim=True), numbers(seed + 4, HEADS, rows, VALUE), decay, beta)
+    return matrices.Inputs(
+        query, key / key.norm(dim=-1, keepdim=True), numbers(seed + 4, HEADS, rows, VALUE), decay, beta
+    )
 
 
 def one_by_one(inputs: matrices.Inputs, path: list[int], state: Tensor) -> tuple[Tensor, Tensor]:

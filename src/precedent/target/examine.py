@@ -63,11 +63,11 @@ def examine(model: PreTrainedModel) -> Examined:
             error = tree_error(runner, lambda: KVCache(shape), expected)
             if error <= tolerance(model):
                 return Examined(runner, _with_states(runner, shape), expected.shape[-1])
-            log.warning("%s cannot run as others do: %s is %.2g off", type(model).__name__, runner.way, error)
+            log.warning("%s runs in a slower way: %s is %.2g off plain text", type(model).__name__, runner.way, error)
         except torch.OutOfMemoryError:
             raise
         except MISFITS as misfit:
-            log.debug("%s cannot run as others do: %r", type(model).__name__, misfit)
+            log.debug("%s runs in a slower way: %r", type(model).__name__, misfit)
     _check(model, _attempt(model, lambda: tree_error(runners[-1], lambda: KVCache(shape), expected)))
     return Examined(runners[-1], _with_states(runners[-1], shape), expected.shape[-1])
 

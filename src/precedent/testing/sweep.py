@@ -94,7 +94,8 @@ def tiny_model(model_type: str) -> PreTrainedModel:
             for parameter in model.parameters():  # transformers' spread of 0.02 is too flat to tell positions apart
                 if parameter.dim() > 1 and parameter.is_floating_point():
                     parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def in_float64(model: PreTrainedModel) -> PreTrainedModel:

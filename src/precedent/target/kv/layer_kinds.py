@@ -65,12 +65,16 @@ def _layers_of(config: Any) -> tuple[Any, set[str]]:
         return text, attention_kinds(text)
     except (AttributeError, ValueError) as error:
         reason = f"{error}".splitlines()[0].rstrip(".")
-        raise UnsupportedError(f"{config.model_type} does not say which layers its text model has ({reason})") from error
+        raise UnsupportedError(
+            f"{config.model_type} does not say which layers its text model has ({reason})"
+        ) from error
 
 
 def why_only_chains(config: Any) -> str | None:
     """Why a text model can follow one path of tokens, but no tree, as far as its config tells."""
-    return next((why for marker, why in BY_INDEX.items() if marker == config.model_type or getattr(config, marker, None)), None)
+    return next(
+        (why for marker, why in BY_INDEX.items() if marker == config.model_type or getattr(config, marker, None)), None
+    )
 
 
 def attention_kinds(config: Any) -> set[str]:

@@ -146,7 +146,9 @@ class RecurrentStates:
         self._snapshots[length] = self._states
         if len(self._snapshots) > MOST_SNAPSHOTS:
             lengths = sorted(self._snapshots)
-            gaps = [(after - before, at) for before, at, after in zip([0, *lengths], lengths, lengths[1:], strict=False)]
+            gaps = [
+                (after - before, at) for before, at, after in zip([0, *lengths], lengths, lengths[1:], strict=False)
+            ]
             del self._snapshots[min(gaps)[1]]
 
     def nearest(self, length: int, wanted: int) -> int:

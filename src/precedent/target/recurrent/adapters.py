@@ -14,11 +14,11 @@ from functools import cache
 from types import CellType, FunctionType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from precedent.target.cpu.swapped import as_original, is_swapped, swapped_class
+from precedent.target.cpu.swapped import is_swapped, swapped_class
 from precedent.target.recurrent.chains import run_chain
 from precedent.target.recurrent.functions import FUNCTIONS
 from precedent.target.recurrent.modules import OWN_FORWARDS
@@ -48,11 +48,12 @@ def adapt(model: PreTrainedModel) -> list[str]:
         if forward is run_chain:
             chains.add(_original(module).__name__)
         if not is_swapped(module):
-            module.__class__ = _adapted(type(module), forward)
+            original: Any = type(module)
+            module.__class__ = _adapted(original, forward)
     return sorted(chains)
 
 
-def _original(module: nn.Module) -> type[nn.Module]:
+def _original(module: nn.Module) -> Any:
     original: type[nn.Module] = getattr(type(module), "swapped_from", type(module))
     return original
 
@@ -73,18 +74,18 @@ def _forward_for(module: nn.Module) -> Callable[..., Any] | None:
 
 
 @cache
-def _names(original: type[nn.Module]) -> frozenset[str]:
+def _names(original: Any) -> frozenset[str]:
     code = getattr(inspect.unwrap(original.forward), "__code__", None)
     return frozenset(() if code is None else code.co_names)
 
 
 @cache
-def _with_our_functions(original: type[nn.Module]) -> Callable[..., Any]:
+def _with_our_functions(original: Any) -> Callable[..., Any]:
     return rebound(original.forward, FUNCTIONS)
 
 
 @cache
-def _without_own_cache(original: type[nn.Module]) -> Callable[..., Any]:
+def _without_own_cache(original: Any) -> Callable[..., Any]:
     return rebound(original.forward, dict.fromkeys(OWN_CACHES, Cache))
 
 

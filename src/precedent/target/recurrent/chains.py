@@ -112,7 +112,9 @@ class _Memory(Cache):
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
         return self._layer.update_conv_state(conv_states, 0, **kwargs)
 
-    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, **kwargs: Any) -> Tensor:
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
         return self._layer.update_recurrent_state(recurrent_states, 0)
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:

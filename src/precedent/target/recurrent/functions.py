@@ -95,13 +95,14 @@ def mamba_selective_scan(
     return_last_state: bool = False,
     **_: Any,
 ) -> tuple[Tensor, Tensor] | Tensor:
-    """`hidden_states` and `dt` `[1, channels, rows]`, `A` `[channels, state_size]`, `B` and `C` `[1, state_size, rows]`.
+    """`hidden_states` and `dt` `[1, channels, rows]`, `A` `[channels, states]`, `B` and `C` `[1, states, rows]`.
 
     Returns outputs like `hidden_states`.
     """
     dt = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[:, None]
     by_row = [channels.prepare(each[0]) for each in (hidden_states, softplus(dt) if delta_softplus else dt, B, C)]
-    inputs = channels.Selective(*by_row, A.to(by_row[0].dtype))
+    value, step, key, query = by_row
+    inputs = channels.Selective(value, step, key, query, A.to(value.dtype))
     output = over_channels(inputs, inputs.value).transpose(0, 1)[None]
     if D is not None:
         output = output + hidden_states * D[:, None]

@@ -43,7 +43,9 @@ class Inputs(NamedTuple):
 
     def rows(self, start: int, stop: int) -> Inputs:
         """The inputs of some consecutive rows."""
-        return Inputs(*(None if each is None else each[:, start:stop] for each in self))
+        beta = None if self.beta is None else self.beta[:, start:stop]
+        query, key, value, decay = (each[:, start:stop] for each in self[:4])
+        return Inputs(query, key, value, decay, beta)
 
 
 class MatrixStep:
@@ -126,7 +128,8 @@ def _delta(inputs: Inputs, state: Tensor | None, since: Tensor, paired: Callable
     wanted = beta * (value if state is None else value - (key * since.exp()) @ state)
     if key.shape[1] == 1:
         return wanted
-    return torch.linalg.solve_triangular(beta * paired(key, key), wanted, upper=False, unitriangular=True)
+    written: Tensor = torch.linalg.solve_triangular(beta * paired(key, key), wanted, upper=False, unitriangular=True)
+    return written
 
 
 def _paired(since: Tensor, seen: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

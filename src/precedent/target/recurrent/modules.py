@@ -14,9 +14,7 @@ from precedent.target.recurrent.functions import decayed_sum, over_channels
 from precedent.target.recurrent.step import the_step
 
 
-def lightning_attention(
-    module: Any, hidden_states: Tensor, *args: Any, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
+def lightning_attention(module: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """MiniMax: linear attention with a fixed decay for each head, `[1, rows, hidden]` to the same shape."""
     rows = module.act_fn(module.qkv_proj(hidden_states))
     rows = rows.reshape(1, hidden_states.shape[1], module.num_attention_heads, 3 * module.head_dim)
