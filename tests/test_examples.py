@@ -34,6 +34,7 @@ def output_of(example: Path, folder: Path) -> str:
 
 
 SAID = {
+    "hybrid_agent.py": ["cold: ", "warm: ", "tokens per step"],
     "parallel_graph.py": ["judge", "A fair price and good quality", "which the branches shared"],
     "tenants.py": ["the cache holds 2 completions of acme", "the cache holds 2 completions of bolt"],
     "warm_from_logs.py": ["0 answers known before", "1 answers known before"],

@@ -59,7 +59,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 NAMES = ("Ada", "Grace", "Emmy", "Sofia", "Rosalind", "Hedy", "Mary", "Lise")
 THINGS = ("lamp", "desk", "chair", "kettle", "shelf", "mirror")
-LENGTH, BATCH, WIDTH, DEPTH, REPEATS = 256, 8, 16, 6, 150
+LENGTH, BATCH, WIDTH, DEPTH, REPEATS = 192, 4, 16, 6, 100
 
 
 def text(choose: random.Random) -> str:

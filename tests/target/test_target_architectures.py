@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from precedent.errors import UnsupportedError
 from precedent.target import KVCache, Slot, TargetModel
-from precedent.target.kv.layer_kinds import check_supported
+from precedent.target.kv.layer_kinds import check_supported, why_only_chains
 from precedent.target.model import PREFILL_CHUNK
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
@@ -207,21 +207,10 @@ def test_offloaded_layers_are_no_hindrance() -> None:
 @pytest.mark.parametrize(
     ("model_type", "settings", "named"),
     [
-        ("mamba", {"state_size": 4}, "linear_attention"),
-        ("falcon_mamba", {}, "linear_attention"),
-        ("recurrent_gemma", {}, "linear_attention"),
-        ("qwen3_next", {}, "linear_attention"),
-        ("jamba", {}, "linear_attention"),
-        ("falcon_h1", {}, "hybrid"),
-        ("zamba2", {}, "hybrid"),
-        ("lfm2", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "conv"),
         ("rwkv", {}, "recurrent"),
         ("xlstm", {}, "recurrent"),
         ("deepseek_v32", {}, "indexed_attention"),
-        ("bloom", {}, "ALiBi"),
-        ("falcon", {"alibi": True}, "ALiBi"),
-        ("gpt_neo", {}, "local windows"),
-        ("doge", {}, "dynamic mask"),
+        ("qwen4_exp_text", {}, "indexed_attention"),
         ("t5", {}, "encoder-decoder"),
     ],
 )
@@ -229,6 +218,23 @@ def test_what_cannot_score_a_tree_is_refused_by_name(model_type: str, settings: 
     """The error names the model and the kind of layer that is in the way, before anything is loaded."""
     with pytest.raises(UnsupportedError, match=f"{model_type}.*{named}"):
         check_supported(AutoConfig.for_model(model_type, **settings))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "named"),
+    [
+        ("bloom", {}, "ALiBi"),
+        ("falcon", {"alibi": True}, "ALiBi"),
+        ("gpt_neo", {}, "local windows"),
+        ("doge", {}, "dynamic mask"),
+    ],
+)
+def test_what_finds_keys_by_their_place_follows_single_paths(model_type: str, settings: dict, named: str) -> None:
+    """Its config tells that it scores no trees; a path has its keys where plain decoding has them."""
+    config = AutoConfig.for_model(model_type, **settings)
+    check_supported(config)
+    assert named in (why_only_chains(config.get_text_config()) or "")
+    assert why_only_chains(AutoConfig.for_model("llama")) is None
 
 
 def test_a_model_that_gets_a_tree_wrong_is_refused() -> None:
