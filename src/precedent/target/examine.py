@@ -61,15 +61,30 @@ def examine(model: PreTrainedModel) -> Examined:
     for runner in runners[:-1]:
         try:
             error = tree_error(runner, lambda: KVCache(shape), expected)
-            if error <= tolerance(model):
-                return Examined(runner, _with_states(runner, shape), expected.shape[-1])
+            if error <= (_most(model) if runner is runners[-2] else tolerance(model)):
+                return _examined(runner, error, shape, expected)
             log.warning("%s runs in a slower way: %s is %.2g off plain text", type(model).__name__, runner.way, error)
         except torch.OutOfMemoryError:
             raise
         except MISFITS as misfit:
             log.debug("%s runs in a slower way: %r", type(model).__name__, misfit)
-    _check(model, _attempt(model, lambda: tree_error(runners[-1], lambda: KVCache(shape), expected)))
-    return Examined(runners[-1], _with_states(runners[-1], shape), expected.shape[-1])
+    error = _attempt(model, lambda: tree_error(runners[-1], lambda: KVCache(shape), expected))
+    if error > _most(model):
+        raise _unfit(model, f"a scored tree is {error:.2g} off")
+    return _examined(runners[-1], error, shape, expected)
+
+
+def _examined(runner: Runner, error: float, shape: KVShape, expected: Tensor) -> Examined:
+    model = runner.model
+    if error > tolerance(model):
+        log.warning("%s: a scored tree is %.2g off plain forwards; try it in float32", type(model).__name__, error)
+    return Examined(runner, _with_states(runner, shape), expected.shape[-1])
+
+
+def _most(model: PreTrainedModel) -> float:
+    """The difference above which a model surely computes something else."""
+    accepted = tolerance(model)
+    return SURELY_WRONG if accepted == LOW_PRECISION else accepted
 
 
 def _ways(model: PreTrainedModel) -> list[Runner]:
@@ -90,14 +105,6 @@ def _with_states(runner: Runner, shape: KVShape) -> KVShape:
     kept = -(-kv.states.kept_bytes // len(TEXT))
     kv.keep(range(len(TEXT)))
     return replace(shape, states=kv.states.shapes, kept_bytes=kept)
-
-
-def _check(model: PreTrainedModel, error: float) -> None:
-    accepted = tolerance(model)
-    if error > (SURELY_WRONG if accepted == LOW_PRECISION else accepted):
-        raise _unfit(model, f"a scored tree is {error:.2g} off")
-    if error > accepted:
-        log.warning("%s: a scored tree is %.2g off plain forwards; try it in float32", type(model).__name__, error)
 
 
 def _attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:

@@ -18,6 +18,9 @@ REWINDABLE = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, "chunked_attention"})
 RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
 """Layers with a state that follows the tree (`target.recurrent`), some beside attention."""
 
+WITH_KEYS = REWINDABLE | {"hybrid", "hybrid_sliding"}
+"""Layers that keep keys and values."""
+
 WITHOUT_ATTENTION = frozenset({"dummy", "moe", "mlp"})
 """Layers that store nothing, or read what another layer stores."""
 
