@@ -29,12 +29,12 @@ from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
 
 SIZE: dict[str, Any] = {
     "vocab_size": 259,
-    "hidden_size": 256,
-    "intermediate_size": 704,
+    "hidden_size": 128,
+    "intermediate_size": 352,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 64,
+    "head_dim": 32,
     "max_position_embeddings": 2048,
     "tie_word_embeddings": True,
     "eos_token_id": 258,
@@ -50,8 +50,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention"] * 2,
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 4,
-            "linear_key_head_dim": 64,
-            "linear_value_head_dim": 64,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
         },
     ),
 }
@@ -74,7 +74,7 @@ def trained(model_type: str, settings: dict[str, Any], steps: int) -> PreTrained
     """A model trained for so many steps; prints its loss."""
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SIZE, **settings))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     choose, started = random.Random(0), perf_counter()
     loss = torch.zeros(())
     for _ in range(steps):
