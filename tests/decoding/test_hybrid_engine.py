@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from helpers.hybrids import random_ids
@@ -109,6 +110,21 @@ def test_the_first_layers_draft(model_type: str) -> None:
     engine.close()
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.num_draft_tokens > 0
+
+
+def test_a_prompts_beginning_is_kept_on_disk_with_its_states(tmp_path: Path) -> None:
+    """A new engine reads the system prompt's keys, values and states back, and answers the same."""
+    prompt, sampling = [*random_ids(5, 100), *PROMPT], SamplingParams(max_tokens=12)
+    answers, cached = [], []
+    for _ in range(2):
+        with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
+            engine = engine_on("qwen3_next", cache, keep_prefixes=True)
+            result = engine.submit(prompt, sampling, prefix_tokens=100).result()
+            engine.close()
+        answers.append(result.token_ids)
+        cached.append(result.cached_prompt_tokens)
+    assert answers[0] == answers[1]
+    assert cached == [0, 100]
 
 
 def test_memory_covers_the_states() -> None:

@@ -107,10 +107,13 @@ class RecurrentStates:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the states and snapshots; those that forks share count in each."""
-        held = [self._states, *self._snapshots.values(), *([] if self._last is None else [self._last.states])]
+        """Bytes of the states and snapshots, and of the last step's inputs; what forks share counts in each."""
+        if not self._states:
+            return 0
+        last: _LastStep = self._last or _LastStep(0, {}, {}, ())
+        held = [self._states, last.states, *self._snapshots.values()]
         different = {id(part): part.nbytes for states in held for state in states.values() for part in state}
-        return sum(different.values())
+        return sum(different.values()) + sum(step.nbytes for step in last.steps.values())
 
     def of(self, key: Key) -> State | None:
         """A committed state; None before the first token."""
