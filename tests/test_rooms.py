@@ -25,6 +25,7 @@ LAYERS = (
     "verify.lossy",
     "target.kv",
     "target.cpu",
+    "target.recurrent",
     "target.cuda",
     "target",
     "target.load",

@@ -15,7 +15,14 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
 from precedent.grammar import is_installed
 from precedent.runtime.device_memory import free_bytes
-from precedent.target.kv.layer_kinds import check_supported, context_length
+from precedent.target.kv.layer_kinds import (
+    UNLIMITED,
+    WITH_KEYS,
+    check_supported,
+    context_length,
+    is_recurrent,
+    why_only_chains,
+)
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
 from precedent.target.load.loading import check_same_vocabulary, load_config, load_tokenizer
 from precedent.target.load.source import gguf_file
@@ -51,7 +58,7 @@ class Finding:
 def examine_files(model: str, draft_model: str | None, device: str | None) -> list[Finding]:
     """All findings about a model. Raises ModelLoadError if its config cannot be loaded."""
     config = load_config(model)
-    findings = [*_file(model), _attention(config), *_context(config), *_memory(config, device)]
+    findings = [*_file(model), _attention(config), *_states(config), *_context(config), *_memory(config, device)]
     try:
         tokenizer = load_tokenizer(model)
     except ModelLoadError as error:
@@ -66,19 +73,30 @@ def _file(model: str) -> Iterator[Finding]:
 
 
 def _attention(config: Any) -> Finding:
-    kinds, _ = get_layer_types_and_kwargs(config.get_text_config())
-    layers = ", ".join(f"{number} × {kind}" for kind, number in Counter(kinds).items())
     try:
         check_supported(config)
     except UnsupportedError as error:
         return Finding("attention", "no", str(error), needed=True)
+    kinds, _ = get_layer_types_and_kwargs(config.get_text_config())
+    layers = ", ".join(f"{number} × {kind}" for kind, number in Counter(kinds).items())
     return Finding("attention", "yes", f"{config.model_type}: {layers}", needed=True)
 
 
-def _context(config: Any) -> Iterator[Finding]:
+def _states(config: Any) -> Iterator[Finding]:
+    """What is different with a model that has recurrent layers, or follows single paths."""
     text = config.get_text_config()
-    if getattr(text, "max_position_embeddings", None):
-        yield Finding("context", "yes", f"{context_length(text):,} tokens for prompt and answer together")
+    if is_recurrent(text):
+        note = "recurrent states follow every path; bitwise, tensor_parallel and cuda_graphs are refused"
+        yield Finding("states", "note", note)
+    why = why_only_chains(text)
+    if why is not None:
+        yield Finding("trees", "note", f"it {why}: drafts are single paths")
+
+
+def _context(config: Any) -> Iterator[Finding]:
+    longest = context_length(config.get_text_config())
+    if longest != UNLIMITED:
+        yield Finding("context", "yes", f"{longest:,} tokens for prompt and answer together")
 
 
 def _memory(config: Any, device: str | None) -> Iterator[Finding]:
@@ -100,6 +118,8 @@ def _memory(config: Any, device: str | None) -> Iterator[Finding]:
             f"{said}; {per_token / 1024:.0f} KiB per token, about {room:,} tokens fit",
             needed=True,
         )
+    else:
+        yield Finding("memory", "yes", said, needed=True)
 
 
 def _weight_bytes(config: Any) -> int | None:
@@ -126,7 +146,8 @@ def _kv_bytes_per_token(config: Any) -> int | None:
     if not heads or not getattr(text, "num_hidden_layers", None):
         return None
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return 2 * int(text.num_hidden_layers) * int(heads) * int(width) * _itemsize(config)
+    layers = sum(kind in WITH_KEYS for kind in get_layer_types_and_kwargs(text)[0])
+    return 2 * layers * int(heads) * int(width) * _itemsize(config)
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> Finding:

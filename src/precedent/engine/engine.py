@@ -283,11 +283,11 @@ class Engine(OfOneProcess):
         """Bytes of keys and values of a whole request and its draft model without an arena. Raises CapacityError."""
         tree = speculation.max_nodes + speculation.max_draws if drafters else 0
         num_tokens = min(prompt_tokens + max_tokens, self.context_length) + tree + 1
-        num_bytes = self.target.kv_bytes(num_tokens)
+        num_bytes = self.target.kv_bytes(num_tokens, tree + 1)
         draft = None if self._parts.early_exit else self._parts.draft_model
         if draft is not None and draft.static is None and DRAWING in drafters:
             ahead = speculation.max_draws + 1 if self._pearl is not None else 0
-            num_bytes += draft.kv_bytes(num_tokens + ahead)
+            num_bytes += draft.kv_bytes(num_tokens + ahead, 1)
         self.admission.check(num_bytes, prompt_tokens, max_tokens)
         return num_bytes
 

@@ -86,10 +86,13 @@ class KeptPrefixes:
         token_ids = slot.token_ids[:num_tokens]
         if num_tokens < WORTH_KEEPING or len(token_ids) < num_tokens or self._files.read_only:
             return
+        if not slot.kv.can_rewind(num_tokens):  # a recurrent state has no snapshot there
+            return
         name = self._name(tenant, token_ids)
         if self._files.holds(tenant, name):
             return
-        if self._takes(name, self._target.kv_shape.row_bytes * num_tokens):
+        shape = self._target.kv_shape
+        if self._takes(name, shape.row_bytes * num_tokens + shape.state_bytes):
             try:
                 now, rows = time.time_ns(), slot.kv.copied(num_tokens)
                 self._executor.submit(self._write, tenant, name, token_ids, rows, now)

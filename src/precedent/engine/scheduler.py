@@ -132,6 +132,9 @@ class Scheduler:
             if not request.started:
                 self._start(request)
             number = min(most, request.num_missing)
+            until_kept = request.prefix_tokens - request.num_prefilled
+            if until_kept > 0 and self.target.kv_shape.states:  # recurrent states are kept where a piece ends
+                number = min(number, until_kept)
             ready = self.target.continue_prefill(_sequence(request).slot, request.prompt_ids, max(number, 1))
         except Exception as error:
             log.debug("prefill failed", exc_info=True)

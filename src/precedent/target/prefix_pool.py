@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.target.model import Slot, TargetModel, common_prefix
+from precedent.target.model import Slot, TargetModel
+from precedent.target.prefixes import common_prefix
 
 DEFAULT_MAX_BYTES = 512 * 2**20
 
@@ -96,7 +97,7 @@ class PrefixPool:
         del self._idle[:gone]
 
     def _best(self, tenant: str, context: NDArray[np.int64], room: int, prefix_tokens: int) -> Slot:
-        length, idle = self._longest_idle(tenant, context)
+        shared, length, idle = self._longest_idle(tenant, context)
         used_length, used = self._longest_in_use(tenant, context)
         if self.kept is not None and prefix_tokens >= max(length, used_length) + WORTH_KEEPING:
             kept = self.kept.restore(tenant, context[:prefix_tokens].tolist(), room)
@@ -107,24 +108,28 @@ class PrefixPool:
         if idle is None:
             return self.target.new_slot()
         self._idle.remove(idle)
-        if len(idle.token_ids) - length <= CONTINUED_WITHIN:
+        if len(idle.token_ids) - shared <= CONTINUED_WITHIN:
             return idle.slot
         self._idle.append(idle)  # most recently used: others are dropped before it
         return self.target.fork(idle.slot, length, room)
 
-    def _longest_idle(self, tenant: str, context: NDArray[np.int64]) -> tuple[int, _Idle | None]:
-        """The idle slot that shares most with `context`, the most recent of equals; None if none shares a token."""
-        best: tuple[int, _Idle | None] = (0, None)
+    def _longest_idle(self, tenant: str, context: NDArray[np.int64]) -> tuple[int, int, _Idle | None]:
+        """The idle slot that can be used most, the most recent of equals; None if none shares a token.
+
+        Returned with the tokens that it shares with `context`, and how many of them it can go back to.
+        """
+        best: tuple[int, int, _Idle | None] = (0, 0, None)
         for idle in reversed(self._idle):
             if idle.tenant == tenant:
                 shared = common_prefix(idle.token_ids, context)
-                best = (shared, idle) if shared > best[0] else best
+                usable = idle.slot.kv.nearest(shared)
+                best = (shared, usable, idle) if usable > best[1] else best
         return best
 
     def _longest_in_use(self, tenant: str, context: NDArray[np.int64]) -> tuple[int, Slot | None]:
         best: tuple[int, Slot | None] = (0, None)
         for slot, user in self._in_use.items():
             if user == tenant:
-                shared = common_prefix(slot.token_ids, context)
+                shared = slot.kv.nearest(common_prefix(slot.token_ids, context))
                 best = (shared, slot) if shared > best[0] else best
         return best

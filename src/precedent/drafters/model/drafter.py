@@ -212,6 +212,8 @@ class _DraftModelSession(DrawsAhead):
             new = self._drafted(row, drafted, rng, node, purpose, siblings)
             self._row = new.distribution.row if isinstance(new.distribution, Sampled) else row
             self._model.commit(slot, tail, range(len(tail)), new.token_id)
+            if not drafted:
+                slot.kv.mark()  # recurrent states can come back here when what is drawn now is rejected
         self._ahead.chain.append(new)
         self._next = slot, EMPTY_TREE
         return True

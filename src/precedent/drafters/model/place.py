@@ -33,8 +33,7 @@ class OwnPlace:
         The first missing token becomes pending; the others are returned as a chain.
         """
         text = [*self._context, *drafted]
-        reused = common_prefix(self._slot.token_ids, text[:-1])
-        self._model.rewind(self._slot, reused)
+        reused = self._model.rewind(self._slot, common_prefix(self._slot.token_ids, text[:-1]))
         if len(text) - reused > CATCH_UP_LIMIT:
             self._model.prefill(self._slot, text)
         self._slot.pending, *missed = text[len(self._slot.token_ids) :]
