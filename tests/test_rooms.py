@@ -27,6 +27,7 @@ LAYERS = (
     "target.cpu",
     "target.cuda",
     "target",
+    "target.encoder_decoder",
     "target.load",
     "target.parallel",
     "cache.store",

@@ -54,7 +54,7 @@ class Examined(NamedTuple):
 def examine(model: PreTrainedModel) -> Examined:
     """Observe a model and choose how to run it. Raises UnsupportedError, naming it, when a tree cannot be scored."""
     runners = [Runner(model, packed=packed) for packed in ((True, False) if use_tree_attention(model) else (False,))]
-    shape, expected = _attempt(model, lambda: observe(runners[-1]))
+    shape, expected = attempt(model, lambda: observe(runners[-1]))
     for runner in runners[:-1]:
         try:
             error = tree_error(runner, lambda: KVCache(shape), expected)
@@ -65,11 +65,12 @@ def examine(model: PreTrainedModel) -> Examined:
             raise
         except MISFITS as misfit:
             log.debug("%s scores one sequence at a time: %r", type(model).__name__, misfit)
-    _check(model, _attempt(model, lambda: tree_error(runners[-1], lambda: KVCache(shape), expected)))
+    check_error(model, attempt(model, lambda: tree_error(runners[-1], lambda: KVCache(shape), expected)))
     return Examined(runners[-1], shape, expected.shape[-1])
 
 
-def _check(model: PreTrainedModel, error: float) -> None:
+def check_error(model: PreTrainedModel, error: float) -> None:
+    """Raise UnsupportedError if a scored tree is further off plain forwards than rounding; log what may be rounding."""
     accepted = tolerance(model)
     if error > (SURELY_WRONG if accepted == LOW_PRECISION else accepted):
         raise _unfit(model, f"a scored tree is {error:.2g} off")
@@ -77,7 +78,7 @@ def _check(model: PreTrainedModel, error: float) -> None:
         log.warning("%s: a scored tree is %.2g off plain forwards; try it in float32", type(model).__name__, error)
 
 
-def _attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
+def attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
     """Run an action; any error other than out of memory means that this model is not supported."""
     try:
         return action()
@@ -115,10 +116,10 @@ def tree_error(runner: Runner, new_kv: Callable[[], KVCache], expected: Tensor) 
     rows = tree_rows(long, TEXT[2], builder.build()), chain_rows(short, TEXT[1:3])
     scored, beside = runner.logits(rows)
     pairs = [*zip(scored[[0, 2, 3]], expected[2:], strict=True), *zip(beside, expected[1:3], strict=True)]
-    return max(_relative(*(row.float() for row in pair)) for pair in pairs)
+    return max(relative(*(row.float() for row in pair)) for pair in pairs)
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
+def relative(found: Tensor, expected: Tensor) -> float:
     """Distance between two rows of logits relative to their spread; infinite where only one of them is finite."""
     found, finite = found.to(expected.device), expected.isfinite()  # ids that a draft model lacks have -inf
     if not torch.equal(found.isfinite(), finite):

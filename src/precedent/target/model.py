@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -30,14 +28,13 @@ from precedent.target.kv.arena import Moves
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import check_supported, context_length
 from precedent.target.kv.rows import chain_rows, tree_rows
+from precedent.target.prefixes import common_prefix
 from precedent.target.sharding import check_whole
 from precedent.tree import EMPTY_TREE, CandidateTree
 
 PREFILL_CHUNK = 512
 """Tokens per prefill forward: bounds the memory of activations at no measurable cost."""
 
-
-Tokens = Sequence[int] | NDArray[np.int64]
 
 Commit = tuple["Slot", CandidateTree, Sequence[int], int]
 """A slot, the tree that was scored, its accepted nodes, and the token that becomes pending."""
@@ -64,6 +61,12 @@ class TargetModel:
     forwards are padded to one of a few sizes and replayed as CUDA graphs (`cuda.static_runner`); UnsupportedError says
     why a model cannot.
     """
+
+    encodes_prompt: bool = False
+    """Whether an encoder reads the prompt, so that a slot holds only the answer's tokens (`target.encoder_decoder`)."""
+
+    answer_start: tuple[int, ...] = ()
+    """Tokens that stand before an answer's first where `encodes_prompt`."""
 
     def __init__(self, model: PreTrainedModel, *, bitwise: bool = False, static: StaticSettings | None = None) -> None:
         check_supported(model.config)
@@ -210,6 +213,14 @@ class TargetModel:
         """The most bytes that a sequence of `num_tokens` (prompt, answer and largest tree) takes in the KV cache."""
         return self.kv_shape.nbytes(num_tokens)
 
+    def most_answer_tokens(self, prompt_tokens: int) -> int:
+        """The longest answer to a prompt of so many tokens."""
+        return self.context_length - prompt_tokens
+
+    def request_bytes(self, prompt_tokens: int, answer_tokens: int, tree_tokens: int) -> int:
+        """The most bytes that a request takes in the KV cache, with the largest tree behind its answer."""
+        return self.kv_bytes(prompt_tokens + answer_tokens + tree_tokens)
+
     @property
     def arena_bytes(self) -> int:
         """Bytes set aside for the keys and values of forwards of fixed size."""
@@ -277,23 +288,3 @@ def _commit(slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: in
     slot.kv.keep([0, *(node + 1 for node in path)], moves)
     slot.token_ids += [slot.pending, *accepted]
     slot.pending = next_token
-
-
-def common_prefix(left: Tokens, right: Tokens) -> int:
-    """Length of the longest common prefix, in tokens; compares growing pieces, so that long inputs run at C speed."""
-    length, start, width = min(len(left), len(right)), 0, 64
-    while start < length:
-        stop = min(start + width, length)
-        differing = _first_difference(left[start:stop], right[start:stop])
-        if differing is not None:
-            return start + differing
-        start, width = stop, 8 * width
-    return length
-
-
-def _first_difference(left: Tokens, right: Tokens) -> int | None:
-    """Index of the first token that differs between two pieces of equal length."""
-    if not (isinstance(left, np.ndarray) and isinstance(right, np.ndarray)) and list(left) == list(right):
-        return None  # converting lists to arrays would take longer than comparing them
-    differing = np.flatnonzero(np.asarray(left) != np.asarray(right))
-    return int(differing[0]) if differing.size else None

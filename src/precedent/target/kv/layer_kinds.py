@@ -37,7 +37,9 @@ LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "dynamic"})
 def check_supported(config: Any) -> None:
     """Raise UnsupportedError, naming the layer kind, if a model's layers cannot be rewound to any earlier token."""
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
+        raise UnsupportedError(
+            f"{config.model_type} is an encoder-decoder model, which only Engine and PrecedentLLM take"
+        )
     text = config.get_text_config()
     others = sorted(attention_kinds(text) - REWINDABLE) or (["recurrent"] if _is_recurrent(text) else [])
     if others:
