@@ -65,13 +65,13 @@ def generated(model: PreTrainedModel, prompt: Sequence[int], max_tokens: int, **
         "use_cache": False,
         **settings,
     }
-    output = model.generate(input_ids=torch.tensor([list(prompt)]), max_new_tokens=max_tokens, **given)
+    output = model.generate(input_ids=torch.tensor([list(prompt)]), max_new_tokens=max_tokens, **{**given, **settings})
     return tuple(output[0].tolist()[1:])
 
 
 def two_sided_engine(family: str = "t5", *, model: PreTrainedModel | None = None, **settings: Any) -> Engine:
     """An engine on such a model, for which width is free."""
-    engine = Engine.load(model or model_of(family), tokenizer=byte_tokenizer(), **settings)
+    engine = Engine.load(model or model_of(family), **{"tokenizer": byte_tokenizer(), **settings})
     engine.planner.cost = CostCurve()
     return engine
 

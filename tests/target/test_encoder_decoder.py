@@ -186,7 +186,7 @@ def test_what_does_not_hold_is_refused_by_name(option: str) -> None:
     chosen: dict[str, Any] = {option: True}
     with pytest.raises(UnsupportedError, match=f"{option}=True does not work with the encoder-decoder model t5"):
         opened(model_of("t5"), **chosen)
-    with pytest.raises((UnsupportedError, ConfigError), match="encoder-decoder|TargetModel was made without"):
+    with pytest.raises((UnsupportedError, ConfigError), match=r"encoder-decoder|TargetModel was made without"):
         opened(target_of("t5"), **chosen)
 
 
