@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.saved_models import assert_one_clear_line, saved
@@ -14,6 +15,7 @@ from transformers import GenerationConfig
 
 from precedent.errors import ConfigError, ContextOverflowError, PromptError, UnsupportedError
 from precedent.target import Slot, TargetModel
+from precedent.target.encoder_decoder.forward import DecoderForward
 from precedent.target.encoder_decoder.opening import target_of as opened
 from precedent.target.encoder_decoder.target import EncoderDecoderTarget
 from precedent.target.load.draft_for import draft_for
@@ -92,6 +94,34 @@ def test_the_encoder_runs_once_and_a_batch_is_one_forward(family: str) -> None:
         for hook in hooks:
             hook.remove()
     assert (len(encoded), len(decoded)) == (3, 7)
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_positions_by_row_are_noticed_at_load(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: siblings that take the next position instead of their depth."""
+    by_row = property(lambda rows: rows.kv.length + np.arange(len(rows)))
+    monkeypatch.setattr("precedent.target.kv.rows.Rows.positions", by_row)
+    with pytest.raises(UnsupportedError, match=r"cannot score candidate trees \(a scored tree is"):
+        EncoderDecoderTarget(model_of(family))
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_a_prompt_of_another_request_is_noticed_at_load(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other negative control: every sequence attends to the first one's prompt."""
+    own = DecoderForward.cross_kv
+    monkeypatch.setattr(DecoderForward, "cross_kv", lambda forward, index, layer: own(forward, 0, layer))
+    with pytest.raises(UnsupportedError, match=r"cannot score candidate trees \(a scored tree is"):
+        EncoderDecoderTarget(model_of(family))
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_bfloat16_computes_nearly_the_same(family: str) -> None:
+    model = model_of(family, dtype=torch.bfloat16)
+    target, prompt, tree = EncoderDecoderTarget(model), random_ids(16, 30), random_tree(17, 12)
+    scored = target.score([(prefilled(target, prompt), tree)])[0]
+    for node in range(len(tree)):
+        expected = plain_logits(model, prompt, [*target.answer_start, *tree.tokens_to(node)])
+        assert torch.cosine_similarity(scored[node + 1].float(), expected.float(), dim=0) > 0.99
 
 
 def test_the_users_model_still_answers_as_before() -> None:

@@ -48,9 +48,9 @@ def number_words(number: int) -> list[str]:
 
 
 def pair(seed: int) -> Pair:
-    """The note of a seed, two to four sentences long."""
+    """The note of a seed, one to three sentences long."""
     choose = random.Random(seed)
-    sentences = [_sentence(choose, first=place == 0) for place in range(choose.randint(2, 4))]
+    sentences = [_sentence(choose, first=place == 0) for place in range(choose.randint(1, 3))]
     return Pair(" . ".join(one.source for one in sentences), " . ".join(one.target for one in sentences))
 
 
