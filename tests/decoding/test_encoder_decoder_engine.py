@@ -177,7 +177,7 @@ def test_the_longest_answer_does_not_depend_on_the_prompt() -> None:
     """BART's table of positions bounds prompt and answer apart; the last position is used, and none beyond it."""
     with closing(two_sided_engine("bart")) as running:
         sampling = SamplingParams(max_tokens=1000)
-        long, short = (running.submit(random_ids(1, length), sampling).result() for length in (500, 5))
+        long, short = (running.submit(random_ids(1, length), sampling).result() for length in (512, 5))
         with pytest.raises(ContextOverflowError, match="513 tokens"):
             running.submit(random_ids(1, 513), sampling)
     assert [len(each.token_ids) for each in (long, short)] == [511, 511]

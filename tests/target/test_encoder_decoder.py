@@ -160,6 +160,13 @@ def test_answers_begin_as_the_generation_config_says() -> None:
     torch.testing.assert_close(row, expected, rtol=0, atol=EXACT)
 
 
+def test_settings_that_are_not_applied_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = model_of("bart")
+    model.generation_config = GenerationConfig(decoder_start_token_id=256, num_beams=4, no_repeat_ngram_size=3)
+    EncoderDecoderTarget(model)
+    assert "the generation config's num_beams, no_repeat_ngram_size is not applied" in caplog.text
+
+
 def test_a_model_without_a_first_token_is_refused() -> None:
     model = model_of("t5")
     model.generation_config = GenerationConfig()

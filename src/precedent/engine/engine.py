@@ -212,7 +212,7 @@ class Engine(OfOneProcess):
         """
         self.check_process()
         prompt = tuple(int(token) for token in prompt_ids)
-        check_prompt(prompt, self.context_length, self.target.vocab_size)
+        check_prompt(prompt, self.target)
         check_prefix(prefix_tokens, prompt, self.kept_prefixes)
         check_token_ids(sampling, min(len(self.tokenizer), self.target.vocab_size))
         speculation = unless_switched_off(speculation or self.speculation)

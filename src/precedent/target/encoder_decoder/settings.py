@@ -13,7 +13,14 @@ from precedent.errors import UnsupportedError
 UNLIMITED = 16_384
 """Longest prompt, and longest answer, in tokens, of a model whose positions are relative (T5)."""
 
-NOT_APPLIED = ("num_beams", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens")
+NOT_APPLIED = (
+    "num_beams",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "min_length",
+    "min_new_tokens",
+)
 """Settings of a generation config that an engine does not apply; the log names those that are set."""
 
 log = logging.getLogger(__name__)
