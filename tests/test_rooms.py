@@ -28,6 +28,7 @@ LAYERS = (
     "target.recurrent",
     "target.cuda",
     "target",
+    "target.encoder_decoder",
     "target.load",
     "target.parallel",
     "cache.store",

@@ -16,7 +16,7 @@ from precedent.cli import doctor_checks
 from precedent.target.load.trained_draft import DraftSettings
 from precedent.testing.sweep import tiny_model
 from precedent.testing.tiny_gguf import write_gguf
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
 
 
 def write(folder: Path, *, tokenizer: Any = None, **settings: Any) -> str:
@@ -180,3 +180,12 @@ def test_a_draft_trained_for_a_target_is_not_refused_unseen(tmp_path: Path) -> N
     status, found = examined(model, "--draft-model", str(draft), tmp_path=tmp_path)
     assert (status, found["draft model"][0]) == (0, "note")
     assert "trained for my-model" in found["draft model"][1]
+
+
+def test_an_encoder_decoder_model_works_without_chat(tmp_path: Path) -> None:
+    tiny_seq2seq_lm("bart", dtype=torch.float32).config.save_pretrained(tmp_path / "bart")
+    byte_tokenizer().save_pretrained(tmp_path / "bart")
+    status, found = examined(str(tmp_path / "bart"), tmp_path=tmp_path)
+    assert (status, found["usable"], found["attention"]) == (0, True, ("yes", "bart: an encoder-decoder model"))
+    assert found["context"][1] == "512 tokens for the prompt, and as many for the answer"
+    assert "PrecedentLLM" in found["chat"][1]

@@ -42,6 +42,7 @@ class TabledModel:
     """Answers with `logits_of(token_ids)` `[vocab_size]`, asked once for each context."""
 
     runner = SimpleNamespace(threads=1)
+    encodes_prompt = False
 
     def __init__(self, logits_of: Callable[[tuple[int, ...]], Tensor]) -> None:
         self._logits_of = logits_of

@@ -9,20 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
 from precedent.grammar import is_installed
 from precedent.runtime.device_memory import free_bytes
-from precedent.target.kv.layer_kinds import (
-    UNLIMITED,
-    WITH_KEYS,
-    check_supported,
-    context_length,
-    is_recurrent,
-    why_only_chains,
-)
+from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
+from precedent.target.encoder_decoder.settings import longest
+from precedent.target.kv.layer_kinds import UNLIMITED, WITH_KEYS, context_length, is_recurrent, why_only_chains
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
 from precedent.target.load.loading import check_same_vocabulary, load_config, load_tokenizer
 from precedent.target.load.source import gguf_file
@@ -55,6 +50,9 @@ class Finding:
     needed: bool = False
 
 
+_NO_CHAT = [Finding("chat", "no", "an encoder-decoder model holds no conversation: use PrecedentLLM or Engine")]
+
+
 def examine_files(model: str, draft_model: str | None, device: str | None) -> list[Finding]:
     """All findings about a model. Raises ModelLoadError if its config cannot be loaded."""
     config = load_config(model)
@@ -63,7 +61,8 @@ def examine_files(model: str, draft_model: str | None, device: str | None) -> li
         tokenizer = load_tokenizer(model)
     except ModelLoadError as error:
         return [*findings, Finding("tokenizer", "no", str(error), needed=True)]
-    findings += [_template(tokenizer), _tools(tokenizer), _grammar(tokenizer), _reasoning(tokenizer)]
+    findings += _NO_CHAT if is_encoder_decoder(config) else [_template(tokenizer), _tools(tokenizer)]
+    findings += [_grammar(tokenizer), _reasoning(tokenizer)]
     return [*findings, _draft(draft_model, tokenizer, config)]
 
 
@@ -74,11 +73,12 @@ def _file(model: str) -> Iterator[Finding]:
 
 def _attention(config: Any) -> Finding:
     try:
-        check_supported(config)
+        check_loadable(config)
     except UnsupportedError as error:
         return Finding("attention", "no", str(error), needed=True)
     kinds, _ = get_layer_types_and_kwargs(config.get_text_config())
     layers = ", ".join(f"{number} × {kind}" for kind, number in Counter(kinds).items())
+    layers = "an encoder-decoder model" if is_encoder_decoder(config) else layers
     return Finding("attention", "yes", f"{config.model_type}: {layers}", needed=True)
 
 
@@ -94,9 +94,11 @@ def _states(config: Any) -> Iterator[Finding]:
 
 
 def _context(config: Any) -> Iterator[Finding]:
-    longest = context_length(config.get_text_config())
-    if longest != UNLIMITED:
-        yield Finding("context", "yes", f"{longest:,} tokens for prompt and answer together")
+    text = config.get_text_config()
+    if is_encoder_decoder(config):
+        yield Finding("context", "yes", f"{longest(config):,} tokens for the prompt, and as many for the answer")
+    elif (length := context_length(text)) != UNLIMITED:
+        yield Finding("context", "yes", f"{length:,} tokens for prompt and answer together")
 
 
 def _memory(config: Any, device: str | None) -> Iterator[Finding]:
@@ -127,8 +129,9 @@ def _weight_bytes(config: Any) -> int | None:
     if getattr(config, "quantization_config", None) is not None:
         return None
     try:
+        auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = auto.from_config(config)
     except Exception:  # an architecture may raise anything for a config it refuses
         return None
     return int(sum(parameter.numel() for parameter in model.parameters())) * _itemsize(config)
@@ -141,6 +144,8 @@ def _itemsize(config: Any) -> int:
 
 
 def _kv_bytes_per_token(config: Any) -> int | None:
+    if is_encoder_decoder(config):
+        return None  # prompt and answer take different bytes
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", None)
     if not heads or not getattr(text, "num_hidden_layers", None):
@@ -201,7 +206,7 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
             return Finding(
                 "draft model", "note", f"trained for {trained_for}; only loading it shows whether that is this model"
             )
-        check_supported(load_config(draft_model))
+        check_loadable(load_config(draft_model))
         check_same_vocabulary(draft_model, load_tokenizer(draft_model), tokenizer)
     except PrecedentError as error:
         return Finding("draft model", "no", str(error), needed=True)

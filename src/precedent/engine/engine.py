@@ -39,6 +39,7 @@ from precedent.runtime.openmp import release_workers
 from precedent.runtime.process import OfOneProcess, check_fork, computing
 from precedent.sampling.constraints import constraints_for
 from precedent.target import TargetModel
+from precedent.target.encoder_decoder.opening import target_of
 from precedent.target.load.draft_for import draft_for
 from precedent.text.assembly import TextAssembler
 from precedent.text.codec import TokenizerCodec
@@ -92,8 +93,8 @@ class Engine(OfOneProcess):
         if self.cache is not None:
             self.cache.check_process()
         draft_model = loaded_draft(options, model.model if isinstance(model, TargetModel) else model, tokenizer)
-        self.target = TargetModel.of(model, bitwise=options.bitwise, cuda_graphs=options.cuda_graphs)
-        weights = self.target.model
+        self.target = target_of(model, bitwise=options.bitwise, cuda_graphs=options.cuda_graphs)
+        self.encodes_prompt, weights = self.target.encodes_prompt, self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.model_fingerprint = model_fingerprint(weights.config.to_dict(), self.target.weights())
         self._own_threads = own = set[threading.Thread]()
@@ -170,7 +171,7 @@ class Engine(OfOneProcess):
 
     @property
     def context_length(self) -> int:
-        """Longest prompt plus answer, in tokens."""
+        """Longest prompt plus answer, in tokens; the longest prompt where an encoder reads it."""
         return self.target.context_length
 
     def submit(
@@ -201,7 +202,7 @@ class Engine(OfOneProcess):
         """
         self.check_process()
         prompt = tuple(int(token) for token in prompt_ids)
-        check_prompt(prompt, self.context_length, self.target.vocab_size)
+        check_prompt(prompt, self.target)
         check_prefix(prefix_tokens, prompt, self.kept_prefixes)
         check_token_ids(sampling, min(len(self.tokenizer), self.target.vocab_size))
         speculation = unless_switched_off(speculation or self.speculation)
@@ -282,12 +283,12 @@ class Engine(OfOneProcess):
     ) -> int:
         """Bytes of keys and values of a whole request and its draft model without an arena. Raises CapacityError."""
         tree = speculation.max_nodes + speculation.max_draws if drafters else 0
-        num_tokens = min(prompt_tokens + max_tokens, self.context_length) + tree + 1
-        num_bytes = self.target.kv_bytes(num_tokens, tree + 1)
+        answer = min(max_tokens, self.target.most_answer_tokens(prompt_tokens))
+        num_bytes = self.target.request_bytes(prompt_tokens, answer, tree + 1, tree + 1)
         draft = None if self._parts.early_exit else self._parts.draft_model
         if draft is not None and draft.static is None and DRAWING in drafters:
             ahead = speculation.max_draws + 1 if self._pearl is not None else 0
-            num_bytes += draft.kv_bytes(num_tokens + ahead, 1)
+            num_bytes += draft.request_bytes(prompt_tokens, answer, tree + 1 + ahead, 1)
         self.admission.check(num_bytes, prompt_tokens, max_tokens)
         return num_bytes
 

@@ -29,6 +29,7 @@ from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.runtime.plain_values import is_whole, shown
 from precedent.target import Slot, TargetModel
+from precedent.target.encoder_decoder.opening import check_options
 from precedent.target.identity import identity_of
 from precedent.target.prefix_pool import WORTH_KEEPING
 from precedent.text.fixed_part import FixedPart
@@ -139,8 +140,12 @@ class KeptPrefixes:
 def kept_prefixes(
     options: EngineOptions, parts: DrafterParts, target: TargetModel, tokenizer: PreTrainedTokenizerBase, model: str
 ) -> KeptPrefixes | None:
-    """What the options ask for: `keep_prefixes`, or nothing. Raises what `identity_of` raises."""
-    return KeptPrefixes(parts, target, tokenizer, model) if options.keep_prefixes else None
+    """What the options ask for: `keep_prefixes`, or nothing. Raises UnsupportedError, and what `identity_of` raises."""
+    if not options.keep_prefixes:
+        return None
+    if target.encodes_prompt:
+        check_options(target.model.config.model_type, keep_prefixes=True)
+    return KeptPrefixes(parts, target, tokenizer, model)
 
 
 def check_prefix(prefix_tokens: int, prompt: Sequence[int], kept: KeptPrefixes | None) -> None:

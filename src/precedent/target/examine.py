@@ -57,7 +57,7 @@ class Examined(NamedTuple):
 def examine(model: PreTrainedModel) -> Examined:
     """Observe a model and choose how to run it. Raises UnsupportedError, naming it, when a tree cannot be scored."""
     runners = _ways(model)
-    shape, expected = _attempt(model, lambda: observe(runners[-1]))
+    shape, expected = attempt(model, lambda: observe(runners[-1]))
     for runner in runners[:-1]:
         try:
             error = tree_error(runner, lambda: KVCache(shape), expected)
@@ -68,16 +68,20 @@ def examine(model: PreTrainedModel) -> Examined:
             raise
         except MISFITS as misfit:
             log.debug("%s runs in a slower way: %r", type(model).__name__, misfit)
-    error = _attempt(model, lambda: tree_error(runners[-1], lambda: KVCache(shape), expected))
-    if error > _most(model):
-        raise _unfit(model, f"a scored tree is {error:.2g} off")
+    error = attempt(model, lambda: tree_error(runners[-1], lambda: KVCache(shape), expected))
     return _examined(runners[-1], error, shape, expected)
 
 
-def _examined(runner: Runner, error: float, shape: KVShape, expected: Tensor) -> Examined:
-    model = runner.model
+def check_error(model: PreTrainedModel, error: float) -> None:
+    """Raise UnsupportedError if a scored tree is further off plain forwards than rounding; log what may be rounding."""
+    if error > _most(model):
+        raise _unfit(model, f"a scored tree is {error:.2g} off")
     if error > tolerance(model):
         log.warning("%s: a scored tree is %.2g off plain forwards; try it in float32", type(model).__name__, error)
+
+
+def _examined(runner: Runner, error: float, shape: KVShape, expected: Tensor) -> Examined:
+    check_error(runner.model, error)
     return Examined(runner, _with_states(runner, shape), expected.shape[-1])
 
 
@@ -107,7 +111,7 @@ def _with_states(runner: Runner, shape: KVShape) -> KVShape:
     return replace(shape, states=kv.states.shapes, kept_bytes=kept)
 
 
-def _attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
+def attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
     """Run an action; any error other than out of memory means that this model is not supported."""
     try:
         return action()
@@ -163,7 +167,7 @@ def tree_error(runner: Runner, new_kv: Callable[[], KVCache], expected: Tensor) 
     if runner.recurrent:  # the state after an accepted path
         long.keep(path[:2])
         pairs.append((runner.logits([chain_rows(long, TEXT[4:])])[0][0], expected[4]))
-    return max(_relative(*(row.float() for row in pair)) for pair in pairs)
+    return max(relative(*(row.float() for row in pair)) for pair in pairs)
 
 
 def _tree(*, with_sibling: bool) -> tuple[CandidateTree, list[int]]:
@@ -176,7 +180,7 @@ def _tree(*, with_sibling: bool) -> tuple[CandidateTree, list[int]]:
     return builder.build(), [0, node + 1, node + 2]
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
+def relative(found: Tensor, expected: Tensor) -> float:
     """Distance between two rows of logits relative to their spread; infinite where only one of them is finite."""
     found, finite = found.to(expected.device), expected.isfinite()  # ids that a draft model lacks have -inf
     if not torch.equal(found.isfinite(), finite):

@@ -66,6 +66,12 @@ class TargetModel:
     why a model cannot.
     """
 
+    encodes_prompt: bool = False
+    """Whether an encoder reads the prompt, so that a slot holds only the answer's tokens (`target.encoder_decoder`)."""
+
+    answer_start: tuple[int, ...] = ()
+    """Tokens that stand before an answer's first where `encodes_prompt`."""
+
     def __init__(self, model: PreTrainedModel, *, bitwise: bool = False, static: StaticSettings | None = None) -> None:
         check_supported(model.config)
         self.model, self.bitwise = model.eval(), bitwise
@@ -217,6 +223,17 @@ class TargetModel:
         Recurrent layers add their states, and what they keep of the `num_rows` of a step.
         """
         return self.kv_shape.nbytes(num_tokens) + num_rows * self.kv_shape.kept_bytes
+
+    def most_answer_tokens(self, prompt_tokens: int) -> int:
+        """The longest answer to a prompt of so many tokens."""
+        return self.context_length - prompt_tokens
+
+    def request_bytes(self, prompt_tokens: int, answer_tokens: int, tree_tokens: int, num_rows: int = 0) -> int:
+        """The most bytes that a request takes in the KV cache, with the largest tree behind its answer.
+
+        Recurrent layers also keep something of the `num_rows` of a step.
+        """
+        return self.kv_bytes(prompt_tokens + answer_tokens + tree_tokens, num_rows)
 
     @property
     def arena_bytes(self) -> int:

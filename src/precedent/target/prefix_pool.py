@@ -48,7 +48,8 @@ class PrefixPool:
 
     A slot never crosses tenants: the time that a prefill takes would reveal whether another tenant sent that prompt.
     Slots in use lend their prefix too, so concurrent requests under one system prompt compute it once. What no slot
-    holds may be in `kept`. Call it from the thread that runs the target, between forwards.
+    holds may be in `kept`. A target that encodes prompts shares nothing between them: each gets a new slot. Call it
+    from the thread that runs the target, between forwards.
     """
 
     target: TargetModel
@@ -71,6 +72,8 @@ class PrefixPool:
         An idle slot that the prompt continues is taken over. One that only shares a prefix with it (another
         conversation under the same system prompt), or that is in use, is forked, so its own conversation can continue.
         """
+        if self.target.encodes_prompt:
+            return self.target.new_slot()
         room = len(prompt_ids) if room is None else room
         slot = self._best(tenant, np.asarray(prompt_ids[:-1], dtype=np.int64), room, prefix_tokens)
         self._in_use[slot] = tenant
@@ -80,6 +83,8 @@ class PrefixPool:
         """Take a slot back; drops the oldest idle slots when the pool holds more than `max_bytes`."""
         self._in_use.pop(slot, None)
         self.target.discard(slot)
+        if self.target.encodes_prompt:
+            return
         if slot.token_ids and slot.kv.nbytes <= self.max_bytes:
             self._idle.append(_Idle(tenant, slot, np.asarray(slot.token_ids, dtype=np.int64)))
             self.shrink(self.max_bytes)

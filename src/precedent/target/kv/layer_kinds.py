@@ -49,7 +49,9 @@ LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "dynamic"})
 def check_supported(config: Any) -> None:
     """Raise UnsupportedError, naming the layer kind, if a model's layers cannot be rewound to any earlier token."""
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
+        raise UnsupportedError(
+            f"{config.model_type} is an encoder-decoder model, which only Engine and PrecedentLLM take"
+        )
     text, kinds = _layers_of(config)
     others = sorted(kinds - REWINDABLE - RECURRENT)
     if not others and not is_recurrent(text) and _is_stateful(text):
