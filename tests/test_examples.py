@@ -34,7 +34,9 @@ def output_of(example: Path, folder: Path) -> str:
 
 
 SAID = {
+    "hybrid_agent.py": ["cold: ", "warm: ", "tokens per step"],
     "parallel_graph.py": ["judge", "A fair price and good quality", "which the branches shared"],
+    "run_ahead.py": ["(read when asked)", "(read ahead)", "4 of 4 calls that ran ahead were used, for 4 calls"],
     "tenants.py": ["the cache holds 2 completions of acme", "the cache holds 2 completions of bolt"],
     "warm_from_logs.py": ["0 answers known before", "1 answers known before"],
 }

@@ -22,7 +22,7 @@ from precedent.target.load.loading import DEMO_TARGET
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
-COMMANDS = ("demo", "run", "bench", "doctor", "cache", "keys")
+COMMANDS = ("demo", "run", "bench", "doctor", "models", "cache", "keys")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert f"precedent {command}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "bench", "doctor"])
+@pytest.mark.parametrize("command", ["demo", "run", "bench", "doctor", "models"])
 def test_help_ends_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     precedent(command, "--help")
     assert f"Example: precedent {command}" in capsys.readouterr().out

@@ -14,8 +14,9 @@ from transformers import AutoConfig
 
 from precedent.cli import doctor_checks
 from precedent.target.load.trained_draft import DraftSettings
+from precedent.testing.sweep import tiny_model
 from precedent.testing.tiny_gguf import write_gguf
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
 
 
 def write(folder: Path, *, tokenizer: Any = None, **settings: Any) -> str:
@@ -72,9 +73,21 @@ def test_the_memory_is_that_of_the_real_model(tmp_path: Path, monkeypatch: pytes
     assert (status, found["usable"], found["memory"][0]) == (1, False, "no")
 
 
+def test_a_hybrid_has_keys_in_some_layers_and_states_in_others(tmp_path: Path) -> None:
+    """Its memory for each token is that of its attention layers, and what it cannot do is said."""
+    tiny_model("qwen3_next").config.save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    status, found = examined(str(tmp_path / "model"), tmp_path=tmp_path)
+    assert (status, found["usable"]) == (0, True)
+    assert found["attention"] == ("yes", "qwen3_next: 2 × linear_attention, 2 × full_attention")
+    assert "bitwise" in found["states"][1]
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+    assert doctor_checks._kv_bytes_per_token(config) == 2 * 2 * 2 * 12 * 8
+
+
 def test_a_model_that_cannot_be_rewound(tmp_path: Path) -> None:
-    folder = tmp_path / "mamba"
-    AutoConfig.for_model("mamba", hidden_size=16, num_hidden_layers=2, vocab_size=259).save_pretrained(folder)
+    folder = tmp_path / "rwkv"
+    AutoConfig.for_model("rwkv", hidden_size=16, num_hidden_layers=2, vocab_size=259).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     status, found = examined(str(folder), tmp_path=tmp_path)
     assert (status, found["usable"], found["attention"][0]) == (1, False, "no")
@@ -167,3 +180,12 @@ def test_a_draft_trained_for_a_target_is_not_refused_unseen(tmp_path: Path) -> N
     status, found = examined(model, "--draft-model", str(draft), tmp_path=tmp_path)
     assert (status, found["draft model"][0]) == (0, "note")
     assert "trained for my-model" in found["draft model"][1]
+
+
+def test_an_encoder_decoder_model_works_without_chat(tmp_path: Path) -> None:
+    tiny_seq2seq_lm("bart", dtype=torch.float32).config.save_pretrained(tmp_path / "bart")
+    byte_tokenizer().save_pretrained(tmp_path / "bart")
+    status, found = examined(str(tmp_path / "bart"), tmp_path=tmp_path)
+    assert (status, found["usable"], found["attention"]) == (0, True, ("yes", "bart: an encoder-decoder model"))
+    assert found["context"][1] == "512 tokens for the prompt, and as many for the answer"
+    assert "PrecedentLLM" in found["chat"][1]

@@ -20,6 +20,7 @@ from transformers import (
 import precedent
 from precedent.sampling.coupling import coupled_choice
 from precedent.testing.drafters import OracleDrafter, RandomDrafter
+from precedent.testing.sweep import tiny_model
 from precedent.testing.tiny_models import byte_tokenizer
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -69,6 +70,18 @@ def test_greedy_text_is_that_of_generate_on_other_architectures(model_type: str)
     settings = {"max_new_tokens": NEW, "do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
     alone, ours = both(made(model_type), prompts(PROMPT), **settings)
     assert ours.tolist() == alone.tolist()
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "lfm2", "zaya"])
+def test_greedy_text_is_that_of_generate_on_hybrids(model_type: str) -> None:
+    """States and all; and the caller's model computes as before, with its own class, afterwards."""
+    hybrid = tiny_model(model_type)
+    classes = [type(module) for module in hybrid.modules()]
+    settings = {"max_new_tokens": NEW, "do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
+    alone, ours = both(hybrid, prompts(PROMPT), **settings)
+    assert ours.tolist() == alone.tolist()
+    assert [type(module) for module in hybrid.modules()] == classes
+    assert hybrid.generate(**prompts(PROMPT), **settings).tolist() == alone.tolist()
 
 
 def test_drafts_are_accepted(model: PreTrainedModel) -> None:

@@ -16,7 +16,7 @@ import precedent
 from precedent.cache import SpeculationCache
 from precedent.errors import ConfigError, GenerationError, UnsupportedError
 from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.testing.tiny_models import tiny_causal_lm, tiny_seq2seq_lm
 
 
 class Counting(LogitsProcessor):
@@ -99,6 +99,11 @@ def test_several_prompts_are_refused_where_generate_would_couple_them(model: Pre
         model.generate(**two, max_new_tokens=4, custom_generate=precedent.generate, streamer=Listener())
     with pytest.raises(UnsupportedError, match="but no end token"):
         model.generate(**two, max_new_tokens=4, max_time=60.0, custom_generate=precedent.generate)
+
+
+def test_an_encoder_decoder_model_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match=r"t5 is an encoder-decoder model.*PrecedentLLM"):
+        tiny_seq2seq_lm("t5").generate(**prompts(PROMPT), max_new_tokens=4, custom_generate=precedent.generate)
 
 
 def test_a_model_in_training_mode_is_refused() -> None:

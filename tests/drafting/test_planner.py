@@ -259,3 +259,16 @@ def test_a_given_curve_interpolates_and_never_falls() -> None:
 def test_forwards_wider_than_the_table_cost_by_its_last_slope() -> None:
     """Many sequences in one step: width goes on costing beyond the table."""
     assert curve(w1=10.0, w32=41.0).milliseconds(1001) == pytest.approx(1010.0)
+
+
+def test_where_only_one_path_is_verified_samples_do_not_branch_off() -> None:
+    """A model that follows single paths gets the best path, or samples alone, and never a runner-up."""
+    limits, sources = replace(ROOMY, one_path=True), {"draft-model": DrawSource(runners_up=True)}
+    planner, branches = Planner(curve(w1=10.0, w32=10.0)), candidates((ROOT, 5, 0.2), (0, 6, 0.5), (ROOT, 7, 0.1))
+    assert any(planner.plan([branches], sources, ROOMY).draws.values())
+    with_path = planner.plan([branches], sources, limits)
+    assert with_path.builder.build().parents == (ROOT, 0)
+    assert not any(with_path.draws.values())
+    alone = planner.plan([], sources, limits)
+    assert alone.draws["draft-model"] > 0
+    assert not alone.runners_up

@@ -262,3 +262,14 @@ def test_a_failing_search_is_said_and_drafting_goes_on(caplog: pytest.LogCapture
     cache.add([10, 11, END])
     assert first_path(recall_from(cache).begin(request()).match(8)) == [10, 11, END]
     assert "the embedder is gone" in caplog.text
+
+
+def test_what_was_read_ahead_is_drafted_before_the_first_search() -> None:
+    """A new process is warm at its first request, for the tenants that it read ahead and for no others."""
+    cache, executor = ListedCompletions(), Later()
+    cache.add([10, 11, END], tenant="shop")
+    cache.add([20, 21, END], tenant="bank")
+    drafter = RecallDrafter(cache, TOKENIZER, executor)
+    drafter.read_ahead("shop")
+    assert first_path(drafter.begin(request(tenant="shop")).match(8)) == [10, 11, END]
+    assert len(drafter.begin(request(tenant="bank")).match(8)) == 0

@@ -20,12 +20,20 @@ class NothingStored:
 
     nbytes = sys.maxsize
 
+    def mark(self) -> None:
+        """Nothing to take a snapshot of."""
+
+    def nearest(self, length: int) -> int:
+        """Every length can be gone back to."""
+        return length
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class TabledSlot:
     """One sequence: committed tokens and the pending one, nothing computed."""
 
     kv: ClassVar = NothingStored()
+    one_path: ClassVar = False
     token_ids: list[int] = field(default_factory=list)
     pending: int = -1
 
@@ -34,6 +42,7 @@ class TabledModel:
     """Answers with `logits_of(token_ids)` `[vocab_size]`, asked once for each context."""
 
     runner = SimpleNamespace(threads=1)
+    encodes_prompt = False
 
     def __init__(self, logits_of: Callable[[tuple[int, ...]], Tensor]) -> None:
         self._logits_of = logits_of
@@ -70,9 +79,10 @@ class TabledModel:
             self.commit(*verdict)
         return [None] * len(batch)
 
-    def rewind(self, slot: TabledSlot, length: int) -> None:
-        """Forget all committed tokens from `length` on."""
+    def rewind(self, slot: TabledSlot, length: int) -> int:
+        """Forget all committed tokens from `length` on; returns how many remain."""
         del slot.token_ids[length:]
+        return length
 
     def discard(self, slot: TabledSlot) -> None:
         """Nothing was kept."""

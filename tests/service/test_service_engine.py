@@ -41,7 +41,7 @@ class EnginesOwn:
         self._drafters, self._planner = load_drafters(DRAFTERS, parts), Planner(CostCurve.through(costs))
 
     def begin(self, session: DraftingSession, max_tokens: int) -> None:
-        request, slot = session._request, SimpleNamespace(token_ids=[])
+        request, slot = session._request, SimpleNamespace(token_ids=[], one_path=False)
         settings = SpeculationConfig(max_nodes=NODES, drafters=DRAFTERS)
         self.sequence = DecodingSequence(request, slot, max_tokens, entropy_rng(1), settings)  # type: ignore[arg-type]
         self.sequence.sessions = {drafter.name: drafter.begin(request) for drafter in self._drafters}  # type: ignore[misc]

@@ -13,7 +13,7 @@ import torch
 from helpers.saved_models import assert_one_clear_line, logits_of, saved
 from pytest_socket import SocketBlockedError
 from safetensors.torch import load_file, save_file
-from transformers import T5Config
+from transformers import WhisperConfig
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.target import TargetModel
@@ -119,9 +119,9 @@ def test_a_name_that_can_only_be_a_folder_is_not_asked_of_the_hub(name: str) -> 
         load_target(name)
 
 
-def test_an_encoder_decoder_is_refused_by_name(tmp_path: Path) -> None:
-    T5Config(num_layers=1, d_model=8).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedError, match="t5 is an encoder-decoder"):
+def test_an_encoder_decoder_that_reads_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    WhisperConfig(encoder_layers=1, decoder_layers=1, d_model=8).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedError, match="whisper is no text-to-text model"):
         load_target(tmp_path)
 
 

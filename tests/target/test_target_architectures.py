@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from precedent.errors import UnsupportedError
 from precedent.target import KVCache, Slot, TargetModel
-from precedent.target.kv.layer_kinds import check_supported
+from precedent.target.kv.layer_kinds import check_supported, why_only_chains
 from precedent.target.model import PREFILL_CHUNK
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
@@ -207,21 +207,10 @@ def test_offloaded_layers_are_no_hindrance() -> None:
 @pytest.mark.parametrize(
     ("model_type", "settings", "named"),
     [
-        ("mamba", {"state_size": 4}, "linear_attention"),
-        ("falcon_mamba", {}, "linear_attention"),
-        ("recurrent_gemma", {}, "linear_attention"),
-        ("qwen3_next", {}, "linear_attention"),
-        ("jamba", {}, "linear_attention"),
-        ("falcon_h1", {}, "hybrid"),
-        ("zamba2", {}, "hybrid"),
-        ("lfm2", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "conv"),
         ("rwkv", {}, "recurrent"),
         ("xlstm", {}, "recurrent"),
         ("deepseek_v32", {}, "indexed_attention"),
-        ("bloom", {}, "ALiBi"),
-        ("falcon", {"alibi": True}, "ALiBi"),
-        ("gpt_neo", {}, "local windows"),
-        ("doge", {}, "dynamic mask"),
+        ("qwen4_exp_text", {}, "indexed_attention"),
         ("t5", {}, "encoder-decoder"),
     ],
 )
@@ -229,6 +218,23 @@ def test_what_cannot_score_a_tree_is_refused_by_name(model_type: str, settings: 
     """The error names the model and the kind of layer that is in the way, before anything is loaded."""
     with pytest.raises(UnsupportedError, match=f"{model_type}.*{named}"):
         check_supported(AutoConfig.for_model(model_type, **settings))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "named"),
+    [
+        ("bloom", {}, "ALiBi"),
+        ("falcon", {"alibi": True}, "ALiBi"),
+        ("gpt_neo", {}, "local windows"),
+        ("doge", {}, "dynamic mask"),
+    ],
+)
+def test_what_finds_keys_by_their_place_follows_single_paths(model_type: str, settings: dict, named: str) -> None:
+    """Its config tells that it scores no trees; a path has its keys where plain decoding has them."""
+    config = AutoConfig.for_model(model_type, **settings)
+    check_supported(config)
+    assert named in (why_only_chains(config.get_text_config()) or "")
+    assert why_only_chains(AutoConfig.for_model("llama")) is None
 
 
 def test_a_model_that_gets_a_tree_wrong_is_refused() -> None:
@@ -241,19 +247,16 @@ def test_a_model_that_gets_a_tree_wrong_is_refused() -> None:
 def test_the_examination_sees_what_should_be_hidden(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rows that see their siblings are noticed in every precision: refused, or reported where it might be rounding."""
+    """Rows that see their siblings are noticed in every precision: single paths then, or a word about rounding."""
     model = tiny_causal_lm("llama", dtype=dtype, **settings_of("llama"))
     TargetModel(model)
     assert caplog.records == []
     monkeypatch.setattr(
         "precedent.target.kv.visibility.within", lambda rows, _: torch.ones((len(rows), len(rows)), dtype=torch.bool)
     )
-    if dtype == torch.bfloat16:
-        TargetModel(model)
-        assert "a scored tree is" in caplog.text
-    else:
-        with pytest.raises(UnsupportedError, match="off"):
-            TargetModel(model)
+    target = TargetModel(model)
+    assert ("a scored tree is" if dtype == torch.bfloat16 else "a tree is") in caplog.text
+    assert target.one_path == (dtype != torch.bfloat16)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from precedent.cache.store.completion_store import CompletionStore
 from precedent.cache.store.connection import folded
 from precedent.cache.store.eviction import KEPT_SHARE, common_level
 from precedent.cache.store.records import (
+    ACTIONS,
     CacheStats,
     EmbedderIdentity,
     NewCompletion,
@@ -31,6 +32,7 @@ from precedent.cache.store.store_url import StoreURL
 from precedent.runtime.process import OfOneProcess
 
 __all__ = [
+    "ACTIONS",
     "DEFAULT_MAX_BYTES",
     "KEPT_SHARE",
     "Bounds",

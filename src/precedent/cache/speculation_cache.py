@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -20,9 +19,18 @@ from precedent.cache.store.arrays import Ids
 from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, DEFAULT_MAX_PREFIX_BYTES, Bounds
 from precedent.cache.store.completion_store import CompletionStore
 from precedent.cache.store.prefix_files import PrefixFiles
-from precedent.cache.store.records import CacheStats, Completions, Hit, NewCompletion, Selection, Vector, check_tenant
+from precedent.cache.store.records import (
+    ACTIONS,
+    CacheStats,
+    Completions,
+    Hit,
+    NewCompletion,
+    Selection,
+    Vector,
+    check_tenant,
+)
 from precedent.cache.store.redaction import Redact, apply
-from precedent.cache.store.store_url import Place, StoreURL, place_of
+from precedent.cache.store.store_url import Place, StoreURL, place_of, written
 from precedent.errors import CacheError
 from precedent.runtime.process import Lock, OfOneProcess, check_fork
 
@@ -124,7 +132,7 @@ class SpeculationCache(OfOneProcess):
         bounds = Bounds(max_bytes, max_records, max_age, max_tenant_bytes, max_prefix_bytes)
         store = open_store(place, embedder=chosen, bounds=bounds, read_only=read_only)
         opened = cls(store, chosen, max_index_bytes=max_index_bytes, redact=redact, similarity=similarity)
-        opened.path = _written(place)
+        opened.path = written(place)
         if opened.prefixes is not None:
             opened.prefixes.sweep()
         return opened
@@ -180,7 +188,7 @@ class SpeculationCache(OfOneProcess):
 
     def tokenizers(self) -> frozenset[str]:
         """The fingerprints of all tokenizers whose completions are stored, of any tenant."""
-        return self._store.tokenizers()
+        return self._store.tokenizers() - {ACTIONS}
 
     def partition(self, tenant: str, tokenizer: str) -> Partition | None:
         """A partition with its sealed segments; None for a cache in memory or in a store without segments."""
@@ -248,13 +256,21 @@ class SpeculationCache(OfOneProcess):
             return self._store.forget(selection)
         finally:
             self._forget_vectors()
-            for reference in self._memories:
-                erase = reference()
-                if erase is not None:
-                    erase()
+            self._erase_memories()
+
+    def erase_gone(self) -> None:
+        """Erase from memory what any process has forgotten or evicted. Raises CacheError; then call it again."""
+        self._index.erase_gone()
+        with self._vectors_lock:
+            self._vectors.clear()
+        self._erase_memories()
+
+    def _erase_memories(self) -> None:
+        for erase in [method for reference in self._memories if (method := reference()) is not None]:
+            erase()
 
     def on_forget(self, erase: Callable[[], None]) -> None:
-        """Call a method at the end of every `forget`, before it returns, while its object lives."""
+        """Call a method at the end of every `forget` and `erase_gone`, before it returns, while its object lives."""
         self._memories = [reference for reference in self._memories if reference() is not None]
         self._memories.append(weakref.WeakMethod(erase))
 
@@ -309,10 +325,3 @@ def check_index_bytes(max_index_bytes: int) -> None:
     """Raise CacheError unless an index can have this many bytes."""
     if max_index_bytes < 1:
         raise CacheError(f"max_index_bytes={max_index_bytes} must be at least 1")
-
-
-def _written(place: Place | None) -> str | None:
-    """A cache's place in the form in which settings record it."""
-    if isinstance(place, str | Path):
-        return str(Path(place).expanduser().resolve())
-    return None if place is None else str(place)

@@ -15,6 +15,7 @@ from precedent.cli.cache import app as cache_app
 from precedent.cli.demo import demo
 from precedent.cli.doctor import doctor
 from precedent.cli.keys import app as keys_app
+from precedent.cli.models import models
 from precedent.cli.progress import Progress
 from precedent.cli.replay import replay
 from precedent.cli.run import run
@@ -60,6 +61,7 @@ app.command(
 app.command(epilog="Example: precedent bench --json bench.json")(bench)
 app.command(epilog="Example: precedent replay chats.jsonl --budget 16,32 --alpha 1,4,8 --json replay.json")(replay)
 app.command(epilog="Example: precedent doctor Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B")(doctor)
+app.command(epilog="Example: precedent models qwen3_next jamba")(models)
 app.command(epilog="Example: precedent train-draft --target my-model --prompts chats.jsonl --out my-draft")(train_draft)
 app.command(
     epilog="Example: precedent measure-draft --target my-model --draft-model my-draft --draft-model first-layers:2 "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from precedent.cli.options import DeviceOption, DtypeOption, HtmlOption, JsonOption, write_json
 from precedent.cli.progress import Progress
-from precedent.errors import PrecedentError
+from precedent.errors import ConfigError, PrecedentError
 
 if TYPE_CHECKING:
     from precedent.cli.demo_differences import Difference
@@ -40,6 +41,7 @@ class Asked:
     full: bool
     requests: int | None
     fresh: bool
+    tool_latency: float | None = None
 
 
 def demo(
@@ -63,6 +65,10 @@ def demo(
     ] = False,
     requests: Annotated[int | None, typer.Option(min=1, help="Measure exactly this many requests.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the demo's warm cache first.")] = False,
+    tool_latency: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Let tools that read take so many seconds, and run them ahead: four ways, greedy."),
+    ] = None,
     json: JsonOption = None,
     html: HtmlOption = None,
 ) -> None:
@@ -74,7 +80,13 @@ def demo(
 
     SamplingParams(temperature=temperature)  # raises for an invalid value before anything is loaded
     _need_order_desk()
-    asked, progress = Asked(target, draft_model, device, dtype, temperature, full, requests, fresh), ctx.obj
+    asked, progress = (
+        Asked(target, draft_model, device, dtype, temperature, full, requests, fresh, tool_latency),
+        ctx.obj,
+    )
+    if tool_latency is not None:
+        _with_slow_tools(asked, progress, json, html)
+        return
     bench, state, draft_name = _loaded(asked, progress)
     try:
         warmed, busy = _measured(bench, state, asked, progress)
@@ -84,6 +96,28 @@ def demo(
         results["warming_requests"] = warmed
         progress.rest()
         _hand_out(results, bench, json, html)
+    finally:
+        bench.close()
+
+
+def _with_slow_tools(asked: Asked, progress: Progress, json: Path | None, html: Path | None) -> None:
+    """Measure with slow tools; in float32 unless a precision was asked for, so that every way says the same."""
+    if asked.temperature > 0 or html:
+        raise ConfigError("--tool-latency compares transcripts: leave out --temperature and --html")
+    bench, state, _ = _loaded(dataclasses.replace(asked, dtype=asked.dtype or "float32"), progress)
+    from precedent.cli import demo_tools
+    from precedent_demo import make_requests
+
+    try:
+        others, own = (make_requests(name, full=asked.full, seed=0) for name in ("A", "B"))
+        cache, latency = bench.warm_cache, asked.tool_latency or 0.0
+        demo_tools.warm(bench, cache, state, others, progress)
+        runs = demo_tools.measure(bench, cache, own[: asked.requests], latency, progress)
+        found = demo_tools.results(runs, latency, bench.machine())
+        progress.rest()
+        demo_tools.show(Console(), found)
+        if json:
+            write_json(json, found)
     finally:
         bench.close()
 
@@ -123,13 +157,16 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
     source, draft_source = _sources(asked.target, asked.draft_model)
     model, tokenizer = load_target(source, device=asked.device, dtype=asked.dtype)
     draft = load_draft(draft_source, model, tokenizer)
-    state = DemoState(source, asked.draft_model or "", model.dtype, asked.temperature, asked.full)
+    with_tools = () if asked.tool_latency is None else ("with actions",)
+    state = DemoState(source, asked.draft_model or "", model.dtype, asked.temperature, asked.full, *with_tools)
     if asked.fresh:
         shutil.rmtree(state.folder, ignore_errors=True)
     progress.show("starting engines and measuring this machine's cost per step")
     cache = SpeculationCache.open(state.cache_path)
     cache.warm_up()  # loading the embedder later would distort the measurement
     ways = ways_of(asked.temperature, asked.full)
+    if asked.tool_latency is not None:
+        ways = tuple(way for way in ways if way.name in ("plain", "both"))
     bench = Bench(
         model, tokenizer, asked.target, draft, cache, ways,
         temperature=asked.temperature, max_tokens=MAX_TOKENS_PER_TURN,

@@ -200,6 +200,11 @@ class Bench:
             on_result=lambda prompt_ids, result: self._turns.append(Turn(prompt_ids, result)),
         )
 
+    @property
+    def warm_cache(self) -> SpeculationCache:
+        """The cache that holds other requests of the same workflows."""
+        return self._caches["A"]
+
     def copy_warm_cache(self) -> None:
         """Copy the warm cache's completions into the cache of `repeat`."""
         fingerprint = self.warm_engine.tokenizer_fingerprint
@@ -232,9 +237,12 @@ class Bench:
         from precedent_demo import run_request
 
         self._turns.clear()
-        chat_model = ChatPrecedent.from_engine(engine, **self._settings)
-        transcript = run_request(chat_model, request, desk)
+        transcript = run_request(self.chat_model(engine), request, desk)
         return list(self._turns), transcript.solved_by_model
+
+    def chat_model(self, engine: Engine) -> ChatPrecedent:
+        """The chat model of the demo's agents on one of the engines."""
+        return ChatPrecedent.from_engine(engine, **self._settings)
 
     def logit_gap(self, context: Sequence[int], token: int, other: int) -> float:
         """The difference between two tokens' logits after a plain forward over `context`."""

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
 from precedent.grammar import is_installed
 from precedent.runtime.device_memory import free_bytes
-from precedent.target.kv.layer_kinds import check_supported, context_length
+from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
+from precedent.target.encoder_decoder.settings import longest
+from precedent.target.kv.layer_kinds import UNLIMITED, WITH_KEYS, context_length, is_recurrent, why_only_chains
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
 from precedent.target.load.loading import check_same_vocabulary, load_config, load_tokenizer
 from precedent.target.load.source import gguf_file
@@ -48,15 +50,19 @@ class Finding:
     needed: bool = False
 
 
+_NO_CHAT = [Finding("chat", "no", "an encoder-decoder model holds no conversation: use PrecedentLLM or Engine")]
+
+
 def examine_files(model: str, draft_model: str | None, device: str | None) -> list[Finding]:
     """All findings about a model. Raises ModelLoadError if its config cannot be loaded."""
     config = load_config(model)
-    findings = [*_file(model), _attention(config), *_context(config), *_memory(config, device)]
+    findings = [*_file(model), _attention(config), *_states(config), *_context(config), *_memory(config, device)]
     try:
         tokenizer = load_tokenizer(model)
     except ModelLoadError as error:
         return [*findings, Finding("tokenizer", "no", str(error), needed=True)]
-    findings += [_template(tokenizer), _tools(tokenizer), _grammar(tokenizer), _reasoning(tokenizer)]
+    findings += _NO_CHAT if is_encoder_decoder(config) else [_template(tokenizer), _tools(tokenizer)]
+    findings += [_grammar(tokenizer), _reasoning(tokenizer)]
     return [*findings, _draft(draft_model, tokenizer, config)]
 
 
@@ -66,19 +72,33 @@ def _file(model: str) -> Iterator[Finding]:
 
 
 def _attention(config: Any) -> Finding:
-    kinds, _ = get_layer_types_and_kwargs(config.get_text_config())
-    layers = ", ".join(f"{number} × {kind}" for kind, number in Counter(kinds).items())
     try:
-        check_supported(config)
+        check_loadable(config)
     except UnsupportedError as error:
         return Finding("attention", "no", str(error), needed=True)
+    kinds, _ = get_layer_types_and_kwargs(config.get_text_config())
+    layers = ", ".join(f"{number} × {kind}" for kind, number in Counter(kinds).items())
+    layers = "an encoder-decoder model" if is_encoder_decoder(config) else layers
     return Finding("attention", "yes", f"{config.model_type}: {layers}", needed=True)
+
+
+def _states(config: Any) -> Iterator[Finding]:
+    """What is different with a model that has recurrent layers, or follows single paths."""
+    text = config.get_text_config()
+    if is_recurrent(text):
+        note = "recurrent states follow every path; bitwise, tensor_parallel and cuda_graphs are refused"
+        yield Finding("states", "note", note)
+    why = why_only_chains(text)
+    if why is not None:
+        yield Finding("trees", "note", f"it {why}: drafts are single paths")
 
 
 def _context(config: Any) -> Iterator[Finding]:
     text = config.get_text_config()
-    if getattr(text, "max_position_embeddings", None):
-        yield Finding("context", "yes", f"{context_length(text):,} tokens for prompt and answer together")
+    if is_encoder_decoder(config):
+        yield Finding("context", "yes", f"{longest(config):,} tokens for the prompt, and as many for the answer")
+    elif (length := context_length(text)) != UNLIMITED:
+        yield Finding("context", "yes", f"{length:,} tokens for prompt and answer together")
 
 
 def _memory(config: Any, device: str | None) -> Iterator[Finding]:
@@ -100,6 +120,8 @@ def _memory(config: Any, device: str | None) -> Iterator[Finding]:
             f"{said}; {per_token / 1024:.0f} KiB per token, about {room:,} tokens fit",
             needed=True,
         )
+    else:
+        yield Finding("memory", "yes", said, needed=True)
 
 
 def _weight_bytes(config: Any) -> int | None:
@@ -107,8 +129,9 @@ def _weight_bytes(config: Any) -> int | None:
     if getattr(config, "quantization_config", None) is not None:
         return None
     try:
+        auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = auto.from_config(config)
     except Exception:  # an architecture may raise anything for a config it refuses
         return None
     return int(sum(parameter.numel() for parameter in model.parameters())) * _itemsize(config)
@@ -121,12 +144,15 @@ def _itemsize(config: Any) -> int:
 
 
 def _kv_bytes_per_token(config: Any) -> int | None:
+    if is_encoder_decoder(config):
+        return None  # prompt and answer take different bytes
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", None)
     if not heads or not getattr(text, "num_hidden_layers", None):
         return None
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return 2 * int(text.num_hidden_layers) * int(heads) * int(width) * _itemsize(config)
+    layers = sum(kind in WITH_KEYS for kind in get_layer_types_and_kwargs(text)[0])
+    return 2 * layers * int(heads) * int(width) * _itemsize(config)
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> Finding:
@@ -180,7 +206,7 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
             return Finding(
                 "draft model", "note", f"trained for {trained_for}; only loading it shows whether that is this model"
             )
-        check_supported(load_config(draft_model))
+        check_loadable(load_config(draft_model))
         check_same_vocabulary(draft_model, load_tokenizer(draft_model), tokenizer)
     except PrecedentError as error:
         return Finding("draft model", "no", str(error), needed=True)

@@ -81,12 +81,40 @@ def replay(
         ),
     ] = None,
     split: Annotated[str | None, typer.Option(help="The list to use from a JSON file of --groups.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Simulate so many replicas that share a store, instead of one process.")
+    ] = None,
+    routing: Annotated[
+        str, typer.Option(help="How --replicas share turns: by tenant, at random, by prefix.")
+    ] = "tenant",
+    tenants: Annotated[int, typer.Option(help="Divide the runs among so many tenants (--replicas).")] = 1,
+    staleness: Annotated[
+        int, typer.Option(help="Runs that end before other replicas see a finished one (--replicas).")
+    ] = 0,
+    memory: Annotated[
+        int | None, typer.Option(help="Tokens of completions that each of --replicas holds. Default: all.")
+    ] = None,
     details: Annotated[
         bool, typer.Option("--details", help="Show nodes, drafting times, kinds of turns and all curves.")
     ] = False,
     calibration: Annotated[
         bool, typer.Option("--calibration", help="Compare estimated with observed acceptance.")
     ] = False,
+    actions: Annotated[
+        bool, typer.Option("--actions", help="Measure tool calls instead: how many could be predicted and run ahead.")
+    ] = False,
+    allow: Annotated[
+        str | None,
+        typer.Option(
+            help="With --actions: tools that only read, separated by commas. Default: by name, as get_…, find_…"
+        ),
+    ] = None,
+    tool_seconds: Annotated[
+        float, typer.Option(min=0.0, help="With --actions: seconds that a tool is taken to need.")
+    ] = 1.0,
+    model_seconds: Annotated[
+        float, typer.Option(min=0.0, help="With --actions: seconds that an answer of the model is taken to need.")
+    ] = 1.0,
     html: HtmlOption = None,
     svg: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="Write the HTML page's pictures to this folder.")
@@ -95,9 +123,21 @@ def replay(
 ) -> None:
     """Replay recorded chats: treat each recorded answer as the target's output and measure every drafter set on it."""
     progress: Progress = ctx.obj
+    if actions:
+        if warm or html or svg or target or ablate or groups:
+            raise ConfigError(
+                "--actions takes logs, --pool, --allow, --tool-seconds, --model-seconds, --embedder, --json"
+            )
+        asked_for = frozenset(_listed("--allow", allow)) if allow else frozenset()
+        _replay_actions(
+            traces, progress, _embedder(embedder), pool, asked_for, tool_seconds, model_seconds, limit, json
+        )
+        return
     progress.show("loading the tokenizer")
+    from precedent.cli.replay_fleet import fleet_of, show_fleet
     from precedent.cli.replay_table import show, show_calibration
     from precedent.replay.ablation import IDEAS
+    from precedent.replay.fleet import simulate
     from precedent.replay.page import ShownTurns, pictures_of, replay_page
     from precedent.replay.run import Settings
     from precedent.replay.run import replay as run_replay
@@ -118,9 +158,18 @@ def replay(
         baselines=_listed("--baselines", baselines) if baselines else None,
         ablate=(*(names if len(names) > 1 else ()), *IDEAS) if without == ("all",) else without,
     )
+    of_pages = {"--html": html, "--svg": svg, "--calibration": calibration, "--details": details}
+    fleet = fleet_of(replicas, routing, tenants, staleness, memory, of_pages)
     shown = ShownTurns(MOST_SHOWN_TURNS if html or svg else 0)
     loaded = load_tokenizer(tokenizer or target or DEFAULT_TARGET)
     settings = _with_steps(asked, curves, _steps(progress, target, device, dtype, max(budgets)))
+    if fleet is not None:
+        simulated = simulate(traces, warm or (), loaded, _embedder(embedder), settings, fleet, progress.show).as_dict()
+        progress.rest()
+        show_fleet(Console(), simulated)
+        if json:
+            write_json(json, simulated)
+        return
     results = run_replay(
         traces, warm or (), loaded, _embedder(embedder), settings,
         progress=progress.show, observer=shown,
@@ -136,6 +185,28 @@ def replay(
         (svg / name).write_text(picture, encoding="utf-8")  # type: ignore[operator]  # empty without a folder
     if json:
         write_json(json, found | ({"calibration": reliability} if calibration else {}))
+
+
+def _replay_actions(
+    traces: list[Path],
+    progress: Progress,
+    embedder: Any,
+    pool: str,
+    allow: frozenset[str],
+    tool_seconds: float,
+    model_seconds: float,
+    limit: int | None,
+    json: Path | None,
+) -> None:
+    from precedent.cli.replay_table import show_actions
+    from precedent.replay.actions import ActionSettings, replay_actions
+
+    settings = ActionSettings(pool, allow, tool_seconds=tool_seconds, model_seconds=model_seconds, limit=limit)
+    found = replay_actions(traces, embedder, settings, progress.show).as_dict()
+    progress.rest()
+    show_actions(Console(), found)
+    if json:
+        write_json(json, found)
 
 
 def _steps(

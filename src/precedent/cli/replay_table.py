@@ -145,3 +145,21 @@ def show_calibration(console: Console, reliability: Mapping[str, Any]) -> None:
     for row in reliability["bins"]:
         table.add_row(f"{row['predicted']:.3f}", f"{row['observed']:.3f}", str(row["candidates"]))
     console.print(table)
+
+
+def show_actions(console: Console, found: Mapping[str, Any]) -> None:
+    """Print which read-only calls would have been predicted, by tool, and what that would have saved."""
+    title = f"{found['answers']} answers, {found['calls']} calls, pool {found['pool']}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)
+    for heading in ("read-only tool", "calls", "started", "used", "precision", "recall"):
+        table.add_column(heading, justify="left" if heading == "read-only tool" else "right", no_wrap=True)
+    for name, row in [*found["tools"].items(), ("all", found)]:
+        counts = [str(row[key]) for key in ("read_only_calls", "started", "used")]
+        table.add_row(name, *counts, *(_share(row[key]) for key in ("precision", "recall")))
+    console.print(table)
+    assumed = f"tools of {found['tool_seconds']:g} s and answers of {found['model_seconds']:g} s"
+    console.print(f"With {assumed}, {found['seconds_saved']:.0f} s would have been saved.", highlight=False)
+
+
+def _share(share: float | None) -> str:
+    return "–" if share is None else f"{share:.2f}"

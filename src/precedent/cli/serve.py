@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import tomllib
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,9 +19,6 @@ from precedent.cli.options import (
 )
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError
-
-if TYPE_CHECKING:
-    from precedent.engine.options import EngineOptions
 
 ENVIRONMENT = "PRECEDENT_SERVE"
 """How the names of options begin in the environment: `--max-queued` is PRECEDENT_SERVE_MAX_QUEUED."""
@@ -103,12 +97,11 @@ def serve(
 ) -> None:
     """Serve models under OpenAI's HTTP interface: every client of it can use them."""
     _check_installed()
-    from precedent.engine.engine import Engine
     from precedent.engine.options import EngineOptions
     from precedent.server.keys import KeyFile
+    from precedent.server.opening import named_models, opened
     from precedent.server.running import check_address
     from precedent.server.running import serve as serve_until_told
-    from precedent.server.serving import Served, Serving
     from precedent.server.settings import ServerLimits
     from precedent.server.steps import KEPT_STEPS
 
@@ -125,18 +118,17 @@ def serve(
         cuda_graphs=cuda_graphs, keep_prefixes=keep_prefixes,
     )  # fmt: skip
     progress: Progress = ctx.obj
-    with ExitStack() as held:
-        options = _with_cache(options, cache, held)
-        served = {}
-        for name, source in _models(model, target).items():
-            progress.show(f"loading {source}")
-            engine = held.enter_context(closing(Engine.load(source, options)))
-            served[name] = Served.of(name, engine, kept_steps=KEPT_STEPS if inspect else 0)
-        serving = held.enter_context(closing(Serving(served, limits, keys)))
+    models = named_models(model) if model else {target: target}
+    kept_steps = KEPT_STEPS if inspect else 0
+
+    def say(target: str) -> None:
+        progress.show(f"loading {target}")
+
+    with opened(models, options, limits, cache=cache, keys=keys, kept_steps=kept_steps, loading=say) as serving:
         progress.rest()
         serve_until_told(
             serving, host, port, log_json=log_json,
-            ready=lambda address: typer.echo(f"serving {', '.join(served)} at {address}/v1", err=True),
+            ready=lambda address: typer.echo(f"serving {', '.join(models)} at {address}/v1", err=True),
         )  # fmt: skip
 
 
@@ -144,27 +136,3 @@ def _check_installed() -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"precedent serve needs {', '.join(missing)}: pip install 'precedent-llm[serve]'")
-
-
-def _models(given: list[str] | None, target: str) -> Mapping[str, str]:
-    """Targets by name. Raises ConfigError for an entry without a name, and for a name twice."""
-    if not given:
-        return {target: target}
-    found = dict[str, str]()
-    for entry in given:
-        name, sign, source = entry.partition("=")
-        if not (name and sign and source):
-            raise ConfigError(f"--model {entry!r} must be NAME=TARGET")
-        if name in found:
-            raise ConfigError(f"--model {name!r} is given twice")
-        found[name] = source
-    return found
-
-
-def _with_cache(options: EngineOptions, place: str | None, held: ExitStack) -> EngineOptions:
-    """The options with an open cache that all models share."""
-    from precedent.cache import SpeculationCache
-
-    if place is None:
-        return options
-    return dataclasses.replace(options, cache=held.enter_context(SpeculationCache.open(place)))

@@ -14,6 +14,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from precedent.custom_generate.processors import CRITERIA, check_criteria, check_processors, end_token_ids
 from precedent.errors import ConfigError, PromptError, UnsupportedError
+from precedent.target.encoder_decoder.settings import is_encoder_decoder
 
 PLAIN_MODES = ("greedy_search", "sample")
 
@@ -67,6 +68,11 @@ def check_call(
     dropped: Dropped,
 ) -> None:
     """Raise UnsupportedError, ConfigError or PromptError for a call that our loop cannot serve."""
+    if is_encoder_decoder(model.config):
+        raise UnsupportedError(
+            f"{model.config.model_type} is an encoder-decoder model, which custom_generate=precedent.generate does not "
+            "decode: use precedent.Engine or PrecedentLLM"
+        )
     if model.training:
         raise UnsupportedError("in training mode, dropout changes the model's distribution: call model.eval()")
     if dropped.assistant_model is not None:

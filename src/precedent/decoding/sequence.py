@@ -76,6 +76,7 @@ class DecodingSequence:
             tokens_beside=tokens_beside,
             trust=self.trust,
             prefix=self.prefix,
+            one_path=self.slot.one_path,
         )
 
     @property

@@ -14,6 +14,8 @@ from precedent.errors import ConfigError, ContextOverflowError, PromptError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from precedent.target import TargetModel
+
 SWITCH = "PRECEDENT_SPECULATION"
 """Environment variable that turns speculation off in a running process: `off`, or `on` (the default)."""
 
@@ -29,13 +31,14 @@ def unless_switched_off(speculation: SpeculationConfig) -> SpeculationConfig:
     return speculation if switch == "on" else replace(speculation, enabled=False, write_back=False)
 
 
-def check_prompt(prompt: Sequence[int], context_length: int, vocab_size: int) -> None:
+def check_prompt(prompt: Sequence[int], target: TargetModel) -> None:
     """Raise PromptError for an empty prompt or an unknown token, ContextOverflowError if no answer would fit."""
+    vocab_size = target.vocab_size
     if not prompt:
         raise PromptError("the prompt is empty: give at least one token")
-    if len(prompt) >= context_length:
+    if len(prompt) > target.context_length or target.most_answer_tokens(len(prompt)) < 1:
         raise ContextOverflowError(
-            f"the prompt has {len(prompt)} tokens, the model's context holds {context_length}: "
+            f"the prompt has {len(prompt)} tokens, the model's context holds {target.context_length}: "
             "shorten the conversation or the tool results"
         )
     if min(prompt) < 0 or max(prompt) >= vocab_size:

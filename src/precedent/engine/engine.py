@@ -13,24 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 from precedent.cache.store.fingerprint import model_fingerprint, tokenizer_fingerprint
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
-from precedent.decoding.beside import NOTHING
 from precedent.decoding.microscope import Microscope
 from precedent.decoding.pearl import pearl_for
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
+from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.engine.admission import Admission
 from precedent.engine.checks import check_prompt, check_token_ids, end_token_ids, mode_of, unless_switched_off
-from precedent.engine.delivery import finish_on
 from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.engine.in_flight import InFlight
 from precedent.engine.kept_prefixes import check_prefix, kept_prefixes
 from precedent.engine.loading import loaded_draft, loaded_target
-from precedent.engine.metrics import EngineMetrics
+from precedent.engine.metrics import EngineMetrics, Pulse
 from precedent.engine.open_caches import opened_cache
 from precedent.engine.options import EngineOptions
 from precedent.engine.remembered_costs import RememberedCosts
-from precedent.engine.scheduler import Scheduler
 from precedent.engine.warm_up import compile_inner_loops, costs_of
-from precedent.engine.worker import Worker, release
+from precedent.engine.worker import started_worker
 from precedent.engine.write_back import CompletionKeeper, ResultObserver, at_normal_end
 from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.planning.costs import CostCurve
@@ -41,6 +39,7 @@ from precedent.runtime.openmp import release_workers
 from precedent.runtime.process import OfOneProcess, check_fork, computing
 from precedent.sampling.constraints import constraints_for
 from precedent.target import TargetModel
+from precedent.target.encoder_decoder.opening import target_of
 from precedent.target.load.draft_for import draft_for
 from precedent.text.assembly import TextAssembler
 from precedent.text.codec import TokenizerCodec
@@ -100,8 +99,8 @@ class Engine(OfOneProcess):
         if self.cache is not None:
             self.cache.check_process()
         draft_model = loaded_draft(options, model.model if isinstance(model, TargetModel) else model, tokenizer)
-        self.target = TargetModel.of(model, bitwise=options.bitwise, cuda_graphs=options.cuda_graphs)
-        weights = self.target.model
+        self.target = target_of(model, bitwise=options.bitwise, cuda_graphs=options.cuda_graphs)
+        self.encodes_prompt, weights = self.target.encodes_prompt, self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.model_fingerprint = model_fingerprint(weights.config.to_dict(), self.target.weights())
         self._own_threads = own = set[threading.Thread]()
@@ -121,26 +120,18 @@ class Engine(OfOneProcess):
         self._remembered = RememberedCosts(self.target, self.model_fingerprint)
         self.planner = (PearlPlanner if self._pearl else Planner)(cost or costs_of(self.target, self._remembered))
         release_workers()  # the model was loaded and timed on this thread, and runs on another
-        if self.cache is not None:
-            self._executor.submit(self.cache.warm_up)  # after measuring: loading the embedder would disturb it
         self._end_ids = end_token_ids(weights, tokenizer)
         self._grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
-        self._worker = self._started_worker(options.limits or EngineLimits())
-        weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
-
-    def _started_worker(self, limits: EngineLimits) -> Worker:
-        """The thread that runs all requests; it must not refer to the engine, which could never be collected."""
+        limits = options.limits or EngineLimits()
         self.admission = Admission(self.target, limits, self.kept_prefixes)
-        scheduler = Scheduler(
-            target=self.target,
-            planner=self.planner,
-            admission=self.admission,
-            prefill_tokens=limits.prefill_tokens_per_round,
-            finish=partial(finish_on, self._executor),
-            beside=self._pearl or NOTHING,
-        )
-        remember = partial(self._remembered.write, self.planner.cost)
-        return Worker(scheduler, partial(release, self.target, self._drafters, self._executor, self._pearl, remember))
+        self._worker = started_worker(
+            self.target, self.planner, self.admission, self._executor, self._drafters, self._pearl,
+            prefill_tokens=limits.prefill_tokens_per_round, remember=partial(self._remembered.write, self.planner.cost),
+        )  # fmt: skip
+        if self.cache is not None:
+            self._executor.submit(self.cache.warm_up)  # after measuring: loading the embedder would disturb it
+            self.cache.on_forget(self._worker.drop_idle)  # kept conversations hold the words that were forgotten
+        weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
 
     @classmethod
     @computing()
@@ -186,7 +177,7 @@ class Engine(OfOneProcess):
 
     @property
     def context_length(self) -> int:
-        """Longest prompt plus answer, in tokens."""
+        """Longest prompt plus answer, in tokens; the longest prompt where an encoder reads it."""
         return self.target.context_length
 
     def submit(
@@ -217,7 +208,7 @@ class Engine(OfOneProcess):
         """
         self.check_process()
         prompt = tuple(int(token) for token in prompt_ids)
-        check_prompt(prompt, self.context_length, self.target.vocab_size)
+        check_prompt(prompt, self.target)
         check_prefix(prefix_tokens, prompt, self.kept_prefixes)
         check_token_ids(sampling, min(len(self.tokenizer), self.target.vocab_size))
         speculation = unless_switched_off(speculation or self.speculation)
@@ -261,10 +252,21 @@ class Engine(OfOneProcess):
         self._worker.submit(request)
         return request.generation
 
+    @property
+    def recall(self) -> RecallDrafter | None:
+        """The drafter that holds what its tenants' requests were answered before; None without a cache."""
+        found = self._drafters.get(RecallDrafter.name)
+        return found if isinstance(found, RecallDrafter) else None
+
     def metrics(self) -> EngineMetrics:
         """Requests that run and wait now, counts since the start, and latencies of recent requests."""
         self.check_process()
         return self._worker.metrics()
+
+    def pulse(self) -> Pulse:
+        """How long the current round takes already, and the oldest request waits; never waits for the engine."""
+        self.check_process()
+        return self._worker.pulse()
 
     def watch_steps(self, number: int) -> Microscope:
         """Keep the last `number` steps for inspection; their candidates are words of other callers."""
@@ -287,12 +289,12 @@ class Engine(OfOneProcess):
     ) -> int:
         """Bytes of keys and values of a whole request and its draft model without an arena. Raises CapacityError."""
         tree = speculation.max_nodes + speculation.max_draws if drafters else 0
-        num_tokens = min(prompt_tokens + max_tokens, self.context_length) + tree + 1
-        num_bytes = self.target.kv_bytes(num_tokens)
+        answer = min(max_tokens, self.target.most_answer_tokens(prompt_tokens))
+        num_bytes = self.target.request_bytes(prompt_tokens, answer, tree + 1, tree + 1)
         draft = None if self._parts.early_exit else self._parts.draft_model
         if draft is not None and draft.static is None and DRAWING in drafters:
             ahead = speculation.max_draws + 1 if self._pearl is not None else 0
-            num_bytes += draft.kv_bytes(num_tokens + ahead)
+            num_bytes += draft.request_bytes(prompt_tokens, answer, tree + 1 + ahead, 1)
         self.admission.check(num_bytes, prompt_tokens, max_tokens)
         return num_bytes
 

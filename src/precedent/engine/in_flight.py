@@ -72,7 +72,7 @@ def begin(request: InFlight, target: TargetModel) -> None:
     request.sequence = sequence = DecodingSequence(
         request=replace(request.asked, target_slot=partial(_slot_of, request)),
         slot=target.new_slot(),
-        max_tokens=min(request.asked.sampling.max_tokens, target.context_length - len(request.prompt_ids)),
+        max_tokens=min(request.asked.sampling.max_tokens, target.most_answer_tokens(len(request.prompt_ids))),
         rng_of=entropy_rng(secrets.randbits(128)),
         speculation=request.speculation,
         bitwise=request.stats.bitwise,

@@ -29,6 +29,7 @@ from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.runtime.plain_values import is_whole, shown
 from precedent.target import Slot, TargetModel
+from precedent.target.encoder_decoder.opening import check_options
 from precedent.target.identity import identity_of
 from precedent.target.prefix_pool import WORTH_KEEPING
 from precedent.text.fixed_part import FixedPart
@@ -86,10 +87,13 @@ class KeptPrefixes:
         token_ids = slot.token_ids[:num_tokens]
         if num_tokens < WORTH_KEEPING or len(token_ids) < num_tokens or self._files.read_only:
             return
+        if not slot.kv.can_rewind(num_tokens):  # a recurrent state has no snapshot there
+            return
         name = self._name(tenant, token_ids)
         if self._files.holds(tenant, name):
             return
-        if self._takes(name, self._target.kv_shape.row_bytes * num_tokens):
+        shape = self._target.kv_shape
+        if self._takes(name, shape.row_bytes * num_tokens + shape.state_bytes):
             try:
                 now, rows = time.time_ns(), slot.kv.copied(num_tokens)
                 self._executor.submit(self._write, tenant, name, token_ids, rows, now)
@@ -136,8 +140,12 @@ class KeptPrefixes:
 def kept_prefixes(
     options: EngineOptions, parts: DrafterParts, target: TargetModel, tokenizer: PreTrainedTokenizerBase, model: str
 ) -> KeptPrefixes | None:
-    """What the options ask for: `keep_prefixes`, or nothing. Raises what `identity_of` raises."""
-    return KeptPrefixes(parts, target, tokenizer, model) if options.keep_prefixes else None
+    """What the options ask for: `keep_prefixes`, or nothing. Raises UnsupportedError, and what `identity_of` raises."""
+    if not options.keep_prefixes:
+        return None
+    if target.encodes_prompt:
+        check_options(target.model.config.model_type, keep_prefixes=True)
+    return KeptPrefixes(parts, target, tokenizer, model)
 
 
 def check_prefix(prefix_tokens: int, prompt: Sequence[int], kept: KeptPrefixes | None) -> None:

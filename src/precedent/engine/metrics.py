@@ -50,6 +50,18 @@ class EngineMetrics:
     e2e_request_latency_seconds: Percentiles
 
 
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What tells whether an engine gets on, in seconds.
+
+    `seconds_in_round` is 0 between rounds; a round is one piece of a prompt and one step, so that a long one means a
+    stuck device. `longest_wait_seconds` is how long the first waiting request has waited for memory.
+    """
+
+    seconds_in_round: float
+    longest_wait_seconds: float
+
+
 COUNTED = (
     "num_requests_finished",
     "num_requests_cancelled",

@@ -90,6 +90,13 @@ class Scheduler:
             most=self.admission.max_kv_bytes,
         )
 
+    def longest_wait(self, now: float) -> float:
+        """Seconds for which the first waiting request has waited at `perf_counter` time `now`. Safe on any thread."""
+        try:
+            return max(0.0, now - self.waiting[0].submitted)
+        except IndexError:
+            return 0.0
+
     # Joining
 
     def _admit(self) -> None:
@@ -125,6 +132,9 @@ class Scheduler:
             if not request.started:
                 self._start(request)
             number = min(most, request.num_missing)
+            until_kept = request.prefix_tokens - request.num_prefilled
+            if until_kept > 0 and self.target.kv_shape.states:  # recurrent states are kept where a piece ends
+                number = min(number, until_kept)
             ready = self.target.continue_prefill(_sequence(request).slot, request.prompt_ids, max(number, 1))
         except Exception as error:
             log.debug("prefill failed", exc_info=True)

@@ -8,16 +8,22 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
+from time import perf_counter
 
 import torch
 
+from precedent.decoding.beside import NOTHING
 from precedent.decoding.microscope import Microscope
 from precedent.decoding.pearl import Pearl
 from precedent.drafters import Drafter
+from precedent.engine.admission import Admission
+from precedent.engine.delivery import finish_on
 from precedent.engine.in_flight import InFlight
-from precedent.engine.metrics import EngineMetrics
+from precedent.engine.metrics import EngineMetrics, Pulse
 from precedent.engine.scheduler import Scheduler
 from precedent.errors import EngineClosedError, PrecedentError, RequestCancelled
+from precedent.planning.planner import Planner
 from precedent.runtime.background import interrupt_long_work
 from precedent.runtime.failures import as_ours
 from precedent.runtime.openmp import release_workers
@@ -25,6 +31,8 @@ from precedent.runtime.process import OfOneProcess, computing
 from precedent.target import TargetModel
 
 log = logging.getLogger(__name__)
+
+Call = Callable[[], None]
 
 
 class Worker(OfOneProcess):
@@ -38,8 +46,9 @@ class Worker(OfOneProcess):
 
     def __init__(self, scheduler: Scheduler, ended: Callable[[], None]) -> None:
         self._scheduler, self._ended = scheduler, ended
-        self._inbox: queue.SimpleQueue[InFlight | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[InFlight | Call | None] = queue.SimpleQueue()
         self._closed = False
+        self._round_began: float | None = None
         self._gate = threading.RLock()  # re-entrant: the garbage collector may stop the worker on any thread
         self._thread = threading.Thread(target=self._run, name="precedent-worker", daemon=True)
         atexit.register(self._leave)  # the thread must not be inside torch when the interpreter exits
@@ -57,6 +66,12 @@ class Worker(OfOneProcess):
             if self._closed:
                 raise EngineClosedError("the engine is closed and takes no more requests: load a new one")
             self._inbox.put(request)
+
+    def drop_idle(self) -> None:
+        """Evict all idle conversations before the next round, without waiting; does nothing once it is closed."""
+        with self._gate:
+            if self.is_here and not self._closed:
+                self._inbox.put(self._scheduler.admission.drop_idle)
 
     def stop(self) -> None:
         """Ask the thread to end after the current round, without waiting; safe on any thread, any number of times."""
@@ -80,6 +95,11 @@ class Worker(OfOneProcess):
         """A snapshot of the scheduler's metrics; requests that it has not received yet count as waiting."""
         return self._scheduler.metrics(0 if self._closed else self._inbox.qsize())
 
+    def pulse(self) -> Pulse:
+        """How long the current round has taken, and the oldest waiting request has waited."""
+        began, now = self._round_began, perf_counter()
+        return Pulse(0.0 if began is None else now - began, self._scheduler.longest_wait(now))
+
     def watch_steps(self, number: int) -> Microscope:
         """Keep the last `number` steps from the next round on."""
         watched = Microscope(self._scheduler.beside, number)
@@ -92,7 +112,9 @@ class Worker(OfOneProcess):
         try:
             while self._receive():
                 with computing():
+                    self._round_began = perf_counter()
                     self._scheduler.round()
+                    self._round_began = None
         except BaseException as error:  # whatever it is, no caller may be left waiting
             log.exception("the worker of an engine failed; the engine is closed")
             cause = error if isinstance(error, Exception) else RuntimeError(repr(error))
@@ -109,20 +131,46 @@ class Worker(OfOneProcess):
             if self._inbox.empty():
                 with computing():
                     release_workers()
-            request = self._inbox.get()
-            if request is None:
+            received = self._inbox.get()
+            if received is None:
                 return False
-            self._scheduler.add(request)
+            if isinstance(received, InFlight):
+                self._scheduler.add(received)
+            else:
+                received()
         return True
 
     def _fail_all(self, failure: PrecedentError) -> None:
         """Fail every request that is running, waiting or still in the inbox; then release what they shared."""
         while not self._inbox.empty():
-            request = self._inbox.get()
-            if request is not None:
-                self._scheduler.add(request)
+            received = self._inbox.get()
+            if isinstance(received, InFlight):
+                self._scheduler.add(received)
         self._scheduler.fail_all(failure)
         self._ended()
+
+
+def started_worker(
+    target: TargetModel,
+    planner: Planner,
+    admission: Admission,
+    executor: Executor,
+    drafters: dict[str, Drafter],
+    pearl: Pearl | None,
+    *,
+    prefill_tokens: int,
+    remember: Callable[[], None],
+) -> Worker:
+    """The thread that runs all requests of an engine, whose parts these are."""
+    scheduler = Scheduler(
+        target=target,
+        planner=planner,
+        admission=admission,
+        prefill_tokens=prefill_tokens,
+        finish=partial(finish_on, executor),
+        beside=pearl or NOTHING,
+    )
+    return Worker(scheduler, partial(release, target, drafters, executor, pearl, remember))
 
 
 def release(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from precedent.langchain.middleware import SpeculationMiddleware
     from precedent.langchain.recorder import PrecedentRecorder
     from precedent.langchain.recording_cache import RecordingCache
+    from precedent.langchain.run_ahead.middleware import RunAheadMiddleware
+    from precedent.langchain.run_ahead.read_only import read_only
     from precedent.langchain.similarity import LangChainEmbedder, in_vector_store
 
 __all__ = [
@@ -27,8 +29,10 @@ __all__ = [
     "PrecedentLLM",
     "PrecedentRecorder",
     "RecordingCache",
+    "RunAheadMiddleware",
     "SpeculationMiddleware",
     "in_vector_store",
+    "read_only",
 ]
 
 _HOMES = {
@@ -39,8 +43,10 @@ _HOMES = {
     "PrecedentLLM": "precedent.langchain.llm",
     "PrecedentRecorder": "precedent.langchain.recorder",
     "RecordingCache": "precedent.langchain.recording_cache",
+    "RunAheadMiddleware": "precedent.langchain.run_ahead.middleware",
     "SpeculationMiddleware": "precedent.langchain.middleware",
     "in_vector_store": "precedent.langchain.similarity",
+    "read_only": "precedent.langchain.run_ahead.read_only",
 }
 
 

@@ -249,6 +249,14 @@ class ChatFields(EngineFields, BaseChatModel):
         if self.output_version not in OUTPUT_VERSIONS:
             raise ConfigError(f"output_version={shown(self.output_version)} must be 'v0' or 'v1'")
 
+    @property
+    def engine(self) -> Engine:
+        """The engine; reading this loads it if it is not running yet. Raises UnsupportedError for no chat model."""
+        return decoder_only(super().engine)
+
+    def _engine_of(self, kwargs: Mapping[str, Any]) -> Engine:
+        return decoder_only(super()._engine_of(kwargs))
+
     def template_settings(self, kwargs: Mapping[str, Any]) -> tuple[TemplateSettings, ...]:
         """Settings of the chat template: those of the fields, then those of the call."""
         names = ("chat_template_kwargs", "reasoning")
@@ -264,6 +272,16 @@ class ChatFields(EngineFields, BaseChatModel):
         """Add our version to traces; LangChain wants a validator of a name that no other class has."""
         self._add_version("precedent-llm", __version__)
         return self
+
+
+def decoder_only(engine: Engine) -> Engine:
+    """The engine. Raises UnsupportedError if an encoder reads its prompts: such models hold no conversation."""
+    if engine.encodes_prompt:
+        raise UnsupportedError(
+            f"{engine.model_name} is an encoder-decoder model, which has no chat template and no tool calls: use "
+            "PrecedentLLM, which turns one text into another"
+        )
+    return engine
 
 
 def _with_place(fields: Mapping[str, Any]) -> dict[str, Any]:

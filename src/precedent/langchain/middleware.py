@@ -112,7 +112,7 @@ class SpeculationMiddleware(AgentMiddleware[SpeculationState, Any, Any]):
         if not isinstance(request.model, ChatPrecedent):
             return request
         settings = {
-            "tenant": self._tenant_of(request.runtime),
+            "tenant": tenant_of_run(self._tenant, request.runtime),
             "workflow_step": _resolved(self._workflow, request),
             "max_nodes": _resolved(self._budget, request),
             "learning": self._runs.get(str(request.state.get("precedent_run", ""))),
@@ -120,13 +120,15 @@ class SpeculationMiddleware(AgentMiddleware[SpeculationState, Any, Any]):
         chosen = {name: value for name, value in settings.items() if value is not None}
         return request.override(model_settings={**chosen, **request.model_settings})
 
-    def _tenant_of(self, runtime: Runtime[Any]) -> str | None:
-        if not callable(self._tenant):
-            return self._tenant
-        found = self._tenant(runtime)
-        if not isinstance(found, str) or not found:
-            raise ConfigError(f"the tenant of this run is {found!r}: give a non-empty text in its context")
-        return found
+
+def tenant_of_run(tenant: Tenant | None, runtime: Runtime[Any]) -> str | None:
+    """A run's tenant, from the text or the function given. Raises ConfigError if the function names none."""
+    if not callable(tenant):
+        return tenant
+    found = tenant(runtime)
+    if not isinstance(found, str) or not found:
+        raise ConfigError(f"the tenant of this run is {found!r}: give a non-empty text in its context")
+    return found
 
 
 def _resolved(setting: Any, request: ModelRequest[Any]) -> Any:

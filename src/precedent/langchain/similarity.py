@@ -137,6 +137,12 @@ class VectorStoreSimilarity:
         with self._lock:
             self._followed.clear()
 
+    def erase_gone(self) -> None:
+        """Delete what other processes have forgotten since the last search. Raises CacheError."""
+        with self._lock, self._reported():
+            for partition in list(self._followed):
+                self._catch_up(*partition)
+
     def close(self) -> None:
         """Do nothing: the caller owns the vector store."""
 

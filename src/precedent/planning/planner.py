@@ -8,6 +8,7 @@ plan: plain decoding. A draft model costs sequential steps, so its draws compete
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
@@ -83,6 +84,9 @@ class Planner:
         if choice is None:
             return self._with_draws(plan, draw_sources, 1.0 + limits.tokens_beside, 0.0, limits)
         plan.builder.add_fixed_tree(choice.token_ids.tolist(), choice.parents.tolist(), self.sources_of(plan))
+        if limits.one_path and len(plan.builder):  # samples would branch off beside the path
+            draw_sources = {name: source for name, source in draw_sources.items() if source.at_hand is not None}
+            limits = replace(limits, max_draws=0)
         return self._with_draws(plan, draw_sources, choice.expected, choice.at_root, limits)
 
     def plan_fixed(self, candidates: Sequence[Candidates], limits: Limits) -> Plan:
@@ -142,7 +146,7 @@ class Planner:
             number = self._num_draws(name, source, step, limits.requests)
             if number or source.at_hand is not None:
                 plan.draws[name] = number
-            if number and source.runners_up:
+            if number and source.runners_up and not limits.one_path:
                 plan.runners_up[name] = self._runners_up(name, number, step, limits)
         return plan
 

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from precedent import __version__
-from precedent.engine.prometheus import CONTENT_TYPE, prometheus_text
+from precedent.engine.prometheus import CONTENT_TYPE
 from precedent.server.access import caller_of
 from precedent.server.access_log import AccessLog
 from precedent.server.chat import chat_completions
@@ -31,13 +31,17 @@ from precedent.server.transport import SERVER_ERROR
 log = logging.getLogger(__name__)
 
 Route = Callable[[Serving, Caller, Request], Awaitable[Response]]
+MetricsText = Callable[[], Awaitable[str]]
 
 CLIENT_LEFT = 499
 """What the access log shows for a client that went away before its answer (nginx's number)."""
 
 
-def server_app(serving: Serving) -> FastAPI:
-    """The application of what is served; its caller closes both."""
+def server_app(serving: Serving, metrics: MetricsText | None = None) -> FastAPI:
+    """The application of what is served; its caller closes both. `metrics` is what `/metrics` says instead of its own.
+
+    A server that is one of several replicas says those of all.
+    """
     app = FastAPI(title="Precedent", version=__version__, openapi_url=None)
     app.add_middleware(AccessLog)
     for kind in (ApiError, HTTPException, ClientDisconnect, Exception):
@@ -49,7 +53,7 @@ def server_app(serving: Serving) -> FastAPI:
     add("/v1/embeddings", embeddings, "POST")
     add("/v1/models", _models, "GET")
     add("/v1/models/{name:path}", _model, "GET")
-    add("/metrics", _metrics, "GET")
+    add("/metrics", partial(_metrics, metrics or serving.metrics_text), "GET")
     add("/openapi.json", partial(_description, app), "GET")
     add_dashboard(app, serving, add)
     app.add_api_route("/health", partial(_health, serving), methods=["GET"])
@@ -95,10 +99,9 @@ def _described(serving: Serving, name: str) -> dict[str, Any]:
     return Model(id=name, created=serving.started, object="model", owned_by="precedent").model_dump(mode="json")
 
 
-async def _metrics(serving: Serving, caller: Caller, request: Request) -> Response:
+async def _metrics(text: MetricsText, serving: Serving, caller: Caller, request: Request) -> Response:
     """Metrics of all models in Prometheus's text format."""
-    text = prometheus_text(served.engine for served in serving.models.values())
-    return PlainTextResponse(text, media_type=CONTENT_TYPE)
+    return PlainTextResponse(await text(), media_type=CONTENT_TYPE)
 
 
 async def _description(app: FastAPI, serving: Serving, caller: Caller, request: Request) -> Response:

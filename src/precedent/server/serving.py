@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from precedent.cache.following import Following
 from precedent.decoding.microscope import Microscope
 from precedent.engine.engine import Engine
+from precedent.engine.prometheus import prometheus_text
 from precedent.langchain.chat_model import ChatPrecedent
 from precedent.runtime.background import Background
 from precedent.server.errors import FAILED, ApiError
@@ -48,11 +50,15 @@ class Served:
 
 @dataclass(slots=True)
 class Serving:
-    """Everything that requests share; `keys` is None for a server without keys."""
+    """Everything that requests share; `keys` is None for a server without keys.
+
+    `following` keeps memory free of what other processes forget; None without a cache of a place.
+    """
 
     models: Mapping[str, Served]
     limits: ServerLimits = field(default_factory=ServerLimits)
     keys: KeyFile | None = None
+    following: Following | None = None
     started: int = field(default_factory=lambda: int(time.time()))
     places: Places = field(init=False)
     _threads: Executor = field(init=False)
@@ -69,6 +75,10 @@ class Serving:
                 status=404, param="model", code="model_not_found",
             )  # fmt: skip
         return self.models[name]
+
+    async def metrics_text(self) -> str:
+        """Metrics of all models in Prometheus's text format."""
+        return prometheus_text(served.engine for served in self.models.values())
 
     async def read(self, raw: bytes, read: Callable[[bytes], Result]) -> Result:
         """What a body says; a short one is read before a thread could wake up. Raises what `read` and `prepared` do."""

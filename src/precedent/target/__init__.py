@@ -1,6 +1,7 @@
 """The target model: prefill, score a candidate tree in one forward pass, commit the accepted path, discard the rest."""
 
 from precedent.target.kv.cache import KVCache
-from precedent.target.model import Slot, TargetModel, common_prefix
+from precedent.target.model import Slot, TargetModel
+from precedent.target.prefixes import common_prefix
 
 __all__ = ["KVCache", "Slot", "TargetModel", "common_prefix"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -16,11 +17,13 @@ from transformers import PreTrainedModel
 
 from precedent.errors import UnsupportedError
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.layer_kinds import MISFITS
-from precedent.target.kv.rows import chain_rows, tree_rows
+from precedent.target.kv.layer_kinds import MISFITS, is_recurrent, why_only_chains
+from precedent.target.kv.rows import Forward, chain_rows, tree_rows
 from precedent.target.kv.shape import KVShape, ShapeObserver
+from precedent.target.recurrent.adapters import adapt
+from precedent.target.recurrent.step import RecurrentStep
 from precedent.target.runner import Runner, use_tree_attention
-from precedent.tree import ROOT, TreeBuilder
+from precedent.tree import ROOT, CandidateTree, TreeBuilder, chain
 
 TEXT = (0, 1, 1, 0, 1)
 """Token ids of the examination, valid in any vocabulary: two prompt tokens, the pending one, two of a path."""
@@ -53,31 +56,62 @@ class Examined(NamedTuple):
 @torch.inference_mode()
 def examine(model: PreTrainedModel) -> Examined:
     """Observe a model and choose how to run it. Raises UnsupportedError, naming it, when a tree cannot be scored."""
-    runners = [Runner(model, packed=packed) for packed in ((True, False) if use_tree_attention(model) else (False,))]
-    shape, expected = _attempt(model, lambda: observe(runners[-1]))
+    runners = _ways(model)
+    shape, expected = attempt(model, lambda: observe(runners[-1]))
     for runner in runners[:-1]:
         try:
             error = tree_error(runner, lambda: KVCache(shape), expected)
-            if error <= tolerance(model):
-                return Examined(runner, shape, expected.shape[-1])
-            log.warning("%s scores one sequence at a time: a batch is %.2g off", type(model).__name__, error)
+            if error <= (_most(model) if runner is runners[-2] else tolerance(model)):
+                return _examined(runner, error, shape, expected)
+            log.warning("%s runs in a slower way: %s is %.2g off plain text", type(model).__name__, runner.way, error)
         except torch.OutOfMemoryError:
             raise
         except MISFITS as misfit:
-            log.debug("%s scores one sequence at a time: %r", type(model).__name__, misfit)
-    _check(model, _attempt(model, lambda: tree_error(runners[-1], lambda: KVCache(shape), expected)))
-    return Examined(runners[-1], shape, expected.shape[-1])
+            log.debug("%s runs in a slower way: %r", type(model).__name__, misfit)
+    error = attempt(model, lambda: tree_error(runners[-1], lambda: KVCache(shape), expected))
+    return _examined(runners[-1], error, shape, expected)
 
 
-def _check(model: PreTrainedModel, error: float) -> None:
-    accepted = tolerance(model)
-    if error > (SURELY_WRONG if accepted == LOW_PRECISION else accepted):
+def check_error(model: PreTrainedModel, error: float) -> None:
+    """Raise UnsupportedError if a scored tree is further off plain forwards than rounding; log what may be rounding."""
+    if error > _most(model):
         raise _unfit(model, f"a scored tree is {error:.2g} off")
-    if error > accepted:
+    if error > tolerance(model):
         log.warning("%s: a scored tree is %.2g off plain forwards; try it in float32", type(model).__name__, error)
 
 
-def _attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
+def _examined(runner: Runner, error: float, shape: KVShape, expected: Tensor) -> Examined:
+    check_error(runner.model, error)
+    return Examined(runner, _with_states(runner, shape), expected.shape[-1])
+
+
+def _most(model: PreTrainedModel) -> float:
+    """The difference above which a model surely computes something else."""
+    accepted = tolerance(model)
+    return SURELY_WRONG if accepted == LOW_PRECISION else accepted
+
+
+def _ways(model: PreTrainedModel) -> list[Runner]:
+    """How a model may be run, the best way first; the last one scores single paths instead of trees."""
+    followers, known = adapt(model), why_only_chains(model.config.get_text_config())
+    if followers:
+        known = f"{', '.join(followers)} has a state that follows one path of tokens"
+    trees = [] if known else [Runner(model, packed=True)] * use_tree_attention(model) + [Runner(model, packed=False)]
+    return [*trees, Runner(model, packed=False, only_chains=known or "its forward pass cannot score candidate trees")]
+
+
+def _with_states(runner: Runner, shape: KVShape) -> KVShape:
+    """The shape with the states of recurrent layers, as a forward of `TEXT` leaves them."""
+    if not runner.recurrent:
+        return shape
+    kv = KVCache(shape)
+    runner.logits([tree_rows(kv, TEXT[0], chain(TEXT[1:]))])
+    kept = -(-kv.states.kept_bytes // len(TEXT))
+    kv.keep(range(len(TEXT)))
+    return replace(shape, states=kv.states.shapes, kept_bytes=kept)
+
+
+def attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
     """Run an action; any error other than out of memory means that this model is not supported."""
     try:
         return action()
@@ -89,17 +123,35 @@ def _attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
 
 def _unfit(model: PreTrainedModel, reason: str) -> UnsupportedError:
     name = model.config.get_text_config().model_type
-    return UnsupportedError(f"{name} cannot be the target: its forward pass cannot score candidate trees ({reason})")
+    return UnsupportedError(
+        f"{name} cannot be the target: with our KV cache its forward pass computes neither candidate trees nor single "
+        f"paths as it does plain text ({reason})"
+    )
 
 
 def observe(runner: Runner) -> tuple[KVShape, Tensor]:
     """What a forward stores in each layer, and the logits of `TEXT`, `[tokens, vocab_size]`."""
     observer = ShapeObserver(int(runner.model.config.get_text_config().num_hidden_layers))
     token_ids = torch.tensor([TEXT], device=runner.device)
+    if runner.recurrent:
+        _observe_recurrent(runner, observer)
+        return observer.shape, runner.model(input_ids=token_ids, use_cache=False).logits[0]
     logits: Tensor = runner.model(input_ids=token_ids, past_key_values=observer, use_cache=True).logits
     if not any(observer.shape.layers):
-        raise ValueError("no layer uses the KV cache")
+        raise ValueError("it has no KV cache, so every step would compute the whole text again")
     return observer.shape, logits[0]
+
+
+def _observe_recurrent(runner: Runner, observer: ShapeObserver) -> None:
+    """Run `TEXT` through our recurrent modules, so that `observer` sees the keys and values beside them."""
+    kv = KVCache(KVShape(()))
+    forward = Forward([chain_rows(kv, TEXT)])
+    forward.cache = observer
+    with RecurrentStep(forward).running():
+        runner.model(**runner.inputs(forward))
+    kv.keep(range(len(TEXT)))
+    if not len(kv.states):
+        raise ValueError("its recurrent layers do not use transformers' cache")
 
 
 def tree_error(runner: Runner, new_kv: Callable[[], KVCache], expected: Tensor) -> float:
@@ -108,17 +160,27 @@ def tree_error(runner: Runner, new_kv: Callable[[], KVCache], expected: Tensor) 
     runner.logits([chain_rows(long, TEXT[:2]), chain_rows(short, TEXT[:1])])
     long.keep(range(2))
     short.keep(range(1))
+    tree, path = _tree(with_sibling=not runner.only_chains)
+    rows = tree_rows(long, TEXT[2], tree), chain_rows(short, TEXT[1:3])
+    scored, beside = runner.logits(rows)
+    pairs = [*zip(scored[path], expected[2:], strict=True), *zip(beside, expected[1:3], strict=True)]
+    if runner.recurrent:  # the state after an accepted path
+        long.keep(path[:2])
+        pairs.append((runner.logits([chain_rows(long, TEXT[4:])])[0][0], expected[4]))
+    return max(relative(*(row.float() for row in pair)) for pair in pairs)
+
+
+def _tree(*, with_sibling: bool) -> tuple[CandidateTree, list[int]]:
+    """The last two tokens of `TEXT` as a path behind its third, and the rows of the three in a forward."""
     builder = TreeBuilder()
-    builder.add_fixed(ROOT, SIBLING, "examination")
+    if with_sibling:
+        builder.add_fixed(ROOT, SIBLING, "examination")
     node = builder.add_fixed(ROOT, TEXT[3], "examination")
     builder.add_fixed(node, TEXT[4], "examination")
-    rows = tree_rows(long, TEXT[2], builder.build()), chain_rows(short, TEXT[1:3])
-    scored, beside = runner.logits(rows)
-    pairs = [*zip(scored[[0, 2, 3]], expected[2:], strict=True), *zip(beside, expected[1:3], strict=True)]
-    return max(_relative(*(row.float() for row in pair)) for pair in pairs)
+    return builder.build(), [0, node + 1, node + 2]
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
+def relative(found: Tensor, expected: Tensor) -> float:
     """Distance between two rows of logits relative to their spread; infinite where only one of them is finite."""
     found, finite = found.to(expected.device), expected.isfinite()  # ids that a draft model lacks have -inf
     if not torch.equal(found.isfinite(), finite):
@@ -130,5 +192,7 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 
 def tolerance(model: PreTrainedModel) -> float:
     """The relative difference that rounding may cause in a correct forward of this model."""
-    quantised = getattr(model.config, "quantization_config", None) is not None
-    return LOW_PRECISION if quantised else TOLERANCE.get(model.dtype, LOW_PRECISION)
+    if getattr(model.config, "quantization_config", None) is not None:
+        return LOW_PRECISION
+    in_float32 = model.dtype == torch.float64 and is_recurrent(model.config.get_text_config())  # as transformers does
+    return TOLERANCE.get(torch.float32 if in_float32 else model.dtype, LOW_PRECISION)

@@ -60,6 +60,8 @@ def _check_settings(runner: Runner, settings: StaticSettings) -> None:
     devices = {parameter.device for parameter in runner.model.parameters()}
     if settings.capture and runner.device.type != "cuda":
         raise Hindrance(f"CUDA graphs need CUDA devices, and it is on {runner.device.type}")
+    if runner.recurrent:
+        raise Hindrance("the states of its recurrent layers follow the tree, whose shape differs from step to step")
     if not runner.packed:
         raise Hindrance("its attention does not go through transformers' attention interface")
     if others:

@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -30,14 +28,13 @@ from precedent.target.kv.arena import Moves
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import check_supported, context_length
 from precedent.target.kv.rows import chain_rows, tree_rows
+from precedent.target.prefixes import common_prefix
 from precedent.target.sharding import check_whole
 from precedent.tree import EMPTY_TREE, CandidateTree
 
 PREFILL_CHUNK = 512
 """Tokens per prefill forward: bounds the memory of activations at no measurable cost."""
 
-
-Tokens = Sequence[int] | NDArray[np.int64]
 
 Commit = tuple["Slot", CandidateTree, Sequence[int], int]
 """A slot, the tree that was scored, its accepted nodes, and the token that becomes pending."""
@@ -48,11 +45,15 @@ NOTHING_PENDING = -1
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Slot:
-    """One sequence: the keys and values of `token_ids` are in `kv`, `pending` is chosen but not computed."""
+    """One sequence: the keys and values of `token_ids` are in `kv`, `pending` is chosen but not computed.
+
+    With `one_path` the model scores a single path at a time, no tree with branches.
+    """
 
     kv: KVCache
     token_ids: list[int] = field(default_factory=list)
     pending: int = NOTHING_PENDING
+    one_path: bool = False
 
 
 class TargetModel:
@@ -64,6 +65,12 @@ class TargetModel:
     forwards are padded to one of a few sizes and replayed as CUDA graphs (`cuda.static_runner`); UnsupportedError says
     why a model cannot.
     """
+
+    encodes_prompt: bool = False
+    """Whether an encoder reads the prompt, so that a slot holds only the answer's tokens (`target.encoder_decoder`)."""
+
+    answer_start: tuple[int, ...] = ()
+    """Tokens that stand before an answer's first where `encodes_prompt`."""
 
     def __init__(self, model: PreTrainedModel, *, bitwise: bool = False, static: StaticSettings | None = None) -> None:
         check_supported(model.config)
@@ -117,6 +124,11 @@ class TargetModel:
         return self.runner.most_rows
 
     @property
+    def one_path(self) -> bool:
+        """Whether a tree may only be a single path: `runner.only_chains` says why."""
+        return self.runner.only_chains is not None
+
+    @property
     def keeps_to_arena(self) -> bool:
         """Whether sequences that do not fit in the arena are refused: outside it they would round differently."""
         return self.bitwise and self.static is not None
@@ -141,7 +153,7 @@ class TargetModel:
 
     def new_slot(self) -> Slot:
         """An empty slot."""
-        return Slot(self._empty_cache())
+        return Slot(self._empty_cache(), one_path=self.one_path)
 
     def _empty_cache(self) -> KVCache:
         return KVCache(self.kv_shape, None if self.static is None else self.static.arena)
@@ -149,7 +161,7 @@ class TargetModel:
     @torch.inference_mode()
     def fork(self, slot: Slot, length: int, room: int = 0) -> Slot:
         """A new slot with a copy of the first `length` tokens and room for `room` tokens; `slot` is unchanged."""
-        return Slot(slot.kv.fork(length, room), slot.token_ids[:length])
+        return Slot(slot.kv.fork(length, room), slot.token_ids[:length], one_path=slot.one_path)
 
     @torch.inference_mode()
     def restored(self, token_ids: Sequence[int], rows: Sequence[Tensor], room: int = 0) -> Slot:
@@ -172,7 +184,7 @@ class TargetModel:
         return reused
 
     def begin_prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
-        """Keep the longest common prefix of `prompt_ids` and the slot, rewind the rest; returns the prefix length.
+        """Keep the longest common prefix of `prompt_ids` and the slot, rewind the rest; returns how much was kept.
 
         Computes nothing: `continue_prefill` does. Raises PromptError when the prompt is empty, ContextOverflowError
         when it does not fit.
@@ -184,8 +196,7 @@ class TargetModel:
                 f"the prompt has {len(prompt_ids)} tokens, the model's context holds {self.context_length}: "
                 "shorten the conversation or the tool results"
             )
-        reused = common_prefix(slot.token_ids, prompt_ids[:-1])
-        self.rewind(slot, reused)
+        reused = self.rewind(slot, common_prefix(slot.token_ids, prompt_ids[:-1]))
         slot.pending = NOTHING_PENDING
         return reused
 
@@ -206,9 +217,23 @@ class TargetModel:
             slot.pending = prompt_ids[-1]
         return done == goal
 
-    def kv_bytes(self, num_tokens: int) -> int:
-        """The most bytes that a sequence of `num_tokens` (prompt, answer and largest tree) takes in the KV cache."""
-        return self.kv_shape.nbytes(num_tokens)
+    def kv_bytes(self, num_tokens: int, num_rows: int = 0) -> int:
+        """The most bytes that a sequence of `num_tokens` (prompt, answer and largest tree) takes in the KV cache.
+
+        Recurrent layers add their states, and what they keep of the `num_rows` of a step.
+        """
+        return self.kv_shape.nbytes(num_tokens) + num_rows * self.kv_shape.kept_bytes
+
+    def most_answer_tokens(self, prompt_tokens: int) -> int:
+        """The longest answer to a prompt of so many tokens."""
+        return self.context_length - prompt_tokens
+
+    def request_bytes(self, prompt_tokens: int, answer_tokens: int, tree_tokens: int, num_rows: int = 0) -> int:
+        """The most bytes that a request takes in the KV cache, with the largest tree behind its answer.
+
+        Recurrent layers also keep something of the `num_rows` of a step.
+        """
+        return self.kv_bytes(prompt_tokens + answer_tokens + tree_tokens, num_rows)
 
     @property
     def arena_bytes(self) -> int:
@@ -222,6 +247,7 @@ class TargetModel:
             self.runner.fill(chain_rows(slot.kv, piece))
             slot.kv.keep(range(len(piece)))
             slot.token_ids.extend(piece)
+        slot.kv.mark()
 
     @torch.inference_mode()
     def score(self, batch: Sequence[tuple[Slot, CandidateTree]]) -> list[Tensor]:
@@ -258,10 +284,15 @@ class TargetModel:
             errors = [each or (error if place in moves.asked else None) for place, each in enumerate(errors)]
         return errors
 
-    def rewind(self, slot: Slot, length: int) -> None:
-        """Forget all committed tokens from `length` on, and everything scored after them."""
-        slot.kv.rewind(length)
-        del slot.token_ids[length:]
+    def rewind(self, slot: Slot, length: int) -> int:
+        """Forget all committed tokens from `length` on, and everything scored after them; returns how many remain.
+
+        With recurrent layers these may be fewer than `length`: a state can only go back to its snapshots.
+        """
+        nearest = slot.kv.nearest(length)
+        slot.kv.rewind(nearest)
+        del slot.token_ids[nearest:]
+        return nearest
 
     def discard(self, slot: Slot) -> None:
         """Forget everything scored but not committed; may be called at any time, also after a failed forward."""
@@ -277,23 +308,3 @@ def _commit(slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: in
     slot.kv.keep([0, *(node + 1 for node in path)], moves)
     slot.token_ids += [slot.pending, *accepted]
     slot.pending = next_token
-
-
-def common_prefix(left: Tokens, right: Tokens) -> int:
-    """Length of the longest common prefix, in tokens; compares growing pieces, so that long inputs run at C speed."""
-    length, start, width = min(len(left), len(right)), 0, 64
-    while start < length:
-        stop = min(start + width, length)
-        differing = _first_difference(left[start:stop], right[start:stop])
-        if differing is not None:
-            return start + differing
-        start, width = stop, 8 * width
-    return length
-
-
-def _first_difference(left: Tokens, right: Tokens) -> int | None:
-    """Index of the first token that differs between two pieces of equal length."""
-    if not (isinstance(left, np.ndarray) and isinstance(right, np.ndarray)) and list(left) == list(right):
-        return None  # converting lists to arrays would take longer than comparing them
-    differing = np.flatnonzero(np.asarray(left) != np.asarray(right))
-    return int(differing[0]) if differing.size else None

@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.target.model import Slot, TargetModel, common_prefix
+from precedent.target.model import Slot, TargetModel
+from precedent.target.prefixes import common_prefix
 
 DEFAULT_MAX_BYTES = 512 * 2**20
 
@@ -47,7 +48,8 @@ class PrefixPool:
 
     A slot never crosses tenants: the time that a prefill takes would reveal whether another tenant sent that prompt.
     Slots in use lend their prefix too, so concurrent requests under one system prompt compute it once. What no slot
-    holds may be in `kept`. Call it from the thread that runs the target, between forwards.
+    holds may be in `kept`. A target that encodes prompts shares nothing between them: each gets a new slot. Call it
+    from the thread that runs the target, between forwards.
     """
 
     target: TargetModel
@@ -70,6 +72,8 @@ class PrefixPool:
         An idle slot that the prompt continues is taken over. One that only shares a prefix with it (another
         conversation under the same system prompt), or that is in use, is forked, so its own conversation can continue.
         """
+        if self.target.encodes_prompt:
+            return self.target.new_slot()
         room = len(prompt_ids) if room is None else room
         slot = self._best(tenant, np.asarray(prompt_ids[:-1], dtype=np.int64), room, prefix_tokens)
         self._in_use[slot] = tenant
@@ -79,6 +83,8 @@ class PrefixPool:
         """Take a slot back; drops the oldest idle slots when the pool holds more than `max_bytes`."""
         self._in_use.pop(slot, None)
         self.target.discard(slot)
+        if self.target.encodes_prompt:
+            return
         if slot.token_ids and slot.kv.nbytes <= self.max_bytes:
             self._idle.append(_Idle(tenant, slot, np.asarray(slot.token_ids, dtype=np.int64)))
             self.shrink(self.max_bytes)
@@ -96,7 +102,7 @@ class PrefixPool:
         del self._idle[:gone]
 
     def _best(self, tenant: str, context: NDArray[np.int64], room: int, prefix_tokens: int) -> Slot:
-        length, idle = self._longest_idle(tenant, context)
+        shared, length, idle = self._longest_idle(tenant, context)
         used_length, used = self._longest_in_use(tenant, context)
         if self.kept is not None and prefix_tokens >= max(length, used_length) + WORTH_KEEPING:
             kept = self.kept.restore(tenant, context[:prefix_tokens].tolist(), room)
@@ -107,24 +113,28 @@ class PrefixPool:
         if idle is None:
             return self.target.new_slot()
         self._idle.remove(idle)
-        if len(idle.token_ids) - length <= CONTINUED_WITHIN:
+        if len(idle.token_ids) - shared <= CONTINUED_WITHIN:
             return idle.slot
         self._idle.append(idle)  # most recently used: others are dropped before it
         return self.target.fork(idle.slot, length, room)
 
-    def _longest_idle(self, tenant: str, context: NDArray[np.int64]) -> tuple[int, _Idle | None]:
-        """The idle slot that shares most with `context`, the most recent of equals; None if none shares a token."""
-        best: tuple[int, _Idle | None] = (0, None)
+    def _longest_idle(self, tenant: str, context: NDArray[np.int64]) -> tuple[int, int, _Idle | None]:
+        """The idle slot that can be used most, the most recent of equals; None if none shares a token.
+
+        Returned with the tokens that it shares with `context`, and how many of them it can go back to.
+        """
+        best: tuple[int, int, _Idle | None] = (0, 0, None)
         for idle in reversed(self._idle):
             if idle.tenant == tenant:
                 shared = common_prefix(idle.token_ids, context)
-                best = (shared, idle) if shared > best[0] else best
+                usable = idle.slot.kv.nearest(shared)
+                best = (shared, usable, idle) if usable > best[1] else best
         return best
 
     def _longest_in_use(self, tenant: str, context: NDArray[np.int64]) -> tuple[int, Slot | None]:
         best: tuple[int, Slot | None] = (0, None)
         for slot, user in self._in_use.items():
             if user == tenant:
-                shared = common_prefix(slot.token_ids, context)
+                shared = slot.kv.nearest(common_prefix(slot.token_ids, context))
                 best = (shared, slot) if shared > best[0] else best
         return best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -16,18 +17,28 @@ from transformers.masking_utils import causal_mask_function, sliding_window_caus
 from precedent.errors import UnsupportedError
 from precedent.runtime.team import TEAM, fitted_team
 from precedent.target.attention import NAME
-from precedent.target.kv.layer_kinds import FULL_ATTENTION, SLIDING_ATTENTION, attention_kinds
+from precedent.target.kv.layer_kinds import (
+    FULL_ATTENTION,
+    RECURRENT,
+    SLIDING_ATTENTION,
+    attention_kinds,
+    is_recurrent,
+)
 from precedent.target.kv.rows import Forward, Rows
 from precedent.target.kv.visibility import Rule, additive, visible_keys
+from precedent.target.recurrent.step import RecurrentStep
 
 
 def use_tree_attention(model: PreTrainedModel) -> bool:
     """Switch a model to `precedent` attention; False if its architecture has no such switch or `eager` was asked for.
 
+    Most hybrids go through the interface without declaring it; their examination tells.
+
     A model without `sdpa` support (gpt-oss) has `eager` as its default, so there `eager` does not count as asked for.
     """
     chosen = model.config._attn_implementation
-    if not model._supports_attention_backend or (chosen == "eager" and model._supports_sdpa):
+    declared = model._supports_attention_backend or is_recurrent(model.config.get_text_config())
+    if not declared or (chosen == "eager" and model._supports_sdpa):
         return False
     if chosen != NAME:
         model.set_attn_implementation(NAME)
@@ -58,16 +69,24 @@ class Runner:
     (`target.bitwise`). `static` and `all_layers`, if set, compute the rows that they support. `team` chooses the number
     of threads; the last forward had `threads`.
 
+    With `only_chains`, the reason why the model follows no trees, a forward is one chain of one sequence.
+
     Architectures that bypass transformers' attention interface, or change keys or masks on the way, run one sequence at
     a time and get the tree as a 4D mask.
     """
 
-    def __init__(self, model: PreTrainedModel, *, packed: bool) -> None:
-        self.model, self.packed = model, packed
+    def __init__(self, model: PreTrainedModel, *, packed: bool, only_chains: str | None = None) -> None:
+        self.model, self.packed, self.only_chains = model, packed, only_chains
+        self.recurrent = is_recurrent(model.config.get_text_config())
         self.team, self.threads = TEAM, 1
         self.most_rows: int | None = None
         self.static: FixedSizes | None = None
         self.all_layers: AllLayers | None = None
+
+    @property
+    def way(self) -> str:
+        """What one forward takes."""
+        return "a path" if self.only_chains else "a batch of trees" if self.packed else "a tree"
 
     @property
     def device(self) -> torch.device:
@@ -92,8 +111,8 @@ class Runner:
         forward = Forward(sequences, by_rows=self.most_rows is not None)
         logits = None if self.all_layers is None else self.all_layers.logits(forward)
         if logits is None:
-            with forward.running():
-                logits = self.model(**forward.inputs(self.device)).logits[0]
+            with self._running(forward):
+                logits = self.model(**self.inputs(forward)).logits[0]
         return [logits[start:stop] for start, stop in forward.spans]
 
     def fill(self, rows: Rows) -> None:
@@ -112,21 +131,41 @@ class Runner:
         forward = Forward([rows], by_rows=self.most_rows is not None)
         if self.all_layers is not None and self.all_layers.fill(forward):
             return
-        with forward.running():
-            self.model(**forward.inputs(self.device), **fewest)
+        with self._running(forward):
+            self.model(**self.inputs(forward), **fewest)
 
     def _one(self, rows: Rows, **settings: Any) -> Tensor:
-        logits: Tensor = self.model(
-            **Forward([rows]).inputs(self.device), attention_mask=self._mask(rows), **settings
-        ).logits
+        forward = Forward([rows])
+        with RecurrentStep(forward).running() if self.recurrent else nullcontext():
+            logits: Tensor = self.model(**self.inputs(forward), attention_mask=self._mask(rows), **settings).logits
         return logits
 
-    def _mask(self, rows: Rows) -> Tensor | dict[str, Tensor] | None:
+    def _running(self, forward: Forward) -> AbstractContextManager[object]:
+        """Announces a forward to attention functions, and to recurrent modules where there are some."""
+        if not self.recurrent:
+            return forward.running()
+        both = ExitStack()
+        both.enter_context(forward.running())
+        both.enter_context(RecurrentStep(forward).running())
+        return both
+
+    def inputs(self, forward: Forward) -> dict[str, Any]:
+        """The arguments of the model's forward, by the names that it has for them."""
+        inputs = forward.inputs(self.device)
+        if self.only_chains:
+            del inputs["position_ids"]  # some count positions in their own way, from the cache's length
+        if "past_key_values" not in self._parameters and "cache_params" in self._parameters:  # Mamba
+            return {"input_ids": inputs["input_ids"], "cache_params": inputs["past_key_values"], "use_cache": True}
+        return inputs
+
+    def _mask(self, rows: Rows) -> Tensor | dict[str, Tensor | None] | None:
         """A 4D mask, or one per kind of layer; None for a chain, which every model masks by itself."""
-        if rows.ancestors is None:
+        if rows.ancestors is None or self.only_chains or not self._rules:
             return None
         masks = {kind: self._mask_of(rows, rule) for kind, rule in self._rules.items()}
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        if self.recurrent:
+            return {**dict.fromkeys(RECURRENT), **masks}
+        return dict(masks) if len(masks) > 1 else next(iter(masks.values()))
 
     def _mask_of(self, rows: Rows, rule: Rule) -> Tensor:
         allowed = visible_keys(rows, rule, None, self.device).allowed
@@ -140,6 +179,9 @@ class Runner:
     def _rules(self) -> dict[str, Rule]:
         config = self.model.config.get_text_config()
         kinds = attention_kinds(config)
+        if not kinds.isdisjoint({"hybrid", "hybrid_sliding"}):
+            kinds = kinds | {FULL_ATTENTION}
+        kinds = kinds - RECURRENT
         rules: dict[str, Rule] = {FULL_ATTENTION: causal_mask_function}
         if SLIDING_ATTENTION in kinds:
             rules[SLIDING_ATTENTION] = sliding_window_causal_mask_function(config.sliding_window)
@@ -150,7 +192,11 @@ class Runner:
 
     @cached_property
     def _takes_logits_to_keep(self) -> bool:
-        return "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        return "logits_to_keep" in self._parameters
+
+    @cached_property
+    def _parameters(self) -> frozenset[str]:
+        return frozenset(inspect.signature(self.model.forward).parameters)
 
 
 def batches(sequences: Sequence[Rows], most_rows: int | None) -> Iterator[list[Rows]]:

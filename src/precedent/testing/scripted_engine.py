@@ -65,6 +65,8 @@ class ScriptedEngine:
     input. An answer that a grammar forbids fails; with `may_stray` it ends as soon as the grammar allows instead.
     """
 
+    encodes_prompt = False
+
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,

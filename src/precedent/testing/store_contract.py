@@ -4,7 +4,7 @@
 class TestMyStore(StoreContract):
     @pytest.fixture
     def open_store(self, tmp_path):
-        return lambda: MyStore(tmp_path)   # a second call opens the same data again
+        return lambda: MyStore(tmp_path)  # a second call opens the same data again
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from precedent.cache import CompletionStore, EmbedderIdentity, NewCompletion, Selection, StoredCompletion
-from precedent.cache.backend import Record
+from precedent.cache.backend import ACTIONS, Record
 from precedent.errors import CacheError, CacheMismatchError
 
 DIMENSION = 4
@@ -119,6 +119,14 @@ class StoreContract:
             store.insert(completion(2), unit_vector(0), EmbedderIdentity("other", "else", DIMENSION))
         assert len(store.since("default", "tok", 0)) == 1
         assert store.embedder() == EMBEDDER
+
+    def test_an_agent_s_actions_are_kept_like_completions_and_apart_from_them(self, store: CompletionStore) -> None:
+        action = completion(7, tokenizer=ACTIONS, text='{"events": [], "calls": [{"name": "look_up"}]}')
+        answer, row_id = self.add(store, completion(7)), self.add(store, action)
+        assert [one.text for one in store.since("default", ACTIONS, 0)] == [action.text]
+        assert (ids_of(store.since("default", "tok", 0)), row_id > answer) == ([answer], True)
+        assert store.forget(Selection(containing="look_up")) == 1
+        assert store.since("default", ACTIONS, 0) == []
 
     def test_credit_adds_up_and_ignores_ids_that_are_gone(self, store: CompletionStore) -> None:
         row_id = self.add(store, completion(1))

@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -22,6 +29,21 @@ _SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
+}
+
+_TWO_SIDED: dict[str, dict[str, Any]] = {
+    "t5": {"d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4},
+    "bart": {
+        "d_model": 48,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "pad_token_id": 0,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 64,
+        "decoder_ffn_dim": 64,
+        "max_position_embeddings": 512,
+    },
 }
 
 
@@ -65,5 +87,33 @@ def tiny_causal_lm(
                 if parameter.dim() > 1:
                     parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
             model.get_output_embeddings().weight.mul_(scale * 4.0)
+    model.eval()
+    return model
+
+
+def tiny_seq2seq_lm(
+    model_type: str = "t5",
+    *,
+    vocab_size: int = 259,
+    start: int = 256,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    scale: float = 1.0,
+    **settings: Any,
+) -> PreTrainedModel:
+    """A random encoder-decoder model of T5's or BART's family; its decoder begins with the token `start`."""
+    shape = _TWO_SIDED["t5" if model_type.endswith("t5") else "bart"]
+    config = AutoConfig.for_model(model_type, vocab_size=vocab_size, **{**shape, **settings})
+    config.eos_token_id = config.bos_token_id = None
+    config.pad_token_id = vocab_size - 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(config, dtype=dtype)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() > 1:  # T5's biases are few numbers that must tell distances apart
+                    parameter.normal_(0.0, 1.0 if "relative" in name else parameter.shape[-1] ** -0.5)
+            model.get_output_embeddings().weight.mul_(scale * 4.0)
+    model.generation_config = GenerationConfig(decoder_start_token_id=start)
     model.eval()
     return model

@@ -10,15 +10,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from precedent_demo import workflows
-from precedent_demo.conversation import MAX_TOKENS_PER_TURN, SYSTEM_PROMPT, Transcript, run_request
+from precedent_demo.conversation import (
+    MAX_TOKENS_PER_TURN,
+    SYSTEM_PROMPT,
+    CustomerInTheLoop,
+    Transcript,
+    run_request,
+)
 from precedent_demo.desk import OrderDesk, PolicyError
 from precedent_demo.requests import Call, Goal, Request
-from precedent_demo.tools import make_tools
+from precedent_demo.tools import READ_ONLY, make_tools
 
 __all__ = [
     "MAX_TOKENS_PER_TURN",
+    "READ_ONLY",
     "SYSTEM_PROMPT",
     "Call",
+    "CustomerInTheLoop",
     "Goal",
     "OrderDesk",
     "PolicyError",

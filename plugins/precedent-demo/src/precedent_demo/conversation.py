@@ -14,6 +14,7 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, AgentState, InputAgentState, hook_config
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage
+from langchain_core.tools import BaseTool
 from langgraph.runtime import Runtime
 
 from precedent_demo.customer import Customer
@@ -88,14 +89,22 @@ class CustomerInTheLoop(AgentMiddleware[AgentState[Any], None, Any]):
         return None if reply is None else {"messages": [HumanMessage(reply)], "jump_to": "model"}
 
 
-def run_request(chat_model: BaseChatModel, request: Request, desk: OrderDesk) -> Transcript:
+def run_request(
+    chat_model: BaseChatModel,
+    request: Request,
+    desk: OrderDesk,
+    *,
+    middleware: Sequence[AgentMiddleware[Any, Any, Any]] = (),
+    tool_latency: float = 0.0,
+) -> Transcript:
     """Serve one request with a LangChain agent on a copy of `desk`; the model generates every assistant turn.
 
-    `desk` itself does not change. Errors of the chat model propagate.
+    `middleware` stands behind the customer's own, and reading takes `tool_latency` seconds. `desk` itself does not
+    change. Errors of the chat model propagate.
     """
     own = desk.copy()
     try:
-        messages = _converse(chat_model, request, own)
+        messages = _converse(chat_model, request, make_tools(own, tool_latency), middleware)
         reached = own.state() == _gold_state(request.calls, desk)
     finally:
         own.close()
@@ -103,12 +112,15 @@ def run_request(chat_model: BaseChatModel, request: Request, desk: OrderDesk) ->
     return Transcript(request, tuple(messages), reached, all(fact in said for fact in request.facts))
 
 
-def _converse(chat_model: BaseChatModel, request: Request, desk: OrderDesk) -> list[AnyMessage]:
+def _converse(
+    chat_model: BaseChatModel,
+    request: Request,
+    tools: Sequence[BaseTool],
+    others: Sequence[AgentMiddleware[Any, Any, Any]],
+) -> list[AnyMessage]:
     customer = Customer(request)
-    middleware = [CustomerInTheLoop(customer)]
-    agent = create_agent(
-        chat_model, make_tools(desk), system_prompt=SYSTEM_PROMPT, middleware=middleware, name="order-desk"
-    )
+    middleware = [CustomerInTheLoop(customer), *others]
+    agent = create_agent(chat_model, tools, system_prompt=SYSTEM_PROMPT, middleware=middleware, name="order-desk")
     opening: InputAgentState = {"messages": [HumanMessage(customer.opening)]}
     limit = NODES_PER_TURN * (MAX_TURNS + 1)
     messages: list[AnyMessage] = agent.invoke(opening, config={"recursion_limit": limit})["messages"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -67,10 +68,25 @@ _TOOLS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("exchange_item", Exchange, "Swap a delivered item."),
 )
 
+READ_ONLY = ("find_customer", "list_orders", "get_order", "track_shipment", "get_refund_status")
+"""The tools that change nothing."""
 
-def make_tools(desk: OrderDesk) -> list[BaseTool]:
-    """The nine tools of the order desk, bound to `desk`: calling one reads or changes that desk's database."""
-    return [_tool(getattr(desk, name), name, schema, description) for name, schema, description in _TOOLS]
+
+def make_tools(desk: OrderDesk, latency: float = 0.0) -> list[BaseTool]:
+    """The nine tools of the order desk, bound to `desk`: calling one reads or changes that desk's database.
+
+    The ones that only read answer `latency` seconds late, as tools behind a network do.
+    """
+    late = dict.fromkeys(READ_ONLY, latency)
+    return [_tool(_after(late.get(name, 0.0), getattr(desk, name)), name, *rest) for name, *rest in _TOOLS]
+
+
+def _after(seconds: float, operation: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def late(**arguments: Any) -> dict[str, Any]:
+        time.sleep(seconds)
+        return operation(**arguments)
+
+    return late if seconds else operation
 
 
 def _tool(operation: Callable[..., dict[str, Any]], name: str, schema: type[BaseModel], description: str) -> BaseTool:

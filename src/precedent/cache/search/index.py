@@ -113,6 +113,12 @@ class SimilarityIndex:
             self._partitions.clear()
             self._cleared += 1
 
+    def erase_gone(self) -> None:
+        """Erase vectors of completions that any process has forgotten or evicted. Raises CacheError."""
+        with self._lock, computing():
+            for key in [key for key, partition in self._partitions.items() if not self._without_gone(partition)]:
+                del self._partitions[key]
+
     def close(self) -> None:
         """Drop everything, and wait for background work, which stops early."""
         self._closed = True

@@ -21,6 +21,9 @@ class Similarity(Protocol):
     def clear(self) -> None:
         """Drop what is in memory; the next search reads it again."""
 
+    def erase_gone(self) -> None:
+        """Erase what any process has forgotten or evicted, without waiting for a search. Raises CacheError."""
+
     def close(self) -> None:
         """Release resources; the store is still open."""
 

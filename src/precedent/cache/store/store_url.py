@@ -109,6 +109,13 @@ def place_of(where: object) -> Place | None:
     return where
 
 
+def written(place: Place | None) -> str | None:
+    """A place in the form in which settings record it: paths absolute, URLs without secrets."""
+    if isinstance(place, str | Path):
+        return str(Path(place).expanduser().resolve())
+    return None if place is None else str(place)
+
+
 def hide_secrets(text: str) -> str:
     """A text without the logins of all URLs in it, for messages of other libraries about their input."""
     return re.sub(_SCHEME.pattern + r"\S*@", rf"\1:\2{WITHHELD}@", text)

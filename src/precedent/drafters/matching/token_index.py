@@ -97,6 +97,11 @@ class TokenIndex:
         """Number of runs in the long order; searching is fastest with one."""
         return self._ends.size
 
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences in the index."""
+        return len(self._slot_of)
+
     def lengths(self) -> dict[int, int]:
         """Number of tokens of each sequence in the index, by sequence id."""
         spans = self._spans

@@ -20,7 +20,7 @@ from precedent.drafters.base import Draw
 from precedent.drafters.model.distribution import sample_beside
 from precedent.drafters.model.in_step import Drawing, Extending, RunningDrawing, draw_in_step
 from precedent.drafters.model.lookahead import DraftedToken, DrawsAhead, Lookahead
-from precedent.drafters.model.place import OwnPlace, TargetsPlace
+from precedent.drafters.model.place import DecoderPlace, OwnPlace, Place, TargetsPlace
 from precedent.drafters.request import Request
 from precedent.runtime.placing import placed
 from precedent.sampling.coupling import coupled_choice
@@ -69,7 +69,9 @@ class DraftModelDrafter:
         context = list(request.prompt_ids)
         with self.at_work():
             if self._early_exit and request.target_slot is not None:
-                place: OwnPlace | TargetsPlace = TargetsPlace(self._model, request.target_slot)
+                place: Place = TargetsPlace(self._model, request.target_slot)
+            elif self._model.encodes_prompt:
+                place = DecoderPlace(self._model, context)
             else:
                 place = OwnPlace(self._model, self._pool, request.tenant, context)
         return _DraftModelSession(self, self._model, request, context, place)
@@ -111,7 +113,7 @@ class _DraftModelSession(DrawsAhead):
         model: TargetModel,
         request: Request,
         context: list[int],
-        place: OwnPlace | TargetsPlace,
+        place: Place,
     ) -> None:
         self._drafter, self._model, self._request = drafter, model, request
         self._context, self._place, self._ahead = context, place, Lookahead()
@@ -212,6 +214,8 @@ class _DraftModelSession(DrawsAhead):
             new = self._drafted(row, drafted, rng, node, purpose, siblings)
             self._row = new.distribution.row if isinstance(new.distribution, Sampled) else row
             self._model.commit(slot, tail, range(len(tail)), new.token_id)
+            if not drafted:
+                slot.kv.mark()  # recurrent states can come back here when what is drawn now is rejected
         self._ahead.chain.append(new)
         self._next = slot, EMPTY_TREE
         return True

@@ -33,8 +33,7 @@ class OwnPlace:
         The first missing token becomes pending; the others are returned as a chain.
         """
         text = [*self._context, *drafted]
-        reused = common_prefix(self._slot.token_ids, text[:-1])
-        self._model.rewind(self._slot, reused)
+        reused = self._model.rewind(self._slot, common_prefix(self._slot.token_ids, text[:-1]))
         if len(text) - reused > CATCH_UP_LIMIT:
             self._model.prefill(self._slot, text)
         self._slot.pending, *missed = text[len(self._slot.token_ids) :]
@@ -44,6 +43,41 @@ class OwnPlace:
         """Keep the KV cache for the conversation's next turn."""
         slot, self._slot = self._slot, self._model.new_slot()
         self._pool.release(self._tenant, slot)
+
+
+class DecoderPlace:
+    """The KV cache of an encoder-decoder draft model: its encoder reads the prompt at the first draw."""
+
+    def __init__(self, model: TargetModel, context: list[int]) -> None:
+        self._model, self._context, self._num_prompt = model, context, len(context)
+        self._slot: Slot | None = None
+
+    @property
+    def behind(self) -> int:
+        """Number of tokens to compute, those of a prompt that has not been read yet included."""
+        if self._slot is None:
+            return len(self._context)
+        text = self._text(())
+        return len(text) - common_prefix(self._slot.token_ids, text)
+
+    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
+        """Rewind to the committed answer plus the drafted tokens; returns what `OwnPlace` does."""
+        if self._slot is None:
+            slot = self._model.new_slot()
+            self._model.prefill(slot, self._context[: self._num_prompt])
+            self._slot = slot
+        text = self._text(drafted)
+        self._model.rewind(self._slot, common_prefix(self._slot.token_ids, text[:-1]))
+        self._slot.pending, *missed = text[len(self._slot.token_ids) :]
+        return self._slot, chain(missed)
+
+    def leave(self) -> None:
+        """Drop the KV cache: it belongs to one prompt."""
+        self._slot = None
+
+    def _text(self, drafted: Sequence[int]) -> list[int]:
+        """The decoder's tokens."""
+        return [*self._model.answer_start, *self._context[self._num_prompt :], *drafted]
 
 
 class TargetsPlace:
@@ -62,3 +96,6 @@ class TargetsPlace:
 
     def leave(self) -> None:
         """Do nothing: the engine keeps the target's slot."""
+
+
+Place = OwnPlace | DecoderPlace | TargetsPlace

@@ -39,6 +39,9 @@ _log = logging.getLogger(__name__)
 Report = Callable[[Future[Any]], None]
 """Called with a finished or cancelled call to the cache."""
 
+WARM_UP = "warm-up"
+"""A query whose nearest completions nobody needs: a search reads the vectors."""
+
 _MAX_OCCURRENCES = 192
 _NUM_HITS = 256
 _NUM_KIN = 64
@@ -92,6 +95,15 @@ class RecallDrafter:
     def erase_gone(self) -> None:
         """Erase forgotten completions from every memory, including those of running requests. Raises CacheError."""
         self._memories.erase_gone()
+
+    def read_ahead(self, tenant: str) -> None:
+        """Read a tenant's completions and their vectors now, before its first request. Raises CacheError."""
+        self._memories.read(self._memories.of(tenant), tenant)
+        self._cache.recall(WARM_UP, tenant=tenant, tokenizer=self._tokenizer, k=1)
+
+    def held(self) -> tuple[int, int]:
+        """Completions of all tenants that are in memory, and about how many bytes they take there."""
+        return self._memories.held()
 
     def ended(self, tenant: str, counts: Mapping[int, tuple[int, int]]) -> None:
         """Pass a finished request's credit to the cache and tidy the memory, without waiting for the disk."""

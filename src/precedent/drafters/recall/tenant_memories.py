@@ -55,6 +55,12 @@ class TenantMemories:
         for tenant, memory in current + old:
             memory.erase_gone(self._cache, tenant, self._tokenizer)
 
+    def held(self) -> tuple[int, int]:
+        """Completions in all memories, and their estimated bytes."""
+        with self._lock:
+            memories = list(self._memories.values())
+        return sum(memory.num_completions for memory in memories), sum(memory.num_bytes for memory in memories)
+
     def need_tidying(self, tenant: str) -> bool:
         """Whether `tidy` has anything to do; cheap to call."""
         with self._lock:

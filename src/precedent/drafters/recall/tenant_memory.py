@@ -82,6 +82,11 @@ class TenantMemory:
         return self._epoch is None
 
     @property
+    def num_completions(self) -> int:
+        """Completions in memory, without those that were erased."""
+        return self.index.num_sequences
+
+    @property
     def num_bytes(self) -> int:
         """Estimated bytes in use, as counted against the bound."""
         return cost(len(self.index.sequence_ids), self.index.num_tokens + self.index.num_forgotten)

@@ -20,81 +20,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from precedent.runtime.compiled import Int64s
 from precedent.runtime.placing import placed
-from precedent.target.kv.arena import BlockArena, KVArena, Moves, Region
-from precedent.target.kv.memory import empty
-from precedent.target.kv.shape import KVShape, LayerShape, capacity_for
-
-
-class KVBlock:
-    """Keys `[num_layers, heads, capacity, key_dim]` and values of some consecutive layers of equal shape.
-
-    Layers share a buffer so that `keep` is a few operations, not a few per layer. Not all layers share one, so that
-    growing needs twice the memory of one block, not of the whole cache. With an `arena`, the rows are a region of it
-    as long as it has one that is large enough.
-    """
-
-    def __init__(self, shape: LayerShape, num_layers: int, arena: BlockArena | None = None) -> None:
-        self.shape, self.num_layers, self._arena = shape, num_layers, arena
-        self.region: Region | None = None
-        self._places: Int64s | None = None
-        self._hold(*self._buffers(0))
-
-    @property
-    def capacity(self) -> int:
-        """Rows that fit without growing."""
-        return self.keys.shape[2]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of both buffers."""
-        return self.keys.nbytes + self.values.nbytes
-
-    def reserve(self, rows: int, used: int) -> None:
-        """Make room for `rows` rows, carrying over the first `used`. A failed allocation leaves the block as it was."""
-        if rows > self.capacity:
-            capacity = capacity_for(rows)
-            region = None if self._arena is None else self._arena.take(capacity)
-            keys, values = self._buffers(capacity) if region is None else region.arena.rows_of(region)
-            keys[:, :, :used], values[:, :, :used] = self.keys[:, :, :used], self.values[:, :, :used]
-            self._hold(keys, values)
-            self.region = region
-
-    def move(self, sources: Tensor, start: int) -> None:
-        """Copy rows `sources` (`[num_rows]`, on this block's device) to the rows from `start` on."""
-        stop = start + sources.numel()
-        self.keys[:, :, start:stop] = self.keys.index_select(2, sources)
-        self.values[:, :, start:stop] = self.values.index_select(2, sources)
-
-    def copy_from(self, other: KVBlock, rows: int) -> None:
-        """Take over the first `rows` rows of a block of the same shape."""
-        self.keys[:, :, :rows], self.values[:, :, :rows] = other.keys[:, :, :rows], other.values[:, :, :rows]
-
-    @property
-    def places(self) -> Int64s:
-        """Where each layer's keys, then its values, are: address and strides in bytes of heads and rows.
-
-        `[num_layers, 6]`.
-        """
-        if self._places is None:
-            numbers = np.arange(self.num_layers, dtype=np.int64)[:, None]
-            sides = []
-            for stored in (self.keys, self.values):
-                by_layer, *others = (step * stored.element_size() for step in stored.stride()[:3])
-                sides.append(np.hstack([stored.data_ptr() + numbers * by_layer, np.tile(others, (self.num_layers, 1))]))
-            self._places = np.hstack(sides)
-        return self._places
-
-    def _hold(self, keys: Tensor, values: Tensor) -> None:
-        """Use these buffers; `layers` are views `[1, heads, capacity, dim]` of them, made once, not at each step."""
-        self.keys, self.values = keys, values
-        self._places = None
-        self.layers = [(keys[index, None], values[index, None]) for index in range(self.num_layers)]
-
-    def _buffers(self, capacity: int) -> tuple[Tensor, Tensor]:
-        shape = self.shape
-        sizes = (shape.key_heads, capacity, shape.key_dim), (shape.value_heads, capacity, shape.value_dim)
-        keys, values = (empty((self.num_layers, *size), shape.dtype, shape.device) for size in sizes)
-        return keys, values
+from precedent.target.kv.arena import KVArena, Moves
+from precedent.target.kv.block import KVBlock
+from precedent.target.kv.no_states import NoStates
+from precedent.target.kv.shape import KVShape
+from precedent.target.kv.states import RecurrentStates
 
 
 @dataclass(slots=True)
@@ -159,8 +89,11 @@ class KVLayer(CacheLayerMixin):
         return -1
 
 
-class KVCache(Cache):
-    """One sequence's keys and values for all layers, with `keep` and `rewind`; in `arena` while it has room."""
+class KVCache(NoStates, Cache):
+    """One sequence's keys and values for all layers, with `keep` and `rewind`; in `arena` while it has room.
+
+    `states` are those of its recurrent layers, which follow every change.
+    """
 
     def __init__(self, shape: KVShape, arena: KVArena | None = None) -> None:
         self._filled, self._shape, self._arena = _Filled(), shape, arena
@@ -171,7 +104,7 @@ class KVCache(Cache):
             block = None if layer is None else KVBlock(layer, count, block_arena)
             layers.extend(KVLayer(self._filled, block, index) for index in range(count))
             self._blocks.extend([] if block is None else [block])
-        self._layers = tuple(layers)
+        self._layers, self.states = tuple(layers), RecurrentStates()
         super().__init__(layers=list(layers))
 
     @property
@@ -194,8 +127,8 @@ class KVCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all buffers."""
-        return sum(block.nbytes for block in self._blocks)
+        """Bytes held by all buffers and states."""
+        return sum(block.nbytes for block in self._blocks) + self.states.nbytes
 
     def starts_in(self, arena: KVArena) -> list[int] | None:
         """Where the cache's rows begin in each block of `arena`; None unless all of them are there."""
@@ -211,12 +144,12 @@ class KVCache(Cache):
             block.reserve(rows, self.length)
 
     def fork(self, length: int, room: int = 0) -> KVCache:
-        """A separate cache that starts with a copy of the first `length` rows and has room for `room`."""
+        """A separate cache that starts with a copy of the first `length` rows (of `nearest`), with room for `room`."""
         fork = self._unfilled()
         fork.reserve(max(length, room))
         for mine, theirs in zip(self._blocks, fork._blocks, strict=True):
             theirs.copy_from(mine, length)
-        fork._filled.length = length
+        fork._filled.length, fork.states = length, self.states.fork(self.length, length)
         return fork
 
     def _unfilled(self) -> KVCache:
@@ -226,20 +159,24 @@ class KVCache(Cache):
     def copied(self, length: int) -> list[Tensor]:
         """Copies, in the computer's memory, of the first `length` rows: keys and values of each block in turn.
 
-        `[num_layers, heads, length, dim]` each.
+        `[num_layers, heads, length, dim]` each; then the states after them, if layers have some.
         """
-        stored = [stored for block in self._blocks for stored in (block.keys, block.values)]
-        return [part[:, :, :length].to("cpu", copy=True, memory_format=torch.contiguous_format) for part in stored]
+        stored = [stored[:, :, :length] for block in self._blocks for stored in (block.keys, block.values)]
+        parts = [*stored, *self.states.parts(self.length, length)]
+        return [part.to("cpu", copy=True, memory_format=torch.contiguous_format) for part in parts]
 
     def fill(self, rows: Sequence[Tensor], length: int) -> None:
-        """Commit what `copied` gave to an empty cache. Raises ValueError for rows of another shape or dtype."""
+        """Commit what `copied` gave to an empty cache. Raises ValueError for another model's shapes or dtypes."""
         self.reserve(length)
         stored = [part[:, :, :length] for block in self._blocks for part in (block.keys, block.values)]
-        if [(part.shape, part.dtype) for part in stored] != [(part.shape, part.dtype) for part in rows]:
+        own, states = rows[: len(stored)], rows[len(stored) :]
+        if [(part.shape, part.dtype) for part in stored] != [(part.shape, part.dtype) for part in own]:
             raise ValueError("these keys and values are not of this model")
-        for mine, theirs in zip(stored, rows, strict=True):
+        self.states = RecurrentStates.filled(self._shape.states, states)
+        for mine, theirs in zip(stored, own, strict=True):
             mine.copy_(theirs)
         self._filled.length = length
+        self.mark()
 
     def first_layers(self, count: int) -> KVCache:
         """The first `count` layers over the same buffers; no other cache reads what it writes behind committed rows.
@@ -248,6 +185,7 @@ class KVCache(Cache):
         """
         early = KVCache(KVShape(()))
         early._shape, early._filled.length = KVShape(self._shape.layers[:count]), self.length
+        early.states = self.states.first_layers(count)
         early._layers = tuple(layer.shared_with(early._filled) for layer in self._layers[:count])
         early._blocks = list(dict.fromkeys(layer.block for layer in early._layers if layer.block is not None))
         early.layers = list(early._layers)
@@ -263,6 +201,7 @@ class KVCache(Cache):
         in_place = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if in_place < len(rows):
             self._move(length + np.array(rows[in_place:], dtype=np.int64), length + in_place, moves)
+        self.states.keep(length, rows)
         self._filled.length = length + len(rows)
 
     def _move(self, sources: Int64s, start: int, moves: Moves | None) -> None:
@@ -276,12 +215,21 @@ class KVCache(Cache):
                 on[device] = placed(sources, device)
             block.move(on[device], start)
 
+    def mark(self) -> None:
+        """Take a snapshot of the recurrent states, to go back to."""
+        self.states.mark(self.length)
+
+    def nearest(self, length: int) -> int:
+        """The most tokens, up to `length`, that the cache can go back to: fewer only with recurrent layers."""
+        return self.states.nearest(self.length, length)
+
     def can_rewind(self, length: int) -> bool:
-        """Whether exactly the first `length` tokens can be kept: always, unless the cache holds fewer."""
-        return 0 <= length <= self.length
+        """Whether exactly the first `length` tokens can be kept."""
+        return 0 <= length <= self.length and self.nearest(length) == length
 
     def rewind(self, length: int) -> None:
-        """Forget all tokens from `length` on; modifies the cache. Raises ValueError if it holds fewer."""
+        """Forget all tokens from `length` on. Raises ValueError unless `can_rewind`."""
         if not self.can_rewind(length):
             raise ValueError(f"cannot rewind to {length} tokens: the KV cache holds {self.length}")
+        self.states.rewind(self.length, length)
         self._filled.length = length

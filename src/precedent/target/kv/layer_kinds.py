@@ -15,6 +15,12 @@ SLIDING_ATTENTION = "sliding_attention"
 REWINDABLE = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, "chunked_attention"})
 """Attention that can be rewound to any earlier token: all keys and values are kept, and masks hide the rest."""
 
+RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+"""Layers with a state that follows the tree (`target.recurrent`), some beside attention."""
+
+WITH_KEYS = REWINDABLE | {"hybrid", "hybrid_sliding"}
+"""Layers that keep keys and values."""
+
 WITHOUT_ATTENTION = frozenset({"dummy", "moe", "mlp"})
 """Layers that store nothing, or read what another layer stores."""
 
@@ -30,6 +36,12 @@ BY_INDEX = {
 MISFITS = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, AssertionError)
 """Errors of a forward that does not work with our KV cache or masks."""
 
+LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions", "max_seq_len", "seq_length")
+"""Names that configs give to the longest sequence."""
+
+UNLIMITED = 1 << 30
+"""Tokens of a model whose config names no longest sequence: Mamba, for example."""
+
 LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "dynamic"})
 """Rotary embeddings that change the frequencies of all tokens once a forward exceeds their training length."""
 
@@ -37,19 +49,37 @@ LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "dynamic"})
 def check_supported(config: Any) -> None:
     """Raise UnsupportedError, naming the layer kind, if a model's layers cannot be rewound to any earlier token."""
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
-    text = config.get_text_config()
-    others = sorted(attention_kinds(text) - REWINDABLE) or (["recurrent"] if _is_recurrent(text) else [])
+        raise UnsupportedError(
+            f"{config.model_type} is an encoder-decoder model, which only Engine and PrecedentLLM take"
+        )
+    text, kinds = _layers_of(config)
+    others = sorted(kinds - REWINDABLE - RECURRENT)
+    if not others and not is_recurrent(text) and _is_stateful(text):
+        others = ["recurrent"]
     if others:
         raise UnsupportedError(
             f"{text.model_type} has {', '.join(others)} layers, which cannot be rewound after a rejected draft; "
-            "give a model with full or sliding-window attention in every layer"
+            "give a model of another kind (docs/reference/models.md lists those that work)"
         )
-    for marker, reason in BY_INDEX.items():
-        if marker == text.model_type or getattr(text, marker, None):
-            raise UnsupportedError(
-                f"{text.model_type} {reason}, so it cannot score a candidate tree; give a model with position ids"
-            )
+
+
+def _layers_of(config: Any) -> tuple[Any, set[str]]:
+    """The text model's config and its kinds of layers. Raises UnsupportedError for a config that does not tell."""
+    try:
+        text = config.get_text_config()
+        return text, attention_kinds(text)
+    except (AttributeError, ValueError) as error:
+        reason = f"{error}".splitlines()[0].rstrip(".")
+        raise UnsupportedError(
+            f"{config.model_type} does not say which layers its text model has ({reason})"
+        ) from error
+
+
+def why_only_chains(config: Any) -> str | None:
+    """Why a text model can follow one path of tokens, but no tree, as far as its config tells."""
+    return next(
+        (why for marker, why in BY_INDEX.items() if marker == config.model_type or getattr(config, marker, None)), None
+    )
 
 
 def attention_kinds(config: Any) -> set[str]:
@@ -58,13 +88,19 @@ def attention_kinds(config: Any) -> set[str]:
     return set(kinds) - WITHOUT_ATTENTION
 
 
+def is_recurrent(config: Any) -> bool:
+    """Whether some layers of a text model have a state instead of keys and values, or beside them."""
+    return not attention_kinds(config).isdisjoint(RECURRENT)
+
+
 def context_length(config: Any) -> int:
     """Longest sequence that a text model serves, in tokens.
 
     If rotary frequencies switch at some length, that length is the limit. Beyond it a forward over a tree would differ
     from plain decoding, and keys computed before the switch would differ from those of a fresh prefill.
     """
-    longest = int(config.max_position_embeddings)
+    named = (getattr(config, name, None) for name in LENGTHS)
+    longest = next((int(length) for length in named if isinstance(length, int) and length > 0), UNLIMITED)
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *(each for each in rope.values() if isinstance(each, dict))):
         if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
@@ -72,7 +108,7 @@ def context_length(config: Any) -> int:
     return longest
 
 
-def _is_recurrent(config: Any) -> bool:
-    """Whether the model class declares state that is not a KV cache (RWKV, xLSTM)."""
+def _is_stateful(config: Any) -> bool:
+    """Whether the model class declares state that is not in transformers' cache (RWKV, xLSTM)."""
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return bool(getattr(model_class, "_is_stateful", False))

@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache
 
 from precedent.runtime.placing import placed
 from precedent.target.kv.cache import KVCache, KVLayer
+from precedent.target.kv.no_states import NoStates
 from precedent.tree import CandidateTree
 
 
@@ -63,7 +64,7 @@ def tree_rows(kv: KVCache, pending: int, tree: CandidateTree) -> Rows:
     return Rows(kv, (pending, *tree.token_ids), depths, ancestors)
 
 
-class PackedKV(Cache):
+class PackedKV(NoStates, Cache):
     """The KV caches of several sequences behind transformers' interface, for one forward.
 
     `update` returns only the new rows; `layers_of` tells the attention function which layer they belong to.

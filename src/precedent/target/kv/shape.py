@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from precedent.target.kv.no_states import NoStates
+from precedent.target.kv.states import MOST_SNAPSHOTS, Key, StateShape
+
 BUCKET = 256
 """Buffers hold a multiple of this many tokens, so that a growing answer rarely reallocates."""
 
@@ -18,6 +21,9 @@ GROWTH_SHARE = 8
 
 BLOCK_LAYERS = 8
 """The most layers that share a buffer."""
+
+STATES_HELD = MOST_SNAPSHOTS + 3
+"""States of a sequence at most: snapshots, the present one, the one before the last step, and one in the making."""
 
 
 def capacity_for(num_tokens: int) -> int:
@@ -45,9 +51,15 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The shapes of all layers; None for a layer without its own keys and values."""
+    """The shapes of all layers; None for a layer without its own keys and values.
+
+    `states` are those of the recurrent layers. A forward keeps `kept_bytes` of each row's inputs until its path is
+    known.
+    """
 
     layers: tuple[LayerShape | None, ...]
+    states: tuple[tuple[Key, StateShape], ...] = ()
+    kept_bytes: int = 0
 
     @property
     def blocks(self) -> list[tuple[LayerShape | None, int]]:
@@ -65,11 +77,16 @@ class KVShape:
         return sum(shape.row_bytes for shape in self.layers if shape is not None)
 
     def nbytes(self, num_tokens: int) -> int:
-        """Bytes of a cache for `num_tokens` tokens, rounding included."""
-        return capacity_for(num_tokens) * self.row_bytes
+        """Bytes of a cache for `num_tokens` tokens, rounding included, with all states that it may hold."""
+        return capacity_for(num_tokens) * self.row_bytes + STATES_HELD * self.state_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of all recurrent layers."""
+        return sum(shape.nbytes for _, shape in self.states)
 
 
-class ShapeObserver(Cache):
+class ShapeObserver(NoStates, Cache):
     """Takes the KV cache's place in a model's first forward and records what each layer would store."""
 
     def __init__(self, num_layers: int) -> None:

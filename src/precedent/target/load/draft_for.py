@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from precedent.errors import UnsupportedError
+from precedent.target.encoder_decoder.opening import target_of
 from precedent.target.load.first_layers import exits_early
 from precedent.target.model import TargetModel
 
@@ -24,7 +25,12 @@ def draft_for(target: TargetModel, model: PreTrainedModel | None) -> tuple[Targe
     """
     if model is None:
         return None, False
-    draft = TargetModel(model)
+    draft = target_of(model)
+    if draft.encodes_prompt and not target.encodes_prompt:
+        raise UnsupportedError(
+            f"the encoder-decoder model {model.config.model_type} drafts only for a target of its kind: give a "
+            "decoder-only draft model"
+        )
     early = exits_early(draft, target)
     if target.static is not None and not early and draft.device.type == target.device.type:
         try:

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -21,7 +22,7 @@ from transformers import (
 
 from precedent.errors import ConfigError, ModelLoadError
 from precedent.runtime.plain_values import first_line
-from precedent.target.kv.layer_kinds import check_supported
+from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
 from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
 from precedent.target.load.gguf import read_config, read_tokenizer
 from precedent.target.load.packaged import DEMO_TARGET
@@ -54,7 +55,7 @@ def load_target(
     model_kwargs: Mapping[str, Any] | None = None,
     num_processes: int = 1,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal language model and its tokenizer from a Hugging Face id, a folder, a GGUF file or `DEMO_TARGET`.
+    """Load a language model and its tokenizer from a Hugging Face id, a folder, a GGUF file or `DEMO_TARGET`.
 
     `device` None is cuda if available, else cpu; "auto" spreads the layers over all devices. `dtype` None or "auto"
     keeps the dtype in which the weights are stored. `model_kwargs` go to transformers' `from_pretrained` unchanged
@@ -109,7 +110,7 @@ def load_draft(
     if not isinstance(spec, str | Path):
         if device is not None:
             raise ConfigError(f"draft_device={device!r} cannot be set for a model object: move the model there first")
-        check_supported(spec.config)
+        check_loadable(spec.config)
         return _with_width(spec, _width(target))
     place = target.device if device is None else _device(device, "draft_device")
     if str(spec).startswith(FIRST_LAYERS):
@@ -147,12 +148,13 @@ def _load_model(
     where = {name: placed[name] for name in WHERE_FROM if name in placed}
     with explained(source, "the model"):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
-        check_supported(config)
+        check_loadable(config, divided=SETTING in placed)
         if SETTING in placed:
             check_divisible(config, placed)
         if getattr(config, "quantization_config", None) or "quantization_config" in placed:
             placed.setdefault("device_map", {"": device})  # quantised weights load in place and are never moved
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
+        loaded: Any = auto.from_pretrained(
             source, dtype=dtype, trust_remote_code=False, output_loading_info=True, **placed
         )
     model, report = loaded

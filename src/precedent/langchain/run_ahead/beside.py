@@ -1,0 +1,137 @@
+"""What stands beside this middleware in its agent, and which of it might keep a call from being made.
+
+`create_agent` tells a middleware nothing about the others, so they are read from its frame while it puts the agent
+together (decision 0038). Whatever might block a call must be known to be harmless, or be declared so by its user.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain.agents import factory
+from langchain.agents import middleware as langchains
+from langchain.agents.middleware import AgentMiddleware, HumanInTheLoopMiddleware, ToolCallLimitMiddleware
+
+from precedent.errors import UnsupportedError
+from precedent.langchain.middleware import SpeculationMiddleware
+
+_LANGCHAINS = (
+    "ContextEditingMiddleware",
+    "ModelCallLimitMiddleware",
+    "ModelFallbackMiddleware",
+    "ModelRetryMiddleware",
+    "TodoListMiddleware",
+    "ToolErrorMiddleware",
+    "ToolRetryMiddleware",
+)
+HARMLESS = (SpeculationMiddleware, *(getattr(langchains, name) for name in _LANGCHAINS if hasattr(langchains, name)))
+"""Middleware that lets every tool call through. Exactly these classes: a subclass may do anything."""
+
+TOOL_HOOKS = ("wrap_tool_call", "awrap_tool_call", "after_model", "aafter_model")
+"""Hooks between the model's answer and the tool: each could keep a call from being made."""
+
+MODEL_HOOKS = ("wrap_model_call", "awrap_model_call")
+"""Hooks that could take a tool away from the model, where they stand behind this middleware."""
+
+Harmless = Sequence[AgentMiddleware[Any, Any, Any] | type]
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """What `create_agent` was given: the middleware in its order, and the nodes that it stops before or after."""
+
+    middleware: tuple[AgentMiddleware[Any, Any, Any], ...]
+    interrupts: bool
+
+
+def agent_under_construction() -> Agent | None:
+    """The agent that a caller up the stack is putting together with `create_agent`; None if there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is factory.create_agent.__code__:
+            given: Mapping[str, Any] = frame.f_locals
+            stops = bool(given.get("interrupt_before") or given.get("interrupt_after"))
+            return Agent(tuple(given["middleware"]), stops)
+        frame = frame.f_back  # type: ignore[assignment]  # the outermost frame has no caller
+    return None
+
+
+def might_block(agent: Agent, own: AgentMiddleware[Any, Any, Any], harmless: Harmless) -> Iterator[str]:
+    """Why no tool of the agent may run ahead, a reason each."""
+    if agent.interrupts:
+        yield "the agent stops at interrupt_before or interrupt_after, where somebody may decide about its calls"
+    behind = False
+    for one in agent.middleware:
+        behind = behind or one is own
+        if one is own or type(one) in (*HARMLESS, HumanInTheLoopMiddleware, ToolCallLimitMiddleware):
+            continue
+        hooks = [hook for hook in (*TOOL_HOOKS, *(MODEL_HOOKS if behind else ())) if _overrides(one, hook)]
+        if hooks and not any(one is each or type(one) is each for each in harmless):
+            yield (
+                f"{one.name} has {hooks[0]} and might block a call: if it never does, say harmless=[{one.name}]"
+                + (", or list it before RunAheadMiddleware" if hooks[0] in MODEL_HOOKS else "")
+            )
+
+
+def _overrides(middleware: AgentMiddleware[Any, Any, Any], hook: str) -> bool:
+    return getattr(type(middleware), hook) is not getattr(AgentMiddleware, hook)
+
+
+def under_approval(agent: Agent, name: str) -> bool:
+    """Whether a person decides about the tool's calls."""
+    asking = [one for one in agent.middleware if isinstance(one, HumanInTheLoopMiddleware)]
+    return any(one.interrupt_on.get(name) for one in asking)
+
+
+def over_limit(agent: Agent, name: str, state: Mapping[str, Any], made: Sequence[str]) -> bool:
+    """Whether a call limit might block one more call of the tool, after the calls `made` in this answer."""
+    limits = [one for one in agent.middleware if isinstance(one, ToolCallLimitMiddleware)]
+    return any(_exceeds(limit, state, made) for limit in limits if limit.tool_name in (None, name))
+
+
+def _exceeds(limit: ToolCallLimitMiddleware[Any, Any], state: Mapping[str, Any], made: Sequence[str]) -> bool:
+    more = sum(limit.tool_name in (None, name) for name in made) + 1
+    for most, key in ((limit.thread_limit, "thread_tool_call_count"), (limit.run_limit, "run_tool_call_count")):
+        if most is not None and state.get(key, {}).get(limit.tool_name or "__all__", 0) + more > most:
+            return True
+    return False
+
+
+class bound_to_its_agent:  # a decorator
+    """A hook that gets the `Agent` as its first argument: `create_agent` takes it, and it is bound to that agent.
+
+    Outside of `create_agent` nothing says what might block a call, so the hook raises UnsupportedError when called.
+    """
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+        self.__doc__ = hook.__doc__
+
+    def __get__(self, own: Any, kind: type | None = None) -> Any:
+        if own is None:
+            return self
+        agent = agent_under_construction()
+        if inspect.iscoroutinefunction(self._hook):
+
+            async def abound(*arguments: Any) -> Any:
+                return await self._hook(own, _known(agent), *arguments)
+
+            return abound
+
+        def bound(*arguments: Any) -> Any:
+            return self._hook(own, _known(agent), *arguments)
+
+        return bound
+
+
+def _known(agent: Agent | None) -> Agent:
+    if agent is None:
+        raise UnsupportedError(
+            "RunAheadMiddleware does not know its agent: give it to langchain's create_agent(middleware=[…]), "
+            "where it sees what else might block a call"
+        )
+    return agent

@@ -1,0 +1,59 @@
+"""Loads what a server holds, and closes it in the right order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+
+from precedent.cache import SpeculationCache
+from precedent.cache.following import Following
+from precedent.cache.store.store_url import Place
+from precedent.engine.engine import Engine
+from precedent.engine.options import EngineOptions
+from precedent.errors import ConfigError
+from precedent.server.keys import KeyFile
+from precedent.server.serving import Served, Serving
+from precedent.server.settings import ServerLimits
+
+
+def named_models(entries: Iterable[str]) -> dict[str, str]:
+    """Targets by name, of NAME=TARGET. Raises ConfigError for an entry without a name, and for a name twice."""
+    found = dict[str, str]()
+    for entry in entries:
+        name, sign, source = entry.partition("=")
+        if not (name and sign and source):
+            raise ConfigError(f"--model {entry!r} must be NAME=TARGET")
+        if name in found:
+            raise ConfigError(f"--model {name!r} is given twice")
+        found[name] = source
+    return found
+
+
+@contextmanager
+def opened(
+    models: Mapping[str, str],
+    options: EngineOptions,
+    limits: ServerLimits,
+    *,
+    cache: Place | None = None,
+    keys: KeyFile | None = None,
+    kept_steps: int = 0,
+    loading: Callable[[str], object] = lambda target: None,
+) -> Iterator[Serving]:
+    """Models by name on engines of these options, over one cache that follows its store; all closed at the end.
+
+    `loading` is told each target before it is loaded. Raises what `Engine.load` and `SpeculationCache.open` do.
+    """
+    with ExitStack() as held:
+        following = None
+        if cache is not None:
+            shared = held.enter_context(SpeculationCache.open(cache, embedder=options.embedder))
+            following = held.enter_context(Following(shared))
+            options = dataclasses.replace(options, cache=shared, embedder=None)
+        served = {}
+        for name, target in models.items():
+            loading(target)
+            engine = held.enter_context(closing(Engine.load(target, options)))
+            served[name] = Served.of(name, engine, kept_steps=kept_steps)
+        yield held.enter_context(closing(Serving(served, limits, keys, following)))

@@ -1,0 +1,149 @@
+"""Tries every causal-LM architecture of transformers as a target model: tiny, with random weights.
+
+Each one that works is compared with plain forwards of an untouched copy, along every path of random trees.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from precedent.errors import UnsupportedError
+from precedent.runtime.plain_values import first_line
+from precedent.target import Slot, TargetModel
+from precedent.target.kv.layer_kinds import check_supported
+from precedent.target.recurrent.adapters import rebound
+from precedent.testing.tiny_configs import tiny_config
+from precedent.tree import ROOT, CandidateTree, TreeBuilder
+
+WORKS, CHAINS, REFUSED, CRASHED = "works", "works on chains", "refused", "crashed"
+
+EXACT, IN_FLOAT32 = 1e-9, 1e-5
+"""Accepted relative distances: of modules that compute in float64, and of those with float32 inside."""
+
+DELTA_RULES = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
+"""Functions of transformers whose dtype can be replaced from outside."""
+
+ONLY_FLOAT32 = frozenset({"inkling2_text", "xglm", "xlnet"})
+"""Models that do not run in float64."""
+
+MOST_PARAMETERS = 20_000_000
+
+NUM_PROMPT, NUM_NODES, NUM_STEPS = 41, 8, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one architecture: a verdict, the reason unless it works, and its distance from plain forwards."""
+
+    model_type: str
+    verdict: str
+    reason: str = ""
+    distance: float = 0.0
+
+
+def try_architecture(model_type: str) -> Outcome:
+    """Build a tiny model, make it a target and compare; never raises what the architecture is to blame for."""
+    try:
+        check_supported(config_class_of(model_type)())
+        model, plain = tiny_model(model_type), in_float64(tiny_model(model_type))
+    except UnsupportedError as refusal:
+        return Outcome(model_type, REFUSED, str(refusal))
+    except Exception as error:  # nothing of ours has run yet
+        return Outcome(model_type, REFUSED, f"transformers cannot build a tiny one here ({_line(error)})")
+    try:
+        target = TargetModel(model)
+        distance = compare(target, plain)
+    except UnsupportedError as refusal:
+        return Outcome(model_type, REFUSED, str(refusal))
+    except Exception as error:
+        return Outcome(model_type, CRASHED, _line(error))
+    if distance > IN_FLOAT32:
+        return Outcome(model_type, CRASHED, f"its trees are {distance:.1g} off plain forwards", distance)
+    return Outcome(model_type, CHAINS if target.one_path else WORKS, target.runner.only_chains or "", distance)
+
+
+def config_class_of(model_type: str) -> type[PreTrainedConfig]:
+    """The config class of a causal LM."""
+    return next(each for each in MODEL_FOR_CAUSAL_LM_MAPPING if each.model_type == model_type)
+
+
+def tiny_model(model_type: str) -> PreTrainedModel:
+    """A random model in float64; the same one each time."""
+    config: Any = tiny_config(config_class_of(model_type))
+    for part in (config, config.get_text_config()):
+        part.is_decoder = True
+        part._experts_implementation = "eager"  # the only implementation that computes in float64
+    with torch.device("meta"):
+        size = AutoModelForCausalLM.from_config(config).num_parameters()
+    if size > MOST_PARAMETERS:
+        raise ValueError(f"its tiny config has {size} parameters: testing/tiny_configs.py must know its sizes")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        dtype = torch.float32 if model_type in ONLY_FLOAT32 else torch.float64
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        with torch.no_grad():
+            for parameter in model.parameters():  # transformers' spread of 0.02 is too flat to tell positions apart
+                if parameter.dim() > 1 and parameter.is_floating_point():
+                    parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+    model.eval()
+    return model
+
+
+def in_float64(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, with the gated delta rules of transformers in float64 too, where they name float32 themselves."""
+    for module in model.modules():
+        forward = type(module).forward
+        found = getattr(inspect.unwrap(forward), "__globals__", {})
+        rules = {name: rebound(found[name], {"torch": _Float64()}) for name in DELTA_RULES if name in found}
+        if rules:
+            module.forward = MethodType(rebound(forward, rules), module)
+    return model
+
+
+class _Float64:
+    """torch, where float32 is float64."""
+
+    float32 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+@torch.inference_mode()
+def compare(target: TargetModel, plain: PreTrainedModel) -> float:
+    """The largest relative distance at any node of random trees, and after their commits, from plain forwards."""
+    choose, slot, worst = random.Random(0), target.new_slot(), 0.0
+    target.prefill(slot, [choose.randrange(250) for _ in range(NUM_PROMPT)], chunk=NUM_PROMPT // 2)
+    for _ in range(NUM_STEPS):
+        tree = _tree(choose, only_chains=target.one_path)
+        (scored,) = target.score([(slot, tree)])
+        worst = max(worst, *(_distance(plain, slot, tree, node, scored) for node in (ROOT, *range(len(tree)))))
+        target.commit(slot, tree, tree.path_to(choose.randrange(len(tree))), choose.randrange(250))
+    return worst
+
+
+def _distance(plain: PreTrainedModel, slot: Slot, tree: CandidateTree, node: int, scored: Tensor) -> float:
+    text: Sequence[int] = [*slot.token_ids, slot.pending, *tree.tokens_to(node)]
+    expected = plain(torch.tensor([text]), use_cache=False).logits[0, -1]
+    return float((scored[node + 1] - expected).norm() / (expected - expected.mean()).norm())
+
+
+def _tree(choose: random.Random, *, only_chains: bool) -> CandidateTree:
+    builder, nodes = TreeBuilder(), [ROOT]
+    for _ in range(NUM_NODES):
+        parent = nodes[-1] if only_chains else choose.choice(nodes)
+        nodes.append(builder.add_fixed(parent, choose.randrange(250), "sweep"))
+    return builder.build()

@@ -1,0 +1,303 @@
+"""Which tools run ahead: those on the list, of those the ones that fit, and in which company."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Annotated, Any, Optional
+
+import pytest
+from helpers.scripted_agents import Desk, ScriptedChat, call, calls, script, transcript
+from langchain.agents import create_agent
+from langchain.agents.middleware import (
+    AgentMiddleware,
+    HumanInTheLoopMiddleware,
+    ModelCallLimitMiddleware,
+    TodoListMiddleware,
+    ToolCallLimitMiddleware,
+    ToolRetryMiddleware,
+    wrap_model_call,
+    wrap_tool_call,
+)
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, StructuredTool, tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.prebuilt import InjectedState, InjectedStore, ToolRuntime
+from langgraph.types import Command
+
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.langchain import RunAheadMiddleware, read_only
+
+W7 = call("look_up", order="W7")
+ASKED = {"messages": [HumanMessage("where is W7?")]}
+ANSWER = script(calls(W7), AIMessage("It is open."))
+
+
+def run(ahead: RunAheadMiddleware, tools: list[Any], *others: Any, asked: Any = ASKED, **options: Any) -> Any:
+    """An agent's run with this middleware last."""
+    agent = create_agent(ScriptedChat(answer=ANSWER), tools, middleware=[*others, ahead], **options)
+    return agent.invoke(asked, {"configurable": {"thread_id": "1"}})
+
+
+def predicting(allow: Any = (), **settings: Any) -> RunAheadMiddleware:
+    """The middleware with a predictor that knows the script's first answer."""
+    return RunAheadMiddleware(allow, predict=lambda state: [W7] if len(state["messages"]) == 1 else [], **settings)
+
+
+def started(ahead: RunAheadMiddleware) -> int:
+    return ahead.ledger.counts.started
+
+
+def test_only_a_tool_on_the_list_runs_ahead() -> None:
+    tools = Desk().tools()
+    listed, other = predicting([tools["look_up"]]), predicting([tools["customer"]])
+    for ahead in (listed, other):
+        run(ahead, list(tools.values()))
+    assert (started(listed), started(other)) == (1, 0)
+
+
+def test_a_tool_is_listed_by_its_name_too() -> None:
+    ahead = predicting(["look_up"])
+    run(ahead, list(Desk().tools().values()))
+    assert started(ahead) == 1
+
+
+def test_another_tool_of_a_listed_one_s_name_is_not_on_the_list() -> None:
+    ahead = predicting([Desk().tools()["look_up"]])
+    run(ahead, list(Desk().tools().values()))
+    assert started(ahead) == 0
+
+
+def test_what_is_no_tool_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is no tool"):
+        RunAheadMiddleware([7])  # type: ignore[list-item]
+
+
+@read_only
+@tool
+def above(order: str) -> str:
+    """Look up."""
+    return order
+
+
+@tool
+@read_only
+def below(order: str) -> str:
+    """Look up."""
+    return order
+
+
+@read_only(arguments_from_tools=True)
+@tool
+def open_to_tools(order: str) -> str:
+    """Look up."""
+    return order
+
+
+@read_only
+class OwnClass(BaseTool):
+    """A tool of one's own class."""
+
+    name: str = "own_class"
+    description: str = "Look up."
+
+    def _run(self, order: str) -> str:
+        return order
+
+
+@pytest.mark.parametrize("marked", [above, below, open_to_tools, OwnClass()], ids=lambda one: one.name)
+def test_the_decorator_puts_a_tool_on_the_list(marked: BaseTool) -> None:
+    wanted = call(marked.name, order="W7")
+    ahead = RunAheadMiddleware(predict=lambda state: [wanted])
+    model = ScriptedChat(answer=script(calls(wanted), AIMessage("done")))
+    create_agent(model, [marked], middleware=[ahead]).invoke(ASKED)
+    assert ahead.ledger.counts.used == 1
+
+
+def test_a_tool_without_a_function_cannot_be_decorated() -> None:
+    class Plain(BaseTool):
+        name: str = "plain"
+        description: str = "Look up."
+
+        def _run(self, order: str) -> str:
+            return order
+
+    with pytest.raises(ConfigError, match="allow="):
+        read_only(Plain())
+
+
+@pytest.mark.parametrize("key", ["readOnlyHint", "read_only_hint"])
+def test_an_mcp_server_s_hint_counts_only_where_hints_are_trusted(key: str) -> None:
+    hinted = StructuredTool.from_function(Desk().look_up, metadata={key: True})
+    careful, trusting = predicting(), predicting(trust_hints=True)
+    for ahead in (careful, trusting):
+        run(ahead, [hinted])
+    assert (started(careful), started(trusting)) == (0, 1)
+
+
+def test_a_server_cannot_pass_its_hint_for_the_decorator() -> None:
+    keys = ("precedent_read_only", "__precedent_read_only__", "READ_ONLY")
+    ahead = predicting()
+    run(ahead, [StructuredTool.from_function(Desk().look_up, metadata=dict.fromkeys(keys, True))])
+    assert started(ahead) == 0
+
+
+def with_state(order: str, state: Annotated[dict, InjectedState]) -> str: ...
+def with_field(order: str, who: Annotated[str, InjectedState("who")]) -> str: ...
+def with_store(order: str, store: Annotated[Any, InjectedStore()]) -> str: ...
+def with_runtime(order: str, runtime: ToolRuntime) -> str: ...
+def with_runtime_of(order: str, runtime: ToolRuntime[dict, dict]) -> str: ...
+def with_maybe(order: str, runtime: ToolRuntime | None = None) -> str: ...
+def with_optional(order: str, state: Optional[Annotated[dict, InjectedState]] = None) -> str: ...  # noqa: UP045
+def with_nested(order: str, state: Annotated[Annotated[dict, "all of it"], "state", InjectedState()]) -> str: ...
+def with_deep(order: str, state: list[Annotated[dict, InjectedState]] | None = None) -> str: ...
+def with_call_id(order: str, number: Annotated[str, InjectedToolCallId]) -> str: ...
+def with_own(order: str, secret: Annotated[str, InjectedToolArg]) -> str: ...
+def to_command(order: str) -> Command: ...
+def to_commands(order: str) -> str | Command[Any]: ...
+def to_list(order: str) -> list[Command]: ...
+
+
+UNFIT = [
+    with_state, with_field, with_store, with_runtime, with_runtime_of, with_maybe, with_optional, with_nested,
+    with_deep, with_call_id, with_own, to_command, to_commands, to_list,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", UNFIT, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("wrapped", [lambda one: one, functools.partial], ids=["plain", "partial"])
+def test_a_tool_that_takes_more_than_arguments_or_commands_is_refused_by_name(
+    function: Callable[..., Any], wrapped: Callable[..., Any]
+) -> None:
+    made = StructuredTool.from_function(function, name=function.__name__, description="A tool.")
+    made.func = wrapped(function)
+    with pytest.raises(UnsupportedError, match=function.__name__):
+        RunAheadMiddleware([made])
+
+
+def test_a_tool_that_returns_directly_is_refused_by_name() -> None:
+    made = StructuredTool.from_function(Desk().look_up, return_direct=True)
+    with pytest.raises(UnsupportedError, match=r"look_up.*directly"):
+        RunAheadMiddleware([made])
+
+
+def test_a_schema_of_its_own_does_not_hide_what_the_function_takes() -> None:
+    schema = Desk().tools()["look_up"].args_schema
+    made = StructuredTool.from_function(with_runtime, name="hiding", description="A tool.", args_schema=schema)
+    with pytest.raises(UnsupportedError, match="hiding"):
+        RunAheadMiddleware([made])
+
+
+def test_a_tool_that_is_listed_by_its_name_is_refused_when_it_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+    def look_up(order: str, state: Annotated[dict, InjectedState]) -> str:
+        """Look up."""
+        return f"{order} of {len(state['messages'])}"
+
+    ahead = predicting(["look_up"])
+    with caplog.at_level(logging.WARNING):
+        run(ahead, [look_up])
+    assert started(ahead) == 0
+    assert "'look_up'" in caplog.text
+    assert "look_up" in ahead.refused
+
+
+@pytest.mark.parametrize("mode", ["batched", "per_call"])
+def test_a_tool_under_human_approval_does_not_run_ahead(mode: Any) -> None:
+    desk = Desk()
+    ahead = predicting(["look_up"])
+    asking = HumanInTheLoopMiddleware({"look_up": True}, interrupt_mode=mode)
+    found = run(ahead, list(desk.tools().values()), asking, checkpointer=InMemorySaver())
+    assert found["__interrupt__"]
+    assert (started(ahead), desk.read) == (0, [])
+    assert "person" in ahead.refused["look_up"]
+
+
+def test_approval_of_another_tool_is_no_hindrance() -> None:
+    ahead = predicting(["look_up"])
+    asking = HumanInTheLoopMiddleware({"change": True})
+    run(ahead, list(Desk().tools().values()), asking, checkpointer=InMemorySaver())
+    assert started(ahead) == 1
+
+
+@pytest.mark.parametrize("stop", [{"interrupt_before": ["tools"]}, {"interrupt_after": ["model"]}])
+def test_nothing_runs_ahead_in_a_graph_that_stops_for_somebody(stop: dict[str, Any]) -> None:
+    desk, ahead = Desk(), predicting(["look_up"])
+    run(ahead, list(desk.tools().values()), checkpointer=InMemorySaver(), **stop)
+    assert (started(ahead), desk.read) == (0, [])
+
+
+@wrap_tool_call
+def guard(request: Any, handler: Any) -> Any:
+    """Might block."""
+    return handler(request)
+
+
+@wrap_model_call
+def without_tools(request: Any, handler: Any) -> Any:
+    """Takes a tool away."""
+    return handler(request.override(tools=[one for one in request.tools if one.name != "look_up"]))
+
+
+class AfterModel(AgentMiddleware):
+    """Might block."""
+
+    def after_model(self, state: Any, runtime: Any) -> None:
+        return None
+
+
+class LaxRetry(ToolRetryMiddleware):
+    """May do anything, whatever it is derived from."""
+
+
+@pytest.mark.parametrize("other", [guard, AfterModel(), LaxRetry()], ids=["wrap_tool_call", "after_model", "subclass"])
+def test_nothing_runs_ahead_beside_middleware_that_might_block_a_call(other: Any) -> None:
+    careful, told = predicting(["look_up"]), predicting(["look_up"], harmless=[other])
+    for ahead in (careful, told):
+        run(ahead, list(Desk().tools().values()), other)
+    assert (started(careful), started(told)) == (0, 1)
+    assert other.name in careful.refused["*"]
+
+
+def test_a_class_is_harmless_for_all_its_instances() -> None:
+    ahead = predicting(["look_up"], harmless=[AfterModel])
+    run(ahead, list(Desk().tools().values()), AfterModel())
+    assert started(ahead) == 1
+
+
+def test_middleware_behind_that_may_take_the_tool_away_must_be_declared() -> None:
+    tools = list(Desk().tools().values())
+    before, behind = predicting(["look_up"]), predicting(["look_up"])
+    for ahead, order in ((before, [without_tools, before]), (behind, [behind, without_tools])):
+        create_agent(ScriptedChat(answer=script(AIMessage("no"))), tools, middleware=order).invoke(ASKED)
+        assert started(ahead) == 0
+    assert "before RunAheadMiddleware" in behind.refused["*"]
+    assert before.refused == {}
+
+
+@pytest.mark.parametrize(
+    "other", [ToolRetryMiddleware(), TodoListMiddleware(), ModelCallLimitMiddleware(run_limit=9)], ids=lambda o: o.name
+)
+def test_middleware_that_is_known_to_be_harmless_is_no_hindrance(other: Any) -> None:
+    ahead = predicting(["look_up"])
+    run(ahead, list(Desk().tools().values()), other)
+    assert ahead.ledger.counts.used == 1
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1, 1), (0, 0)])
+@pytest.mark.parametrize("of", ["look_up", None])
+def test_a_call_over_a_limit_does_not_run_ahead(limit: int, expected: int, of: str | None) -> None:
+    limits = ToolCallLimitMiddleware(tool_name=of, run_limit=limit)
+    desk, ahead = Desk(), predicting(["look_up"])
+    found = run(ahead, list(desk.tools().values()), limits)
+    without = create_agent(ScriptedChat(answer=ANSWER), list(Desk().tools().values()), middleware=[limits]).invoke(
+        ASKED
+    )
+    assert started(ahead) == expected
+    assert len(desk.read) == limit
+    assert transcript(found["messages"]) == transcript(without["messages"])
+
+
+def test_outside_of_create_agent_it_says_that_it_does_not_know_its_agent() -> None:
+    with pytest.raises(UnsupportedError, match="create_agent"):
+        predicting(["look_up"]).wrap_model_call(None, None)

@@ -1,0 +1,169 @@
+"""One replica without Ray: what it reads ahead, when it is healthy, whom it answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("precedent_ray.settings", reason="precedent-ray is not installed")
+from helpers.saved_models import saved
+
+from precedent.cache import SpeculationCache
+from precedent.cache.store.records import TenantStats
+from precedent.drafters.recall.tenant_memory import cost
+from precedent.engine.metrics import Pulse
+from precedent.errors import CacheError
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.store_contract import completion
+from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_ray.reading import read_ahead, worth_reading
+from precedent_ray.replica import Replica, StuckError
+from precedent_ray.scaling import QUEUE_SECONDS
+from precedent_ray.settings import Settings
+
+ASKED = {"model": "tiny", "prompt": "order 17: ", "max_tokens": 24, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("model"), tiny_causal_lm(scale=4.0))
+
+
+@pytest.fixture(autouse=True)
+def _quick_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precedent.cache.speculation_cache.resolve", lambda chosen: HashEmbedder())
+
+
+@pytest.fixture
+def settings(folder: Path, tmp_path: Path) -> Settings:
+    cache = str(tmp_path / "cache.db")
+    return Settings.of({"model": f"tiny={folder}", "cache": cache, "max_replicas": 1, "stuck_seconds": 9})
+
+
+@pytest.fixture
+def replica(settings: Settings) -> Iterator[Replica]:
+    with Replica(settings, "one") as running:
+        yield running
+
+
+def client(replica: Replica, **settings: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=replica.app(replica.metrics), raise_app_exceptions=False, **settings)
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
+
+
+async def recalled(replica: Replica) -> int:
+    answer = (await client(replica).post("/v1/completions", json=ASKED)).json()
+    return int(answer["speculation"]["accepted_by_source"].get("recall", 0))
+
+
+async def figure(replica: Replica, name: str) -> float:
+    lines = (await replica.metrics()).splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).rpartition(" ")[2])
+
+
+async def test_a_new_replica_drafts_from_the_shared_memory_at_its_first_request(settings: Settings) -> None:
+    with Replica(settings, "one") as first:
+        assert await recalled(first) == 0
+        assert await figure(first, "precedent:tenants_read_ahead") == 0
+    with Replica(settings, "two") as second:
+        assert await figure(second, "precedent:tenants_read_ahead") == 1
+        assert await figure(second, "precedent:completions_in_memory") == 1
+        assert await recalled(second) > 0
+
+
+async def test_what_is_forgotten_elsewhere_leaves_its_memory_without_a_request(settings: Settings) -> None:
+    with Replica(settings, "one") as first:
+        await recalled(first)
+    with Replica(settings, "two") as second:
+        following = second._serving.following
+        assert following is not None
+        following.close()  # here a test looks in its place
+        with SpeculationCache.open(settings.cache, embedder=HashEmbedder()) as elsewhere:
+            assert elsewhere.forget(tenant="default") == 1
+        following.look()
+        assert await figure(second, "precedent:completions_in_memory") == 0
+
+
+async def test_it_is_healthy_until_a_round_takes_too_long(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica.check_health()
+    (served,) = replica._serving.models.values()
+    for seconds, waits in ((8.9, 5.0), (9.1, 0.0)):
+        monkeypatch.setattr(served.engine, "pulse", partial(Pulse, seconds, waits))
+        assert replica.load() == {QUEUE_SECONDS: waits}
+        if seconds > 9:
+            with pytest.raises(StuckError, match=r"'tiny' is stuck: one round has taken 9 s"):
+                replica.check_health()
+        else:
+            replica.check_health()
+
+
+async def test_a_closed_engine_is_ill(replica: Replica) -> None:
+    (served,) = replica._serving.models.values()
+    served.engine.close()
+    with pytest.raises(StuckError, match="closed"):
+        replica.check_health()
+
+
+async def test_without_keys_another_machine_is_refused(replica: Replica) -> None:
+    """Whatever host it names."""
+    assert (await client(replica).get("/v1/models")).status_code == 200
+    refused = await client(replica, client=("203.0.113.9", 1234)).get("/v1/models")
+    assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+
+
+def test_tenants_that_saved_most_are_read_first_as_far_as_they_fit() -> None:
+    tenants = [TenantStats(name, 10, tokens, 0, 0, accepted, 0) for name, tokens, accepted in
+               (("new", 500, 0), ("busy", 300, 90), ("large", 9000, 50))]  # fmt: skip
+    assert list(worth_reading(tenants, 10**9)) == ["busy", "large", "new"]
+    assert list(worth_reading(tenants, cost(10, 300) + cost(10, 9000))) == ["busy", "large"]
+    assert list(worth_reading(tenants, cost(10, 299))) == []
+
+
+class Away:
+    """A cache whose store is away."""
+
+    max_index_bytes = 1
+
+    def stats(self) -> Any:
+        raise CacheError("the server is away")
+
+
+def test_a_store_that_is_away_keeps_no_replica_from_starting(caplog: pytest.LogCaptureFixture) -> None:
+    assert read_ahead([], Away(), 60) == 0  # type: ignore[arg-type]
+    assert "read with the first requests" in caplog.text
+
+
+class Recorded:
+    """An engine that notes which tenants it reads."""
+
+    def __init__(self) -> None:
+        self.recall, self.tenants = self, list[str]()
+
+    def read_ahead(self, tenant: str) -> None:
+        self.tenants.append(tenant)
+
+
+def test_reading_ends_in_time(tmp_path: Path) -> None:
+    ticks = iter([0.0, 5.0, 11.0])
+    with SpeculationCache.open(tmp_path / "cache", embedder=HashEmbedder()) as cache:
+        for number, tenant in enumerate(("a", "b", "c")):
+            cache.insert(completion(number, tenant=tenant))
+        engine = Recorded()
+        assert read_ahead([engine], cache, 10, clock=lambda: next(ticks)) == 1  # type: ignore[list-item]
+    assert engine.tenants == ["a"]
+
+
+def test_it_closes_from_another_thread(settings: Settings) -> None:
+    """Ray ends a replica on another thread than the one that made it."""
+    running = Replica(settings, "one").__enter__()
+    ending = threading.Thread(target=running.__exit__, args=(None, None, None))
+    ending.start()
+    ending.join()
+    with pytest.raises(StuckError):
+        running.check_health()
