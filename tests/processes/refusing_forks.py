@@ -35,6 +35,7 @@ def an_engine_refuses_in_a_fork(say: Say) -> None:
             "submit": lambda: engine.submit([1, 2], SamplingParams()),
             "metrics": engine.metrics,
             "watch_steps": lambda: engine.watch_steps(1),
+            "pulse": engine.pulse,
             "grammars": lambda: engine.grammars,
             "add_drafter": lambda: engine.add_drafter(object()),  # type: ignore[arg-type]
             "close": engine.close,
@@ -106,6 +107,7 @@ def a_cache_refuses_in_a_fork(say: Say) -> None:
         for cache in (on_disk, in_memory):
             calls: dict[str, Callable[[], Any]] = {
                 "warm_up": cache.warm_up,
+                "erase_gone": cache.erase_gone,
                 "recall": lambda cache=cache: cache.recall("order 8", tenant="default", tokenizer="tok"),
                 "insert": lambda cache=cache: cache.insert(new),
                 "since": lambda cache=cache: cache.since("default", "tok"),

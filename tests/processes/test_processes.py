@@ -99,7 +99,7 @@ def test_an_engine_that_was_made_before_a_fork_says_so_at_once(ran: Ran) -> None
     assert set(harmless.values()) == {"returned None"}
     of_generations = {name: outcomes.pop(name) for name in ("result", "iterate", "iterate async")}
     assert all(said.startswith(GENERATION) for said in of_generations.values()), of_generations
-    assert set(outcomes) == {"submit", "metrics", "watch_steps", "grammars", "add_drafter"}
+    assert set(outcomes) == {"submit", "metrics", "pulse", "watch_steps", "grammars", "add_drafter"}
     assert all(said.startswith(ENGINE) for said in outcomes.values()), outcomes
     assert not_called == [
         "check_process",
@@ -109,6 +109,7 @@ def test_an_engine_that_was_made_before_a_fork_says_so_at_once(ran: Ran) -> None
         "instead",
         "is_here",
         "load",
+        "recall",
         "refused_as",
     ]
     assert after == "hello", "the parent's goes on"
@@ -119,7 +120,7 @@ def test_a_cache_that_was_opened_before_a_fork_says_so_at_once(ran: Ran) -> None
     on_disk, in_memory, not_called = in_child(of_child)
     for outcomes in (on_disk, in_memory):
         assert outcomes.pop("close") == "returned None"
-        assert len(outcomes) == 18
+        assert len(outcomes) == 19
         assert all(said.startswith(CACHE) for said in outcomes.values()), outcomes
     assert not_called == ["check_process", "embedder", "instead", "is_here", "on_forget", "open", "refused_as"]
     assert records == [1, 1]

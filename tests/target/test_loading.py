@@ -13,7 +13,7 @@ import torch
 from helpers.saved_models import assert_one_clear_line, logits_of, saved
 from pytest_socket import SocketBlockedError
 from safetensors.torch import load_file, save_file
-from transformers import WhisperConfig
+from transformers import RwkvConfig, WhisperConfig
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.target import TargetModel
@@ -126,9 +126,9 @@ def test_an_encoder_decoder_that_reads_no_text_is_refused_by_name(tmp_path: Path
 
 
 def test_layers_that_cannot_be_rewound_are_refused_by_name(tmp_path: Path) -> None:
-    mixed = tiny_causal_lm("lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"])
-    with pytest.raises(UnsupportedError, match="lfm2 has conv layers"):
-        load_target(saved(tmp_path, mixed))
+    RwkvConfig(num_hidden_layers=1, hidden_size=8).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedError, match="rwkv has recurrent layers"):
+        load_target(tmp_path)
 
 
 def test_sliding_windows_are_loaded(tmp_path: Path) -> None:

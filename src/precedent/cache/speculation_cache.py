@@ -260,6 +260,7 @@ class SpeculationCache(OfOneProcess):
 
     def erase_gone(self) -> None:
         """Erase from memory what any process has forgotten or evicted. Raises CacheError; then call it again."""
+        self.check_process()
         self._index.erase_gone()
         with self._vectors_lock:
             self._vectors.clear()
