@@ -15,7 +15,7 @@ from precedent.testing import sweep
 from precedent.testing.sweep import Outcome, try_architecture
 from precedent.testing.tiny_configs import causal_lm_types
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
 
 def test_it_says_what_works_and_why_others_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
