@@ -179,32 +179,8 @@ def test_branches_of_a_graph_have_results_of_their_own(way: str) -> None:
         assert not any(f'"W{other + 1}"' in part for other in range(3) if other != number)
 
 
-async def test_a_cancelled_run_stops_what_ran_ahead() -> None:
-    running, stopped = asyncio.Event(), asyncio.Event()
-
-    @tool
-    async def look_up(order: str) -> str:
-        """Look up."""
-        running.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            stopped.set()
-            raise
-        return order
-
-    ahead = RunAheadMiddleware([look_up], predict=lambda state: [call("look_up", order="W1")])
-    model = ScriptedChat(answer=script(calls(call("look_up", order="W1")), AIMessage("ok")))
-    task = asyncio.create_task(create_agent(model, [look_up], middleware=[ahead]).ainvoke(asked("W1")))
-    await running.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await asyncio.wait_for(stopped.wait(), 30)
-    assert ahead.ledger.counts.used == 0
-
-
-async def test_what_nobody_asked_for_is_stopped_at_the_end_of_the_run() -> None:
+def hanging() -> tuple[asyncio.Event, asyncio.Event, Any]:
+    """A tool that ends only by being cancelled, behind the events that say it runs and has stopped."""
     running, stopped = asyncio.Event(), asyncio.Event()
 
     @tool
@@ -217,6 +193,24 @@ async def test_what_nobody_asked_for_is_stopped_at_the_end_of_the_run() -> None:
             stopped.set()
         return order
 
+    return running, stopped, look_up
+
+
+async def test_a_cancelled_run_stops_what_ran_ahead() -> None:
+    running, stopped, look_up = hanging()
+    ahead = RunAheadMiddleware([look_up], predict=lambda state: [call("look_up", order="W1")])
+    model = ScriptedChat(answer=script(calls(call("look_up", order="W1")), AIMessage("ok")))
+    task = asyncio.create_task(create_agent(model, [look_up], middleware=[ahead]).ainvoke(asked("W1")))
+    await running.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.wait_for(stopped.wait(), 30)
+    assert ahead.ledger.counts.used == 0
+
+
+async def test_what_nobody_asked_for_is_stopped_at_the_end_of_the_run() -> None:
+    running, stopped, look_up = hanging()
     ahead = RunAheadMiddleware([look_up], predict=lambda state: [call("look_up", order="W1")])
     model = ScriptedChat(answer=script(AIMessage("ok")))
     await create_agent(model, [look_up], middleware=[ahead]).ainvoke(asked("W1"))

@@ -1,0 +1,58 @@
+"""Agents with middleware that runs tools ahead, and the ways to run them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, HumanMessage
+
+from helpers.scripted_agents import Desk, ScriptedChat, call, transcript
+
+W7, W8 = call("look_up", order="W7"), call("look_up", order="W8")
+CHANGE = call("change", order="W7")
+ASKED = {"messages": [HumanMessage("W7, please")]}
+READS = ("look_up", "customer")
+
+Run = Callable[..., list[Any]]
+WAYS = ("sync", "async", "stream", "astream")
+
+
+def in_turns(*predicted: list[dict[str, Any]]) -> Callable[[Any], list[dict[str, Any]]]:
+    """A predictor: which calls it names follows from how many answers the state holds."""
+
+    def predict(state: Any) -> list[dict[str, Any]]:
+        given = sum(isinstance(message, AIMessage) for message in state["messages"])
+        return predicted[given] if given < len(predicted) else []
+
+    return predict
+
+
+def way(name: str) -> Run:
+    """Runs an agent in one of four ways (`WAYS`), and returns the messages at its end."""
+
+    def last(states: list[Any]) -> list[Any]:
+        return states[-1]["messages"]
+
+    async def streamed(agent: Any, asked: Any, **options: Any) -> list[Any]:
+        return [state async for state in agent.astream(asked, stream_mode="values", **options)]
+
+    ways: dict[str, Run] = {
+        "sync": lambda agent, asked=ASKED, **options: agent.invoke(asked, **options)["messages"],
+        "async": lambda agent, asked=ASKED, **options: asyncio.run(agent.ainvoke(asked, **options))["messages"],
+        "stream": lambda agent, asked=ASKED, **o: last(list(agent.stream(asked, stream_mode="values", **o))),
+        "astream": lambda agent, asked=ASKED, **options: last(asyncio.run(streamed(agent, asked, **options))),
+    }
+    return ways[name]
+
+
+def agent_of(desk: Desk, answer: Any, *middleware: Any, **options: Any) -> Any:
+    return create_agent(ScriptedChat(answer=answer), list(desk.tools().values()), middleware=middleware, **options)
+
+
+def plain(answer: Any, **options: Any) -> list[Any]:
+    """The messages of the same agent without the middleware."""
+    found: list[Any] = agent_of(Desk(), answer).invoke(ASKED, **options)["messages"]
+    return transcript(found)

@@ -1,0 +1,153 @@
+"""Which calls are the same: a tool's schema decides, and what it cannot write down still tells calls apart."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from helpers.run_ahead_agents import ASKED, in_turns
+from helpers.scripted_agents import ScriptedChat, call, calls, script, transcript
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage
+from langchain_core.tools import StructuredTool
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, field_validator
+
+from precedent.langchain import RunAheadMiddleware
+from precedent.langchain.run_ahead.equality import key_of
+
+
+class Amount(BaseModel):
+    """Arguments that may be written in more than one way."""
+
+    order: str
+    number: int = 1
+
+
+@pytest.mark.parametrize(
+    ("predicted", "made", "equal"),
+    [
+        ({"order": "W7"}, {"order": "W7", "number": 1}, True),
+        ({"number": "2", "order": "W7"}, {"order": "W7", "number": 2}, True),
+        ({"order": "W7", "unknown": 5}, {"order": "W7"}, True),
+        ({"order": "W7"}, {"order": "w7"}, False),
+        ({"order": "W7"}, {"order": "W7 "}, False),
+        ({"order": "W7", "number": 1}, {"order": "W7", "number": 2}, False),
+    ],
+)
+def test_arguments_are_compared_as_the_schema_reads_them(predicted: Any, made: Any, equal: bool) -> None:
+    look_up = StructuredTool.from_function(lambda order, number=1: f"{number} {order}", name="look_up",
+                                           description="Look up.", args_schema=Amount)  # fmt: skip
+    ahead = RunAheadMiddleware([look_up], predict=in_turns([call("look_up", **predicted)]))
+    answer = script(calls(call("look_up", **made)), AIMessage("ok"))
+    with_it = create_agent(ScriptedChat(answer=answer), [look_up], middleware=[ahead]).invoke(ASKED)
+    without = create_agent(ScriptedChat(answer=answer), [look_up]).invoke(ASKED)
+    assert ahead.ledger.counts.used == equal
+    assert transcript(with_it["messages"]) == transcript(without["messages"])
+
+
+class Secret(BaseModel):
+    """JSON writes stars for every secret."""
+
+    token: SecretStr
+
+
+class Hidden(BaseModel):
+    """JSON leaves a field out."""
+
+    order: str
+    reason: str = Field("none", exclude=True)
+
+
+class Rounded(BaseModel):
+    """JSON writes fewer digits than the tool gets."""
+
+    amount: Decimal
+
+    @field_serializer("amount")
+    def _rounded(self, amount: Decimal) -> str:
+        return f"{amount:.1f}"
+
+
+class Folded(BaseModel):
+    """The tool gets one of two writings."""
+
+    order: str
+
+    @field_validator("order")
+    @classmethod
+    def _folded(cls, order: str) -> str:
+        return order.lower()
+
+
+class Aliased(BaseModel):
+    """The model writes another name than the tool reads."""
+
+    order: str = Field(alias="orderId")
+
+
+class Open(BaseModel):
+    """The tool gets what the schema does not name."""
+
+    model_config = ConfigDict(extra="allow")
+    order: str
+
+
+class Anything(BaseModel):
+    """Python calls some of these values equal; a tool can tell them apart."""
+
+    value: Any
+
+
+@pytest.mark.parametrize(
+    ("schema", "one", "other", "equal"),
+    [
+        (Secret, {"token": "a"}, {"token": "b"}, False),
+        (Secret, {"token": "a"}, {"token": "a"}, True),
+        (Secret, {"token": "**********"}, {"token": "b"}, False),
+        (Hidden, {"order": "W7", "reason": "x"}, {"order": "W7", "reason": "y"}, False),
+        (Hidden, {"order": "W7", "reason": "x"}, {"order": "W7"}, False),
+        (Hidden, {"order": "W7", "reason": "none"}, {"order": "W7"}, True),
+        (Rounded, {"amount": "1.23"}, {"amount": "1.2"}, False),
+        (Rounded, {"amount": "1.23"}, {"amount": "1.23"}, True),
+        (Folded, {"order": "W7"}, {"order": "w7"}, True),
+        (Aliased, {"orderId": "W7"}, {"orderId": "W7", "unknown": 1}, True),
+        (Aliased, {"orderId": "W7"}, {"orderId": "W8"}, False),
+        (Open, {"order": "W7", "note": 1}, {"order": "W7", "note": 2}, False),
+        (Anything, {"value": 1}, {"value": True}, False),
+        (Anything, {"value": 1}, {"value": 1.0}, False),
+        (Anything, {"value": float("nan")}, {"value": float("nan")}, False),
+    ],
+)
+def test_what_json_would_lose_still_tells_calls_apart(schema: Any, one: Any, other: Any, equal: bool) -> None:
+    made = StructuredTool(name="look_up", description="Look up.", args_schema=schema, func=lambda **given: "")
+    keys = key_of(made, one), key_of(made, other)
+    assert (keys[0] == keys[1] and keys[0] is not None) == equal
+
+
+def test_arguments_of_an_old_schema_are_compared_as_they_are() -> None:
+    from pydantic.v1 import BaseModel as OldModel
+    from pydantic.v1 import Field as OldField
+
+    class Old(OldModel):
+        order: str
+        reason: str = OldField("none", exclude=True)
+
+    made = StructuredTool(name="look_up", description="Look up.", args_schema=Old, func=lambda **given: "")
+    assert key_of(made, {"order": "W7", "reason": "x"}) != key_of(made, {"order": "W7", "reason": "y"})
+    assert key_of(made, {"order": "W7", "reason": "x"}) == key_of(made, {"reason": "x", "order": "W7"})
+
+
+def test_a_json_schema_s_arguments_are_compared_as_they_are() -> None:
+    schema = {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]}
+    look_up = StructuredTool(name="look_up", description="Look up.", args_schema=schema, func=lambda order: order)
+    ahead = RunAheadMiddleware([look_up], predict=in_turns([call("look_up", order="W7")]))
+    answer = script(calls(call("look_up", order="W7")), calls(call("look_up", order="W8")), AIMessage("ok"))
+    create_agent(ScriptedChat(answer=answer), [look_up], middleware=[ahead]).invoke(ASKED)
+    assert ahead.ledger.counts.used == 1
+
+
+def test_arguments_that_are_no_mapping_or_that_the_schema_refuses_equal_nothing() -> None:
+    made = StructuredTool(name="look_up", description="Look up.", args_schema=Amount, func=lambda **given: "")
+    assert key_of(made, "W7") is None
+    assert key_of(made, {"number": 2}) is None

@@ -1,0 +1,155 @@
+"""What others see of runs ahead (streams, callbacks, tools), and what starts one or keeps it from starting."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from helpers.run_ahead_agents import ASKED, READS, W7, W8, Run, agent_of, in_turns
+from helpers.scripted_agents import Desk, ScriptedChat, call, calls, last_result, script
+from langchain.agents import create_agent
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage
+from langchain_core.tools import StructuredTool
+from langgraph.config import get_stream_writer
+
+from precedent.errors import ConfigError
+from precedent.langchain import RunAheadMiddleware
+from precedent.langchain.run_ahead.running import FLAG
+
+
+def test_a_run_ahead_has_the_config_and_context_of_a_real_call(run: Run) -> None:
+    from langgraph.config import get_config
+    from langgraph.runtime import get_runtime
+
+    seen: list[Any] = []
+
+    def look_up(order: str) -> str:
+        """Look up."""
+        config = get_config()
+        seen.append((config["configurable"]["key"], get_runtime().context, config["metadata"].get(FLAG)))
+        return order
+
+    made = StructuredTool.from_function(look_up)
+    ahead = RunAheadMiddleware([made], predict=in_turns([W7]))
+    answer = script(calls(W7), calls(W8), AIMessage("ok"))
+    agent = create_agent(ScriptedChat(answer=answer), [made], middleware=[ahead], context_schema=dict)
+    run(agent, config={"configurable": {"key": "secret"}}, context={"org": "north"})
+    assert seen == [("secret", {"org": "north"}, True), ("secret", {"org": "north"}, None)]
+
+
+def test_what_a_tool_streams_shows_only_if_its_result_is_used() -> None:
+    def look_up(order: str) -> str:
+        """Look up."""
+        get_stream_writer()(f"reading {order}")
+        return order
+
+    made = StructuredTool.from_function(look_up)
+    ahead = RunAheadMiddleware([made], predict=in_turns([W8, W7]))
+    agent = create_agent(ScriptedChat(answer=script(calls(W7), AIMessage("ok"))), [made], middleware=[ahead])
+    assert list(agent.stream(ASKED, stream_mode="custom")) == ["reading W7"]
+
+
+class Watching(BaseCallbackHandler):
+    """Keeps what callbacks see of tools."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[bool, str, str]] = []
+
+    def on_tool_start(self, serialized: Any, input_str: str, *, metadata: Any = None, **kwargs: Any) -> None:
+        text = f"{input_str} {kwargs.get('inputs')}"
+        self.seen.append((bool((metadata or {}).get(FLAG)), str(serialized["name"]), text))
+
+
+def test_runs_ahead_are_flagged_in_callbacks_and_show_no_arguments(run: Run) -> None:
+    watching = Watching()
+    ahead = RunAheadMiddleware(READS, predict=in_turns([W7, W8]))
+    run(agent_of(Desk(), script(calls(W7), AIMessage("ok")), ahead), config={"callbacks": [watching]})
+    flagged = [text for flag, _, text in watching.seen if flag]
+    ordinary = [text for flag, _, text in watching.seen if not flag]
+    assert len(flagged) == 2
+    assert not any("W7" in text or "W8" in text for text in flagged)
+    assert len(ordinary) == 1
+    assert "W7" in ordinary[0]
+
+
+def test_redact_says_what_callbacks_see_of_arguments() -> None:
+    watching = Watching()
+    ahead = RunAheadMiddleware(READS, predict=in_turns([W7]), redact=lambda text: text.replace("W7", "W*"))
+    agent_of(Desk(), script(AIMessage("ok")), ahead).invoke(ASKED, {"callbacks": [watching]})
+    assert [(flag, "W*" in text, "W7" in text) for flag, _, text in watching.seen] == [(True, True, False)]
+
+
+def test_the_stream_of_tool_events_shows_the_model_s_calls_alone() -> None:
+    ahead = RunAheadMiddleware(READS, predict=in_turns([W7, W8]))
+    answer = script(calls(W7), AIMessage("ok"))
+
+    def events(agent: Any) -> list[Any]:
+        return [(event["event"], event["tool_call_id"]) for event in agent.stream(ASKED, stream_mode="tools")]
+
+    assert events(agent_of(Desk(), answer, ahead)) == events(agent_of(Desk(), answer))
+
+
+def test_the_switch_stops_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = RunAheadMiddleware(READS, predict=in_turns([W7]), listen=True)
+    agent = agent_of(Desk(), script(calls(W7), AIMessage("ok")), ahead)
+    monkeypatch.setenv("PRECEDENT_RUN_AHEAD", "off")
+    agent.invoke(ASKED)
+    assert ahead.ledger.counts.started == 0
+    monkeypatch.setenv("PRECEDENT_RUN_AHEAD", "no")
+    with pytest.raises(ConfigError, match="PRECEDENT_RUN_AHEAD='no'"):
+        agent.invoke(ASKED)
+
+
+def test_arguments_from_tool_output_need_the_tool_s_opt_in() -> None:
+    """A tool's answer must not be able to choose what is read next."""
+    wanted = call("customer", customer="C7")
+
+    def predicted(state: Any) -> list[Any]:
+        return [call("customer", customer=json.loads(last_result(state["messages"]))["customer"])] if len(
+            state["messages"]) > 2 else []  # fmt: skip
+
+    answer = script(calls(W7), calls(wanted), AIMessage("ok"))
+    for opted_in in ([], ["customer"]):
+        ahead = RunAheadMiddleware(READS, predict=predicted, arguments_from_tools=opted_in)
+        agent_of(Desk(), answer, ahead).invoke(ASKED)
+        assert ahead.ledger.counts.used == len(opted_in)
+
+
+def test_a_call_starts_while_the_model_still_writes_the_next() -> None:
+    """The model is held until the tool has run: only a call that starts from the stream can do that."""
+    ran = threading.Event()
+
+    def look_up(order: str) -> str:
+        """Look up."""
+        ran.set()
+        return order
+
+    made = StructuredTool.from_function(look_up)
+    pieces: list[int] = []
+
+    def between() -> None:
+        pieces.append(1)
+        if len(pieces) == 4:  # the first call is written, the second has begun
+            assert ran.wait(30)
+
+    ahead = RunAheadMiddleware([made], listen=True)
+    model = ScriptedChat(answer=script(calls(W7, W8), AIMessage("ok")), between=between)
+    create_agent(model, [made], middleware=[ahead]).invoke(ASKED)
+    assert ahead.ledger.counts.by_source["stream"] == [2, 2]
+
+
+def test_a_predictor_that_fails_does_not_fail_the_run() -> None:
+    ahead = RunAheadMiddleware(READS, predict=lambda state: 1 / 0)  # type: ignore[arg-type,return-value]
+    found = agent_of(Desk(), script(calls(W7), AIMessage("ok")), ahead).invoke(ASKED)
+    assert found["messages"][-1].content == "ok"
+
+
+def test_a_call_that_does_not_pay_is_not_started() -> None:
+    answer = script(calls(W7), AIMessage("ok"))
+    for price, expected in ((0.0, 2), (3600.0, 1)):
+        ahead = RunAheadMiddleware(READS, predict=lambda state: [W7], price={"look_up": price})
+        agent_of(Desk(), answer, ahead).invoke(ASKED)
+        assert ahead.ledger.counts.started == expected  # the first is started: nothing has been measured yet
