@@ -10,7 +10,7 @@ import torch
 from precedent.errors import ContextOverflowError, PromptError
 from precedent.target import Slot, TargetModel
 from precedent.target.cpu.linear import PackedLinear, pack_linears
-from precedent.target.model import NOTHING_PENDING
+from precedent.target.slot import NOTHING_PENDING
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder, chain
 

@@ -230,22 +230,14 @@ class Engine(OfOneProcess):
             prediction=self._codec.answer_ids(prediction),
             templates=tuple(Templates(templates)),
         )
+        store = None if self.cache is None or not speculation.write_back else write_back or self.cache.insert
+        actions = at_normal_end(asked, self._on_result, store, self.tokenizer_fingerprint, self.model_fingerprint)
         request = InFlight(
             asked,
             speculation,
             drafters,
             TextAssembler(self.tokenizer, sampling.stop, shown_tokens),
-            finished=at_normal_end(
-                prompt,
-                self._on_result,
-                (write_back or self.cache.insert) if self.cache is not None and speculation.write_back else None,
-                tokenizer=self.tokenizer_fingerprint,
-                model=self.model_fingerprint,
-                tenant=tenant,
-                query=query,
-                tools=tools,
-                workflow_step=workflow_step,
-            ),
+            finished=actions,
             kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
             prefix_tokens=prefix_tokens,
         )

@@ -8,6 +8,7 @@ from functools import partial
 
 from precedent.cache import NewCompletion
 from precedent.cache.store.fingerprint import prompt_fingerprint
+from precedent.drafters import Request
 from precedent.engine.generation import GenerationResult
 
 ResultObserver = Callable[[tuple[int, ...], GenerationResult], None]
@@ -18,14 +19,17 @@ CompletionKeeper = Callable[[NewCompletion], object]
 
 
 def at_normal_end(
-    prompt: tuple[int, ...], on_result: ResultObserver | None, store: CompletionKeeper | None, **details: str
+    asked: Request, on_result: ResultObserver | None, store: CompletionKeeper | None, tokenizer: str, model: str
 ) -> list[Callable[[GenerationResult], None]]:
-    """The actions for a finished answer: call the observer, then store the completion with the fields in `details`."""
+    """The actions for a request's answer: call the observer, then store the completion with what was asked."""
     actions: list[Callable[[GenerationResult], None]] = []
     if on_result is not None:
-        actions.append(partial(on_result, prompt))
+        actions.append(partial(on_result, asked.prompt_ids))
     if store is not None:
-        record = NewCompletion(token_ids=(), prompt_fingerprint=prompt_fingerprint(prompt), **details)
+        record = NewCompletion(
+            (), tokenizer, model, asked.tenant, asked.query,
+            prompt_fingerprint(asked.prompt_ids), asked.tools, asked.workflow_step,
+        )  # fmt: skip
         actions.append(partial(_write_back, store, record))
     return actions
 

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from precedent.target.kv.shape import KVShape
-    from precedent.target.model import Slot, TargetModel
+    from precedent.target.model import TargetModel
     from precedent.target.runner import Runner
+    from precedent.target.slot import Slot
 
 MOST_ROWS = FEW_ROWS
 """Rows of one forward, prompts included: the most that the kernels for few rows support."""

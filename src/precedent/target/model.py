@@ -8,7 +8,6 @@ behind it in one forward pass.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,30 +29,11 @@ from precedent.target.kv.layer_kinds import check_supported, context_length
 from precedent.target.kv.rows import chain_rows, tree_rows
 from precedent.target.prefixes import common_prefix
 from precedent.target.sharding import check_whole
+from precedent.target.slot import NOTHING_PENDING, Commit, Slot
 from precedent.tree import EMPTY_TREE, CandidateTree
 
 PREFILL_CHUNK = 512
 """Tokens per prefill forward: bounds the memory of activations at no measurable cost."""
-
-
-Commit = tuple["Slot", CandidateTree, Sequence[int], int]
-"""A slot, the tree that was scored, its accepted nodes, and the token that becomes pending."""
-
-NOTHING_PENDING = -1
-"""`Slot.pending` while a prompt is still being computed."""
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class Slot:
-    """One sequence: the keys and values of `token_ids` are in `kv`, `pending` is chosen but not computed.
-
-    With `one_path` the model scores a single path at a time, no tree with branches.
-    """
-
-    kv: KVCache
-    token_ids: list[int] = field(default_factory=list)
-    pending: int = NOTHING_PENDING
-    one_path: bool = False
 
 
 class TargetModel:

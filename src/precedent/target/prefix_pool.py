@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.target.model import Slot, TargetModel
+from precedent.target.model import TargetModel
 from precedent.target.prefixes import common_prefix
+from precedent.target.slot import Slot
 
 DEFAULT_MAX_BYTES = 512 * 2**20
 

@@ -13,8 +13,9 @@ from precedent.target.encoder_decoder.examine import examine
 from precedent.target.encoder_decoder.kv import DecoderKV
 from precedent.target.encoder_decoder.runner import DecoderRunner
 from precedent.target.encoder_decoder.settings import answer_settings, check_encoder_decoder, longest
-from precedent.target.model import NOTHING_PENDING, Slot, TargetModel
+from precedent.target.model import TargetModel
 from precedent.target.sharding import check_whole
+from precedent.target.slot import NOTHING_PENDING, Slot
 
 
 class EncoderDecoderTarget(TargetModel):
