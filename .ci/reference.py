@@ -246,7 +246,9 @@ def _paragraphs(found: Any) -> str:
 def _methods(kind: Any) -> str:
     if not inspect.isclass(kind):
         return ""
-    called = {name: found for name, found in vars(kind).items() if not name.startswith(("_", "test_"))}
+    bases = [base for base in reversed(kind.__mro__) if base.__module__.startswith("precedent.")]
+    ours = [vars(base) for base in bases if not base.__module__.startswith("precedent.runtime.")]
+    called = {name: found for names in ours for name, found in names.items() if not name.startswith(("_", "test_"))}
     kinds = (property, classmethod, staticmethod)
     rows = [
         (f"`{name}`", summary(found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,10 @@ PROMPT = b"an order, please: "
 
 def opened(folder: Path) -> SpeculationCache:
     return SpeculationCache.open(folder / "cache", embedder=HashEmbedder())
+
+
+def bounded(folder: Path, max_records: int) -> SpeculationCache:
+    return SpeculationCache.open(folder / "cache", embedder=HashEmbedder(), max_records=max_records)
 
 
 @pytest.fixture
@@ -79,6 +84,35 @@ def test_kept_conversations_go_as_well(caches, engine) -> None:
     assert engine.metrics().cached_prompt_tokens == reused
 
 
+def test_conversations_stay_where_completions_were_only_evicted(tmp_path: Path) -> None:
+    """An eviction makes room; nobody asked for the words to be erased."""
+    with bounded(tmp_path, 2) as here, bounded(tmp_path, 2) as elsewhere:
+        engine = Engine(tiny_causal_lm(scale=4.0), byte_tokenizer(), name="tiny", cache=here, cost=CostCurve())
+        with closing(engine):
+            following = Following(here)
+            following.look()
+            answer(engine, "shop")
+            held = words_held(engine)
+            for number in range(4):
+                elsewhere.insert(completion(number, query=f"refund {number}", tenant="bank"))
+            assert following.look(), "nothing was evicted, so this test shows nothing"
+            answer(engine, "shop")
+            assert engine.metrics().cached_prompt_tokens > 0
+            assert words_held(engine) == held
+
+
+def test_what_is_forgotten_after_its_eviction_leaves_conversations_as_well(caches, engine) -> None:
+    """The completions are gone from the store; a conversation that an engine kept still holds their words."""
+    here, elsewhere = caches
+    following = Following(here)
+    following.look()
+    answer(engine, "shop")
+    assert elsewhere.forget(containing="no completion has this") == 0
+    assert following.look()
+    answer(engine, "shop")
+    assert engine.metrics().cached_prompt_tokens == 0
+
+
 def test_vectors_and_remembered_queries_go_as_well(caches) -> None:
     here, elsewhere = caches
     for number in range(3):
@@ -113,7 +147,10 @@ class Failing:
             raise CacheError("the server is away")
         return 1
 
-    def erase_gone(self) -> None:
+    def forgets(self) -> int:
+        return 0
+
+    def erase_gone(self, *, forgotten: bool) -> None:
         self.erased.set()
 
 
@@ -129,8 +166,8 @@ def test_a_store_that_is_away_is_asked_again_and_told_of_once(caplog) -> None:
 def test_an_erasure_that_fails_is_repeated() -> None:
     cache = Failing(0)
 
-    def fails_once() -> None:
-        cache.erase_gone = cache.erased.set  # type: ignore[method-assign]
+    def fails_once(*, forgotten: bool) -> None:
+        cache.erase_gone = Failing.erase_gone.__get__(cache)  # type: ignore[method-assign]
         raise CacheError("the server went away in between")
 
     cache.erase_gone = fails_once  # type: ignore[method-assign]

@@ -116,6 +116,7 @@ def a_cache_refuses_in_a_fork(say: Say) -> None:
                 "prefixes": lambda cache=cache: cache.prefixes,
                 "lets_pass": lambda cache=cache: cache.lets_pass(new),
                 "epoch": cache.epoch,
+                "forgets": cache.forgets,
                 "gone_since": lambda cache=cache: cache.gone_since(0),
                 "credit": lambda cache=cache: cache.credit({1: (1, 0)}),
                 "stats": cache.stats,
@@ -132,8 +133,8 @@ def a_cache_refuses_in_a_fork(say: Say) -> None:
         say(sorted(left))
 
     database = on_disk._store._database  # type: ignore[attr-defined]
-    locks = (on_disk._vectors_lock, on_disk._index._lock, database._write_lock, database._read_lock)
-    with held(*locks, in_memory._vectors_lock, in_memory._index._lock):
+    locks = (on_disk._vectors._lock, on_disk._index._lock, database._write_lock, database._read_lock)
+    with held(*locks, in_memory._vectors._lock, in_memory._index._lock):
         say(in_fork(child))
     say([cache.stats().records for cache in (on_disk, in_memory)])
 

@@ -120,9 +120,18 @@ def test_a_cache_that_was_opened_before_a_fork_says_so_at_once(ran: Ran) -> None
     on_disk, in_memory, not_called = in_child(of_child)
     for outcomes in (on_disk, in_memory):
         assert outcomes.pop("close") == "returned None"
-        assert len(outcomes) == 19
+        assert len(outcomes) == 20
         assert all(said.startswith(CACHE) for said in outcomes.values()), outcomes
-    assert not_called == ["check_process", "embedder", "instead", "is_here", "on_forget", "open", "refused_as"]
+    assert not_called == [
+        "check_process",
+        "embedder",
+        "instead",
+        "is_here",
+        "on_forget",
+        "on_gone",
+        "open",
+        "refused_as",
+    ]
     assert records == [1, 1]
 
 

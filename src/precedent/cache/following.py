@@ -20,13 +20,14 @@ FOLLOW_SECONDS = 1.0
 class Following:
     """Looks every `seconds`, on a thread of its own, whether the store lost completions, and erases those from memory.
 
+    Conversations that an engine keeps go only when something was forgotten: an eviction is no wish to have them erased.
     `with Following(cache):`; the cache stays its owner's to close, after this. A store that is away is asked again at
     every look; that is logged once per absence.
     """
 
     def __init__(self, cache: SpeculationCache, seconds: float = FOLLOW_SECONDS) -> None:
         self._cache, self._seconds = cache, seconds
-        self._epoch: int | None = None
+        self._seen: tuple[int, int] | None = None
         self._looked, self._away = monotonic(), False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="precedent-following", daemon=True)
@@ -38,10 +39,11 @@ class Following:
 
     def look(self) -> bool:
         """Look once; returns whether anything was erased. Raises CacheError, and the next look then tries again."""
-        now, epoch = monotonic(), self._cache.epoch()
-        if epoch != self._epoch:  # the first look erases as well: memory may have been read before it
-            self._cache.erase_gone()
-        changed, self._epoch, self._looked = epoch != self._epoch, epoch, now
+        now, epoch, forgets = monotonic(), self._cache.epoch(), self._cache.forgets()
+        changed = (epoch, forgets) != self._seen
+        if changed:  # the first look erases as well: memory may have been read before it
+            self._cache.erase_gone(forgotten=self._seen is None or forgets != self._seen[1])
+        self._seen, self._looked = (epoch, forgets), now
         return changed
 
     def close(self) -> None:

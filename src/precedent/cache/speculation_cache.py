@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
+from precedent.cache.listeners import Listeners
 from precedent.cache.opening import open_store
 from precedent.cache.search.embedder import Embedder, embed_one, identity_of, resolve
 from precedent.cache.search.index import SimilarityIndex
+from precedent.cache.search.query_vectors import QueryVectors
 from precedent.cache.search.same_embedder import require_same
 from precedent.cache.search.similarity import SimilarityOf
 from precedent.cache.snapshot.partition import Partition
 from precedent.cache.sqlite_store import SQLiteStore
-from precedent.cache.store.arrays import Ids
-from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, DEFAULT_MAX_PREFIX_BYTES, Bounds
+from precedent.cache.store.bounds import (
+    DEFAULT_MAX_BYTES,
+    DEFAULT_MAX_INDEX_BYTES,
+    DEFAULT_MAX_MAPPED_BYTES,
+    DEFAULT_MAX_PREFIX_BYTES,
+    Bounds,
+    check_index_bytes,
+)
 from precedent.cache.store.completion_store import CompletionStore
 from precedent.cache.store.prefix_files import PrefixFiles
-from precedent.cache.store.records import (
-    ACTIONS,
-    CacheStats,
-    Completions,
-    Hit,
-    NewCompletion,
-    Selection,
-    Vector,
-    check_tenant,
-)
+from precedent.cache.store.records import Hit, NewCompletion, Selection, Vector, check_tenant
 from precedent.cache.store.redaction import Redact, apply
 from precedent.cache.store.store_url import Place, StoreURL, place_of, written
-from precedent.errors import CacheError
-from precedent.runtime.process import Lock, OfOneProcess, check_fork
-
-REMEMBERED_QUERIES = 256
-DEFAULT_MAX_INDEX_BYTES = 256 * 2**20
-"""Default limit on the token indexes of a cache in memory: some 20 million tokens."""
-
-DEFAULT_MAX_MAPPED_BYTES = 4 * 2**30
-"""The same for a cache on disk, which maps large arrays (`snapshot.scratch`): some 300 million tokens."""
+from precedent.cache.stored_completions import StoredCompletions
+from precedent.runtime.process import check_fork
 
 
-class SpeculationCache(OfOneProcess):
+class SpeculationCache(StoredCompletions):
     """Stores completions and recalls them by similarity; safe for several threads and processes.
 
     Each process opens its own cache: a process forked while the cache was open gets CacheError.
@@ -60,9 +50,6 @@ class SpeculationCache(OfOneProcess):
     >>> cache.close()
     """
 
-    instead = "give its path or URL, and open it only in the process that uses it"
-    refused_as = CacheError
-
     def __init__(
         self,
         store: CompletionStore,
@@ -73,12 +60,11 @@ class SpeculationCache(OfOneProcess):
         similarity: SimilarityOf | None = None,
     ) -> None:
         check_index_bytes(max_index_bytes)
-        self._redact = redact
-        self._opened, self._embedder, self.max_index_bytes = store, embedder, max_index_bytes
+        super().__init__(store)
+        self._embedder, self._redact, self.max_index_bytes = embedder, redact, max_index_bytes
         self._index = (similarity or _built_in)(store)
-        self._vectors: OrderedDict[str, Vector] = OrderedDict()
-        self._vectors_lock = Lock()
-        self._memories: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._vectors = QueryVectors(embedder)
+        self._on_gone, self._on_forget = Listeners(), Listeners()
         self.path: str | None = None
         """The path or URL passed to `open`, absolute and without secrets; None in memory."""
 
@@ -142,11 +128,6 @@ class SpeculationCache(OfOneProcess):
         """What turns texts into vectors; its model is loaded at first use."""
         return self._embedder
 
-    @property
-    def _store(self) -> CompletionStore:
-        self.check_process()
-        return self._opened
-
     def warm_up(self) -> None:
         """Load the embedder now. Raises CacheError if it cannot be loaded or did not make the cache's vectors."""
         self._check_embedder()
@@ -181,15 +162,6 @@ class SpeculationCache(OfOneProcess):
         identity = None if vector is None else identity_of(self._embedder)
         return self._store.insert(completion, vector, identity)
 
-    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> Completions:
-        """The completions of a partition with an id above `after_id`, in increasing order; cheap if there are none."""
-        check_tenant(tenant)
-        return self._store.since(tenant, tokenizer, after_id)
-
-    def tokenizers(self) -> frozenset[str]:
-        """The fingerprints of all tokenizers whose completions are stored, of any tenant."""
-        return self._store.tokenizers() - {ACTIONS}
-
     def partition(self, tenant: str, tokenizer: str) -> Partition | None:
         """A partition with its sealed segments; None for a cache in memory or in a store without segments."""
         check_tenant(tenant)
@@ -204,35 +176,6 @@ class SpeculationCache(OfOneProcess):
         """Whether `redact` leaves a prompt's beginning, given as a completion, as it is. Raises CacheError."""
         self.check_process()
         return self._redact is None or apply(self._redact, prefix) == prefix
-
-    def epoch(self) -> int:
-        """Increases when completions are forgotten or evicted: results of `since` must then be read again."""
-        return self._store.epoch()
-
-    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The current epoch and the ids removed after `epoch`; None for ids if too many have been removed since."""
-        return self._store.gone_since(epoch)
-
-    def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Add tokens to completions, `{id: (accepted, rejected)}`; ids that are gone are ignored."""
-        self._store.credit(counts)
-
-    def stats(self) -> CacheStats:
-        """Records, tokens and bytes, in total and by tenant."""
-        return self._store.stats()
-
-    def list(self, *, tenant: str | None = None, limit: int | None = 100) -> Completions:
-        """Stored completions, newest first."""
-        return self._store.list(Selection(tenant=tenant), limit)
-
-    def search(self, text: str, *, tenant: str | None = None, limit: int | None = 100) -> Completions:
-        """Completions whose query or text contains `text`, ignoring case, newest first."""
-        return self._store.list(Selection(tenant=tenant, containing=text), limit)
-
-    def among(self, ids: Iterable[int], *, tenant: str) -> Completions:
-        """A tenant's completions with these ids; missing ids are skipped."""
-        check_tenant(tenant)
-        return self._store.list(Selection(tenant=tenant, ids=tuple(ids)), None)
 
     def forget(
         self,
@@ -255,25 +198,31 @@ class SpeculationCache(OfOneProcess):
                 self._index.forget(selection)
             return self._store.forget(selection)
         finally:
-            self._forget_vectors()
-            self._erase_memories()
+            self._index.clear()
+            self._erase_memories(forgotten=True)
 
-    def erase_gone(self) -> None:
-        """Erase from memory what any process has forgotten or evicted. Raises CacheError; then call it again."""
+    def erase_gone(self, *, forgotten: bool = True) -> None:
+        """Erase from memory what any process has evicted or, unless `forgotten` is False, forgotten.
+
+        Raises CacheError; then call it again.
+        """
         self.check_process()
         self._index.erase_gone()
-        with self._vectors_lock:
-            self._vectors.clear()
-        self._erase_memories()
+        self._erase_memories(forgotten=forgotten)
 
-    def _erase_memories(self) -> None:
-        for erase in [method for reference in self._memories if (method := reference()) is not None]:
-            erase()
+    def _erase_memories(self, *, forgotten: bool) -> None:
+        self._vectors.clear()
+        self._on_gone.call()
+        if forgotten:
+            self._on_forget.call()
+
+    def on_gone(self, erase: Callable[[], None]) -> None:
+        """Call a method at the end of every `forget` and `erase_gone`, before it returns, while its object lives."""
+        self._on_gone.add(erase)
 
     def on_forget(self, erase: Callable[[], None]) -> None:
-        """Call a method at the end of every `forget` and `erase_gone`, before it returns, while its object lives."""
-        self._memories = [reference for reference in self._memories if reference() is not None]
-        self._memories.append(weakref.WeakMethod(erase))
+        """As `on_gone`, but not after evictions: for what holds words that only a wish to forget must erase."""
+        self._on_forget.add(erase)
 
     def close(self) -> None:
         """Close the store; may be called again, and does nothing in a forked process."""
@@ -281,7 +230,8 @@ class SpeculationCache(OfOneProcess):
             return
         self._index.close()
         self._store.close()
-        self._forget_vectors()
+        self._index.clear()
+        self._vectors.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -297,32 +247,13 @@ class SpeculationCache(OfOneProcess):
             require_same(recorded, identity_of(self._embedder), "the cache")
 
     def _vector(self, query: str) -> Vector | None:
-        """The query's vector, remembered: recall embeds a request, and write-back needs the same vector."""
+        """The query's vector; None for an empty one."""
         if not query.strip():
             return None
         self.check_process()
-        with self._vectors_lock:
-            known = self._vectors.get(query)
-        vector = embed_one(self._embedder, query) if known is None else known
-        with self._vectors_lock:
-            self._vectors[query] = vector
-            self._vectors.move_to_end(query)
-            while len(self._vectors) > REMEMBERED_QUERIES:
-                self._vectors.popitem(last=False)
-        return vector
-
-    def _forget_vectors(self) -> None:
-        self._index.clear()
-        with self._vectors_lock:
-            self._vectors.clear()
+        return self._vectors.of(query)
 
 
 def _built_in(store: CompletionStore) -> SimilarityIndex:
     """Vectors in memory; with an SQLite store, large partitions are grouped and sealed beside it."""
     return SimilarityIndex(store, store.partition_vectors if isinstance(store, SQLiteStore) else None)
-
-
-def check_index_bytes(max_index_bytes: int) -> None:
-    """Raise CacheError unless an index can have this many bytes."""
-    if max_index_bytes < 1:
-        raise CacheError(f"max_index_bytes={max_index_bytes} must be at least 1")

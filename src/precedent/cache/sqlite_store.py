@@ -22,6 +22,7 @@ from precedent.cache.snapshot.sealing import IndexFolder
 from precedent.cache.store import rows
 from precedent.cache.store.arrays import Ids
 from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, Bounds
+from precedent.cache.store.counters import Counters, count_forget
 from precedent.cache.store.database import Database
 from precedent.cache.store.directory import directory_of_all
 from precedent.cache.store.eviction import evict, expire, prune
@@ -61,7 +62,7 @@ class SQLiteStore(Transfers):
         self._segments = None if database.path is None else IndexFolder(database.path)
         self.prefixes = prefixes_beside(database, self._bounds)
         self._nothing_after: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}
-        self._epoch: tuple[tuple[int, int], int] | None = None
+        self._counters = Counters(self._database)
         self._damaged: set[int] = set()
         if self._bounds.max_age is not None:
             self._unless_refused(lambda connection: expire(connection, self._bounds, self._clock()))
@@ -175,11 +176,11 @@ class SQLiteStore(Transfers):
 
     def epoch(self) -> int:
         """Increases whenever records are removed."""
-        stamp = self._database.stamp()
-        if self._epoch is None or self._epoch[0] != stamp:
-            with self._database.read() as connection:
-                self._epoch = stamp, rows.epoch_of(connection)
-        return self._epoch[1]
+        return self._counters.epoch
+
+    def forgets(self) -> int:
+        """Changes at every `forget`, of any process."""
+        return self._counters.forgets
 
     def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
         """The current epoch and the ids removed after `epoch`; None for ids if too many have been removed since."""
@@ -224,6 +225,7 @@ class SQLiteStore(Transfers):
             raise CacheError(f"{self._database} is read-only, so nothing can be forgotten in it")
         with self._database.write() as connection:
             number = rows.delete_rows(connection, selection)
+            count_forget(connection)
             prune(connection)
         try:
             self._erase()

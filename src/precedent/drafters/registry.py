@@ -63,7 +63,7 @@ def _recall(parts: DrafterParts) -> Drafter | None:
     drafter = RecallDrafter(
         cache, tokenizer, executor, partitions=cache.partition, max_bytes=cache.max_index_bytes, report=parts.report
     )
-    cache.on_forget(drafter.erase_gone)
+    cache.on_gone(drafter.erase_gone)
     return drafter
 
 

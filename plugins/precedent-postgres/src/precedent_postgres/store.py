@@ -122,6 +122,11 @@ class PostgresStore(Keeping):
         query = f"SELECT value::bigint FROM {SCHEMA}.meta WHERE key = 'epoch'"
         return int(self._server.without_records(lambda connection: removal.one(connection, query))[0])
 
+    def forgets(self) -> int:
+        """Changes at every `forget`, of any process."""
+        query = f"SELECT coalesce(max(value::bigint), 0) FROM {SCHEMA}.meta WHERE key = 'forgets'"
+        return int(self._server.without_records(lambda connection: removal.one(connection, query))[0])
+
     def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
         """The current epoch and the ids removed after `epoch`; None for ids if too many have been removed since."""
         query = f"SELECT value::bigint, id FROM {SCHEMA}.meta LEFT JOIN {SCHEMA}.gone ON epoch > %s WHERE key = 'epoch'"

@@ -12,6 +12,18 @@ DEFAULT_MAX_BYTES = 512 * 2**20
 DEFAULT_MAX_PREFIX_BYTES = 2**30
 """Default limit on the keys and values of prompts' beginnings on disk."""
 
+DEFAULT_MAX_INDEX_BYTES = 256 * 2**20
+"""Default limit on the token indexes of a cache in memory: some 20 million tokens."""
+
+DEFAULT_MAX_MAPPED_BYTES = 4 * 2**30
+"""The same for a cache on disk, which maps large arrays (`snapshot.scratch`): some 300 million tokens."""
+
+
+def check_index_bytes(max_index_bytes: int) -> None:
+    """Raise CacheError unless an index can have this many bytes."""
+    if max_index_bytes < 1:
+        raise CacheError(f"max_index_bytes={max_index_bytes} must be at least 1")
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:

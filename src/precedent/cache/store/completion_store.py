@@ -50,6 +50,9 @@ class CompletionStore(Protocol):
     def epoch(self) -> int:
         """Increases whenever records are removed."""
 
+    def forgets(self) -> int:
+        """Changes at every `forget`, of any process, and not at an eviction."""
+
     def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
         """The current epoch and the ids removed after `epoch`; None for ids if they are not known one by one."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from precedent.cache.snapshot.partition import Partition
-from precedent.cache.speculation_cache import DEFAULT_MAX_INDEX_BYTES
+from precedent.cache.store.bounds import DEFAULT_MAX_INDEX_BYTES
 from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.cache.store.records import Hit
 from precedent.drafters.base import Candidates

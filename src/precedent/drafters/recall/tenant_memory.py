@@ -15,8 +15,8 @@ import numpy as np
 
 from precedent.cache.snapshot.partition import Partition
 from precedent.cache.snapshot.segment import Segment, kept
-from precedent.cache.speculation_cache import DEFAULT_MAX_INDEX_BYTES
 from precedent.cache.store.arrays import Ids
+from precedent.cache.store.bounds import DEFAULT_MAX_INDEX_BYTES
 from precedent.cache.store.directory import Directory
 from precedent.cache.store.records import Hit, StoredCompletion
 from precedent.drafters.matching.token_index import TokenIndex, sorted_segment
