@@ -30,7 +30,7 @@ MUTANT_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-clients test-vllm test-llama-cpp test-ray check docs reference dist bench clean
+.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-agents test-clients test-vllm test-llama-cpp test-ray check docs reference dist bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -68,6 +68,9 @@ test-mutants: $(VENV)/dev.stamp  ## break the way between LangChain and the mode
 
 test-browser: $(VENV)/browser.stamp  ## the dashboard in Chromium, with axe-core (PRECEDENT_CHROMIUM=... names another browser)
 	@$(BIN)/python -m pytest -m browser tests/browser $(TEST_ARGS)
+
+test-agents: $(VENV)/agents.stamp  ## LangChain's own tests of agents, with RunAheadMiddleware in each agent (two minutes)
+	@$(BIN)/python -m pytest -m agents tests/agents $(TEST_ARGS)
 
 test-clients: $(VENV)/dev.stamp $(CLIENTS)/stamp  ## other people's clients and suites on a real server (needs Node 20 or newer)
 	@$(BIN)/python -m pytest -m clients tests/clients $(TEST_ARGS)
@@ -125,6 +128,14 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp $(SERVER)/pyproject.toml $(VLLM)/pyproject.
 	@$(INSTALL) "installing the test tools: about half a minute" $(PINNED) --group dev \
 		-e $(SERVER) -e $(VLLM) -e $(SGLANG) -e $(LLAMA)
 	@$(INSTALL) "installing precedent-ray, whose decisions are tested without Ray" $(PINNED) --no-deps -e $(RAY)
+	@touch $@
+
+# the tests stand in LangChain's sdist alone
+$(VENV)/agents.stamp: $(VENV)/dev.stamp constraints.txt
+	@$(INSTALL) "installing what LangChain's own tests need: a few seconds" $(PINNED) --group agents
+	@echo "== fetching LangChain's sources: a few seconds"
+	@rm -rf $(VENV)/langchain
+	@$(BIN)/python -m pip download --quiet $(PINNED) --no-deps --no-binary langchain --dest $(VENV)/langchain langchain
 	@touch $@
 
 # the browser itself comes from the system: Debian's package chromium

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from typing import Any
 
 import pytest
-from helpers.run_ahead_agents import ASKED, READS, W7, W8, Run, agent_of, in_turns
-from helpers.scripted_agents import Desk, ScriptedChat, call, calls, last_result, script
-from langchain.agents import create_agent
+from helpers.run_ahead_agents import ASKED, READS, W7, W8, Run, agent_of, in_turns, plain
+from helpers.scripted_agents import Desk, ScriptedChat, call, calls, last_result, script, transcript
+from langchain.agents import create_agent, factory
+from langchain.agents.middleware import AgentMiddleware, ModelRequest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import StructuredTool
 from langgraph.config import get_stream_writer
 
@@ -153,3 +155,67 @@ def test_a_call_that_does_not_pay_is_not_started() -> None:
         ahead = RunAheadMiddleware(READS, predict=lambda state: [W7], price={"look_up": price})
         agent_of(Desk(), answer, ahead).invoke(ASKED)
         assert ahead.ledger.counts.started == expected  # the first is started: nothing has been measured yet
+
+
+def inner_agent() -> Any:
+    """An agent that answers at once."""
+    return create_agent(ScriptedChat(answer=script(AIMessage("inner words"))), [])
+
+
+@pytest.mark.parametrize(
+    ("inner", "of"), [(inner_agent, "graph"), (lambda: ScriptedChat(answer=script(AIMessage("inner words"))), "model")]
+)
+def test_a_tool_with_an_agent_or_a_model_inside_shows_its_steps_and_does_not_run_ahead_again(
+    run: Run, inner: Any, of: str
+) -> None:
+    asked = inner()
+
+    def look_up(order: str) -> str:
+        """Look up."""
+        found = asked.invoke({"messages": [HumanMessage(order)]} if of == "graph" else order)
+        return str(found["messages"][-1].content if of == "graph" else found.content)
+
+    made = StructuredTool.from_function(look_up)
+    answer = script(calls(W7), calls(W8), AIMessage("ok"))
+    ahead = RunAheadMiddleware([made], predict=in_turns([W7], [W8]))
+
+    def shown(*middleware: Any) -> list[Any]:
+        agent = create_agent(ScriptedChat(answer=answer), [made], middleware=middleware)
+        streamed = agent.stream(ASKED, stream_mode=["updates", "messages"], subgraphs=True)
+        return [
+            (bool(where), mode, part[0].text if mode == "messages" else list(part)) for where, mode, part in streamed
+        ]
+
+    without = shown(RunAheadMiddleware([made]))
+    assert any("inner" in part for _, mode, part in without if mode == "messages")
+    assert shown(ahead) == without
+    assert (ahead.ledger.counts.started, ahead.ledger.counts.used) == (1, 0)
+    assert of in ahead.refused["look_up"]
+    run(create_agent(ScriptedChat(answer=answer), [made], middleware=[ahead]))
+    assert ahead.ledger.counts.started == 1
+
+
+def test_instrumentation_around_create_agent_is_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = factory.create_agent
+    monkeypatch.setattr(factory, "create_agent", functools.wraps(made)(functools.partial(made)))
+    ahead = RunAheadMiddleware(READS, predict=in_turns([W7]))
+    tools = list(Desk().tools().values())
+    factory.create_agent(ScriptedChat(answer=script(calls(W7), AIMessage("ok"))), tools, middleware=[ahead]).invoke(
+        ASKED
+    )
+    assert ahead.ledger.counts.used == 1
+
+
+def test_a_request_that_lost_its_run_is_answered_as_ever(run: Run) -> None:
+    """Middleware outside may make a new request, as LangChain's own tests do; nothing says then whose turn it is."""
+
+    class Replacing(AgentMiddleware):
+        def wrap_model_call(self, request: Any, handler: Any) -> Any:
+            return handler(ModelRequest(model=request.model, messages=request.messages, tools=request.tools))
+
+        async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+            return await handler(ModelRequest(model=request.model, messages=request.messages, tools=request.tools))
+
+    ahead, answer = RunAheadMiddleware(READS, predict=in_turns([W7])), script(calls(W7), AIMessage("ok"))
+    assert transcript(run(agent_of(Desk(), answer, Replacing(), ahead))) == plain(answer)
+    assert ahead.ledger.counts.started == 0

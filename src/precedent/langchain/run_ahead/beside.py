@@ -50,9 +50,9 @@ class Agent:
 
 def agent_under_construction() -> Agent | None:
     """The agent that a caller up the stack is putting together with `create_agent`; None if there is none."""
-    frame = sys._getframe(1)
+    frame, create = sys._getframe(1), inspect.unwrap(factory.create_agent)  # instrumentation wraps it
     while frame is not None:
-        if frame.f_code is factory.create_agent.__code__:
+        if frame.f_code is create.__code__:
             given: Mapping[str, Any] = frame.f_locals
             stops = bool(given.get("interrupt_before") or given.get("interrupt_after"))
             return Agent(tuple(given["middleware"]), stops)

@@ -113,7 +113,7 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         handler: Callable[[ModelRequest[Any]], ModelResponse[Any]],
     ) -> ModelResponse[Any]:
         """Start what may come next, and ask the model meanwhile."""
-        if switched_off():
+        if switched_off() or not _of_a_run(request):
             return handler(request)
         turn = self._turn(agent, request, self._runner.start)
         with self._discarding(turn.lane), turn.listening():
@@ -130,7 +130,7 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
     ) -> ModelResponse[Any]:
         """Start what may come next, and ask the model meanwhile."""
-        if switched_off():
+        if switched_off() or not _of_a_run(request):
             return await handler(request)
         start = functools.partial(self._runner.start_task, asyncio.get_running_loop())
         turn = self._turn(agent, request, start)
@@ -281,3 +281,8 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
 
 def _run_of(request: ToolCallRequest) -> str:
     return str(request.state.get(RUN, "")) if isinstance(request.state, dict) else ""
+
+
+def _of_a_run(request: ModelRequest[Any]) -> bool:
+    """Whether a request still says which run it belongs to: other middleware may have made a new one without."""
+    return request.runtime is not None and RUN in request.state

@@ -33,6 +33,7 @@ from precedent.actions.ledger import Ledger, Pending
 from precedent.errors import PrecedentError
 from precedent.langchain.recording import Redact
 from precedent.langchain.run_ahead.equality import key_of
+from precedent.langchain.run_ahead.inside import Inside
 
 FLAG = "precedent_run_ahead"
 """Key of the metadata, and tag, of everything that a run ahead shows in callbacks and traces."""
@@ -64,6 +65,7 @@ class Ahead:
     config: RunnableConfig
     runtime: Runtime[Any]
     written: list[Any] = field(default_factory=list)
+    inside: Inside = field(default_factory=Inside)
 
     @property
     def tool_call(self) -> dict[str, Any]:
@@ -76,7 +78,7 @@ class Ahead:
         }
 
     def own_config(self) -> RunnableConfig:
-        """The run's config, flagged, without callbacks and without what would reach into the running graph.
+        """The run's config, flagged, without its callbacks and without what would reach into the running graph.
 
         An `interrupt()` in the tool would otherwise count among those of the model's node, or take its answer.
         """
@@ -84,7 +86,7 @@ class Ahead:
         kept[_RUNTIME] = self.runtime.override(stream_writer=self.written.append)
         return {
             **self.config,
-            "callbacks": [],
+            "callbacks": [self.inside],
             "tags": [*(self.config.get("tags") or ()), FLAG, TAG_NOSTREAM],
             "metadata": {**(self.config.get("metadata") or {}), FLAG: True},
             "configurable": kept,
@@ -163,6 +165,8 @@ class Runner:
         try:
             with tracing_context(enabled=False):
                 yield
+            if ahead.inside.reason is not None:
+                raise NotAnAnswer(ahead.inside.reason, refuse=True)
             answer = caught.answer()
         except Exception as error:  # thrown away: the call is made again if the model asks for it
             self._failed(ahead, error)
