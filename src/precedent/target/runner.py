@@ -39,7 +39,7 @@ def use_tree_attention(model: PreTrainedModel) -> bool:
     """
     chosen = model.config._attn_implementation
     declared = model._supports_attention_backend or is_recurrent(model.config.get_text_config())
-    if not declared or (chosen == "eager" and model._supports_sdpa):
+    if not (declared or chosen == NAME) or (chosen == "eager" and model._supports_sdpa):
         return False
     if chosen != NAME:
         model.set_attn_implementation(NAME)
