@@ -81,9 +81,7 @@ def family_of(config: Any) -> Family:
     count, name = declared_heads(config), config.model_type
     if name in FAMILIES:
         if count is not None and count > 1:
-            raise UnsupportedError(
-                f"this {name} has {count} MTP layers, and mtp runs one: leave mtp out of the drafters"
-            )
+            raise UnsupportedError(f"this {name} has {count} MTP layers, and mtp runs only one: draft without mtp")
         return FAMILIES[name](config.num_hidden_layers)
     if count:
         raise UnsupportedError(

@@ -81,7 +81,8 @@ def load_head(target: PreTrainedModel, family: Family) -> PreTrainedModel:
     layers_of(target)  # raises UnsupportedError if the layers are elsewhere
     if len({parameter.device for parameter in target.parameters()}) > 1:
         raise UnsupportedError("mtp needs the whole target on one device: load it there, or leave mtp out")
-    tensors = _checked(tensors_below(family.prefixes, target.config), family, target)
+    with explained(target.config._name_or_path, "the MTP head of"):
+        tensors = _checked(tensors_below(family.prefixes, target.config), family, target)
     head = _one_layer(target, _as_first_layer(tensors, family))
     norm = base_of(head).norm
     norms = [_filled(copy.deepcopy(norm), tensors, name) for name in (family.embedding_norm, family.hidden_norm)]
