@@ -30,7 +30,6 @@ ONE_LAYER = {
     "decoder_sparse_step": 1,
     "tie_word_embeddings": False,
     "pad_token_id": None,
-    "quantization_config": None,
 }
 """Settings of a head's config, where the target's has them: one layer with full attention, and experts if any has."""
 
@@ -129,6 +128,7 @@ def _one_layer(target: PreTrainedModel, weights: dict[str, Tensor]) -> PreTraine
         if hasattr(config, name):
             setattr(config, name, value)
     config.vocab_size = 1  # embeddings and head are the target's
+    vars(config).pop("quantization_config", None)  # a target that was quantised at load has a head that is not
     source, loader = target.config._name_or_path, type(target)
     with explained(source, "the MTP head of"):
         loaded: Any = loader.from_pretrained(
