@@ -88,8 +88,8 @@ def test_the_first_draw_is_that_of_transformers(model_type: str) -> None:
     theirs = MtpModel.from_pretrained(model)
     with torch.inference_mode():
         hidden = model.base_model(input_ids=torch.tensor([ids[:-1]])).last_hidden_state
-        positions = torch.arange(1, len(ids))[None]
-        _, expected, _ = theirs(torch.tensor([ids[1:]]), hidden, None, positions, None)
+        after, positions = torch.tensor([ids[1:]]), torch.arange(1, len(ids))[None]
+        _, expected, _ = theirs(after, hidden, torch.ones_like(after), positions, None)
     place, slot = prefilled(target, ids), head.new_slot()
     head.bind(slot, lambda: place)
     head.prefill(slot, ids[1:])
@@ -146,6 +146,18 @@ def test_the_next_turn_continues_the_heads_cache(model_type: str) -> None:
     assert drafter.begin(request_on(other)).behind == len(again) - 1
     stranger = replace(request_on(slot), tenant="another")
     assert drafter.begin(stranger).behind == len(again) - 1
+
+
+@TWO
+def test_drafted_entries_are_lent_to_nobody(model_type: str) -> None:
+    """A request whose prompt is another's text with its drafts, while that one still runs."""
+    target, head = pair(model_type)
+    drafter, ids = MtpDrafter(head), random_ids(14, 20)
+    first = drafter.begin(request_on(prefilled(target, ids)))
+    longer = [*ids, *drawn(first), 7]
+    second = drafter.begin(request_on(prefilled(target, longer)))
+    assert second.behind == len(longer) - 1
+    assert drawn(second) == reference_of(model_type).draws(longer, 4)
 
 
 @TWO

@@ -109,9 +109,10 @@ class HeadPlace:
     def __init__(
         self, model: HeadModel, pool: PrefixPool, tenant: str, context: list[int], target_slot: SlotOf
     ) -> None:
-        self._model, self._pool, self._context, self._target_slot = model, pool, context, target_slot
+        self._model, self._pool, self._context = model, pool, context
         self._tenant = f"{context[0] if context else ''} {tenant}"
         self._slot = pool.acquire(self._tenant, context[1:])
+        pool.drop(self._slot)  # never lent while in use: its end may be drafted
         self._settled = len(self._slot.token_ids)
         model.bind(self._slot, target_slot)
 
