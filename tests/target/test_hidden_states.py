@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -109,13 +110,19 @@ def test_states_follow_rewinds_forks_and_reused_prefixes(name: str) -> None:
 
 
 def test_targets_that_share_a_model_do_not_see_each_others_rows() -> None:
-    """A second target on the same layers, as an early exit is, leaves the first one's states alone."""
-    kept = Kept("llama")
-    other = TargetModel(kept.target.model)
+    """A second engine's target, whose forward on another thread ends within one of the first."""
+    kept, once = Kept("llama"), threading.Lock()
+    other: Any = TargetModel(kept.target.model)
     other.keep_hidden_states(after_norm=False)
-    slot = prefilled(kept.target, random_ids(1, 12))
-    prefilled(other, random_ids(2, 30))
-    kept.check(slot)
+
+    def interrupt(norm: object, inputs: object, output: object) -> None:
+        if once.acquire(blocking=False):
+            thread = threading.Thread(target=prefilled, args=(other, random_ids(2, 30)))
+            thread.start()
+            thread.join()
+
+    kept.target.model.base_model.norm.register_forward_hook(interrupt)
+    kept.check(prefilled(kept.target, random_ids(1, 12)))
 
 
 @by_rows
