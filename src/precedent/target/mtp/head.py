@@ -83,23 +83,26 @@ def load_head(target: PreTrainedModel, family: Family) -> PreTrainedModel:
     with explained(target.config._name_or_path, "the MTP head of"):
         tensors = _checked(tensors_below(family.prefixes, target.config), family, target)
     head = _one_layer(target, _as_first_layer(tensors, family))
-    norm = base_of(head).norm
-    norms = [_filled(copy.deepcopy(norm), tensors, name) for name in (family.embedding_norm, family.hidden_norm)]
-    size = target.config.get_text_config().hidden_size
-    projection = nn.Linear(2 * size, size, bias=False, device=target.device, dtype=target.dtype)
-    _filled(projection, tensors, family.projection)
-    embeddings: Any = target.get_input_embeddings()
-    base_of(head).embed_tokens = FusedInputs(embeddings, norms, projection)
+    base_of(head).embed_tokens = _inputs(target, family, tensors, base_of(head).norm)
     head.set_output_embeddings(target.get_output_embeddings())
     head.config.vocab_size = target.config.get_text_config().vocab_size
     head.eval().requires_grad_(False)
     return head
 
 
+def _inputs(target: PreTrainedModel, family: Family, tensors: Mapping[str, Tensor], norm: nn.Module) -> FusedInputs:
+    """What stands before the layer; its norms are of the class of `norm`."""
+    embeddings: Any = target.get_input_embeddings()
+    norms = [_filled(copy.deepcopy(norm), tensors, name) for name in (family.embedding_norm, family.hidden_norm)]
+    size = target.config.get_text_config().hidden_size
+    projection = nn.Linear(2 * size, size, bias=False, device=target.device, dtype=target.dtype)
+    return FusedInputs(embeddings, norms, _filled(projection, tensors, family.projection))
+
+
 def _checked(tensors: Mapping[str, Tensor], family: Family, target: PreTrainedModel) -> dict[str, Tensor]:
     """The tensors without copies of the target's own. Raises ModelLoadError, naming what is missing."""
     source, config = target.config._name_or_path, target.config.get_text_config()
-    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(family.copies or ("\0",))}
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(family.copies)}
     missing = [name for name in family.modules if f"{name}.weight" not in kept]
     if missing:
         says = "its config names one" if declared_heads(config) else "mtp needs one"
