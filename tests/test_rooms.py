@@ -30,6 +30,7 @@ LAYERS = (
     "target",
     "target.encoder_decoder",
     "target.load",
+    "target.mtp",
     "target.parallel",
     "cache.store",
     "cache.snapshot",

@@ -189,7 +189,8 @@ class SpeculationConfig(_FromDict):
     """What may be proposed and how it is verified.
 
     - `enabled`: False is plain decoding, through the same loop.
-    - `drafters`: which drafters propose, in order of credit; `()` is none.
+    - `drafters`: which drafters propose, in order of credit; `()` is none. `mtp`, the checkpoint's own MTP head, takes
+      part where the engine's settings name it.
     - `max_nodes`: the most nodes of a step's candidate tree.
     - `max_draws`: the most tokens that a draft model samples for it.
     - `mode`: one of `MODES` or `LOSSY_MODES`. `auto` is greedy at temperature 0, otherwise coupled with a seed and

@@ -81,6 +81,7 @@ def test_a_hybrid_has_keys_in_some_layers_and_states_in_others(tmp_path: Path) -
     assert (status, found["usable"]) == (0, True)
     assert found["attention"] == ("yes", "qwen3_next: 2 × linear_attention, 2 × full_attention")
     assert "bitwise" in found["states"][1]
+    assert "checkpoints of qwen3_next carry a trained MTP head" in found["mtp"][1]
     config = AutoConfig.from_pretrained(tmp_path / "model")
     assert doctor_checks._kv_bytes_per_token(config) == 2 * 2 * 2 * 12 * 8
 

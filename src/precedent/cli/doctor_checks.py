@@ -22,6 +22,7 @@ from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
 from precedent.target.load.loading import check_same_vocabulary, load_config, load_tokenizer
 from precedent.target.load.source import gguf_file
 from precedent.target.load.trained_draft import holds_draft, read_settings
+from precedent.target.mtp.families import FAMILIES
 from precedent.text.answers import answer_syntax
 from precedent.text.prompt import render_prompt
 from precedent.text.tool_formats.reasoning import reasoning_tags
@@ -83,7 +84,7 @@ def _attention(config: Any) -> Finding:
 
 
 def _states(config: Any) -> Iterator[Finding]:
-    """What is different with a model that has recurrent layers, or follows single paths."""
+    """What is different with a model that has recurrent layers, follows single paths, or may carry an MTP head."""
     text = config.get_text_config()
     if is_recurrent(text):
         note = "recurrent states follow every path; bitwise, tensor_parallel and cuda_graphs are refused"
@@ -91,6 +92,9 @@ def _states(config: Any) -> Iterator[Finding]:
     why = why_only_chains(text)
     if why is not None:
         yield Finding("trees", "note", f"it {why}: drafts are single paths")
+    if text.model_type in FAMILIES:
+        says = f"checkpoints of {text.model_type} carry a trained MTP head: name mtp among the drafters to use it"
+        yield Finding("mtp", "note", says)
 
 
 def _context(config: Any) -> Iterator[Finding]:

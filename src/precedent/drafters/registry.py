@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from precedent.cache import SpeculationCache
     from precedent.target import TargetModel
+    from precedent.target.mtp.model import HeadModel
 
 GROUP = "precedent.drafters"
 
@@ -37,7 +38,7 @@ class DrafterParts:
 
     `early_exit` says that the draft model is the target's own first layers and reads the target's keys and values;
     `draws_ahead` that it draws while the target scores. `device` is where the target verifies. `report` is called with
-    every finished call to the cache; None logs those that failed.
+    every finished call to the cache; None logs those that failed. `head` is the MTP head of the target's checkpoint.
     """
 
     tokenizer_fingerprint: str
@@ -49,6 +50,7 @@ class DrafterParts:
     draws_ahead: bool = False
     device: torch.device | None = None
     report: Report | None = None
+    head: HeadModel | None = None
 
 
 Factory = Callable[[DrafterParts], Drafter | None]
@@ -70,11 +72,22 @@ def _recall(parts: DrafterParts) -> Drafter | None:
 def _draft_model(parts: DrafterParts) -> Drafter | None:
     if parts.draft_model is None:
         return None
-    from precedent.drafters.model.drafter import DraftModelDrafter  # here: the only drafter that needs torch
+    from precedent.drafters.model.drafter import DraftModelDrafter  # here: it needs torch
 
     return DraftModelDrafter(
         parts.draft_model, early_exit=parts.early_exit, hand_to=parts.device, own_stream=parts.draws_ahead
     )
+
+
+def _mtp(parts: DrafterParts) -> Drafter | None:
+    if parts.head is None:  # nobody names it by default, so leaving it out would ignore what was asked for
+        raise ConfigError(
+            "this engine keeps no hidden states, which mtp reads: name mtp among the drafters of its own speculation "
+            "settings, EngineOptions(speculation=SpeculationConfig(drafters=(..., 'mtp'))), not only in a request's"
+        )
+    from precedent.drafters.model.mtp import MtpDrafter  # here: it needs torch
+
+    return MtpDrafter(parts.head)
 
 
 BUILT_IN: Mapping[str, Factory] = {
@@ -84,6 +97,7 @@ BUILT_IN: Mapping[str, Factory] = {
     "template": lambda parts: None if parts.codec is None else TemplateDrafter(parts.codec),
     "grammar": lambda parts: GrammarDrafter(),
     "draft-model": _draft_model,
+    "mtp": _mtp,
 }
 
 

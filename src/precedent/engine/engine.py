@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from precedent.cache.store.fingerprint import model_fingerprint, tokenizer_fingerprint
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.decoding.microscope import Microscope
-from precedent.decoding.pearl import pearl_for
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
 from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.engine.admission import Admission
 from precedent.engine.checks import check_prompt, check_token_ids, end_token_ids, mode_of, unless_switched_off
+from precedent.engine.draft_models import DraftModels
 from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.engine.in_flight import InFlight
 from precedent.engine.kept_prefixes import check_prefix, kept_prefixes
@@ -40,16 +40,12 @@ from precedent.runtime.process import OfOneProcess, check_fork, computing
 from precedent.sampling.constraints import constraints_for
 from precedent.target import TargetModel
 from precedent.target.encoder_decoder.opening import target_of
-from precedent.target.load.draft_for import draft_for
 from precedent.text.assembly import TextAssembler
 from precedent.text.codec import TokenizerCodec
 from precedent.text.templates import Template, Templates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-DRAWING = "draft-model"
-"""The drafter whose model stores keys and values beside the target's."""
 
 __all__ = ["Emission", "Engine", "Generation", "GenerationResult", "ResultObserver"]
 
@@ -105,12 +101,11 @@ class Engine(OfOneProcess):
         self.model_fingerprint = model_fingerprint(weights.config.to_dict(), self.target.weights())
         self._own_threads = own = set[threading.Thread]()
         self._executor = executor or Background(2, "precedent-cache", lambda: own.add(threading.current_thread()))
-        draft, early = draft_for(self.target, draft_model)
-        self._codec = TokenizerCodec(tokenizer)
-        self._pearl = pearl_for(draft, self.target, options.pearl, early_exit=early)
+        self._models = DraftModels.beside(self.target, draft_model, options.pearl, self.speculation.drafters)
+        self._codec, pearl = TokenizerCodec(tokenizer), self._models.pearl
         self._parts = DrafterParts(
-            self.tokenizer_fingerprint, self._executor, self.cache, draft, self._codec, early,
-            draws_ahead=self._pearl is not None, device=self.target.device,
+            self.tokenizer_fingerprint, self._executor, self.cache, self._models.draft, self._codec,
+            self._models.early_exit, draws_ahead=pearl is not None, device=self.target.device, head=self._models.head,
         )  # fmt: skip
         self.kept_prefixes = kept_prefixes(options, self._parts, self.target, tokenizer, self.model_fingerprint)
         self._drafters: dict[str, Drafter] = {}
@@ -118,14 +113,14 @@ class Engine(OfOneProcess):
         self._drafters_named(self.speculation.drafters)
         compile_inner_loops()
         self._remembered = RememberedCosts(self.target, self.model_fingerprint)
-        self.planner = (PearlPlanner if self._pearl else Planner)(cost or costs_of(self.target, self._remembered))
+        self.planner = (PearlPlanner if pearl else Planner)(cost or costs_of(self.target, self._remembered))
         release_workers()  # the model was loaded and timed on this thread, and runs on another
         self._end_ids = end_token_ids(weights, tokenizer)
         self._grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
         limits = options.limits or EngineLimits()
         self.admission = Admission(self.target, limits, self.kept_prefixes)
         self._worker = started_worker(
-            self.target, self.planner, self.admission, self._executor, self._drafters, self._pearl,
+            self.target, self.planner, self.admission, self._executor, self._drafters, pearl,
             prefill_tokens=limits.prefill_tokens_per_round, remember=partial(self._remembered.write, self.planner.cost),
         )  # fmt: skip
         if self.cache is not None:
@@ -279,14 +274,11 @@ class Engine(OfOneProcess):
     def _kv_bytes(
         self, prompt_tokens: int, max_tokens: int, speculation: SpeculationConfig, drafters: dict[str, Drafter]
     ) -> int:
-        """Bytes of keys and values of a whole request and its draft model without an arena. Raises CapacityError."""
-        tree = speculation.max_nodes + speculation.max_draws if drafters else 0
+        """Bytes of keys and values of a whole request and its draft models without an arena. Raises CapacityError."""
+        tree = speculation.max_nodes + speculation.max_draws + 1 if drafters else 1
         answer = min(max_tokens, self.target.most_answer_tokens(prompt_tokens))
-        num_bytes = self.target.request_bytes(prompt_tokens, answer, tree + 1, tree + 1)
-        draft = None if self._parts.early_exit else self._parts.draft_model
-        if draft is not None and draft.static is None and DRAWING in drafters:
-            ahead = speculation.max_draws + 1 if self._pearl is not None else 0
-            num_bytes += draft.request_bytes(prompt_tokens, answer, tree + 1 + ahead, 1)
+        num_bytes = self.target.request_bytes(prompt_tokens, answer, tree, tree)
+        num_bytes += self._models.kv_bytes(drafters, prompt_tokens, answer, speculation)
         self.admission.check(num_bytes, prompt_tokens, max_tokens)
         return num_bytes
 

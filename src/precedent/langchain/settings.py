@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _RENAMED = {"cache": "speculation_cache"}  # LangChain's own `cache` is one of whole answers
 _NO_FIELDS = ("speculation", "limits")  # the former is applied to each call, the latter wants an engine of your own
+MTP = "mtp"  # a drafter that an engine must know from the start: its target keeps hidden states
 _FIELD_OF = {
     option.name: _RENAMED.get(option.name, option.name)
     for option in dataclasses.fields(EngineOptions)
@@ -59,8 +60,14 @@ _IN_THE_CONSTRUCTOR = Elsewhere((*OF_THE_ENGINE, *OF_LOADING, "streaming"), IN_T
 
 def engine_options(model: EngineFields) -> EngineOptions:
     """What the model's engine is built from; None in a field is the option's default."""
-    given = {option: getattr(model, field) for option, field in _FIELD_OF.items()}
+    given = {option: getattr(model, field) for option, field in _FIELD_OF.items()} | {"speculation": _asked(model)}
     return EngineOptions(**{option: value for option, value in given.items() if value is not None})
+
+
+def _asked(model: EngineFields) -> SpeculationConfig | None:
+    """The model's drafters where one of them has to be known when the engine is built; otherwise calls choose alone."""
+    chosen = speculation_config(model, {}, SpeculationConfig())
+    return SpeculationConfig(drafters=chosen.drafters) if chosen is not None and MTP in chosen.drafters else None
 
 
 def fields_of(given: Mapping[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent.errors import ConfigError, ContextOverflowError, PromptError
+from precedent.errors import ConfigError, ContextOverflowError, PromptError, UnsupportedError
 from precedent.target import bitwise as same_bits
 from precedent.target.all_layers import use_all_layers
 from precedent.target.cpu.fused_layer import fuse_layers
@@ -23,13 +23,14 @@ from precedent.target.cpu.norm import fuse_norms
 from precedent.target.cuda.static_runner import StaticRunner, StaticSettings
 from precedent.target.examine import examine
 from precedent.target.fixed_sizes import static_runner
+from precedent.target.hidden_states import kept_by
 from precedent.target.kv.arena import Moves
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import check_supported, context_length
 from precedent.target.kv.rows import chain_rows, tree_rows
 from precedent.target.prefixes import common_prefix
 from precedent.target.sharding import check_whole
-from precedent.target.slot import NOTHING_PENDING, Commit, Slot
+from precedent.target.slot import NOTHING_PENDING, Commit, Slot, keep_path
 from precedent.tree import EMPTY_TREE, CandidateTree
 
 PREFILL_CHUNK = 512
@@ -71,6 +72,19 @@ class TargetModel:
     def run_in_sizes(self, settings: StaticSettings) -> None:
         """From now on run forwards of fixed size; call it before the first slot exists. Raises UnsupportedError."""
         self.static = static_runner(self.runner, self.kv_shape, settings)
+
+    def keep_hidden_states(self, *, after_norm: bool = True) -> None:
+        """From now on keep the last layer's output of every token (`target.hidden_states`), for drafters that read it.
+
+        Call it before the first slot exists. Raises UnsupportedError, naming why, where they cannot be kept.
+        """
+        if self.static is not None:
+            raise UnsupportedError(
+                "forwards of fixed size (cuda_graphs=True, or bitwise=True on a GPU) keep no hidden states, which mtp "
+                "reads: leave that option or the drafter out"
+            )
+        if self.runner.hidden is None:
+            self.runner.hidden, self.kv_shape = kept_by(self.model, self.kv_shape, after_norm=after_norm)
 
     def _fixed_sizes(self, static: StaticSettings | None) -> StaticRunner | None:
         """The runner for forwards of fixed size: if asked for, and on a GPU if `bitwise` requires it."""
@@ -255,7 +269,7 @@ class TargetModel:
         for place, commit in enumerate(batch):
             try:
                 moves.by = place
-                _commit(*commit, moves)
+                keep_path(*commit, moves)
             except Exception as error:
                 errors[place] = error
         try:
@@ -281,10 +295,3 @@ class TargetModel:
     def plain_step(self, slot: Slot) -> Tensor:
         """Logits after the pending token alone, `[1, vocab_size]`."""
         return self.score([(slot, EMPTY_TREE)])[0]
-
-
-def _commit(slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: int, moves: Moves) -> None:
-    accepted = [tree.token_ids[node] for node in path]
-    slot.kv.keep([0, *(node + 1 for node in path)], moves)
-    slot.token_ids += [slot.pending, *accepted]
-    slot.pending = next_token

@@ -17,6 +17,7 @@ from transformers.masking_utils import causal_mask_function, sliding_window_caus
 from precedent.errors import UnsupportedError
 from precedent.runtime.team import TEAM, fitted_team
 from precedent.target.attention import NAME
+from precedent.target.hidden_states import HiddenStates
 from precedent.target.kv.layer_kinds import (
     FULL_ATTENTION,
     RECURRENT,
@@ -38,7 +39,7 @@ def use_tree_attention(model: PreTrainedModel) -> bool:
     """
     chosen = model.config._attn_implementation
     declared = model._supports_attention_backend or is_recurrent(model.config.get_text_config())
-    if not declared or (chosen == "eager" and model._supports_sdpa):
+    if not (declared or chosen == NAME) or (chosen == "eager" and model._supports_sdpa):
         return False
     if chosen != NAME:
         model.set_attn_implementation(NAME)
@@ -66,8 +67,8 @@ class Runner:
     """A model and how it is called: all sequences in one forward (`packed`), or one sequence at a time.
 
     With `most_rows`, no forward has more rows, and a forward that would round rows differently is refused
-    (`target.bitwise`). `static` and `all_layers`, if set, compute the rows that they support. `team` chooses the number
-    of threads; the last forward had `threads`.
+    (`target.bitwise`). `static` and `all_layers`, if set, compute the rows that they support. `hidden`, if set, keeps
+    the hidden states of every row. `team` chooses the number of threads; the last forward had `threads`.
 
     With `only_chains`, the reason why the model follows no trees, a forward is one chain of one sequence.
 
@@ -82,6 +83,7 @@ class Runner:
         self.most_rows: int | None = None
         self.static: FixedSizes | None = None
         self.all_layers: AllLayers | None = None
+        self.hidden: HiddenStates | None = None
 
     @property
     def way(self) -> str:
@@ -109,10 +111,11 @@ class Runner:
         if not self.packed:
             return [self._one(rows)[0] for rows in sequences]
         forward = Forward(sequences, by_rows=self.most_rows is not None)
-        logits = None if self.all_layers is None else self.all_layers.logits(forward)
-        if logits is None:
-            with self._running(forward):
-                logits = self.model(**self.inputs(forward)).logits[0]
+        with self._keeping(forward):
+            logits = None if self.all_layers is None else self.all_layers.logits(forward)
+            if logits is None:
+                with self._running(forward):
+                    logits = self.model(**self.inputs(forward)).logits[0]
         return [logits[start:stop] for start, stop in forward.spans]
 
     def fill(self, rows: Rows) -> None:
@@ -129,16 +132,21 @@ class Runner:
             self._one(rows, **fewest)
             return
         forward = Forward([rows], by_rows=self.most_rows is not None)
-        if self.all_layers is not None and self.all_layers.fill(forward):
+        if self.all_layers is not None and self.hidden is None and self.all_layers.fill(forward):
             return
-        with self._running(forward):
+        with self._keeping(forward), self._running(forward):
             self.model(**self.inputs(forward), **fewest)
 
     def _one(self, rows: Rows, **settings: Any) -> Tensor:
         forward = Forward([rows])
-        with RecurrentStep(forward).running() if self.recurrent else nullcontext():
+        step = RecurrentStep(forward).running() if self.recurrent else nullcontext()
+        with self._keeping(forward), step:
             logits: Tensor = self.model(**self.inputs(forward), attention_mask=self._mask(rows), **settings).logits
         return logits
+
+    def _keeping(self, forward: Forward) -> AbstractContextManager[object]:
+        """Keeps the hidden states of a forward where a drafter asked for them."""
+        return nullcontext() if self.hidden is None else self.hidden.kept_from(forward)
 
     def _running(self, forward: Forward) -> AbstractContextManager[object]:
         """Announces a forward to attention functions, and to recurrent modules where there are some."""

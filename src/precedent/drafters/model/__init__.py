@@ -1,4 +1,4 @@
-"""The drafter that samples from a smaller model with the target's tokenizer.
+"""The drafters that sample from a model: a smaller one with the target's tokenizer, or the target's own MTP head.
 
-The only drafter that needs torch and a model of its own.
+The only drafters that need torch.
 """

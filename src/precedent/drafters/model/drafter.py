@@ -68,13 +68,16 @@ class DraftModelDrafter:
         """Start drafting, with the longest cached prefix of the prompt; computes nothing until the first draw."""
         context = list(request.prompt_ids)
         with self.at_work():
-            if self._early_exit and request.target_slot is not None:
-                place: Place = TargetsPlace(self._model, request.target_slot)
-            elif self._model.encodes_prompt:
-                place = DecoderPlace(self._model, context)
-            else:
-                place = OwnPlace(self._model, self._pool, request.tenant, context)
+            place = self._place_of(request, context)
         return _DraftModelSession(self, self._model, request, context, place)
+
+    def _place_of(self, request: Request, context: list[int]) -> Place:
+        """Where a request's keys and values go; `context` grows with the committed text."""
+        if self._early_exit and request.target_slot is not None:
+            return TargetsPlace(self._model, request.target_slot)
+        if self._model.encodes_prompt:
+            return DecoderPlace(self._model, context)
+        return OwnPlace(self._model, self._pool, request.tenant, context)
 
     def close(self) -> None:
         """Release the KV caches of finished requests."""
@@ -207,8 +210,11 @@ class _DraftModelSession(DrawsAhead):
         if drafted and drafted[-1] in self._request.end_token_ids:
             return False
         with self._drafter.at_work():
-            slot, tail = self._next or self._place.caught_up(drafted)
-        logits = yield slot, tail
+            wanted = self._next or self._place.caught_up(drafted)
+        if wanted is None:
+            return False
+        slot, tail = wanted
+        logits = yield wanted
         with self._drafter.at_work():
             row = self._shaped(_kept(logits[-1, : self._request.num_tokens]), drafted)
             new = self._drafted(row, drafted, rng, node, purpose, siblings)

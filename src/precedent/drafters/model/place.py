@@ -1,13 +1,14 @@
 """Where a draft model keeps a request's keys and values: in its own KV cache, or in the target's.
 
-Either place catches up with the text before a draw.
+Every place catches up with the text before a draw; None says that it has nothing to draw from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from precedent.target import Slot, TargetModel, common_prefix
+from precedent.target.mtp.model import HeadModel, SlotOf
 from precedent.target.prefix_pool import PrefixPool
 from precedent.tree import EMPTY_TREE, CandidateTree, chain
 
@@ -85,7 +86,7 @@ class TargetsPlace:
 
     behind = 1
 
-    def __init__(self, model: TargetModel, target_slot: Callable[[], Slot]) -> None:
+    def __init__(self, model: TargetModel, target_slot: SlotOf) -> None:
         self._num_layers, self._target_slot = len(model.kv_shape.layers), target_slot
 
     def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
@@ -98,4 +99,48 @@ class TargetsPlace:
         """Do nothing: the engine keeps the target's slot."""
 
 
-Place = OwnPlace | DecoderPlace | TargetsPlace
+class HeadPlace:
+    """The KV cache of an MTP head, which begins with the text's second token: each entry also reads what is before it.
+
+    Entries that read the target's hidden states stay; those of drafted tokens are computed again once committed. A
+    cache is shared only between texts with the same first token, on which all entries depend.
+    """
+
+    def __init__(
+        self, model: HeadModel, pool: PrefixPool, tenant: str, context: list[int], target_slot: SlotOf
+    ) -> None:
+        self._model, self._pool, self._context = model, pool, context
+        self._tenant = f"{context[0] if context else ''} {tenant}"
+        self._slot = pool.acquire(self._tenant, context[1:])
+        pool.drop(self._slot)  # never lent while in use: its end may be drafted
+        self._settled = len(self._slot.token_ids)
+        model.bind(self._slot, target_slot)
+
+    @property
+    def behind(self) -> int:
+        """Number of committed tokens that the KV cache lacks."""
+        text = self._context[1:]
+        return len(text) - min(self._settled, common_prefix(self._slot.token_ids, text))
+
+    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree] | None:
+        """Rewind to what the target's hidden states gave; returns what `OwnPlace` does, None after a single token."""
+        assert not drafted, "a head drafts between two forwards of its target, never ahead"
+        text = self._context[1:]
+        if not text:
+            return None
+        known = min(self._settled, common_prefix(self._slot.token_ids, text[:-1]))
+        self._model.rewind(self._slot, known)
+        if len(text) - known > CATCH_UP_LIMIT:
+            self._model.prefill(self._slot, text)
+        self._slot.pending, *missed = text[len(self._slot.token_ids) :]
+        self._settled = len(text)
+        return self._slot, chain(missed)
+
+    def leave(self) -> None:
+        """Keep the KV cache for the conversation's next turn, without drafted tokens."""
+        slot, self._slot = self._slot, self._model.new_slot()
+        self._model.rewind(slot, min(self._settled, len(slot.token_ids)))
+        self._pool.release(self._tenant, slot)
+
+
+Place = OwnPlace | DecoderPlace | TargetsPlace | HeadPlace

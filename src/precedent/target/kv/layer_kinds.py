@@ -109,6 +109,11 @@ def context_length(config: Any) -> int:
 
 
 def _is_stateful(config: Any) -> bool:
-    """Whether the model class declares state that is not in transformers' cache (RWKV, xLSTM)."""
+    """Whether the model class declares state that is not in transformers' cache (RWKV, xLSTM).
+
+    A class with several kinds of layers, Qwen3-Next, may have none with a state among those that its config lists.
+    """
+    if getattr(config, "layer_types", None):
+        return False
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return bool(getattr(model_class, "_is_stateful", False))

@@ -1,0 +1,158 @@
+"""Builds an MTP head as a model of its target's class with one layer, whose inputs also read hidden states.
+
+At position i it reads the embedding of token i + 1 and the target's hidden state of token i, and predicts token i + 2:
+`layer(projection([embedding_norm(embedding), hidden_norm(hidden state)]))`, then a norm and the target's own head
+(DeepSeek-V3, 2412.19437, equations 21 to 23).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from precedent.errors import ModelLoadError, UnsupportedError
+from precedent.target.load.first_layers import base_of, layers_of
+from precedent.target.load.source import explained
+from precedent.target.mtp.families import Family, declared_heads
+from precedent.target.mtp.files import tensors_below
+
+ONE_LAYER = {
+    "num_hidden_layers": 1,
+    "layer_types": ["full_attention"],
+    "mlp_layer_types": ["sparse"],
+    "first_k_dense_replace": 0,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+}
+"""Settings of a head's config, where the target's has them: one layer with full attention, and experts if any has."""
+
+SHARED = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
+"""Weights that a head takes from its target."""
+
+
+class FusedInputs(nn.Module):
+    """Stands in for the embeddings of a head: what its layer reads, `[1, rows, hidden_size]`, from token ids.
+
+    `give` hands in the hidden states for the rows of the next forwards, in order; without any they are zero.
+    """
+
+    def __init__(self, embeddings: nn.Module, norms: Sequence[nn.Module], projection: nn.Module) -> None:
+        super().__init__()
+        self.embeddings, self.projection = embeddings, projection
+        self.embedding_norm, self.hidden_norm = norms
+        self._given: Tensor | None = None
+
+    @property
+    def weight(self) -> Any:
+        """The embeddings' weight, whose device is where token ids go."""
+        return self.embeddings.weight
+
+    def give(self, hidden: Sequence[Tensor]) -> None:
+        """Hand in the hidden states `[rows, hidden_size]` of each sequence; replaces what is left of earlier ones."""
+        self._given = torch.cat(list(hidden)) if hidden else None
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """The projection of both inputs."""
+        embedded = self.embeddings(input_ids)
+        hidden = torch.zeros_like(embedded) if self._given is None else self._taken(input_ids.shape[1])[None]
+        fused: Tensor = self.projection(torch.cat([self.embedding_norm(embedded), self.hidden_norm(hidden)], dim=-1))
+        return fused
+
+    def _taken(self, rows: int) -> Tensor:
+        assert self._given is not None
+        taken, self._given = self._given[:rows], self._given[rows:]
+        return taken
+
+
+def load_head(target: PreTrainedModel, family: Family) -> PreTrainedModel:
+    """The head in the target's checkpoint, on its device and in its dtype, with the target's own embeddings and head.
+
+    Raises ConfigError where the checkpoint's files are not at hand or hold no head, ModelLoadError for tensors that
+    are missing or do not fit, UnsupportedError for a target that is spread over devices.
+    """
+    layers_of(target)  # raises UnsupportedError if the layers are elsewhere
+    if len({parameter.device for parameter in target.parameters()}) > 1:
+        raise UnsupportedError("mtp needs the whole target on one device: load it there, or leave mtp out")
+    with explained(target.config._name_or_path, "the MTP head of"):
+        tensors = _checked(tensors_below(family.prefixes, target.config), family, target)
+    head = _one_layer(target, _as_first_layer(tensors, family))
+    base_of(head).embed_tokens = _inputs(target, family, tensors, base_of(head).norm)
+    head.set_output_embeddings(target.get_output_embeddings())
+    head.config.vocab_size = target.config.get_text_config().vocab_size
+    head.eval().requires_grad_(False)
+    return head
+
+
+def _inputs(target: PreTrainedModel, family: Family, tensors: Mapping[str, Tensor], norm: nn.Module) -> FusedInputs:
+    """What stands before the layer; its norms are of the class of `norm`."""
+    embeddings: Any = target.get_input_embeddings()
+    norms = [_filled(copy.deepcopy(norm), tensors, name) for name in (family.embedding_norm, family.hidden_norm)]
+    size = target.config.get_text_config().hidden_size
+    projection = nn.Linear(2 * size, size, bias=False, device=target.device, dtype=target.dtype)
+    return FusedInputs(embeddings, norms, _filled(projection, tensors, family.projection))
+
+
+def _checked(tensors: Mapping[str, Tensor], family: Family, target: PreTrainedModel) -> dict[str, Tensor]:
+    """The tensors without copies of the target's own. Raises ModelLoadError, naming what is missing."""
+    source, config = target.config._name_or_path, target.config.get_text_config()
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(family.copies)}
+    missing = [name for name in family.modules if f"{name}.weight" not in kept]
+    if missing:
+        says = "its config names one" if declared_heads(config) else "mtp needs one"
+        raise ModelLoadError(
+            f"the checkpoint {source} holds no whole MTP head, and {says}: {missing[0]}.weight is not in its files; "
+            "get them all from the model's makers (conversions often drop the head), or leave mtp out of the drafters"
+        )
+    strange = [name for name, tensor in kept.items() if tensor.dtype.itemsize < 2 or "scale" in name]
+    if strange:
+        raise UnsupportedError(f"the MTP head in {source} is quantised ({min(strange)}), which mtp does not support")
+    return kept
+
+
+def _as_first_layer(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """The layer and the norm behind it under the names of a checkpoint with one layer."""
+    around = tuple(f"{name}." for name in family.modules)
+    inside = {name: tensor for name, tensor in tensors.items() if not name.startswith(around)}
+    renamed = {name.replace(family.layer, "model.layers.0.", 1): tensor for name, tensor in inside.items()}
+    return renamed | {"model.norm.weight": tensors[f"{family.norm}.weight"]}
+
+
+def _one_layer(target: PreTrainedModel, weights: dict[str, Tensor]) -> PreTrainedModel:
+    """A model of the target's class from the weights of one layer; transformers converts them as it does its own."""
+    config = copy.deepcopy(target.config.get_text_config())
+    for name, value in ONE_LAYER.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    config.vocab_size = 1  # embeddings and head are the target's
+    vars(config).pop("quantization_config", None)  # a target that was quantised at load has a head that is not
+    source, loader = target.config._name_or_path, type(target)
+    with explained(source, "the MTP head of"):
+        loaded: Any = loader.from_pretrained(
+            None, config=config, state_dict=weights, dtype=target.dtype, output_loading_info=True
+        )
+    head, report = loaded
+    wrong = sorted({*report["missing_keys"], *report["unexpected_keys"]} - SHARED)
+    if wrong:
+        raise ModelLoadError(f"the MTP head in {source} does not fit a layer of {loader.__name__}: {wrong[0]}")
+    ready: PreTrainedModel = head.to(target.device)
+    return ready
+
+
+def _filled(module: Any, tensors: Mapping[str, Tensor], name: str) -> Any:
+    """A module with its weight from the checkpoint. Raises ModelLoadError for one of another shape."""
+    weight = tensors[f"{name}.weight"]
+    if weight.shape != module.weight.shape:
+        raise ModelLoadError(
+            f"{name}.weight of the MTP head has the shape {tuple(weight.shape)}, and the target's size asks for "
+            f"{tuple(module.weight.shape)}"
+        )
+    with torch.no_grad():
+        module.weight.copy_(weight)
+    return module
