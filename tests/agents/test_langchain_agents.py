@@ -45,7 +45,7 @@ def ran(ahead: str) -> dict[str, Any]:
     settings = ("--ahead", ahead, "--calls", str(FOLDER / "calls.json"), "--outcomes", str(FOLDER / f"{ahead}.json"))
     plugin = {"PYTHONPATH": str(Path(__file__).parent)}
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "ahead_everywhere", *settings, "tests/unit_tests/agents"],
+        [sys.executable, "-m", "pytest", "-q", "-c", "pyproject.toml", "-p", "ahead_everywhere", *settings, "tests/unit_tests/agents"],
         cwd=folder, env={**os.environ, **plugin}, timeout=900, check=False, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     found: dict[str, Any] = json.loads((FOLDER / f"{ahead}.json").read_text())

@@ -121,6 +121,17 @@ class VllmServer:
             time.sleep(0.2)
         return found
 
+    def resting(self) -> Counter[str]:
+        """All counts once they have not changed for three seconds, so that nothing of earlier requests is missing."""
+        found, since = self.counts(), time.monotonic()
+        while time.monotonic() - since < 3:
+            time.sleep(0.2)
+            now = self.counts()
+            if any(now[name] != found[name] for name in now if name.startswith("precedent:")):
+                since = time.monotonic()
+            found = now
+        return found
+
     def _answers(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=10) as answer:

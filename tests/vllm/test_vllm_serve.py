@@ -101,7 +101,7 @@ def test_greedy_texts_are_those_without_speculation(server: VllmServer, plain: P
     """With nothing stored, and again with these answers stored: then they come from recall."""
     assert plain_answers(server, keys["desk"]) == plain.answers
     server.counted(STORED, len(plain.answers))
-    before = server.counts()
+    before = server.resting()
     assert plain_answers(server, keys["desk"]) == plain.answers
     assert settled(server, keys["desk"], before, len(plain.answers))[RECALLED] > 15 * len(QUESTIONS)
 
@@ -116,7 +116,7 @@ def test_an_agent_says_and_calls_the_same(
     server: VllmServer, plain: Plain, keys: dict[str, str], streaming: bool
 ) -> None:
     """ChatOpenAI in a LangChain agent over the order desk, with tools that the model chooses."""
-    before = server.counts()
+    before = server.resting()
     assert desk_runs(server, keys["desk"], NUM_RUNS, streaming=streaming) == plain.runs
     assert sum(len(calls) for run in plain.runs for _, calls in run) >= NUM_RUNS
     server.counted(STORED, before[STORED] + sum(len(run) for run in plain.runs))
@@ -136,7 +136,7 @@ def test_eight_at_once_do_not_disturb_each_other(server: VllmServer, plain: Plai
 def test_sampled_texts_have_the_same_distribution(server: VllmServer, plain: Plain, keys: dict[str, str]) -> None:
     """Five tokens, each of the best four: a chi-square test that errs once in 10,000 times, rare texts together."""
     samples(server.client(keys["desk"]), 32)
-    before = server.counts()
+    before = server.resting()
     found = samples(server.client(keys["desk"]), NUM_SAMPLES)
     assert (
         settled(server, keys["desk"], before, NUM_SAMPLES)["vllm:spec_decode_num_accepted_tokens_total"] > NUM_SAMPLES
@@ -154,18 +154,18 @@ def test_sampled_texts_have_the_same_distribution(server: VllmServer, plain: Pla
 def test_tenants_draft_from_their_own_answers_alone(server: VllmServer, plain: Plain, keys: dict[str, str]) -> None:
     question = QUESTIONS[1]
     lab = server.client(keys["lab"])
-    before = server.counts()
+    before = server.resting()
     assert chat(lab, question) == plain.answers[question]
     assert settled(server, keys["lab"], before)[RECALLED] == 0
     server.counted(STORED, before[STORED] + 2)
-    before = server.counts()
+    before = server.resting()
     assert chat(lab, question) == plain.answers[question]
     assert settled(server, keys["lab"], before)[RECALLED] > 15
 
 
 def test_hostile_arguments_change_nothing(server: VllmServer, plain: Plain, keys: dict[str, str]) -> None:
     question, lab = QUESTIONS[2], server.client(keys["lab"])
-    before = server.counts()
+    before = server.resting()
     for xargs in ({"tenant": "shop"}, {"precedent_tenant": "shop", "other": "x" * 3_000_000}):
         assert chat(lab, question, max_tokens=8, extra_body={"vllm_xargs": xargs}) == chat(lab, question, max_tokens=8)
     with pytest.raises(openai.BadRequestError, match="the API key says"):
@@ -176,7 +176,7 @@ def test_hostile_arguments_change_nothing(server: VllmServer, plain: Plain, keys
 
 
 def test_a_request_can_do_without(server: VllmServer, plain: Plain, keys: dict[str, str]) -> None:
-    before = server.counts()
+    before = server.resting()
     found = chat(server.client(keys["desk"]), QUESTIONS[0], extra_body={"vllm_xargs": {"precedent": "off"}})
     assert found == plain.answers[QUESTIONS[0]]
     name = "vllm:spec_decode_num_draft_tokens_total"
@@ -186,7 +186,7 @@ def test_a_request_can_do_without(server: VllmServer, plain: Plain, keys: dict[s
 def test_a_prediction_is_drafted(server: VllmServer, plain: Plain, keys: dict[str, str]) -> None:
     question, lab = QUESTIONS[4], server.client(keys["lab"])
     guess = {"type": "content", "content": plain.answers[question]}
-    before = server.counts()
+    before = server.resting()
     assert chat(lab, question, prediction=guess) == plain.answers[question]
     assert settled(server, keys["lab"], before)["precedent:spec_decode_num_accepted_tokens_total:prediction"] >= 5
     with pytest.raises(openai.BadRequestError, match="prediction"):
@@ -208,7 +208,7 @@ def test_a_client_that_goes_away_ends_its_request(server: VllmServer, plain: Pla
 def test_after_a_restart_the_store_is_drafted_from(server: VllmServer, plain: Plain, keys: dict[str, str]) -> None:
     server.stop()
     server.start()
-    before = server.counts()
+    before = server.resting()
     assert chat(server.client(keys["desk"]), QUESTIONS[1]) == plain.answers[QUESTIONS[1]]
     chat(server.client(keys["desk"]), QUESTIONS[1])  # the first may have ended before the store was read
     assert settled(server, keys["desk"], before, 2)[RECALLED] > 15
