@@ -44,8 +44,9 @@ def ran(ahead: str) -> dict[str, Any]:
     folder = sources()
     settings = ("--ahead", ahead, "--calls", str(FOLDER / "calls.json"), "--outcomes", str(FOLDER / f"{ahead}.json"))
     plugin = {"PYTHONPATH": str(Path(__file__).parent)}
+    pytest_of_theirs = [sys.executable, "-m", "pytest", "-q", "-c", "pyproject.toml", "-p", "ahead_everywhere"]
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-c", "pyproject.toml", "-p", "ahead_everywhere", *settings, "tests/unit_tests/agents"],
+        [*pytest_of_theirs, *settings, "tests/unit_tests/agents"],
         cwd=folder, env={**os.environ, **plugin}, timeout=900, check=False, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     found: dict[str, Any] = json.loads((FOLDER / f"{ahead}.json").read_text())
