@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 HISTORY = ("decisions", "upstream")
 GENERATED = ("settings.md", "command-line.md", "metrics.md", "errors.md")
-LONG = {"how-to/ray.md", "how-to/run-ahead.md", "how-to/scale.md", "how-to/vllm.md", "reference/models.md"}
+LONG = {"how-to/ray.md", "how-to/scale.md", "how-to/vllm.md", "reference/models.md"}
 """Pages that are longer than two screens, still."""
 
 MOST_WORDS = 900
