@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -147,6 +148,39 @@ def test_a_predictor_that_fails_does_not_fail_the_run() -> None:
     ahead = RunAheadMiddleware(READS, predict=lambda state: 1 / 0)  # type: ignore[arg-type,return-value]
     found = agent_of(Desk(), script(calls(W7), AIMessage("ok")), ahead).invoke(ASKED)
     assert found["messages"][-1].content == "ok"
+
+
+def test_the_seconds_saved_are_those_of_the_very_call() -> None:
+    """Not a mean: tools that were quick when memory was filled may be slow now."""
+    took: list[float] = []
+    between: list[float] = []
+    done = threading.Event()
+
+    def look_up(order: str) -> str:
+        """Look up."""
+        begun = time.perf_counter()
+        time.sleep(0.2)
+        took.append(time.perf_counter() - begun)
+        return order
+
+    def answer(messages: Any) -> AIMessage:
+        between.append(time.perf_counter())
+        if len(between) == 1:
+            assert done.wait(30)
+            between[0] = time.perf_counter()
+            return calls(W7)
+        return AIMessage("ok")
+
+    made = StructuredTool.from_function(look_up)
+    ahead = RunAheadMiddleware([made], predict=in_turns([W7]))
+    ended = ahead.ledger.ended
+    ahead.ledger.ended = lambda pending: (ended(pending), done.set())[0]  # type: ignore[method-assign]
+    for _ in range(5):
+        ahead._worth.tools.observe("look_up", 0.0)
+    create_agent(ScriptedChat(answer=answer), [made], middleware=[ahead]).invoke(ASKED)
+    assert ahead.ledger.counts.used == 1
+    waited_at_most = between[1] - between[0]
+    assert ahead.ledger.counts.seconds_saved >= took[0] - waited_at_most
 
 
 def test_a_call_that_does_not_pay_is_not_started() -> None:

@@ -37,7 +37,10 @@ class Lane:
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """A call that was started ahead. `key` is its canonical arguments; `result` is set when the tool has answered."""
+    """A call that was started ahead. `key` is its canonical arguments; `result` is set when the tool has answered.
+
+    `seconds` is then what the tool took.
+    """
 
     id: str
     lane: Lane
@@ -50,6 +53,7 @@ class Pending:
     result: Future[Any] = field(default_factory=Future)
     stop: Callable[[], None] = lambda: None
     dropped: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)

@@ -250,9 +250,8 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         return None if switched_off() else self.ledger.take(lane, tool, key_of(tool, request.tool_call["args"]))
 
     def _used(self, request: ToolCallRequest, pending: Pending, message: ToolMessage, waited: float) -> ToolMessage:
-        took = self._worth.tools.of(pending.name) or 0.0
-        self.ledger.used(pending, took - waited)
-        self._runs.took(_run_of(request), request.tool_call["id"] or "", took)
+        self.ledger.used(pending, pending.seconds - waited)
+        self._runs.took(_run_of(request), request.tool_call["id"] or "", pending.seconds)
         return message
 
     def _lost(self, pending: Pending | None) -> None:

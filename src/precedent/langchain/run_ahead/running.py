@@ -171,7 +171,8 @@ class Runner:
         except Exception as error:  # thrown away: the call is made again if the model asks for it
             self._failed(ahead, error)
         else:
-            self.took(ahead.call.name, time.perf_counter() - begun)
+            ahead.pending.seconds = time.perf_counter() - begun
+            self.took(ahead.call.name, ahead.pending.seconds)
             ahead.pending.result.set_result((answer, ahead.written))
 
     def _failed(self, ahead: Ahead, error: Exception) -> None:
