@@ -62,7 +62,7 @@ def outcomes_of(ahead: str) -> dict[str, Any]:
     folder, outcomes = sources(), FOLDER / f"{ahead}.json"
     outcomes.unlink(missing_ok=True)  # an earlier run's must not stand in for one that breaks off
     pytest_of_theirs = [sys.executable, "-m", "pytest", "-q", "-c", "pyproject.toml", "-p", "ahead_everywhere"]
-    settings = ("--ahead", ahead, "--calls", str(FOLDER / "calls.json"), "--outcomes", str(outcomes))
+    settings = ("--ahead", ahead, "--calls", str(FOLDER / "asked.json"), "--outcomes", str(outcomes))
     subprocess.run(
         [*pytest_of_theirs, *settings, "tests/unit_tests/agents"],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, timeout=900, check=False,
