@@ -7,7 +7,8 @@ Requests are the order desk's, for the model that was adapted to it, or recorded
 as it is; recorded system turns are cut. Each server first serves the `--warm` requests, which fill what it remembers,
 then the measured ones: other runs of the same tasks, or with `--pool other-task` of other tasks. `nothing` is a custom
 drafter that proposes nothing (our kill switch); `empty` is ours, warmed under another tenant; `adversarial` is ours
-with a store in which every second token of the measured answers is wrong, and needs a mode before it to know these.
+with a store in which every second token of the measured answers is wrong, and needs a mode before it to know these;
+`misled` is the same with recall alone, so that the prompt's drafts cannot make up for it.
 `precedent` drafts what pays at the measured time of a step, and `free-width` as if a step of 17 tokens cost what one of
 a single token does, as on most GPUs; vLLM's drafters do not weigh a step's time either. A step of a request yields its
 accepted tokens and one more: tokens per step are tokens / (tokens - accepted).
@@ -48,9 +49,11 @@ MODES: dict[str, dict[str, Any] | None] = {
     "nothing": SPECULATION,
     "empty": SPECULATION,
     "adversarial": SPECULATION,
+    "misled": SPECULATION,
     "precedent": SPECULATION,
     "free-width": SPECULATION,
 }
+MISLED = ("adversarial", "misled")
 FREE_WIDTH = {"PRECEDENT_VLLM_STEP_COST": '{"1": 20.0, "17": 20.2}'}
 GENERATED, ACCEPTED = "vllm:generation_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"
 LONGEST_PROMPT, ANSWER_TOKENS, WRONG_PER_PROMPT = 1000, 64, 4
@@ -115,10 +118,11 @@ def measured(mode: str, traffic: Desk | Recorded, folder: Path, said: Any) -> di
     ours = MODES[mode] == SPECULATION
     settings |= {"PRECEDENT_VLLM": "off"} if mode == "nothing" else {}
     settings |= FREE_WIDTH if mode == "free-width" else {}
-    if mode == "adversarial":
+    settings |= {"PRECEDENT_VLLM_DRAFTERS": "recall"} if mode == "misled" else {}
+    if mode in MISLED:
         traffic.mislead(store, said)
     with VllmServer(folder / "log", MODES[mode], traffic.model, **(settings if ours else {})) as server:
-        traffic.warm(server, other if mode in ("empty", "adversarial") else key)
+        traffic.warm(server, other if mode in ("empty", *MISLED) else key)
         before, begun = server.counts(), time.perf_counter()
         said = traffic.measured(server, key)
         seconds = time.perf_counter() - begun
@@ -148,7 +152,7 @@ def traffic_of(asked: argparse.Namespace) -> Desk | Recorded:
 def main() -> None:
     """Print a line per mode, and whether its texts are those of the first."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=[mode for mode in MODES if mode != "adversarial"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=[mode for mode in MODES if mode not in MISLED])
     parser.add_argument("--warm", type=int, default=24)
     parser.add_argument("--measured", type=int, default=12)
     parser.add_argument("--traces", type=Path)
