@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -35,11 +36,15 @@ def started(place: Path, grace: float = 60.0) -> Iterator[tuple[Any, http.client
             process.kill()
 
 
+def ask(connection: http.client.HTTPConnection, *, stream: bool) -> None:
+    messages = [{"role": "user", "content": "Hello?"}]
+    asked = {"model": "scripted", "messages": messages, "temperature": 0, "max_tokens": 3000, "stream": stream}
+    connection.request("POST", "/v1/chat/completions", json.dumps(asked))
+
+
 def begin(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
     """Ask for a long answer; returns once its first words are there."""
-    messages = [{"role": "user", "content": "Hello?"}]
-    asked = {"model": "scripted", "messages": messages, "temperature": 0, "max_tokens": 3000, "stream": True}
-    connection.request("POST", "/v1/chat/completions", json.dumps(asked))
+    ask(connection, stream=True)
     answer = connection.getresponse()
     for _ in range(8):  # the role, an empty line, and a few tokens
         assert answer.readline()
@@ -66,15 +71,29 @@ def test_running_answers_end_and_everything_is_closed(tmp_path: Path, kind: sign
         assert [one.text for one in cache.list()] == [LONG]
 
 
-def test_an_answer_that_outlasts_the_grace_is_cut(tmp_path: Path) -> None:
+def test_a_stream_that_outlasts_the_grace_ends_in_an_error(tmp_path: Path) -> None:
     enable_socket()
     with started(tmp_path / "cache.db", grace=0.01) as (process, connection):
         answer = begin(connection)
         process.send_signal(signal.SIGTERM)
-        try:
-            rest = answer.read().decode()
-        except http.client.IncompleteRead as error:
-            rest = error.partial.decode()
-        assert not text_of(rest).endswith(LONG[-100:])
+        *events, last, nothing = answer.read().decode().split("\n\n")
+        assert not text_of("\n\n".join(events)).endswith(LONG[-100:])
+        assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is stopping: try again"
+        assert not nothing
+        assert process.stdout.read().split() == ["stopped", "closed"]
+        assert process.wait() == 0
+
+
+def test_an_answer_that_outlasts_the_grace_is_refused(tmp_path: Path) -> None:
+    enable_socket()
+    with started(tmp_path / "cache.db", grace=0.01) as (process, connection):
+        begin(connection).read(1)
+        with closing(http.client.HTTPConnection(connection.host, connection.port, timeout=60)) as other:
+            ask(other, stream=False)
+            time.sleep(0.1)  # so that the server has read it
+            process.send_signal(signal.SIGTERM)
+            answer = other.getresponse()
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+            assert json.loads(answer.read())["error"]["message"] == "the server is stopping: try again"
         assert process.stdout.read().split() == ["stopped", "closed"]
         assert process.wait() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -22,7 +23,7 @@ from precedent.server.completions import completions
 from precedent.server.dashboard import add_dashboard
 from precedent.server.description import description
 from precedent.server.embeddings import embeddings
-from precedent.server.errors import FAILED, ApiError, api_error
+from precedent.server.errors import FAILED, ApiError, api_error, stopping
 from precedent.server.keys import Caller
 from precedent.server.responses import responses
 from precedent.server.serving import Serving
@@ -66,7 +67,12 @@ def _add(app: FastAPI, serving: Serving, path: str, route: Route, method: str, r
     async def answer(request: Request) -> Response:
         caller = caller_of(request, serving.keys, role)
         request.state.key_name = caller.name
-        return await route(serving, caller, request)
+        try:
+            return await route(serving, caller, request)
+        except asyncio.CancelledError:
+            if serving.places.closed:  # the request outlasts the time that a stopping server gives
+                raise stopping() from None
+            raise
 
     answer.__doc__ = route.__doc__
     app.add_api_route(path, answer, methods=[method], response_model=None, name=path)

@@ -19,7 +19,7 @@ from precedent.server.chat_request import ChatRequest, chat_request
 from precedent.server.errors import api_error
 from precedent.server.keys import Caller
 from precedent.server.serving import Served, Serving
-from precedent.server.transport import DONE, EventStream, body_of, error_event, failure, too_late, unless_gone
+from precedent.server.transport import DONE, EventStream, body_of, error_event, failure, unless_gone
 
 
 async def chat_completions(serving: Serving, caller: Caller, request: Request) -> Response:
@@ -31,7 +31,7 @@ async def chat_completions(serving: Serving, caller: Caller, request: Request) -
         held.enter_context(serving.places.taken(caller.name, asked.num_choices))
         answers = await unless_gone(request, serving.limits, begun(serving, served, asked, caller, held))
         if asked.stream:
-            return EventStream(_events(answers, asked, held.pop_all()), serving.limits, error_event(too_late()))
+            return EventStream(_events(answers, asked, held.pop_all()), serving.limits, serving.places, error_event)
         await unless_gone(request, serving.limits, read_all(answers))
         return JSONResponse(await serving.prepared(partial(whole, answers, asked.model)))
 

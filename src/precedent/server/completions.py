@@ -27,7 +27,7 @@ from precedent.server.keys import Caller
 from precedent.server.merging import merged
 from precedent.server.serving import Served, Serving
 from precedent.server.settings import ServerLimits
-from precedent.server.transport import DONE, EventStream, body_of, error_event, event, failure, too_late, unless_gone
+from precedent.server.transport import DONE, EventStream, body_of, error_event, event, failure, unless_gone
 from precedent.server.usage import speculation_of, usage_of
 from precedent.text.length import check_length
 from precedent.text.query import recall_query
@@ -154,7 +154,7 @@ async def completions(serving: Serving, caller: Caller, request: Request) -> Res
             answers.append(await unless_gone(request, serving.limits, begun))
             held.callback(answers[-1].generation.cancel)
         if asked.stream:
-            return EventStream(_events(answers, asked, held.pop_all()), serving.limits, error_event(too_late()))
+            return EventStream(_events(answers, asked, held.pop_all()), serving.limits, serving.places, error_event)
         await unless_gone(request, serving.limits, _read(answers))
         return JSONResponse(_whole(answers, asked))
 

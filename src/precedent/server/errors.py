@@ -62,6 +62,11 @@ class ApiError(Exception):
         return ErrorBody(error=self.error).model_dump(include={"error": {"message", "type", "param", "code"}})
 
 
+def stopping() -> ApiError:
+    """What a caller is told whose request comes too late, or is cut short."""
+    return ApiError("the server is stopping: try again", status=503, kind=FAILED, headers={"Retry-After": "5"})
+
+
 def api_error(error: BaseException, keys: Iterable[str] = (), renamed: Mapping[str, str] | None = None) -> ApiError:
     """What a caller is told about an error; `keys` are those of the request, one of which may be to blame.
 
@@ -76,7 +81,7 @@ def api_error(error: BaseException, keys: Iterable[str] = (), renamed: Mapping[s
             of_prompt = names.get("prompt") if isinstance(error, PromptError) else None
             return ApiError(str(error), param=blamed(str(error), names) or of_prompt, code=code)
     if isinstance(error, EngineClosedError | RequestCancelled):
-        return ApiError("the server is stopping: try again", status=503, kind=FAILED, headers={"Retry-After": "5"})
+        return stopping()
     return ApiError("the server failed to answer this request; its log says why", status=500, kind=FAILED)
 
 

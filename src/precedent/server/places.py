@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from precedent.server.errors import BUSY, FAILED, ApiError
+from precedent.server.errors import BUSY, ApiError, stopping
 from precedent.server.settings import ServerLimits
 
 RETRY_SECONDS = 1
@@ -29,7 +29,7 @@ class Places:
     def taken(self, name: str, number: int = 1) -> Iterator[None]:
         """Hold so many places for the key called `name`. Raises ApiError (429, 503 when the server stops)."""
         if self.closed:
-            raise ApiError("the server is stopping: try again", status=503, kind=FAILED, headers={"Retry-After": "5"})
+            raise stopping()
         most = min(self._limits.max_queued, self._limits.max_queued_per_key)
         if number > most:
             raise ApiError(f"the request asks for {number} answers, and at most {most} may run at once", param="n")

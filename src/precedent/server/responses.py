@@ -21,7 +21,7 @@ from precedent.server.keys import Caller
 from precedent.server.responses_answer import ResponseWriter
 from precedent.server.responses_request import responses_request
 from precedent.server.serving import Serving
-from precedent.server.transport import EventStream, body_of, failure, too_late, unless_gone
+from precedent.server.transport import EventStream, body_of, failure, unless_gone
 
 
 async def responses(serving: Serving, caller: Caller, request: Request) -> Response:
@@ -34,7 +34,7 @@ async def responses(serving: Serving, caller: Caller, request: Request) -> Respo
         (answer,) = await unless_gone(request, serving.limits, begun(serving, served, asked, caller, held))
         writer = ResponseWriter(answer, body)
         if asked.stream:
-            return EventStream(_events(answer, writer, held.pop_all()), serving.limits, _failed(too_late()))
+            return EventStream(_events(answer, writer, held.pop_all()), serving.limits, serving.places, _failed)
         await unless_gone(request, serving.limits, read_all([answer]))
         return JSONResponse(await serving.prepared(writer.whole))
 

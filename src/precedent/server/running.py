@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import signal
@@ -19,6 +20,7 @@ from precedent.server.app import server_app
 from precedent.server.serving import Serving
 
 KEEP_ALIVE_SECONDS = 30
+LAST_WORDS_SECONDS = 5
 LARGEST_HEADERS = 32 * 1024
 
 
@@ -73,6 +75,12 @@ class _Server(uvicorn.Server):
         finally:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let running requests end; those that outlast the grace are cancelled, and say so to their clients."""
+        await super().shutdown(sockets)
+        if cancelled := set(self.server_state.tasks):
+            await asyncio.wait(cancelled, timeout=LAST_WORDS_SECONDS)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Refuse new requests from now on; running ones have `grace_seconds` to end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -13,7 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from precedent.server.errors import FAILED, ApiError, api_error
+from precedent.server.errors import FAILED, ApiError, api_error, stopping
+from precedent.server.places import Places
 from precedent.server.settings import ServerLimits
 
 log = logging.getLogger(__name__)
@@ -96,26 +97,33 @@ def failure(error: Exception) -> ApiError:
 class EventStream(Response):
     """Sends server-sent events as they come; closes their iterator when the client goes away or time is up.
 
-    The iterator turns its own errors into events: the status has been sent.
+    The iterator turns its own errors into events, since the status has been sent; `told` makes the events for a stream
+    that takes too long, and for one that outlasts the time of a stopping server.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[str, None], limits: ServerLimits, late: str) -> None:
+    def __init__(
+        self, events: AsyncGenerator[str, None], limits: ServerLimits, places: Places, told: Callable[[ApiError], str]
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._limits, self._late = events, limits, late
+        self._events, self._limits, self._places, self._told = events, limits, places, told
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all, unless the client leaves first."""
+        """Send all, unless the client leaves or the server stops first."""
         sending = asyncio.ensure_future(self._send(send))
         leaving = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if not self._places.closed:
+                raise
+            await _ended(sending)
+            await self._end(send, self._told(stopping()))
         finally:
             leaving.cancel()
-            sending.cancel()
-            await asyncio.wait({sending})
+            await _ended(sending)
         if not sending.cancelled():
             sending.result()
 
@@ -127,8 +135,17 @@ class EventStream(Response):
                     async for event in events:
                         await send(_part(event))
             except TimeoutError:
-                await send(_part(self._late))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await send(_part(self._told(too_late())))
+        await self._end(send)
+
+    async def _end(self, send: Send, last: str = "") -> None:
+        await send({"type": "http.response.body", "body": last.encode(), "more_body": False})
+
+
+async def _ended(task: asyncio.Future[None]) -> None:
+    """Cancel a task, and wait until it has ended."""
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def _part(event: str) -> dict[str, Any]:
