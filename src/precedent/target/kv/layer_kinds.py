@@ -40,7 +40,7 @@ BY_INDEX = {
 """Model types, or config settings, whose attention uses a key's place in the cache instead of its position id."""
 
 NO_TARGETS = {
-    "blt": "groups bytes into patches, whose borders candidate trees cannot follow",
+    "blt": "runs several transformers, over bytes and over patches of them, which one KV cache cannot serve",
     "cpmant": "reads the whole text in every forward, whatever its KV cache holds",
 } | dict.fromkeys(
     ("gemma4_assistant", "gemma4_unified_assistant"),
