@@ -42,6 +42,7 @@ BY_INDEX = {
 NO_TARGETS = {
     "blt": "runs several transformers, over bytes and over patches of them, which one KV cache cannot serve",
     "cpmant": "reads the whole text in every forward, whatever its KV cache holds",
+    "prophetnet": "predicts several tokens ahead in streams of its own, whose attention candidate trees cannot replace",
 } | dict.fromkeys(
     ("gemma4_assistant", "gemma4_unified_assistant"),
     "drafts for a Gemma 4 model, whose keys and values it reads: it cannot be a target by itself",
@@ -66,11 +67,11 @@ LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "dynamic"})
 
 def check_supported(config: Any) -> None:
     """Raise UnsupportedError, naming the layer kind, if a model's layers cannot be rewound to any earlier token."""
+    check_type(config.model_type)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(
             f"{config.model_type} is an encoder-decoder model, which only Engine and PrecedentLLM take"
         )
-    check_type(config.model_type)
     text, kinds = _layers_of(config)
     if kinds & COMPRESSED:
         raise UnsupportedError(
