@@ -209,6 +209,7 @@ def test_offloaded_layers_are_no_hindrance() -> None:
     [
         ("rwkv", {}, "recurrent"),
         ("xlstm", {}, "recurrent"),
+        ("qwen4_exp_text", {"ple_layer_ids": [1], "eos_token_id": 0}, "n-gram embeddings"),
         ("deepseek_v4", {}, "compressed_sparse_attention.*one compressed key for several tokens"),
         ("t5", {}, "encoder-decoder"),
     ],

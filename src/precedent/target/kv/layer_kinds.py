@@ -73,6 +73,10 @@ def check_supported(config: Any) -> None:
             f"{config.model_type} is an encoder-decoder model, which only Engine and PrecedentLLM take"
         )
     text, kinds = _layers_of(config)
+    if getattr(text, "ple_layer_ids", None):
+        raise UnsupportedError(
+            f"{text.model_type} has n-gram embeddings (ple_layer_ids), which look back along one path of tokens only"
+        )
     if kinds & COMPRESSED:
         raise UnsupportedError(
             f"{text.model_type} has {', '.join(sorted(kinds & COMPRESSED))} layers, which store one compressed key for "
