@@ -86,6 +86,15 @@ def test_a_hybrid_has_keys_in_some_layers_and_states_in_others(tmp_path: Path) -
     assert doctor_checks._kv_bytes_per_token(config) == 2 * 2 * 2 * 12 * 8
 
 
+def test_a_model_with_indexers_says_what_it_cannot_do(tmp_path: Path) -> None:
+    tiny_model("deepseek_v32").config.save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    status, found = examined(str(tmp_path / "model"), tmp_path=tmp_path)
+    assert (status, found["usable"]) == (0, True)
+    assert found["attention"][1].endswith("× indexed_attention")
+    assert "bitwise" in found["indexers"][1]
+
+
 def test_a_model_that_cannot_be_rewound(tmp_path: Path) -> None:
     folder = tmp_path / "rwkv"
     AutoConfig.for_model("rwkv", hidden_size=16, num_hidden_layers=2, vocab_size=259).save_pretrained(folder)

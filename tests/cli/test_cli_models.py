@@ -38,6 +38,21 @@ def test_it_says_what_works_and_why_others_do_not(tmp_path: Path, capsys: pytest
     capsys.readouterr()
 
 
+def test_types_that_are_named_replace_their_own_rows(tmp_path: Path) -> None:
+    """The others stay as they were, and the counts are those of the whole table."""
+    page = tmp_path / "page.md"
+    rows = ["| aaa | works | 3e-16 |  |", "| rwkv | works | 1e-01 | of old |", "| zzz | refused |  | for a reason |"]
+    page.write_text("\n".join([f"above\n{BEGIN}\n", "2 works, 1 refused.", "", *models.HEAD, *rows, "", f"{END}\n"]))
+    assert precedent("models", "rwkv", "--write", str(page)) == 0
+    lines = page.read_text().splitlines()
+    assert [line for line in lines if line.startswith("| ")][1:] == [
+        rows[0],
+        next(line for line in lines if line.startswith("| rwkv | refused |  | rwkv has recurrent layers")),
+        rows[2],
+    ]
+    assert "2 refused, 1 works." in lines
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -73,7 +88,7 @@ def test_the_page_lists_every_architecture() -> None:
     )
     assert sorted(table) == causal_lm_types()
     assert sum(verdict != "refused" for verdict in table.values()) >= 130
-    for model_type in ("llama", "qwen3_5_text", "recurrent_gemma", "bloom", "deepseek_v32"):
+    for model_type in ("llama", "qwen3_5_text", "recurrent_gemma", "bloom", "deepseek_v32", "deepseek_v4"):
         assert try_architecture(model_type).verdict == table[model_type]
 
 

@@ -34,7 +34,7 @@ FAMILIES = [
     "bart",
     *(
         pytest.param(family, marks=pytest.mark.slow)
-        for family in ("t5, gated and untied", "mbart", "pegasus", "marian")
+        for family in ("t5, gated and untied", "mbart", "pegasus", "marian", "t5gemma")
     ),
 ]
 DRAFTS = {"encoder-decoder": lambda: model_of("bart", seed=5), "decoder": lambda: tiny_causal_lm(seed=5)}

@@ -1,4 +1,4 @@
-"""Engines on hybrids: what works on attention alone works on them, token for token."""
+"""Engines on hybrids, and on indexers: what works on attention alone works on them, token for token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from precedent.testing.embedders import HashEmbedder
 from precedent.testing.sweep import tiny_model
 from precedent.testing.tiny_models import byte_tokenizer
 
-HYBRIDS = ("qwen3_next", "lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("falcon_h1", "jamba")))
+SLOW = ("falcon_h1", "jamba", "glm_moe_dsa", "qwen4_exp_text")
+HYBRIDS = ("qwen3_next", "lfm2", "deepseek_v32", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
 ONE_PATH = ("zaya", pytest.param("bloom", marks=pytest.mark.slow))
 
 
@@ -100,9 +101,9 @@ def test_the_next_turn_prefills_what_is_new(model_type: str) -> None:
     assert second.token_ids == fresh.token_ids
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_next", "lfm2"])
+@pytest.mark.parametrize("model_type", ["qwen3_next", "lfm2", "glm_moe_dsa"])
 def test_the_first_layers_draft(model_type: str) -> None:
-    """An early exit over recurrent layers runs ahead on states of its own, and changes nothing."""
+    """An early exit over recurrent layers runs ahead on states of its own, and changes nothing; so with indexers."""
     engine = engine_on(model_type, draft_model="first-layers:2")
     sampling = SamplingParams(max_tokens=24)
     plain = engine.submit(PROMPT, sampling, speculation=PLAIN).result()
@@ -112,13 +113,14 @@ def test_the_first_layers_draft(model_type: str) -> None:
     assert drafted.stats.num_draft_tokens > 0
 
 
-def test_a_prompts_beginning_is_kept_on_disk_with_its_states(tmp_path: Path) -> None:
-    """A new engine reads the system prompt's keys, values and states back, and answers the same."""
+@pytest.mark.parametrize("model_type", ["qwen3_next", "deepseek_v32"])
+def test_a_prompts_beginning_is_kept_on_disk_with_its_states(model_type: str, tmp_path: Path) -> None:
+    """A new engine reads the system prompt's keys, values, states or index keys back, and answers the same."""
     prompt, sampling = [*random_ids(5, 100), *PROMPT], SamplingParams(max_tokens=12)
     answers, cached = [], []
     for _ in range(2):
         with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
-            engine = engine_on("qwen3_next", cache, keep_prefixes=True)
+            engine = engine_on(model_type, cache, keep_prefixes=True)
             result = engine.submit(prompt, sampling, prefix_tokens=100).result()
             engine.close()
         answers.append(result.token_ids)

@@ -29,6 +29,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "blenderbot": ("blenderbot", {}),
     "m2m_100": ("m2m_100", {}),
     "plbart": ("plbart", {}),
+    "t5gemma": ("t5gemma", {}),
 }
 """Model type and settings of each family. T5's buckets are few, so that short texts reach the last of them."""
 

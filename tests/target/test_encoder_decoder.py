@@ -11,13 +11,15 @@ import pytest
 import torch
 from helpers.saved_models import assert_one_clear_line, saved
 from helpers.two_sided import FAMILIES, model_of, plain_logits, random_ids, random_tree, target_of
-from transformers import GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 
 from precedent.errors import ConfigError, ContextOverflowError, PromptError, UnsupportedError
 from precedent.target import Slot, TargetModel
 from precedent.target.encoder_decoder.forward import DecoderForward
+from precedent.target.encoder_decoder.opening import check_loadable
 from precedent.target.encoder_decoder.opening import target_of as opened
 from precedent.target.encoder_decoder.target import EncoderDecoderTarget
+from precedent.target.kv.layer_kinds import check_supported
 from precedent.target.load.draft_for import draft_for
 from precedent.target.load.loading import load_draft, load_target
 from precedent.target.prefix_pool import PrefixPool
@@ -25,6 +27,9 @@ from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_s
 from precedent.tree import EMPTY_TREE, ROOT
 
 EXACT = 1e-9
+FLOAT32_INSIDE = {"t5gemma": 1e-5}
+"""transformers computes this one's norms and softmax in float32 whatever the model's dtype is."""
+
 QUICK = ("t5", "bart")
 EVERY = [pytest.param(family, marks=() if family in QUICK else pytest.mark.slow) for family in FAMILIES]
 
@@ -54,7 +59,8 @@ def test_every_path_of_ragged_trees_equals_a_plain_forward_step_after_step(famil
             for node in (ROOT, *range(len(tree))):
                 decoded = [*slot.token_ids, slot.pending, *tree.tokens_to(node)]
                 expected = plain_logits(untouched, prompt, decoded)
-                torch.testing.assert_close(logits[node + 1], expected, rtol=0, atol=EXACT)
+                near = FLOAT32_INSIDE.get(family, EXACT)
+                torch.testing.assert_close(logits[node + 1], expected, rtol=0, atol=near)
             target.commit(slot, tree, tree.path_to(random.Random(step).randrange(len(tree))), next_token=step + 1)
 
 
@@ -126,16 +132,16 @@ def test_bfloat16_computes_nearly_the_same(family: str) -> None:
 
 def test_the_users_model_still_answers_as_before() -> None:
     """Positions by depth and our attention are for our own forwards alone: training and `generate` go on."""
-    for family in QUICK:
-        model, untouched = model_of(family), model_of(family)
+    for family in (*QUICK, "t5gemma"):
+        model, untouched, near = model_of(family), model_of(family), FLOAT32_INSIDE.get(family, EXACT)
         EncoderDecoderTarget(model)
         prompt, decoded = random_ids(6, 12), random_ids(7, 9)
         torch.testing.assert_close(
-            plain_logits(model, prompt, decoded), plain_logits(untouched, prompt, decoded), rtol=0, atol=EXACT
+            plain_logits(model, prompt, decoded), plain_logits(untouched, prompt, decoded), rtol=0, atol=near
         )
         ids = {name: torch.tensor([decoded]) for name in ("decoder_input_ids", "labels")}
         found, expected = (each(input_ids=torch.tensor([prompt]), **ids).loss for each in (model, untouched))
-        torch.testing.assert_close(found, expected, rtol=0, atol=EXACT)
+        torch.testing.assert_close(found, expected, rtol=0, atol=near)
 
 
 def test_a_model_wrapped_twice_counts_positions_once() -> None:
@@ -233,6 +239,14 @@ def test_families_whose_decoder_cannot_follow_a_tree_are_refused_by_name(model_t
     with pytest.raises(UnsupportedError, match=f"{model_type} cannot be the target") as refused:
         EncoderDecoderTarget(tiny_seq2seq_lm(model_type))
     assert_one_clear_line(refused.value)
+
+
+def test_prophetnet_is_refused_before_anything_is_loaded() -> None:
+    """Neither as an encoder-decoder nor as a causal model."""
+    config = AutoConfig.for_model("prophetnet")
+    for check in (check_loadable, check_supported):
+        with pytest.raises(UnsupportedError, match=r"prophetnet predicts several tokens ahead in streams of its own"):
+            check(config)
 
 
 def test_a_folder_is_loaded_as_what_it_is(tmp_path: Path) -> None:

@@ -17,7 +17,14 @@ from precedent.grammar import is_installed
 from precedent.runtime.device_memory import free_bytes
 from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
 from precedent.target.encoder_decoder.settings import longest
-from precedent.target.kv.layer_kinds import UNLIMITED, WITH_KEYS, context_length, is_recurrent, why_only_chains
+from precedent.target.kv.layer_kinds import (
+    UNLIMITED,
+    WITH_KEYS,
+    context_length,
+    has_indexers,
+    is_recurrent,
+    why_only_chains,
+)
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
 from precedent.target.load.loading import check_same_vocabulary, load_config, load_tokenizer
 from precedent.target.load.source import gguf_file
@@ -84,11 +91,14 @@ def _attention(config: Any) -> Finding:
 
 
 def _states(config: Any) -> Iterator[Finding]:
-    """What is different with a model that has recurrent layers, follows single paths, or may carry an MTP head."""
+    """What is different with a model that has states or indexers, follows single paths, or may carry an MTP head."""
     text = config.get_text_config()
     if is_recurrent(text):
         note = "recurrent states follow every path; bitwise, tensor_parallel and cuda_graphs are refused"
         yield Finding("states", "note", note)
+    if has_indexers(text):
+        note = "indexers choose along every path; bitwise, tensor_parallel and cuda_graphs are refused"
+        yield Finding("indexers", "note", note)
     why = why_only_chains(text)
     if why is not None:
         yield Finding("trees", "note", f"it {why}: drafts are single paths")

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 BEGIN, END = "<!-- sweep -->", "<!-- /sweep -->"
 """What the table stands between in a Markdown file."""
 
+HEAD = ("| model type | verdict | distance | reason |", "|---|---|---|---|")
+"""What the table begins with."""
+
 FAILED = 1
 """Exit status if an architecture crashed, or computed something else than plain forwards."""
 
@@ -32,7 +35,12 @@ def models(
     sweep: Annotated[bool, typer.Option("--sweep", help="Try every causal LM of the installed transformers.")] = False,
     write: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, writable=True, help=f"Put the table into this file, after {BEGIN}."),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            writable=True,
+            help=f"Put the table into this file, after {BEGIN}. Without --sweep, rows of other types stay.",
+        ),
     ] = None,
     json: JsonOption = None,
 ) -> None:
@@ -43,11 +51,11 @@ def models(
     progress: Progress = ctx.obj
     outcomes = list(_outcomes(_asked(model_types or (), sweep=sweep), progress))
     progress.rest()
-    table = table_of(outcomes)
     if write is None:
-        typer.echo(table)
+        typer.echo(table_of(list(map(Row.of, outcomes))))
     else:
-        write.write_text(with_table(write.read_text(encoding="utf-8"), table), encoding="utf-8")
+        page = write.read_text(encoding="utf-8")
+        write.write_text(with_rows(page, list(map(Row.of, outcomes)), anew=sweep), encoding="utf-8")
     if json:
         write_json(json, {"outcomes": [dataclasses.asdict(one) for one in outcomes]})
     crashed = [one for one in outcomes if one.verdict == "crashed"]
@@ -77,15 +85,44 @@ def _outcomes(model_types: Iterable[str], progress: Progress) -> Iterator[Outcom
         yield try_architecture(model_type)
 
 
-def table_of(outcomes: Sequence[Outcome]) -> str:
-    """The outcomes as Markdown: how many of each verdict, then a row for each."""
-    counts = Counter(one.verdict for one in outcomes)
+class Row(NamedTuple):
+    """One row of the table, as it is written."""
+
+    model_type: str
+    verdict: str
+    distance: str
+    reason: str
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Row:
+        """The row of an outcome."""
+        distance = f"{outcome.distance:.0e}" if outcome.verdict.startswith("works") else ""
+        return cls(outcome.model_type, outcome.verdict, distance, outcome.reason.replace("|", "/"))
+
+
+def table_of(rows: Sequence[Row]) -> str:
+    """The rows as Markdown, behind a line that counts the verdicts."""
+    counts = Counter(row.verdict for row in rows)
     lines = [", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) + ".", ""]
-    lines += ["| model type | verdict | distance | reason |", "|---|---|---|---|"]
-    for one in outcomes:
-        distance = f"{one.distance:.0e}" if one.verdict.startswith("works") else ""
-        lines.append(f"| {one.model_type} | {one.verdict} | {distance} | {one.reason.replace('|', '/')} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *HEAD, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def with_rows(page: str, rows: Sequence[Row], *, anew: bool) -> str:
+    """A page with these rows in its table, in alphabetical order, beside those of other types unless written `anew`.
+
+    Raises ConfigError for a page without the marks.
+    """
+    known = {} if anew else {row.model_type: row for row in _rows_of(page)}
+    known |= {row.model_type: row for row in rows}
+    return with_table(page, table_of([known[model_type] for model_type in sorted(known)]))
+
+
+def _rows_of(page: str) -> Iterator[Row]:
+    lines = page.partition(BEGIN)[2].partition(END)[0].splitlines()
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
+        if line not in HEAD and len(cells) == len(Row._fields):
+            yield Row(*cells)
 
 
 def with_table(page: str, table: str) -> str:

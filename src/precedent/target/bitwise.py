@@ -25,7 +25,7 @@ from precedent.target.cuda.ordered_attention import PIECE
 from precedent.target.cuda.static_runner import StaticRunner, StaticSettings
 from precedent.target.cuda.static_shape import LEAST_KEYS
 from precedent.target.fixed_sizes import Hindrance, use_fixed_sizes
-from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds, is_recurrent
+from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds, has_indexers, is_recurrent
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ def check_fit(model: PreTrainedModel, *, packed: bool) -> None:
     if is_recurrent(config):
         raise _refusal(model, "the sums of its recurrent layers depend on what is computed beside a row")
     others = sorted(attention_kinds(config) - {FULL_ATTENTION})
+    if has_indexers(config):
+        raise _refusal(model, f"it has {', '.join(others)} layers, and what their indexers choose depends on rounding")
     if others:
         raise _refusal(model, f"it has {', '.join(others)} layers, and a window changes the order of a row's sums")
     if not packed:

@@ -138,7 +138,8 @@ def observe(runner: Runner) -> tuple[KVShape, Tensor]:
         return observer.shape, runner.model(input_ids=token_ids, use_cache=False).logits[0]
     logits: Tensor = runner.model(input_ids=token_ids, past_key_values=observer, use_cache=True).logits
     if not any(observer.shape.layers):
-        raise ValueError("it has no KV cache, so every step would compute the whole text again")
+        name = runner.model.config.get_text_config().model_type
+        raise UnsupportedError(f"{name} has no KV cache, so every step would compute the whole text again")
     return observer.shape, logits[0]
 
 

@@ -20,9 +20,11 @@ from precedent.target.attention import NAME
 from precedent.target.hidden_states import HiddenStates
 from precedent.target.kv.layer_kinds import (
     FULL_ATTENTION,
+    INDEXED_ATTENTION,
     RECURRENT,
     SLIDING_ATTENTION,
     attention_kinds,
+    has_indexers,
     is_recurrent,
 )
 from precedent.target.kv.rows import Forward, Rows
@@ -33,11 +35,14 @@ from precedent.target.recurrent.step import RecurrentStep
 def use_tree_attention(model: PreTrainedModel) -> bool:
     """Switch a model to `precedent` attention; False if its architecture has no such switch or `eager` was asked for.
 
-    Most hybrids go through the interface without declaring it; their examination tells.
+    Most hybrids go through the interface without declaring it; their examination tells. A layer with an indexer turns
+    what it chose into a mask only for attention that it knows, so it keeps that.
 
     A model without `sdpa` support (gpt-oss) has `eager` as its default, so there `eager` does not count as asked for.
     """
     chosen = model.config._attn_implementation
+    if has_indexers(model.config.get_text_config()):
+        return False
     declared = model._supports_attention_backend or is_recurrent(model.config.get_text_config())
     if not (declared or chosen == NAME) or (chosen == "eager" and model._supports_sdpa):
         return False
@@ -190,7 +195,7 @@ class Runner:
         if not kinds.isdisjoint({"hybrid", "hybrid_sliding"}):
             kinds = kinds | {FULL_ATTENTION}
         kinds = kinds - RECURRENT
-        rules: dict[str, Rule] = {FULL_ATTENTION: causal_mask_function}
+        rules: dict[str, Rule] = dict.fromkeys((FULL_ATTENTION, INDEXED_ATTENTION), causal_mask_function)
         if SLIDING_ATTENTION in kinds:
             rules[SLIDING_ATTENTION] = sliding_window_causal_mask_function(config.sliding_window)
         unknown = sorted(kinds - rules.keys())

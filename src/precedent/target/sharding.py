@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from precedent.errors import UnsupportedError
-from precedent.target.kv.layer_kinds import is_recurrent
+from precedent.target.kv.layer_kinds import has_indexers, is_recurrent
 
 SETTING = "distributed_config"
 """The `from_pretrained` argument that makes each process load only its part."""
@@ -35,6 +35,8 @@ def check_divisible(config: Any, settings: Mapping[str, Any]) -> None:
         )
     if is_recurrent(text):
         raise UnsupportedError(f"{refused}: the states of its recurrent layers are not divided among processes")
+    if has_indexers(text):
+        raise UnsupportedError(f"{refused}: what the indexers of its layers choose is not shared among processes")
     if getattr(config, "quantization_config", None) or "quantization_config" in settings:
         raise UnsupportedError(f"{refused}: quantised weights are not divided")
     if "device_map" in settings:

@@ -19,7 +19,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 from precedent.errors import UnsupportedError
 from precedent.runtime.plain_values import first_line
 from precedent.target import Slot, TargetModel
-from precedent.target.kv.layer_kinds import check_supported
+from precedent.target.kv.layer_kinds import check_supported, check_type
 from precedent.target.recurrent.adapters import rebound
 from precedent.testing.tiny_configs import tiny_config
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
@@ -53,10 +53,13 @@ class Outcome:
 def try_architecture(model_type: str) -> Outcome:
     """Build a tiny model, make it a target and compare; never raises what the architecture is to blame for."""
     try:
+        check_type(model_type)
         check_supported(config_class_of(model_type)())
         model, plain = tiny_model(model_type), in_float64(tiny_model(model_type))
     except UnsupportedError as refusal:
         return Outcome(model_type, REFUSED, str(refusal))
+    except ImportError as missing:
+        return Outcome(model_type, REFUSED, f"needs a package that is not installed here ({_line(missing)})")
     except Exception as error:  # nothing of ours has run yet
         return Outcome(model_type, REFUSED, f"transformers cannot build a tiny one here ({_line(error)})")
     try:
@@ -66,7 +69,7 @@ def try_architecture(model_type: str) -> Outcome:
         return Outcome(model_type, REFUSED, str(refusal))
     except Exception as error:
         return Outcome(model_type, CRASHED, _line(error))
-    if distance > IN_FLOAT32:
+    if not distance <= IN_FLOAT32:  # so that one which is not a number is no success
         return Outcome(model_type, CRASHED, f"its trees are {distance:.1g} off plain forwards", distance)
     return Outcome(model_type, CHAINS if target.one_path else WORKS, target.runner.only_chains or "", distance)
 
@@ -125,14 +128,14 @@ def _line(error: Exception) -> str:
 @torch.inference_mode()
 def compare(target: TargetModel, plain: PreTrainedModel) -> float:
     """The largest relative distance at any node of random trees, and after their commits, from plain forwards."""
-    choose, slot, worst = random.Random(0), target.new_slot(), 0.0
+    choose, slot, distances = random.Random(0), target.new_slot(), list[float]()
     target.prefill(slot, [choose.randrange(250) for _ in range(NUM_PROMPT)], chunk=NUM_PROMPT // 2)
     for _ in range(NUM_STEPS):
         tree = _tree(choose, only_chains=target.one_path)
         (scored,) = target.score([(slot, tree)])
-        worst = max(worst, *(_distance(plain, slot, tree, node, scored) for node in (ROOT, *range(len(tree)))))
+        distances += [_distance(plain, slot, tree, node, scored) for node in (ROOT, *range(len(tree)))]
         target.commit(slot, tree, tree.path_to(choose.randrange(len(tree))), choose.randrange(250))
-    return worst
+    return float(torch.tensor(distances).max())  # not a number if one of them is not
 
 
 def _distance(plain: PreTrainedModel, slot: Slot, tree: CandidateTree, node: int, scored: Tensor) -> float:

@@ -14,13 +14,14 @@ _SIZES = {
         "intermediate_size ffn_dim n_inner d_ff d_inner encoder_ffn_dim decoder_ffn_dim dff intermediate_size_mlp "
         "ffn_hidden_size dense_intermediate_size dim_feedforward feed_forward_size"
     ),
-    48: "hidden_size n_embd d_model dim embedding_size emb_dim lru_width embed_dim n_embed block_ff_dim",
+    48: "hidden_size n_embd d_model dim embedding_size emb_dim lru_width embed_dim n_embed block_ff_dim "
+    "adapter_in_dim adapter_input_size adapter_out_dim",
     32: "shared_intermediate_size expert_ffn_hidden_size",
     24: "mamba_d_head mamba_headdim mamba_head_dim",
     16: (
         "sliding_window attention_window_size attention_chunk_size chunk_size mamba_chunk_size block_size "
         "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank window_size local_attention "
-        "moe_shared_expert_intermediate_size share_expert_dim"
+        "moe_shared_expert_intermediate_size share_expert_dim index_n_heads"
     ),
     258: "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id cls_token_id",
     12: "head_dim global_head_dim d_kv swa_head_dim index_head_dim attention_head_dim dim_head",
@@ -32,7 +33,7 @@ _SIZES = {
         "num_attention_heads n_head n_heads encoder_attention_heads decoder_attention_heads num_heads num_experts "
         "num_local_experts n_routed_experts moe_num_experts qk_rope_head_dim mamba_num_heads mamba_n_heads "
         "n_mamba_heads linear_num_value_heads linear_num_heads adapter_rank mamba_dt_rank time_step_rank "
-        "index_n_heads index_topk laurel_rank num_routed_experts"
+        "index_topk laurel_rank num_routed_experts"
     ),
     2: (
         "num_key_value_heads num_experts_per_tok num_experts_per_token moe_top_k linear_num_key_heads moe_k moe_topk "
@@ -60,6 +61,20 @@ DERIVED = ("head_dim", "num_key_value_heads")
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
+_QWEN4_INDEXER = {"n_heads": 16, "kv_heads": 1, "head_dim": 16, "budget": 8, "compress_ratio": 4}
+
+_M3_BLOCKS = {"n_heads": 2, "block_size": 4, "topk_blocks": 3, "local_blocks": 1}
+
+_DOTS3_WINDOWS = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "head_dim": 12,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+
 OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3], "num_hidden_layers": 4},
     "blt": {"encoder_hash_byte_group_vocab": 64},
@@ -67,8 +82,10 @@ OWN: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
         "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROPE | {"mrope_section": [2, 2, 2]})
     },
-    "dbrx": {"rope_parameters": _ROPE},
+    "dbrx": {"rope_parameters": _ROPE, "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deepseek_v2": {"num_experts_per_tok": 2, "topk_group": 1, "n_group": 1},
+    "dots3_note_text": {f"swa_{name}": size for name, size in _DOTS3_WINDOWS.items()}
+    | {"shared_experts_intermediate_size": 16},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "num_hidden_layers": 4},
@@ -77,10 +94,15 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
     "mamba2": {"head_dim": 24},
+    "minimax_m3_vl_text": {f"index_{name}": size for name, size in _M3_BLOCKS.items()}
+    | {"layer_types": ["full_attention", "minimax_m3_sparse"]},
+    "mllama_text_model": {"num_hidden_layers": 4, "cross_attention_layers": [1]},
     "mpt": {"attn_config": {"alibi": True}},
+    "qwen4_exp_text": {f"indexer_{name}": size for name, size in _QWEN4_INDEXER.items()},
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"axial_pos_embds": False},
     "stablelm": {"partial_rotary_factor": 0.5},
+    "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What else an architecture needs."""

@@ -46,6 +46,20 @@ _TWO_SIDED: dict[str, dict[str, Any]] = {
     },
 }
 
+_T5GEMMA_SIDE: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "query_pre_attn_scalar": 12,
+    "attn_logit_softcapping": 5.0,
+    "sliding_window": 6,
+    "max_position_embeddings": 512,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+
 
 def byte_tokenizer(merges: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFast:
     """A tokenizer with one token per byte (plus `merges`), ChatML control tokens, and a template without tools."""
@@ -102,8 +116,12 @@ def tiny_seq2seq_lm(
     **settings: Any,
 ) -> PreTrainedModel:
     """A random encoder-decoder model of T5's or BART's family; its decoder begins with the token `start`."""
-    shape = _TWO_SIDED["t5" if model_type.endswith("t5") else "bart"]
-    config = AutoConfig.for_model(model_type, vocab_size=vocab_size, **{**shape, **settings})
+    if model_type == "t5gemma":
+        side = {**_T5GEMMA_SIDE, "vocab_size": vocab_size, "pad_token_id": vocab_size - 1, **settings}
+        shape = {"encoder": side, "decoder": dict(side)}
+    else:
+        shape = {**_TWO_SIDED["t5" if model_type.endswith("t5") else "bart"], **settings}
+    config = AutoConfig.for_model(model_type, vocab_size=vocab_size, **shape)
     config.eos_token_id = config.bos_token_id = None
     config.pad_token_id = vocab_size - 1
     with torch.random.fork_rng(devices=[]):

@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 from precedent.errors import UnsupportedError
-from precedent.target.attention import attention
+from precedent.target.attention import Terms, attention, written_out
 from precedent.target.encoder_decoder.forward import DecoderForward, decoder_forward
 from precedent.target.encoder_decoder.positions import DepthBias
 from precedent.target.kv.visibility import RowMasks, Rule
@@ -35,7 +35,7 @@ def decoder_attention(
         return _plain(module, query, key, value, attention_mask, position_bias, **kwargs)
     layer = forward.cross_layer(key)
     if layer is not None:
-        return _to_encoder(forward, query, layer, kwargs.get("scaling")), None
+        return _to_encoder(forward, query, layer, Terms(kwargs.get("scaling"), kwargs.get("softcap"), None)), None
     if isinstance(position_bias, DepthBias):
         assert isinstance(attention_mask, RowMasks)
         return _biased(query, key, value, attention_mask, position_bias, kwargs.get("scaling")), None
@@ -47,19 +47,28 @@ def decoder_attention(
 def _plain(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, bias: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
+    if kwargs.get("softcap") is not None:  # which `sdpa` does not compute
+        return attention(module, query, key, value, mask, is_causal=module.is_causal, **kwargs)
     if bias is not None:
         kwargs["position_bias"] = bias
     attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
     return attended
 
 
-def _to_encoder(forward: DecoderForward, query: Tensor, layer: int, scaling: float | None) -> Tensor:
+def _to_encoder(forward: DecoderForward, query: Tensor, layer: int, terms: Terms) -> Tensor:
     """Every row attends to the whole prompt of its sequence."""
     parts = []
     for index, (start, stop) in enumerate(forward.spans):
         keys, values = forward.cross_kv(index, layer)
-        parts.append(scaled_dot_product_attention(query[:, :, start:stop], keys, values, scale=scaling))
+        parts.append(_unmasked(query[:, :, start:stop], keys, values, terms))
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
+
+
+def _unmasked(query: Tensor, keys: Tensor, values: Tensor, terms: Terms) -> Tensor:
+    if not terms.plain:
+        return written_out(query, keys, values, None, False, terms)
+    grouped = query.shape[1] > keys.shape[1]
+    return scaled_dot_product_attention(query, keys, values, scale=terms.scaling, enable_gqa=grouped)
 
 
 def _biased(

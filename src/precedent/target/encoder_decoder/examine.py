@@ -43,16 +43,15 @@ def _examined(runner: DecoderRunner, start: int) -> Examined:
 
 def _text(config: Any, start: int) -> tuple[int, ...]:
     """The decoder's first token and four others: neither padding, which some models skip, nor all the same."""
-    pad = getattr(config, "pad_token_id", None)
-    one, other = [token for token in range(4) if token not in (pad, start)][:2]
+    padding = {getattr(each, "pad_token_id", None) for each in (config, config.get_text_config(decoder=True))}
+    one, other = [token for token in range(5) if token not in padding | {start}][:2]
     return start, other, one, one, other
 
 
 def _observed(runner: DecoderRunner, text: tuple[int, ...]) -> KVShape:
     """What the decoder's layers store of their own tokens."""
     observer = ShapeObserver(runner.num_layers)
-    decoder: Any = runner.model.get_decoder()
-    decoder(input_ids=on_device(text, runner.device), past_key_values=observer, use_cache=True)
+    runner.observe(text, observer)
     return observer.shape
 
 

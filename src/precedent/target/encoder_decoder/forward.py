@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from precedent.runtime.placing import placed
-from precedent.target.encoder_decoder.kv import CrossKV, CrossMarkers, CrossRecorder, DecoderKV
+from precedent.target.encoder_decoder.kv import CrossKV, CrossMarkers, CrossRecorder, DecoderKV, on_device
 from precedent.target.kv.rows import Forward, Rows, running_forward
 
 
@@ -21,17 +21,22 @@ class DecoderForward(Forward):
     """The sequences in one forward of the decoder.
 
     `like` `[1, 1, hidden]` stands for the encoder's output, whose keys and values each sequence has in its KV cache.
+    A model that takes positions as an argument gets those of the tree (`gives_positions`).
     """
 
-    def __init__(self, sequences: Sequence[Rows], like: Tensor, num_layers: int) -> None:
+    def __init__(
+        self, sequences: Sequence[Rows], like: Tensor, num_layers: int, *, gives_positions: bool = False
+    ) -> None:
         super().__init__(sequences)
         self._states, self._markers = like, CrossMarkers(num_layers, like)
+        self._gives_positions = gives_positions
 
     def inputs(self, device: torch.device) -> dict[str, Any]:
         """The arguments of the whole model's forward, which then leaves its encoder out."""
         inputs = super().inputs(device)
         self.positions: Tensor = inputs["position_ids"][0]
-        return {
+        positions = {"decoder_position_ids": inputs["position_ids"]} if self._gives_positions else {}
+        return positions | {
             "encoder_outputs": BaseModelOutput(last_hidden_state=self._states),
             "decoder_input_ids": inputs["input_ids"],
             "past_key_values": _caches(self.cache, self._markers),
@@ -63,13 +68,16 @@ def decoder_forward() -> DecoderForward | None:
     return running if isinstance(running, DecoderForward) else None
 
 
-def recorded_cross(model: Any, states: Tensor, start: int) -> CrossKV:
-    """Each layer's keys and values of the encoder's output `[1, prompt_tokens, hidden]`: one row of the decoder."""
+def recorded_cross(model: Any, states: Tensor, token_ids: Sequence[int], own: Cache | None = None) -> CrossKV:
+    """Each layer's keys and values of the encoder's output `[1, prompt_tokens, hidden]`; one token is enough.
+
+    `own` sees what the decoder stores of its tokens.
+    """
     recorder = CrossRecorder()
     model(
         encoder_outputs=BaseModelOutput(last_hidden_state=states),
-        decoder_input_ids=torch.full((1, 1), start, dtype=torch.long, device=states.device),
-        past_key_values=EncoderDecoderCache(CrossRecorder(), recorder),
+        decoder_input_ids=on_device(token_ids, states.device),
+        past_key_values=EncoderDecoderCache(CrossRecorder() if own is None else own, recorder),
         use_cache=True,
     )
     return recorder.recorded

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from precedent.runtime.team import fitted_team
 from precedent.target.encoder_decoder.attention import NAME
@@ -40,7 +41,11 @@ class DecoderRunner(Runner):
     def encode(self, prompt_ids: Sequence[int]) -> CrossKV:
         """Run the encoder over a whole prompt; returns what each decoder layer keeps of it."""
         with fitted_team(self.team) as self.threads:
-            return recorded_cross(self.model, self._encoded(prompt_ids), self._start)
+            return recorded_cross(self.model, self._encoded(prompt_ids), (self._start,))
+
+    def observe(self, token_ids: Sequence[int], observer: Cache) -> None:
+        """Run the decoder over a text; `observer` sees what its layers store of it."""
+        recorded_cross(self.model, self._like, token_ids, observer)
 
     def _encoded(self, prompt_ids: Sequence[int]) -> Tensor:
         with torch.inference_mode():
@@ -48,7 +53,9 @@ class DecoderRunner(Runner):
         return states
 
     def _together(self, sequences: Sequence[Rows]) -> list[Tensor]:
-        forward = DecoderForward(sequences, self._like, self.num_layers)
+        forward = DecoderForward(
+            sequences, self._like, self.num_layers, gives_positions="decoder_position_ids" in self._parameters
+        )
         with forward.running():
             logits = self.without_never(self.model(**forward.inputs(self.device)).logits[0])
         return [logits[start:stop] for start, stop in forward.spans]

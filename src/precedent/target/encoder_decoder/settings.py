@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, GenerationConfig, PreTrainedModel
 
 from precedent.errors import UnsupportedError
+from precedent.target.kv.layer_kinds import check_type
 
 UNLIMITED = 16_384
 """Longest prompt, and longest answer, in tokens, of a model whose positions are relative (T5)."""
@@ -39,7 +40,8 @@ def is_encoder_decoder(config: Any) -> bool:
 
 
 def check_encoder_decoder(config: Any) -> None:
-    """Raise UnsupportedError, naming the model, if it does not turn text into text."""
+    """Raise UnsupportedError, naming the model, if it does not turn text into text, or cannot be a target."""
+    check_type(config.model_type)
     if type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
         raise UnsupportedError(
             f"{config.model_type} is no text-to-text model; give one that AutoModelForSeq2SeqLM loads (T5, BART, ...)"

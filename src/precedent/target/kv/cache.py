@@ -22,6 +22,7 @@ from precedent.runtime.compiled import Int64s
 from precedent.runtime.placing import placed
 from precedent.target.kv.arena import KVArena, Moves
 from precedent.target.kv.block import KVBlock
+from precedent.target.kv.index_keys import IndexKeys
 from precedent.target.kv.no_states import NoStates
 from precedent.target.kv.shape import KVShape
 from precedent.target.kv.states import RecurrentStates
@@ -35,19 +36,25 @@ class _Filled:
 
 
 class KVLayer(CacheLayerMixin):
-    """One attention layer's part of a block, in transformers' interface; a layer without KV has no block."""
+    """One attention layer's part of a block, in transformers' interface; a layer without KV has no block.
+
+    `indexer` holds the keys of the layer's indexer, if it has one: as keys of one head, with no values.
+    """
 
     is_sliding = False  # even with a sliding window: nothing is dropped, the mask hides it
     is_croppable = True
-    is_initialized = True
     supports_early_init = False
 
     def __init__(self, filled: _Filled, block: KVBlock | None = None, index: int = 0) -> None:
         self._filled, self.block, self._index = filled, block, index
+        self.is_initialized = block is not None
+        self.indexer: KVLayer | None = None
 
     def shared_with(self, filled: _Filled) -> KVLayer:
         """The same rows for a cache with a different length."""
-        return KVLayer(filled, self.block, self._index)
+        layer = KVLayer(filled, self.block, self._index)
+        layer.indexer = None if self.indexer is None else self.indexer.shared_with(filled)
+        return layer
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Does nothing: the shape is known from the start."""
@@ -72,9 +79,36 @@ class KVLayer(CacheLayerMixin):
         keys, values = self.block.layers[self._index]
         return keys.narrow(2, first, end - first), values.narrow(2, first, end - first)
 
+    @property
+    def keys(self) -> Tensor:  # type: ignore[override]  # transformers has an attribute, which nothing writes here
+        """The committed keys, `[1, heads, length, dim]`: Llama 3.2 Vision asks each layer for them."""
+        return self.rows(0, self._filled.length)[0]
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write rows behind the committed ones and return all of them, `[1, heads, length + rows, dim]`."""
         return self.rows(0, self.write(key_states, value_states))
+
+    def update_indexer(self, indexer_key_states: Tensor) -> IndexKeys:
+        """Write an indexer's keys `[1, rows, dim]` behind the committed ones; all, `[1, length + rows, dim]`."""
+        assert self.indexer is not None, "a layer's indexer stored keys, which stored none when the model was examined"
+        rows = indexer_key_states[:, None]
+        keys, _ = self.indexer.update(rows, rows[..., :0])
+        return keys[:, 0].as_subclass(IndexKeys)
+
+    def update_index(self, indexer_key_states: Tensor) -> Tensor:
+        """The same for keys `[1, 1, rows, dim]` (MiniMax-M3); returns all, `[1, 1, length + rows, dim]`."""
+        return self.update_indexer(indexer_key_states[:, 0]).as_subclass(Tensor)[:, None]
+
+    @property
+    def indexer_position_ids(self) -> Tensor | None:
+        """Positions of all committed rows, `[3, 1, length]`: a few indexers want them. None before the first token."""
+        if not self._filled.length or self.block is None:
+            return None
+        return torch.arange(self._filled.length, device=self.block.keys.device).expand(3, 1, -1)
+
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, positions: Tensor | None) -> None:
+        """Ignored: the positions of committed rows are known, and the others may be discarded."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of keys that a query of `query_length` tokens sees, and their offset."""
@@ -104,8 +138,10 @@ class KVCache(NoStates, Cache):
             block = None if layer is None else KVBlock(layer, count, block_arena)
             layers.extend(KVLayer(self._filled, block, index) for index in range(count))
             self._blocks.extend([] if block is None else [block])
-        self._layers, self.states = tuple(layers), RecurrentStates()
-        super().__init__(layers=list(layers))
+        self._layers, self.states = tuple(layers[: len(shape.layers)]), RecurrentStates()
+        for own, indexer in zip(self._layers, layers[len(shape.layers) :], strict=False):
+            own.indexer = indexer if indexer.block is not None else None
+        super().__init__(layers=list(self._layers))
 
     @property
     def length(self) -> int:
@@ -184,10 +220,11 @@ class KVCache(NoStates, Cache):
         It has its own length, so it can run ahead; the next forward over this cache overwrites its rows.
         """
         early = KVCache(KVShape(()))
-        early._shape, early._filled.length = KVShape(self._shape.layers[:count]), self.length
+        early._shape, early._filled.length = self._shape.first_layers(count), self.length
         early.states = self.states.first_layers(count)
         early._layers = tuple(layer.shared_with(early._filled) for layer in self._layers[:count])
-        early._blocks = list(dict.fromkeys(layer.block for layer in early._layers if layer.block is not None))
+        parts = [part for layer in early._layers for part in (layer, layer.indexer) if part is not None]
+        early._blocks = list(dict.fromkeys(part.block for part in parts if part.block is not None))
         early.layers = list(early._layers)
         return early
 

@@ -12,7 +12,13 @@ from precedent.errors import UnsupportedError
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 
-REWINDABLE = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, "chunked_attention"})
+INDEXED_ATTENTION = "indexed_attention"
+"""Attention to the tokens that an indexer chooses among the visible ones, by keys of its own (DeepSeek V3.2)."""
+
+BLOCK_SPARSE = "minimax_m3_sparse"
+"""Attention to blocks of neighbouring keys, which an indexer chooses (MiniMax-M3)."""
+
+REWINDABLE = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, "chunked_attention", INDEXED_ATTENTION, BLOCK_SPARSE})
 """Attention that can be rewound to any earlier token: all keys and values are kept, and masks hide the rest."""
 
 RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
@@ -33,6 +39,19 @@ BY_INDEX = {
 }
 """Model types, or config settings, whose attention uses a key's place in the cache instead of its position id."""
 
+NO_TARGETS = {
+    "blt": "runs several transformers, over bytes and over patches of them, which one KV cache cannot serve",
+    "cpmant": "reads the whole text in every forward, whatever its KV cache holds",
+    "prophetnet": "predicts several tokens ahead in streams of its own, whose attention candidate trees cannot replace",
+} | dict.fromkeys(
+    ("gemma4_assistant", "gemma4_unified_assistant"),
+    "drafts for a Gemma 4 model, whose keys and values it reads: it cannot be a target by itself",
+)
+"""Model types that cannot be a target, and why."""
+
+COMPRESSED = frozenset({"compressed_sparse_attention", "heavily_compressed_attention"})
+"""Attention to keys of several tokens each (DeepSeek V4)."""
+
 MISFITS = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, AssertionError)
 """Errors of a forward that does not work with our KV cache or masks."""
 
@@ -48,11 +67,21 @@ LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "dynamic"})
 
 def check_supported(config: Any) -> None:
     """Raise UnsupportedError, naming the layer kind, if a model's layers cannot be rewound to any earlier token."""
+    check_type(config.model_type)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(
             f"{config.model_type} is an encoder-decoder model, which only Engine and PrecedentLLM take"
         )
     text, kinds = _layers_of(config)
+    if getattr(text, "ple_layer_ids", None):
+        raise UnsupportedError(
+            f"{text.model_type} has n-gram embeddings (ple_layer_ids), which look back along one path of tokens only"
+        )
+    if kinds & COMPRESSED:
+        raise UnsupportedError(
+            f"{text.model_type} has {', '.join(sorted(kinds & COMPRESSED))} layers, which store one compressed key for "
+            "several tokens: a rejected draft cannot be taken out of it, and candidate trees would need one per branch"
+        )
     others = sorted(kinds - REWINDABLE - RECURRENT)
     if not others and not is_recurrent(text) and _is_stateful(text):
         others = ["recurrent"]
@@ -61,6 +90,12 @@ def check_supported(config: Any) -> None:
             f"{text.model_type} has {', '.join(others)} layers, which cannot be rewound after a rejected draft; "
             "give a model of another kind (docs/reference/models.md lists those that work)"
         )
+
+
+def check_type(model_type: str) -> None:
+    """Raise UnsupportedError for a type of models that cannot be a target whatever its layers are."""
+    if model_type in NO_TARGETS:
+        raise UnsupportedError(f"{model_type} {NO_TARGETS[model_type]}")
 
 
 def _layers_of(config: Any) -> tuple[Any, set[str]]:
@@ -77,9 +112,16 @@ def _layers_of(config: Any) -> tuple[Any, set[str]]:
 
 def why_only_chains(config: Any) -> str | None:
     """Why a text model can follow one path of tokens, but no tree, as far as its config tells."""
+    if BLOCK_SPARSE in (getattr(config, "layer_types", None) or ()):
+        return "chooses blocks of keys by their place in the KV cache"
     return next(
         (why for marker, why in BY_INDEX.items() if marker == config.model_type or getattr(config, marker, None)), None
     )
+
+
+def has_indexers(config: Any) -> bool:
+    """Whether some layers of a text model choose the keys that they attend to, by keys of their own."""
+    return not attention_kinds(config).isdisjoint({INDEXED_ATTENTION, BLOCK_SPARSE})
 
 
 def attention_kinds(config: Any) -> set[str]:

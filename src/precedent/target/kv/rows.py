@@ -84,6 +84,10 @@ class PackedKV(NoStates, Cache):
         self._layer_of[id(key_states)] = key_states, layer_idx
         return key_states, value_states
 
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        """Raises TypeError: an indexer compares its queries with the keys of one sequence."""
+        raise TypeError("the indexer of a layer takes one sequence at a time")
+
     def layers_of(self, key_states: Tensor) -> list[KVLayer]:
         """Each sequence's layer that stored these new keys. Raises KeyError if the model changed them since."""
         layer_idx = self._layer_of[id(key_states)][1]

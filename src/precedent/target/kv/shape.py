@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from precedent.target.kv.index_keys import IndexKeys
 from precedent.target.kv.no_states import NoStates
 from precedent.target.kv.states import MOST_SNAPSHOTS, Key, StateShape
 
@@ -54,17 +55,18 @@ class KVShape:
     """The shapes of all layers; None for a layer without its own keys and values.
 
     `states` are those of the recurrent layers. A forward keeps `kept_bytes` of each row's inputs until its path is
-    known.
+    known. `index_keys` are those that layers with an indexer keep beside their own keys and values, `()` if none does.
     """
 
     layers: tuple[LayerShape | None, ...]
     states: tuple[tuple[Key, StateShape], ...] = ()
     kept_bytes: int = 0
+    index_keys: tuple[LayerShape | None, ...] = ()
 
     @property
     def blocks(self) -> list[tuple[LayerShape | None, int]]:
-        """Runs of consecutive equal layers with their lengths, none longer than `BLOCK_LAYERS`."""
-        runs = [(shape, len(list(run))) for shape, run in groupby(self.layers)]
+        """Runs of consecutive equal layers with their lengths, none longer than `BLOCK_LAYERS`; then the index keys."""
+        runs = [(shape, len(list(run))) for shape, run in groupby((*self.layers, *self.index_keys))]
         return [
             (shape, min(BLOCK_LAYERS, count - start))
             for shape, count in runs
@@ -74,7 +76,11 @@ class KVShape:
     @property
     def row_bytes(self) -> int:
         """Bytes of one token in all layers."""
-        return sum(shape.row_bytes for shape in self.layers if shape is not None)
+        return sum(shape.row_bytes for shape in (*self.layers, *self.index_keys) if shape is not None)
+
+    def first_layers(self, count: int) -> KVShape:
+        """The keys and values of the first `count` layers, without states."""
+        return KVShape(self.layers[:count], index_keys=_if_any(self.index_keys[:count]))
 
     def nbytes(self, num_tokens: int) -> int:
         """Bytes of a cache for `num_tokens` tokens, rounding included, with all states that it may hold."""
@@ -84,6 +90,10 @@ class KVShape:
     def state_bytes(self) -> int:
         """Bytes of the states of all recurrent layers."""
         return sum(shape.nbytes for _, shape in self.states)
+
+
+def _if_any(layers: tuple[LayerShape | None, ...]) -> tuple[LayerShape | None, ...]:
+    return layers if any(layers) else ()
 
 
 class ShapeObserver(NoStates, Cache):
@@ -96,7 +106,8 @@ class ShapeObserver(NoStates, Cache):
     @property
     def shape(self) -> KVShape:
         """The shapes recorded."""
-        return KVShape(tuple(layer.shape for layer in self._observing))
+        index_keys = tuple(layer.index_shape for layer in self._observing)
+        return KVShape(tuple(layer.shape for layer in self._observing), index_keys=_if_any(index_keys))
 
 
 class _ObserverLayer(CacheLayerMixin):
@@ -106,6 +117,8 @@ class _ObserverLayer(CacheLayerMixin):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers does not type it
         self.shape: LayerShape | None = None
+        self.index_shape: LayerShape | None = None
+        self.indexer_position_ids: Tensor | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing is stored."""
@@ -115,6 +128,15 @@ class _ObserverLayer(CacheLayerMixin):
         place = key_states.dtype, key_states.device
         self.shape = LayerShape(key_heads, key_dim, value_heads, value_dim, *place)
         return key_states, value_states
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        place = indexer_key_states.dtype, indexer_key_states.device
+        self.index_shape = LayerShape(1, indexer_key_states.shape[-1], 1, 0, *place)
+        return indexer_key_states.as_subclass(IndexKeys)
+
+    def update_index(self, indexer_key_states: Tensor) -> Tensor:
+        self.update_indexer(indexer_key_states)
+        return indexer_key_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return query_length, 0

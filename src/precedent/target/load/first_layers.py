@@ -90,7 +90,8 @@ def exits_early(draft: TargetModel, target: TargetModel) -> bool:
         return False
     count = len(own)
     same_layers = count <= len(theirs) and all(one is other for one, other in zip(own, theirs, strict=False))
-    return same_layers and draft.kv_shape.layers == target.kv_shape.layers[:count]
+    own_kv, their_kv = draft.kv_shape.first_layers(count), target.kv_shape.first_layers(count)
+    return same_layers and own_kv == their_kv
 
 
 def _share_children(source: nn.Module, sharer: nn.Module, *, skip: str) -> None:
