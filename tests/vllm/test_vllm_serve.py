@@ -80,9 +80,13 @@ def keys(place: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def server(plain: Plain, place: Path, keys: dict[str, str]) -> Iterator[VllmServer]:
-    """A drafting server over a store in a file, started after the plain one has ended."""
+    """A drafting server over a store in a file, started after the plain one has ended.
+
+    Costs are given: learned from the steps of a busy machine, they would say how much is drafted.
+    """
     enable_socket()
     settings = {"PRECEDENT_VLLM_STORE": str(place / "cache.db"), "PRECEDENT_VLLM_API_KEYS": str(place / "keys.json")}
+    settings["PRECEDENT_VLLM_STEP_COST"] = '{"1": 20.0, "17": 24.0}'
     running = VllmServer(place / "log", **settings)
     try:
         yield running.start()
