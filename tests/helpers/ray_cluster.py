@@ -31,6 +31,7 @@ OF_RAY = {
     "RAY_DEDUP_LOGS": "0",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "RAY_AUTH_MODE": "disabled",  # `ray start` takes a token that lies in ~/.ray, and `serve start` does not
 }
 
 
