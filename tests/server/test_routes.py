@@ -56,6 +56,16 @@ async def test_completions(serve: Any) -> None:
     assert "".join(tokens).startswith(" a time.")
 
 
+async def test_a_stream_of_completions_ends_with_its_usage(serve: Any) -> None:
+    body = {"model": "scripted", "prompt": "Once upon", "temperature": 0, "max_tokens": 50}
+    usage = (await serve([" a time."]).post("/v1/completions", json=body)).json()["usage"]
+    streaming = {"stream": True, "stream_options": {"include_usage": True}}
+    answer = await serve([" a time."]).post("/v1/completions", json=body | streaming)
+    *chunks, last = [json.loads(event[6:]) for event in answer.text.split("\n\n") if event.startswith("data: {")]
+    assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks)
+    assert (last["choices"], last["usage"]) == ([], usage)
+
+
 async def test_several_prompts_and_echo(serve: Any) -> None:
     body = {"model": "scripted", "prompt": ["a", "b"], "n": 2, "echo": True, "temperature": 0, "max_tokens": 9}
     found = (await serve(lambda prompt: f"{prompt}!").post("/v1/completions", json=body)).json()

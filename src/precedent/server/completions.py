@@ -207,8 +207,8 @@ async def _events(answers: Sequence[TextAnswer], asked: TextRequest, held: ExitS
     head = _head(asked.model)
 
     def written(choices: list[dict[str, Any]], **rest: Any) -> str:
-        usage = {"usage": None} if asked.include_usage else {}
-        chunk = Completion.construct(**head, choices=choices, **usage, **rest)  # unchecked: chunks have no reason yet
+        told = {**head, "choices": choices, **({"usage": None} if asked.include_usage else {}), **rest}
+        chunk = Completion.construct(**told)  # unchecked: chunks have no reason yet
         return event(chunk.model_dump_json(exclude_unset=True))
 
     with held:
