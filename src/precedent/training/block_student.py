@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from precedent.target.block.draft import BlockDraft, new_block_draft
 from precedent.target.block.settings import BlockSettings
+from precedent.target.cpu.linear import native_bfloat16
 from precedent.target.load.first_layers import layers_of
 from precedent.training.block_lessons import BlockLesson
 from precedent.training.head import OutputHead
@@ -69,6 +70,7 @@ class BlockStudent:
         _begin_with(self.draft, target, initial_layers)
         self._own = {name: weight.requires_grad_(True) for name, weight in _parameters(self.draft).items()}
         self._teacher, self._learning_rate, self._seed = OutputHead(target, self._dtype, token_ids), learning_rate, seed
+        self._place, self._half = target.device.type, target.dtype == torch.bfloat16 and _multiplies_bfloat16(target)
         self._columns = torch.full((self.draft.inputs.mask_id,), token_ids.numel())
         self._columns[token_ids] = torch.arange(token_ids.numel())
         self._optimizer = torch.optim.AdamW(self._own.values(), lr=learning_rate, betas=(0.9, 0.98), eps=1e-8)
@@ -93,8 +95,10 @@ class BlockStudent:
 
     def loss(self, lesson: BlockLesson, blocks: Blocks) -> Tensor:
         """The mean loss over the positions that count, weighted by their depth."""
-        hidden = block_rows(self.draft, lesson.states.to(self._dtype), blocks.tokens, blocks.starts)[:, 1:]
-        logits = self.draft.head.rows(hidden) + self.draft.markov(self._columns[blocks.before])
+        with torch.autocast(self._place, torch.bfloat16, enabled=self._half):
+            hidden = block_rows(self.draft, lesson.states.to(self._dtype), blocks.tokens, blocks.starts)[:, 1:]
+            rows, added = self.draft.head.rows(hidden), self.draft.markov(self._columns[blocks.before])
+        hidden, logits = hidden.to(self._dtype), rows.to(self._dtype) + added
         with torch.no_grad():
             thought = self._teacher(lesson.hidden[blocks.rows].flatten(0, 1)).view_as(logits)
             target_probs = (thought - lesson.log_total[blocks.rows].to(thought)[..., None]).exp()
@@ -182,6 +186,11 @@ def _attended(
     )
     found = scaled_dot_product_attention(query, keys, values, attn_mask=seen[:, None, None], enable_gqa=True)
     return found.transpose(1, 2).flatten(2)
+
+
+def _multiplies_bfloat16(target: PreTrainedModel) -> bool:
+    """Whether products in bfloat16, the precision in which the draft will run, are fast here."""
+    return target.device.type == "cuda" or (target.device.type == "cpu" and native_bfloat16())
 
 
 def _parameters(draft: BlockDraft) -> dict[str, Tensor]:

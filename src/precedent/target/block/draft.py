@@ -18,6 +18,7 @@ from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.target.block.modules import BlockHead, MarkovTerm, MaskedInputs, StateFusion
 from precedent.target.block.settings import BlockSettings
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
+from precedent.target.kv.layer_kinds import context_length
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -89,7 +90,8 @@ def new_block_draft(
         vocab_size=1, hidden_size=settings.hidden_size, intermediate_size=settings.intermediate_size,
         num_hidden_layers=settings.num_layers, num_attention_heads=settings.num_heads, head_dim=settings.head_dim,
         num_key_value_heads=settings.num_kv_heads, rms_norm_eps=settings.rms_norm_eps, tie_word_embeddings=False,
-        max_position_embeddings=target.config.get_text_config().max_position_embeddings, pad_token_id=None,
+        max_position_embeddings=context_length(target.config.get_text_config()), pad_token_id=None,
+        bos_token_id=None, eos_token_id=None,
         rope_parameters={"rope_type": "default", "rope_theta": settings.rope_theta},
     )  # fmt: skip
     place, size = target.device, settings.hidden_size

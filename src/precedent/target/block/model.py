@@ -61,8 +61,9 @@ class BlockModel:
             raise ConfigError("the layers of this block draft follow single paths, so no block can be filled")
         self._columns = torch.full((draft.inputs.mask_id,), draft.head.token_ids.numel())
         self._columns[draft.head.token_ids.cpu()] = torch.arange(draft.head.token_ids.numel())
-        self.left = draft.markov.left.detach().to("cpu", torch.float32)
-        self.right = draft.markov.right.detach().to("cpu", torch.float32)
+        self._dtype = torch.float64 if draft.dtype == torch.float64 else torch.float32
+        self.left = draft.markov.left.detach().to("cpu", self._dtype)
+        self.right = draft.markov.right.detach().to("cpu", self._dtype)
         self.token_ids = draft.head.token_ids.cpu()
 
     def kv_bytes(self, answer_tokens: int) -> int:
@@ -110,7 +111,7 @@ class BlockModel:
         count = self.settings.block_size + 1
         depths, all_see_all = np.arange(count), np.ones((count, count), dtype=np.bool_)
         rows = [Rows(place.kv, row, depths, all_see_all) for place, row in zip(places, tokens, strict=True)]
-        found = [logits[1:].float().cpu() for logits in self._rows.runner.logits(rows)]
+        found = [logits[1:].to("cpu", self._dtype) for logits in self._rows.runner.logits(rows)]
         return [Filled(logits[:, :-1], logits[:, -1].sigmoid()) for logits in found]
 
     def _unmask(self, row: list[int], filled: Filled, done: int) -> None:
