@@ -142,6 +142,22 @@ def test_estimates_are_the_blocks_with_its_markov_term(temperature: float) -> No
             np.testing.assert_allclose(steps[position - 1, place], wanted, atol=1e-4)
 
 
+def test_the_markov_term_chooses_among_all_tokens() -> None:
+    """A token that the block alone gives little is a choice where the tokens before it call for it."""
+    target = tiny_pair()[0]
+    draft = tiny_block_draft(target.model)
+    with torch.no_grad():
+        draft.head.rows.weight.zero_()
+        draft.markov.left.fill_(1.0)
+        draft.markov.right.zero_()
+        draft.markov.right[:, 200] = 3.0
+    session = BlockDrafter(BlockModel(draft, target)).begin(request_on(prefilled(target, random_ids(8, 20))))
+    candidates = session.match(4)
+    assert candidates.token_ids == [200] * 4
+    assert candidates.parents == [-1, 0, 1, 2]
+    assert min(candidates.estimates) > 0.99
+
+
 def test_tokens_beyond_the_tokenizer_are_never_proposed() -> None:
     """A head over padding ids keeps them to itself."""
     target, model = tiny_pair()

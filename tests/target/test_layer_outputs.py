@@ -18,6 +18,7 @@ from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Slot, TargetModel
 from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.encoder_decoder.opening import target_of
+from precedent.target.identity import identity_of
 from precedent.target.prefix_pool import PrefixPool
 from precedent.testing.sweep import in_float64, tiny_model
 from precedent.testing.tiny_models import tiny_causal_lm, tiny_seq2seq_lm
@@ -129,6 +130,18 @@ def test_layers_and_final_states_are_kept_beside_each_other() -> None:
     torch.testing.assert_close(hidden.of(slot.kv, 0, 29), normed, rtol=0, atol=1e-9)
     with pytest.raises(ConfigError, match=r"keeps the layers \(1, 3\)"):
         target.keep_layer_outputs((2,))
+
+
+def test_prefixes_on_disk_tell_the_layers_apart() -> None:
+    """What was kept of other layers has the same shape, and is never read in their place."""
+    found = []
+    for numbers in ((), (1, 2), (1, 3)):
+        target = TargetModel(tiny_causal_lm())
+        if numbers:
+            target.keep_layer_outputs(numbers)
+        found.append(identity_of(target))
+    assert found[1]["stored"] == found[2]["stored"] != found[0]["stored"]
+    assert found[1] != found[2]
 
 
 def test_targets_that_cannot_keep_them_say_so() -> None:

@@ -124,18 +124,21 @@ def chances(
     """What a block says of its likeliest tokens: their ids, and their probabilities behind each other.
 
     Ids are `[positions, choices]`; probabilities `[choices]` at the first position, behind `last`, and `[positions - 1,
-    choices, choices]` at each next one, behind each choice at the one before. The remaining tokens keep the mass that
-    the block alone gives them. Raises GenerationError for a block that holds NaN.
+    choices, choices]` at each next one, behind each choice at the one before. Choices are the likeliest tokens with the
+    Markov term of an average token before them; all other tokens keep the mass that the block alone gives them. Raises
+    GenerationError for a block that holds NaN.
     """
     logits = block.logits / temperature
     logits[0] += model.links(last) / temperature
     if num_tokens is not None:
         logits[:, model.token_ids >= num_tokens] = -torch.inf
-    kept, columns = logits.topk(min(CHOICES, logits.shape[-1]))
-    whole = logits.logsumexp(-1)
-    if not bool(torch.isfinite(whole).all()):
+    probs = logits.softmax(-1)
+    if bool(torch.isnan(probs).any()):
         raise GenerationError("the block draft's logits hold NaN or nothing: load it in another dtype, or leave it out")
-    alone = (kept - whole[:, None]).exp()
+    usual = probs[:-1] @ model.left[:-1] @ model.right / temperature  # the Markov term of an average token before
+    logits[1:] += usual
+    columns = logits.topk(min(CHOICES, logits.shape[-1])).indices
+    alone = probs.gather(-1, columns)
     rest = (1.0 - alone.sum(-1)).clamp(min=0.0)
     links = model.left[columns[:-1]] @ model.right[:, columns[1:]].permute(1, 0, 2) / temperature
     grown = alone[1:, None] * links.exp()

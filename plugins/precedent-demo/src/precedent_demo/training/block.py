@@ -36,7 +36,8 @@ def train(options: argparse.Namespace) -> TrainedBlock:
         texts += served(options, model, tokenizer)
     recipe = BlockRecipe(
         num_layers=options.layers, head_tokens=HEAD_TOKENS, context_tokens=CONTEXT_TOKENS, temperature=TEMPERATURE,
-        chunk_prompts=CHUNK, batch_texts=options.batch_texts, anchors=options.anchors, learning_rate=options.learning_rate,
+        chunk_prompts=CHUNK, batch_texts=options.batch_texts, anchors=options.anchors,
+        learning_rate=options.learning_rate,
     )  # fmt: skip
     plan = BlockPlan(0, -(-len(texts) // recipe.chunk_prompts), options.steps)
     training = BlockTraining(
