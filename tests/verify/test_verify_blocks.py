@@ -16,12 +16,12 @@ from precedent.drafters.base import DrawSession
 from precedent.drafters.model.block import BlockDrafter
 from precedent.drafters.request import Request
 from precedent.sampling.constraints import constraints_for
-from precedent.sampling.rng import Rng
+from precedent.sampling.rng import CounterRng, Rng
 from precedent.target import TargetModel
 from precedent.target.block.model import BlockModel
 from precedent.testing.draft_distribution import check_draft_distribution
 from precedent.testing.tiny_models import tiny_causal_lm
-from precedent.tree import ROOT, CandidateTree, TreeBuilder
+from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 
 PROMPT = [1, 2, 1, 0]
 EXACT = 1e-12
@@ -106,3 +106,21 @@ def test_chains_report_the_distribution_they_sample(sampling: SamplingParams) ->
         session.draw(builder, 2, rng)
 
     check_draft_distribution(drawing)
+
+
+def test_chains_follow_their_own_tokens() -> None:
+    """Each token is sampled behind the Markov term of the one before it, the last committed one first."""
+    target, model = pair("chain")
+    asked = request(target, SamplingParams(temperature=1.0), "traversal")
+    session, builder = BlockDrafter(model).begin(asked), TreeBuilder()
+    assert isinstance(session, DrawSession)
+    session.draw(builder, 2, CounterRng(3, 0))
+    assert asked.target_slot is not None
+    (block,) = model.fill([(model.place_beside(asked.target_slot, len(PROMPT)), PROMPT[-1])])
+    before, found = PROMPT[-1], []
+    for candidate, token, logits in zip(builder.build().candidates, builder.token_ids, block.logits, strict=True):
+        assert isinstance(candidate.distribution, Sampled)
+        torch.testing.assert_close(candidate.distribution.row, (logits + model.links(before)).softmax(-1))
+        found.append(token)
+        before = token
+    assert len(found) == 2
