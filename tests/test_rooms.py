@@ -29,6 +29,7 @@ LAYERS = (
     "target.cuda",
     "target",
     "target.encoder_decoder",
+    "target.block",
     "target.load",
     "target.mtp",
     "target.parallel",

@@ -189,7 +189,8 @@ class SpeculationConfig(_FromDict):
     """What may be proposed and how it is verified.
 
     - `enabled`: False is plain decoding, through the same loop.
-    - `drafters`: which drafters propose, in order of credit; `()` is none. `mtp`, the checkpoint's own MTP head, takes
+    - `drafters`: which drafters propose, in order of credit; `()` is none. `block-draft` proposes where the draft model
+      is one, and `draft-model` where it is not. `mtp`, the checkpoint's own MTP head, takes
       part where the engine's settings name it.
     - `max_nodes`: the most nodes of a step's candidate tree.
     - `max_draws`: the most tokens that a draft model samples for it.
@@ -205,7 +206,9 @@ class SpeculationConfig(_FromDict):
     """
 
     enabled: bool = True
-    drafters: tuple[str, ...] = ("recall", "prompt", "prediction", "template", "grammar", "draft-model")
+    drafters: tuple[str, ...] = (
+        "recall", "prompt", "prediction", "template", "grammar", "draft-model", "block-draft",
+    )  # fmt: skip
     max_nodes: int = 32
     max_draws: int = 6
     mode: str = "auto"

@@ -24,6 +24,7 @@ from precedent.engine.options import EngineOptions
 from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
 from precedent.runtime.processor import processor
+from precedent.target.block.draft import BlockDraft
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -183,9 +184,9 @@ class Bench:
         self.runs = {way.name: Run(way.name) for way in ways}
 
     def _engine(self, way: Way, *, write_back: bool) -> Engine:
-        speculation = SpeculationConfig(
-            enabled=bool(way.drafters), drafters=way.drafters, mode=way.mode, write_back=write_back
-        )
+        proposed_by = "block-draft" if isinstance(self._draft, BlockDraft) else "draft-model"
+        drafters = tuple(proposed_by if name == "draft-model" else name for name in way.drafters)
+        speculation = SpeculationConfig(enabled=bool(drafters), drafters=drafters, mode=way.mode, write_back=write_back)
         options = EngineOptions(
             draft_model=self._draft if "draft-model" in way.drafters else None,
             cache=self._caches.get(way.cache),

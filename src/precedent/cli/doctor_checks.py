@@ -15,6 +15,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
 from precedent.grammar import is_installed
 from precedent.runtime.device_memory import free_bytes
+from precedent.target.block.settings import BlockSettings, holds_block_draft
 from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
 from precedent.target.encoder_decoder.settings import longest
 from precedent.target.kv.layer_kinds import (
@@ -219,6 +220,11 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
             trained_for = read_settings(Path(draft_model).expanduser()).target
             return Finding(
                 "draft model", "note", f"trained for {trained_for}; only loading it shows whether that is this model"
+            )
+        if holds_block_draft(draft_model):
+            trained_for = BlockSettings.read(Path(draft_model).expanduser()).target
+            return Finding(
+                "draft model", "note", f"a block draft trained for {trained_for}; loading it shows if it fits"
             )
         check_loadable(load_config(draft_model))
         check_same_vocabulary(draft_model, load_tokenizer(draft_model), tokenizer)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from precedent.cli.options import DeviceOption, DtypeOption, JsonOption, write_json
 from precedent.cli.progress import Progress
+from precedent.cli.train_block import HELD_OUT_SEED, REPORT_FILE, Block, Kind, measured, show_blocks, train_block
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
 
     from precedent.training.prompts import Prompt
     from precedent.training.texts import Text
-
-REPORT_FILE = "report.json"
-
-HELD_OUT_SEED = 1 << 40
-"""Added to the seeds for answers to held-out prompts."""
 
 TargetOption = Annotated[str, typer.Option("--target", help="The target model: a Hugging Face id or a folder.")]
 PromptsOption = Annotated[
@@ -66,6 +62,17 @@ def train_draft(
     answer_tokens: AnswerOption = 128,
     max_prompt_tokens: LongestOption = 1024,
     seed: SeedOption = 0,
+    kind: Annotated[
+        Kind, typer.Option(help="chain: it drafts token after token. block: it fills several positions in one forward.")
+    ] = Kind.CHAIN,
+    block_size: Annotated[int, typer.Option(min=2, max=16, help="Positions of a block, for --kind block.")] = 8,
+    context_tokens: Annotated[
+        int, typer.Option(min=1, help="How much of a prompt a block draft sees, in tokens; all of the answer.")
+    ] = 256,
+    iterations: Annotated[int, typer.Option(min=1, help="Forwards in which a block draft fills a block.")] = 1,
+    condition: Annotated[
+        str, typer.Option(help="What a block draft reads: the layers of its target. Nothing else is supported.")
+    ] = "target",
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the training begun in --out.")] = False,
@@ -73,9 +80,21 @@ def train_draft(
 ) -> None:
     """Distil a small draft model from a target's own outputs, and report what it gains.
 
-    The draft model shares the target's embeddings and head. Use its folder as --draft-model or draft_model=.
+    It says what it will cost before it starts, and a killed training goes on with --resume. The draft model shares the
+    target's embeddings and head. Use its folder as --draft-model or draft_model=.
     """
     _check_folder(out, resume)
+    if kind is Kind.BLOCK:
+        asked = Block(layers, start, head_tokens, temperature, answer_tokens, seed, block_size, context_tokens,
+                      iterations, condition)  # fmt: skip
+        recipe_of_block = asked.recipe()  # raises for an invalid value before the model is loaded
+        model, tokenizer = _load(ctx.obj, target, device, dtype)
+        split_prompts = _split(ctx.obj, prompts, tokenizer, max_prompt_tokens, seed)
+        earlier = _completions(from_cache, tokenizer, tenant, answer_tokens)
+        train_block(ctx.obj, model, tokenizer, split_prompts, earlier, recipe_of_block, out, minutes, json)
+        return
+    if condition != "target":
+        raise ConfigError(f"condition={condition!r} is for --kind block: leave it out")
     from precedent.training.distil import Distillation
     from precedent.training.schedule import Recipe
 
@@ -117,6 +136,7 @@ def measure_draft(
 
     The measurement uses answers to the prompts that train-draft holds out with the same --seed.
     """
+    from precedent.target.block.draft import BlockDraft
     from precedent.target.load.loading import load_draft
     from precedent.training.schedule import Recipe
 
@@ -126,9 +146,16 @@ def measure_draft(
     _, held_out = _split(progress, prompts, tokenizer, max_prompt_tokens, seed)
     specs = progress.each(draft_model, "loading draft models", len(draft_model))
     drafts = {spec: load_draft(spec, model, tokenizer) for spec in specs}
-    report = _measured(model, tokenizer, drafts, held_out, recipe, progress)
+    blocks = {spec: draft for spec, draft in drafts.items() if isinstance(draft, BlockDraft)}
+    chains = {spec: draft for spec, draft in drafts.items() if spec not in blocks}
+    report = _measured(model, tokenizer, chains, held_out, recipe, progress) if chains else {}
+    if blocks:
+        report["blocks"] = measured(progress, model, tokenizer, blocks, held_out, recipe)
     progress.rest()
-    _show(report)
+    if chains:
+        _show(report)
+    if blocks:
+        show_blocks(report["blocks"])
     if json:
         write_json(json, report)
 
@@ -183,7 +210,7 @@ def _measured(
     progress: Progress,
 ) -> dict[str, Any]:
     """The report on all draft models, measured on the same answers of the target."""
-    from precedent.target.load.trained_draft import name_of
+    from precedent.target.fingerprints import name_of
     from precedent.training.measure import Measurement
     from precedent.training.teacher import Author
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from precedent.decoding.beside import Beside
+from precedent.decoding.forwards import Matched, match
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Draw
 from precedent.errors import GenerationError
@@ -27,10 +28,11 @@ class Proposal:
 def plan(sequences: Sequence[DecodingSequence], planner: Planner, beside: Beside) -> list[Proposal]:
     """Match and plan for each sequence, given the rows and expected tokens of the others planned so far."""
     rows, tokens, proposals = len(sequences), float(len(sequences)), list[Proposal]()
-    for sequence in sequences:
+    for matched in match(sequences, planner):
+        sequence = matched.sequence
         limits = sequence.limits(len(sequences), rows - 1, tokens - 1.0)
         try:
-            proposal = Proposal(sequence, _planned(sequence, limits, planner, beside))
+            proposal = Proposal(sequence, _planned(matched, limits, planner, beside))
         except Exception as error:
             sequence.fail(error, "drafting")
             continue
@@ -41,14 +43,19 @@ def plan(sequences: Sequence[DecodingSequence], planner: Planner, beside: Beside
     return proposals
 
 
-def _planned(sequence: DecodingSequence, limits: Limits, planner: Planner, beside: Beside) -> Plan:
+def _planned(matched: Matched, limits: Limits, planner: Planner, beside: Beside) -> Plan:
+    sequence = matched.sequence
     if limits.max_depth < 1 or limits.max_nodes + limits.max_draws == 0:
         return Plan()
     started, sources = perf_counter(), {}
     for name, session in sequence.drawing.items():
         at_hand = beside.at_hand(session)
-        sources[name] = DrawSource(session.behind, session.names_runners_up and at_hand is None, at_hand)
-    planned = planner.plan(sequence.match(), sources, limits)
+        sources[name] = DrawSource(
+            session.behind, session.names_runners_up and at_hand is None, at_hand, session.at_once
+        )  # fmt: skip
+    planned = planner.plan(matched.candidates, sources, limits)
+    for name, without in matched.ran.items():
+        planner.observe_gain(name, without, planned)
     sequence.last_num_fixed = len(planned.builder)
     sequence.stats.draft_seconds += perf_counter() - started
     return planned

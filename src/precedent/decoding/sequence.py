@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from precedent.config import SpeculationConfig
 from precedent.decoding.stats import GenerationStats
-from precedent.drafters.base import Candidates, DraftSession, DrawSession
+from precedent.drafters.base import Candidates, DraftSession, DrawSession, ForwardSession
 from precedent.drafters.request import Request
 from precedent.drafters.together import match_all, match_budget
 from precedent.errors import PrecedentError
@@ -46,7 +46,7 @@ class DecodingSequence:
     rng_of: RngOf
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     bitwise: bool = False
-    sessions: dict[str, DraftSession | DrawSession] = field(default_factory=dict)
+    sessions: dict[str, DraftSession | DrawSession | ForwardSession] = field(default_factory=dict)
     output_ids: list[int] = field(default_factory=list)
     num_steps: int = 0
     last_num_fixed: int | None = None
@@ -89,10 +89,16 @@ class DecodingSequence:
         """The sessions that sample from a model, by drafter name."""
         return {name: session for name, session in self.sessions.items() if isinstance(session, DrawSession)}
 
+    @property
+    def forwards(self) -> dict[str, ForwardSession]:
+        """The sessions whose candidates cost a forward, by drafter name."""
+        return {name: session for name, session in self.sessions.items() if isinstance(session, ForwardSession)}
+
     def match(self) -> list[Candidates]:
-        """Every drafter's candidates for the next step; none from a drafter that names an unknown token."""
+        """Candidates for the next step of the drafters that need no forward; none with an unknown token."""
         most = self.speculation.max_nodes if self.speculation.enabled else 0
-        return match_all(self.sessions.values(), match_budget(most, self.last_num_fixed), self.request.num_tokens)
+        asked = [session for session in self.sessions.values() if not isinstance(session, ForwardSession)]
+        return match_all(asked, match_budget(most, self.last_num_fixed), self.request.num_tokens)
 
     def rng(self) -> Rng:
         """The random numbers of the next step."""

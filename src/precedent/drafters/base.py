@@ -81,6 +81,53 @@ class DraftSession(Protocol):
 
 
 @dataclass(slots=True, eq=False)
+class Asked:
+    """A request's wish for candidates that cost a forward, and the outcome."""
+
+    session: ForwardSession
+    budget: int
+    candidates: Candidates = field(default_factory=lambda: Candidates(""))
+    error: Exception | None = None
+
+
+class ForwardSession(ABC):
+    """A session whose candidates cost a forward of a model of its own: the planner asks only where that pays.
+
+    Sessions with the same `group` share a forward.
+    """
+
+    @property
+    def group(self) -> object:
+        """Key shared by the sessions that run together; by default each runs alone."""
+        return self
+
+    @property
+    @abstractmethod
+    def behind(self) -> int:
+        """Committed tokens that its model must compute first."""
+
+    def match(self, budget: int) -> Candidates:
+        """Return at most `budget` fixed candidates after the committed text."""
+        asked = Asked(self, budget)
+        self.match_together([asked])
+        if asked.error is not None:
+            raise asked.error
+        return asked.candidates
+
+    @abstractmethod
+    def match_together(self, asked: Sequence[Asked]) -> None:
+        """Find the candidates of several sessions of one group, including this one; each may fail alone."""
+
+    @abstractmethod
+    def committed(self, token_ids: Sequence[int]) -> None:
+        """Called when the target model committed these tokens."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Release everything: the request has ended, normally or not."""
+
+
+@dataclass(slots=True, eq=False)
 class Draw:
     """One session's draw in a step: how many tokens to sample into which tree, and the outcome.
 
@@ -99,10 +146,11 @@ class DrawSession(ABC):
     """A session of a drafter that samples from its own model; each draw costs sequential forwards of that model.
 
     Sessions with the same `group` draw together. With `names_runners_up` it can name a second token beside each of its
-    last draws, from rows that it has already computed.
+    last draws, from rows that it has already computed. With `at_once` one forward gives all draws of a step.
     """
 
     names_runners_up: bool = False
+    at_once: bool = False
 
     @property
     def group(self) -> object:
@@ -150,7 +198,7 @@ class Drafter(Protocol):
 
     name: str
 
-    def begin(self, request: Request) -> DraftSession | DrawSession:
+    def begin(self, request: Request) -> DraftSession | DrawSession | ForwardSession:
         """Start drafting for a request."""
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from precedent.cache import SpeculationCache
     from precedent.target import TargetModel
+    from precedent.target.block.model import BlockModel
     from precedent.target.mtp.model import HeadModel
 
 GROUP = "precedent.drafters"
@@ -38,7 +39,8 @@ class DrafterParts:
 
     `early_exit` says that the draft model is the target's own first layers and reads the target's keys and values;
     `draws_ahead` that it draws while the target scores. `device` is where the target verifies. `report` is called with
-    every finished call to the cache; None logs those that failed. `head` is the MTP head of the target's checkpoint.
+    every finished call to the cache; None logs those that failed. `head` is the MTP head of the target's checkpoint,
+    `block` the block draft.
     """
 
     tokenizer_fingerprint: str
@@ -51,6 +53,7 @@ class DrafterParts:
     device: torch.device | None = None
     report: Report | None = None
     head: HeadModel | None = None
+    block: BlockModel | None = None
 
 
 Factory = Callable[[DrafterParts], Drafter | None]
@@ -90,6 +93,14 @@ def _mtp(parts: DrafterParts) -> Drafter | None:
     return MtpDrafter(parts.head)
 
 
+def _block(parts: DrafterParts) -> Drafter | None:
+    if parts.block is None:
+        return None
+    from precedent.drafters.model.block import BlockDrafter  # here: it needs torch
+
+    return BlockDrafter(parts.block)
+
+
 BUILT_IN: Mapping[str, Factory] = {
     "recall": _recall,
     "prompt": lambda parts: PromptDrafter(),
@@ -97,6 +108,7 @@ BUILT_IN: Mapping[str, Factory] = {
     "template": lambda parts: None if parts.codec is None else TemplateDrafter(parts.codec),
     "grammar": lambda parts: GrammarDrafter(),
     "draft-model": _draft_model,
+    "block-draft": _block,
     "mtp": _mtp,
 }
 

@@ -28,7 +28,7 @@ def match_all(sessions: Iterable[DraftSession], budget: int, num_tokens: int | N
 
     A damaged cache may propose tokens that the tokenizer does not have. None for `num_tokens` checks nothing.
     """
-    return [_known(session.match(budget), num_tokens) for session in sessions]
+    return [known(session.match(budget), num_tokens) for session in sessions]
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +80,7 @@ def _take(each: Matching, name: str, found: Found | None) -> None:
     except Exception as error:
         each.failed[name] = error
     else:
-        each.candidates.append(_known(candidates, each.num_tokens))
+        each.candidates.append(known(candidates, each.num_tokens))
 
 
 def end_all(sessions: Iterable[DraftSession]) -> None:
@@ -92,7 +92,8 @@ def end_all(sessions: Iterable[DraftSession]) -> None:
             _log.warning("a drafter failed at the end of a request", exc_info=_log.isEnabledFor(logging.DEBUG))
 
 
-def _known(candidates: Candidates, num_tokens: int | None) -> Candidates:
+def known(candidates: Candidates, num_tokens: int | None) -> Candidates:
+    """The candidates, or none if one of them is outside `num_tokens` (None: unknown)."""
     exist = num_tokens is None or not len(candidates) or all_exist(candidates.nodes, num_tokens)
     return candidates if exist else Candidates(candidates.source)
 

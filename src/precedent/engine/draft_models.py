@@ -1,4 +1,4 @@
-"""The models that draft beside an engine's target: a draft model, and the MTP head of the target's checkpoint."""
+"""The models that draft beside an engine's target: a draft model or block draft, and the target's MTP head."""
 
 from __future__ import annotations
 
@@ -8,35 +8,40 @@ from typing import TYPE_CHECKING, Self
 
 from precedent.config import SpeculationConfig
 from precedent.decoding.pearl import Pearl, pearl_for
+from precedent.errors import ConfigError
 from precedent.target import TargetModel
+from precedent.target.block.draft import BlockDraft
+from precedent.target.block.model import BlockModel
 from precedent.target.load.draft_for import draft_for
 from precedent.target.mtp.model import HeadModel, head_beside
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-DRAFT_MODEL, MTP = "draft-model", "mtp"
+DRAFT_MODEL, BLOCK_DRAFT, MTP = "draft-model", "block-draft", "mtp"
 """The drafters whose models store keys and values beside the target's."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModels:
-    """The draft model, whether it is the target's own first layers, whether it draws ahead; and the MTP head."""
+    """The draft model, whether it is the target's first layers, whether it draws ahead; MTP head and block draft."""
 
     draft: TargetModel | None
     early_exit: bool
     pearl: Pearl | None
     head: HeadModel | None
+    block: BlockModel | None = None
 
     @classmethod
     def beside(
         cls, target: TargetModel, draft_model: PreTrainedModel | None, pearl: bool | None, drafters: Collection[str]
     ) -> Self:
         """Prepare the models of these drafters. Raises what `draft_for`, `pearl_for` and `head_beside` raise."""
-        draft, early_exit = draft_for(target, draft_model)
+        block = _block_beside(target, draft_model, pearl, drafters) if isinstance(draft_model, BlockDraft) else None
+        draft, early_exit = draft_for(target, None if isinstance(draft_model, BlockDraft) else draft_model)
         ahead = pearl_for(draft, target, pearl, early_exit=early_exit)
         head = head_beside(target, draws_ahead=ahead is not None) if MTP in drafters else None
-        return cls(draft, early_exit, ahead, head)
+        return cls(draft, early_exit, ahead, head, block)
 
     def kv_bytes(
         self, drafters: Collection[str], prompt_tokens: int, answer_tokens: int, speculation: SpeculationConfig
@@ -48,4 +53,15 @@ class DraftModels:
             num_bytes += self.draft.request_bytes(prompt_tokens, answer_tokens, tree + ahead, 1)
         if self.head is not None and MTP in drafters:
             num_bytes += self.head.request_bytes(prompt_tokens, answer_tokens, tree, 1)
+        if self.block is not None and BLOCK_DRAFT in drafters:
+            num_bytes += self.block.kv_bytes(answer_tokens)
         return num_bytes
+
+
+def _block_beside(
+    target: TargetModel, draft: BlockDraft, pearl: bool | None, drafters: Collection[str]
+) -> BlockModel | None:
+    """The block draft, None where no drafter uses it. Raises ConfigError beside pearl."""
+    if pearl:
+        raise ConfigError("pearl=True is for a draft model that draws token after token, and this is a block draft")
+    return BlockModel(draft, target) if BLOCK_DRAFT in drafters else None

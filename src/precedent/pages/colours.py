@@ -21,6 +21,7 @@ SOURCES = {
     "prompt": Colour("#b3d9ff", "cyan", "the conversation so far"),
     "template": Colour("#fff1a8", "yellow", "the forms of the agent's tool calls"),
     "draft-model": Colour("#ffc999", "magenta", "the draft model"),
+    "block-draft": Colour("#f5b7a0", "blue", "the block draft, which fills several positions at once"),
     "mtp": Colour("#f7d9a8", "bright_red", "the model's own MTP head"),
     "prediction": Colour("#ffc2e8", "bright_magenta", "the caller's own guess"),
     "grammar": Colour("#cfc4ff", "bright_blue", "tokens that the grammar forces"),

@@ -42,7 +42,8 @@ class DrawGate:
     """Tracks the cost of one drafter that runs model steps; all times in milliseconds.
 
     `drawing_steps / catch_ups` is the recent number of steps with draws per catching up. `together` is how many
-    requests may draw in the same forwards: each pays a share of a draw, so times are kept per number of requests.
+    requests may draw in the same forwards: each pays a share of a draw, so times are kept per number of requests. With
+    `at_once` several draws cost what one does.
     """
 
     elapsed: float = 0.0
@@ -52,6 +53,7 @@ class DrawGate:
     on_probe: bool = False
     behind: int = 0
     together: int = 1
+    at_once: bool = False
     milliseconds_per_missed_token: float = 0.0
     drawing_steps: float = SPREAD_OVER
     catch_ups: float = 1.0
@@ -69,7 +71,11 @@ class DrawGate:
         again.
         """
         share = self.catch_ups / self.drawing_steps
-        return num_draws * self._of_one + self.behind * self.milliseconds_per_missed_token * share
+        return self._forwards(num_draws) * self._of_one + self.behind * self.milliseconds_per_missed_token * share
+
+    def _forwards(self, num_draws: int) -> int:
+        """How many forwards so many draws take."""
+        return min(num_draws, 1) if self.at_once else num_draws
 
     @property
     def _of_one(self) -> float:
@@ -97,12 +103,12 @@ class DrawGate:
     def observe(self, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
         """Learn what one request's draws cost, given `together` requests drawing and `behind` tokens to catch up on."""
         if behind > FAR_BEHIND:
-            catching_up = milliseconds - num_draws * self._of_one
+            catching_up = milliseconds - self._forwards(num_draws) * self._of_one
             self.milliseconds_per_missed_token = max(0.0, catching_up) / behind
             self.drawing_steps, self.catch_ups = FORGOTTEN * self.drawing_steps, FORGOTTEN * self.catch_ups + 1.0
         else:
             times = self._each.setdefault(together, deque(maxlen=REMEMBERED))
-            times.append(milliseconds / max(num_draws, 1))
+            times.append(milliseconds / max(self._forwards(num_draws), 1))
         self.drawing_steps = min(self.drawing_steps + 1.0, MOST_STEPS * self.catch_ups)
         if self.on_probe:
             self.spent_on_probes += milliseconds

@@ -42,11 +42,13 @@ class DrawSource:
 
     It has `behind` tokens to catch up on first. `runners_up` says whether it can name a second token beside each
     sample, `at_hand` how many samples it drew during the last forward (None: it samples on request).
+    With `at_once` any number of samples costs one forward.
     """
 
     behind: int = 0
     runners_up: bool = False
     at_hand: int | None = None
+    at_once: bool = False
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from precedent.planning.calibration import Calibration, learn_from_verdict
 from precedent.planning.choose import BEST, BEST_BITS, Choice, choose_nodes, choose_path
 from precedent.planning.costs import CostCurve
 from precedent.planning.draw_gate import DrawGate
+from precedent.planning.forward_gate import ForwardGate, Without
 from precedent.planning.plan import DrawSource, Limits, Plan
 from precedent.planning.probing import Probes
 from precedent.runtime.compiled import Floats, Int32s
@@ -74,6 +75,7 @@ class Planner:
         self.calibration = Calibration()
         self._probes = Probes()
         self._gates: dict[str, DrawGate] = {}
+        self._forwards: dict[str, ForwardGate] = {}
         self._sources: dict[tuple[str, ...], SourceNames] = {}
         self._end_ids: dict[frozenset[int], Int32s] = {}
 
@@ -98,6 +100,33 @@ class Planner:
             plan.choice = self._choose(proposals, plan, limits)
             plan.expected_tokens = plan.choice.expected - limits.tokens_beside
         return plan
+
+    def without(self, candidates: Sequence[Candidates], limits: Limits) -> Without:
+        """What the step would be with these candidates alone, before a forward for more."""
+        plan = self.plan_fixed(candidates, limits)
+        rows, at_root = (0, 0.0) if plan.choice is None else (plan.choice.token_ids.size, plan.choice.at_root)
+        return Without(plan.expected_tokens, rows, 1.0 - min(at_root, 1.0))
+
+    def forward_pays(self, name: str, behind: int, without: Without, limits: Limits) -> bool:
+        """Whether to ask a drafter for candidates that cost a forward, `behind` by so many tokens."""
+        gate = self._forwards.setdefault(name, ForwardGate())
+        gate.cost.behind, gate.cost.together = behind, limits.requests
+        width, tokens = limits.rows_beside + without.rows + 1, without.expected + limits.tokens_beside
+        more, rows = gate.tokens * without.open_mass, round(gate.rows * without.open_mass)
+        alone = self.cost.milliseconds(width, limits.prefix)
+        taken = self.cost.milliseconds(width + rows, limits.prefix) + self.cost.load * gate.cost.milliseconds(1)
+        pays = (tokens + more) / taken > MARGIN * tokens / alone
+        return gate.cost.decide(int(pays), without.open_mass) > 0
+
+    def observe_forward_of(self, name: str, behind: int, milliseconds: float, together: int) -> None:
+        """Learn what a drafter's forward cost one request, with `together` requests in it."""
+        gate = self._forwards.setdefault(name, ForwardGate())
+        gate.cost.observe(1, behind, milliseconds / self.cost.load, together)
+
+    def observe_gain(self, name: str, without: Without, plan: Plan) -> None:
+        """Learn what a drafter's forward brought to a plan."""
+        rows = 0 if plan.choice is None else plan.choice.token_ids.size
+        self._forwards.setdefault(name, ForwardGate()).observe(without, plan.expected_tokens, rows)
 
     def sources_of(self, plan: Plan) -> list[tuple[str, ...]]:
         """The names of the drafters that proposed each chosen node, the credited one first."""
@@ -153,7 +182,7 @@ class Planner:
     def _num_draws(self, name: str, source: DrawSource, step: Step, requests: int) -> int:
         """How many draws to make from a source before the forward."""
         gate = self._gates.setdefault(name, DrawGate())
-        gate.behind, gate.together = source.behind, requests
+        gate.behind, gate.together, gate.at_once = source.behind, requests, source.at_once
         best = self._best_number(name, step, self._time_of_draws(gate))
         return min(gate.decide(best, step.open_mass), step.most)
 
@@ -206,7 +235,7 @@ class Planner:
         """Learn from one forward over `width` tokens of all sequences, behind `prefix` tokens, by so many threads."""
         self.cost.observe(width, milliseconds, prefix, threads)
         self._probes.observe(width, milliseconds)
-        for gate in self._gates.values():
+        for gate in (*self._gates.values(), *(forward.cost for forward in self._forwards.values())):
             gate.elapsed += milliseconds
 
     def observe(self, plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:

@@ -27,6 +27,7 @@ from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, MISFITS, attention_kinds
 from precedent.target.kv.rows import Forward, Rows, chain_rows, tree_rows
 from precedent.target.kv.shape import KVShape
+from precedent.target.layer_outputs import watching
 from precedent.target.runner import Runner
 from precedent.tree import ROOT, TreeBuilder
 
@@ -93,7 +94,13 @@ class RowForward:
             return None
         parts = [Part(len(rows), rows.kv.length, _sight(rows)) for rows in forward.sequences]
         places = np.stack([rows.kv.places(len(self._jobs)) for rows in forward.sequences], axis=1)
-        RowLayers(self._shape, self._dtype, parts).layers(self._jobs, hidden, turns, places)
+        rows, first, seen = RowLayers(self._shape, self._dtype, parts), 0, watching()
+        for number in (*(() if seen is None else sorted(seen.numbers)), len(self._jobs)):
+            if number > first:  # the layers run together up to the next one whose output a drafter reads
+                rows.layers(self._jobs[first:number], hidden, turns, places[first:number])
+            if seen is not None:
+                seen.see(number, hidden)
+            first = number
         return hidden
 
 

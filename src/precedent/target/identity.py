@@ -38,6 +38,7 @@ def identity_of(target: TargetModel) -> dict[str, Any]:
         "bitwise": target.bitwise,
         "fixed sizes": target.static is not None,
         "stored": repr(target.kv_shape),
+        **({} if target.runner.outputs is None else {"layers read": target.runner.outputs.numbers}),
         "versions": {package: version(package) for package in PACKAGES},
         "machine": _machine(target.device),
     }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent.errors import ConfigError, ContextOverflowError, PromptError, UnsupportedError
+from precedent.errors import ConfigError, ContextOverflowError, PromptError
 from precedent.target import bitwise as same_bits
 from precedent.target.all_layers import use_all_layers
 from precedent.target.cpu.fused_layer import fuse_layers
@@ -23,7 +23,7 @@ from precedent.target.cpu.norm import fuse_norms
 from precedent.target.cuda.static_runner import StaticRunner, StaticSettings
 from precedent.target.examine import examine
 from precedent.target.fixed_sizes import static_runner
-from precedent.target.hidden_states import kept_by
+from precedent.target.kept_states import KeepsStates
 from precedent.target.kv.arena import Moves
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import check_supported, context_length
@@ -37,7 +37,7 @@ PREFILL_CHUNK = 512
 """Tokens per prefill forward: bounds the memory of activations at no measurable cost."""
 
 
-class TargetModel:
+class TargetModel(KeepsStates):
     """Wraps an `AutoModelForCausalLM`. Raises UnsupportedError for layers that cannot be rewound.
 
     `runner` calls the model; `kv_shape` is what its layers store per token. With `bitwise`, a token's logits and stored
@@ -72,19 +72,6 @@ class TargetModel:
     def run_in_sizes(self, settings: StaticSettings) -> None:
         """From now on run forwards of fixed size; call it before the first slot exists. Raises UnsupportedError."""
         self.static = static_runner(self.runner, self.kv_shape, settings)
-
-    def keep_hidden_states(self, *, after_norm: bool = True) -> None:
-        """From now on keep the last layer's output of every token (`target.hidden_states`), for drafters that read it.
-
-        Call it before the first slot exists. Raises UnsupportedError, naming why, where they cannot be kept.
-        """
-        if self.static is not None:
-            raise UnsupportedError(
-                "forwards of fixed size (cuda_graphs=True, or bitwise=True on a GPU) keep no hidden states, which mtp "
-                "reads: leave that option or the drafter out"
-            )
-        if self.runner.hidden is None:
-            self.runner.hidden, self.kv_shape = kept_by(self.model, self.kv_shape, after_norm=after_norm)
 
     def _fixed_sizes(self, static: StaticSettings | None) -> StaticRunner | None:
         """The runner for forwards of fixed size: if asked for, and on a GPU if `bitwise` requires it."""

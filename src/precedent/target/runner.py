@@ -29,6 +29,7 @@ from precedent.target.kv.layer_kinds import (
 )
 from precedent.target.kv.rows import Forward, Rows
 from precedent.target.kv.visibility import Rule, additive, visible_keys
+from precedent.target.layer_outputs import LayerOutputs
 from precedent.target.recurrent.step import RecurrentStep
 
 
@@ -72,8 +73,9 @@ class Runner:
     """A model and how it is called: all sequences in one forward (`packed`), or one sequence at a time.
 
     With `most_rows`, no forward has more rows, and a forward that would round rows differently is refused
-    (`target.bitwise`). `static` and `all_layers`, if set, compute the rows that they support. `hidden`, if set, keeps
-    the hidden states of every row. `team` chooses the number of threads; the last forward had `threads`.
+    (`target.bitwise`). `static` and `all_layers`, if set, compute the rows that they support. `hidden` and
+    `outputs`, if set, keep what drafters read of every row. `team` chooses the number of threads; the last forward had
+    `threads`.
 
     With `only_chains`, the reason why the model follows no trees, a forward is one chain of one sequence.
 
@@ -89,6 +91,7 @@ class Runner:
         self.static: FixedSizes | None = None
         self.all_layers: AllLayers | None = None
         self.hidden: HiddenStates | None = None
+        self.outputs: LayerOutputs | None = None
 
     @property
     def way(self) -> str:
@@ -137,29 +140,42 @@ class Runner:
             self._one(rows, **fewest)
             return
         forward = Forward([rows], by_rows=self.most_rows is not None)
-        if self.all_layers is not None and self.hidden is None and self.all_layers.fill(forward):
-            return
-        with self._keeping(forward), self._running(forward):
-            self.model(**self.inputs(forward), **fewest)
+        with self._keeping(forward):
+            if self.all_layers is not None and self.hidden is None and self.all_layers.fill(forward):
+                return
+            with self._running(forward):
+                self.model(**self.inputs(forward), **fewest)
 
     def _one(self, rows: Rows, **settings: Any) -> Tensor:
         forward = Forward([rows])
         step = RecurrentStep(forward).running() if self.recurrent else nullcontext()
-        with self._keeping(forward), step:
+        with self._keeping(forward), self._hooked(), step:
             logits: Tensor = self.model(**self.inputs(forward), attention_mask=self._mask(rows), **settings).logits
         return logits
 
     def _keeping(self, forward: Forward) -> AbstractContextManager[object]:
         """Keeps the hidden states of a forward where a drafter asked for them."""
-        return nullcontext() if self.hidden is None else self.hidden.kept_from(forward)
+        asked = [kept for kept in (self.hidden, self.outputs) if kept is not None]
+        if not asked:
+            return nullcontext()
+        kept = ExitStack()
+        for each in asked:
+            kept.enter_context(each.kept_from(forward))
+        return kept
+
+    def _hooked(self) -> AbstractContextManager[object]:
+        """Lets the layers of the model's own forward report their outputs where a drafter asked for them."""
+        return nullcontext() if self.outputs is None else self.outputs.hooked()
 
     def _running(self, forward: Forward) -> AbstractContextManager[object]:
         """Announces a forward to attention functions, and to recurrent modules where there are some."""
-        if not self.recurrent:
+        if not self.recurrent and self.outputs is None:
             return forward.running()
         both = ExitStack()
+        both.enter_context(self._hooked())
         both.enter_context(forward.running())
-        both.enter_context(RecurrentStep(forward).running())
+        if self.recurrent:
+            both.enter_context(RecurrentStep(forward).running())
         return both
 
     def inputs(self, forward: Forward) -> dict[str, Any]:

@@ -22,13 +22,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from precedent.engine.checks import end_token_ids
 from precedent.errors import UnsupportedError
+from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import layers_of
 from precedent.target.load.trained_draft import (
     DraftSettings,
-    embeddings_fingerprint,
-    layers_fingerprint,
     load_weights,
-    name_of,
     save_draft,
 )
 from precedent.training.head import check_head
@@ -87,7 +85,7 @@ class Distillation:
         progress: Progress = lambda *_: None,
         checkpoint_steps: int = CHECKPOINT_STEPS,
     ) -> None:
-        _check_trainable(target)
+        check_trainable(target)
         self._checkpoint_steps = checkpoint_steps
         self._target, self._tokenizer, self._recipe, self._progress = target, tokenizer, recipe, progress
         self._prompts, self._completions = prompts, completions
@@ -239,7 +237,8 @@ def _cut(text: Text, place: float) -> Prompt:
     return text.token_ids[: text.num_context_tokens + text.places[int(place * len(text.places))]]
 
 
-def _check_trainable(target: PreTrainedModel) -> None:
+def check_trainable(target: PreTrainedModel) -> None:
+    """Raise UnsupportedError if no draft can be trained on a target's embeddings, layers and head."""
     if getattr(target.config, "quantization_config", None) is not None:
         raise UnsupportedError(
             f"{name_of(target)} is quantised, so no layers can be copied from it; load it in full precision"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from precedent.config import check_fields
 from precedent.errors import ConfigError, ModelLoadError
 from precedent.target.load.trained_draft import holds_draft, read_settings
-from precedent.training.student import Student
 from precedent.training.texts import Lesson
 
 CHECKPOINT_STEPS = 50
@@ -181,7 +181,17 @@ class Begun:
                 )
 
 
-def save_checkpoint(folder: Path, student: Student, step: int) -> None:
+class Learner(Protocol):
+    """A draft in training."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights and the optimiser's moments by name."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a saved `state`."""
+
+
+def save_checkpoint(folder: Path, student: Learner, step: int) -> None:
     """Replace the last checkpoint atomically with the state after `step` steps."""
     partial = folder / f"{CHECKPOINT_FILE}.partial"
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in student.state().items()}
@@ -189,7 +199,7 @@ def save_checkpoint(folder: Path, student: Student, step: int) -> None:
     partial.replace(folder / CHECKPOINT_FILE)
 
 
-def restore_checkpoint(folder: Path, student: Student) -> int:
+def restore_checkpoint(folder: Path, student: Learner) -> int:
     """Restore the student from the last checkpoint; returns its number of steps, 0 without a checkpoint."""
     path = folder / CHECKPOINT_FILE
     if not path.is_file():

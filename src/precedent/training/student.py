@@ -61,7 +61,7 @@ class Student:
         loss = sum(self._learn(lesson, count, longest_context) for lesson in lessons)
         torch.nn.utils.clip_grad_norm_(self._layers.parameters(), LARGEST_NORM)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._learning_rate * _schedule(done)
+            group["lr"] = self._learning_rate * rate_at(done)
         self._optimizer.step()
         return loss
 
@@ -132,7 +132,8 @@ class Student:
             }
 
 
-def _schedule(done: float) -> float:
+def rate_at(done: float) -> float:
+    """The learning rate's factor after the share `done` of all steps."""
     if done < WARM_UP:
         return max(done, WARM_UP / 10) / WARM_UP
     return LEAST_RATE + (1 - LEAST_RATE) * 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))

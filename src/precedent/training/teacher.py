@@ -54,7 +54,7 @@ class Teacher:
     """Runs the target over texts and keeps what a draft has to learn from them."""
 
     def __init__(self, target: PreTrainedModel) -> None:
-        self._dtype, self._reader = target.dtype, Reader(_fast_reading(target))
+        self._dtype, self._reader = target.dtype, Reader(fast_reading(target))
         self._head = OutputHead(target, torch.float64 if target.dtype == torch.float64 else torch.float32)
 
     @torch.no_grad()
@@ -74,7 +74,7 @@ class Teacher:
         return Lesson(text, hidden.to("cpu", self._dtype), torch.cat(totals).cpu())
 
 
-def _fast_reading(target: PreTrainedModel) -> PreTrainedModel:
+def fast_reading(target: PreTrainedModel) -> PreTrainedModel:
     """The target, or a float32 copy if the processor has no bfloat16 arithmetic and so is much faster in float32.
 
     The distribution is the same up to rounding.

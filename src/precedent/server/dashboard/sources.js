@@ -8,6 +8,7 @@ const MEANINGS = new Map([
   ["prompt", "the conversation so far"],
   ["template", "the forms of the agent's tool calls"],
   ["draft-model", "the draft model"],
+  ["block-draft", "the block draft, which fills several positions at once"],
   ["mtp", "the model's own MTP head"],
   ["prediction", "the caller's own guess"],
   ["grammar", "tokens that the grammar forces"],

@@ -36,11 +36,11 @@ class EncoderDecoderTarget(TargetModel):
         self.runner, self.kv_shape, self.vocab_size, self._prompt_token_bytes = examine(model, settings)
         self.context_length = longest(model.config)
 
-    def keep_hidden_states(self, *, after_norm: bool = True) -> None:
+    def _check_keeps(self) -> None:
         """Raise UnsupportedError: no drafter reads those of an encoder-decoder model."""
         raise UnsupportedError(
             f"{self.model.config.model_type} is an encoder-decoder model, which keeps no hidden states for drafters: "
-            "draft without mtp"
+            "draft without mtp and block-draft"
         )
 
     def most_answer_tokens(self, prompt_tokens: int) -> int:

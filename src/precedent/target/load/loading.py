@@ -22,6 +22,8 @@ from transformers import (
 
 from precedent.errors import ConfigError, ModelLoadError
 from precedent.runtime.plain_values import first_line
+from precedent.target.block.draft import BlockDraft, load_block_draft
+from precedent.target.block.settings import holds_block_draft
 from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
 from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
 from precedent.target.load.gguf import read_config, read_tokenizer
@@ -101,16 +103,18 @@ def load_draft(
 ) -> PreTrainedModel:
     """Load a draft model that fits a target: a Hugging Face id, a folder, a loaded model, or "first-layers:N".
 
-    A folder may hold a whole model or what `precedent train-draft` writes. The draft gets the target's dtype, and the
-    target's device unless `device` names another (modules that the two share are copied there). Its logits
-    `[..., vocab_size]` are as wide as the target's. Raises ConfigError for a device that is not available,
-    ModelLoadError if its tokenizer is not the target's or it was trained for another target, UnsupportedError if its
-    layers cannot be rewound.
+    A folder may hold a whole model or what `precedent train-draft` writes, which is a `BlockDraft` with --kind block.
+    The draft gets the target's dtype, and the target's device unless `device` names another (modules that the two share
+    are copied there). Its logits `[..., vocab_size]` are as wide as the target's, but for a block draft's. Raises
+    ConfigError for a device that is not available, ModelLoadError if its tokenizer is not the target's or it was
+    trained for another target, UnsupportedError if its layers cannot be rewound.
     """
     if not isinstance(spec, str | Path):
         if device is not None:
             raise ConfigError(f"draft_device={device!r} cannot be set for a model object: move the model there first")
         check_loadable(spec.config)
+        if isinstance(spec, BlockDraft):
+            return spec
         return _with_width(spec, _width(target))
     place = target.device if device is None else _device(device, "draft_device")
     if str(spec).startswith(FIRST_LAYERS):
@@ -118,6 +122,11 @@ def load_draft(
     if holds_draft(spec):
         with explained(spec, "the draft model"):
             return _copied_to(load_trained(Path(spec).expanduser(), target), place)
+    if holds_block_draft(spec):
+        if place != target.device:
+            raise ConfigError(f"a block draft runs beside its target, on {target.device}: leave out draft_device")
+        with explained(spec, "the block draft"):
+            return load_block_draft(Path(spec).expanduser(), target)
     source = find_source(spec)
     draft_tokenizer = _load_tokenizer(source)
     check_same_vocabulary(str(spec), draft_tokenizer, tokenizer)

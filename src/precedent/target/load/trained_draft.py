@@ -7,7 +7,6 @@ covers only the most frequent tokens, their ids. Embeddings, final norm and head
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from precedent.errors import ModelLoadError
+from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import base_of, frame_of, layers_of, whole
 
 SETTINGS_FILE, WEIGHTS_FILE = "draft.json", "draft.safetensors"
@@ -30,8 +30,6 @@ FORMAT = 1
 
 HEAD_TOKENS = "head.token_ids"
 """The tensor with the token ids of a restricted head, `[num_head_tokens]`, in increasing order."""
-
-SAMPLED_ROWS, SAMPLED_VALUES = 64, 8
 
 Weights = Mapping[str, Tensor]
 
@@ -164,38 +162,6 @@ def load_weights(folder: Path, target: PreTrainedModel) -> tuple[DraftSettings, 
 def layer_weights(weights: Weights) -> dict[str, Tensor]:
     """The weights of the layers only, without the head's token ids."""
     return {name: tensor for name, tensor in weights.items() if name != HEAD_TOKENS}
-
-
-def name_of(model: PreTrainedModel) -> str:
-    """A readable name of a model: its Hugging Face id, the last part of its folder, or its class."""
-    name = model.config._name_or_path
-    if not name:
-        return type(model).__name__
-    return Path(name).name if Path(name).is_dir() else name
-
-
-def embeddings_fingerprint(target: PreTrainedModel) -> str:
-    """Fingerprint of the shapes and some rows of embeddings and head, whatever dtype they were loaded in."""
-    parts = [target.get_input_embeddings(), target.get_output_embeddings()]
-    digest = hashlib.sha256()
-    for part in parts:
-        weight: Any = part.weight
-        step = max(1, weight.shape[0] // SAMPLED_ROWS)
-        digest.update(f"{tuple(weight.shape)}".encode() + _rounded(weight.detach()[::step]))
-    return digest.hexdigest()[:32]
-
-
-def layers_fingerprint(target: PreTrainedModel) -> str:
-    """Fingerprint of a few values of every weight of the target's layers."""
-    digest = hashlib.sha256()
-    for name, weight in layers_of(target).named_parameters():
-        digest.update(name.encode() + _rounded(weight.detach().reshape(-1)[:SAMPLED_VALUES]))
-    return digest.hexdigest()[:32]
-
-
-def _rounded(values: Tensor) -> bytes:
-    """Values as bfloat16, in which all precisions of one weight agree."""
-    return values.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes()
 
 
 def _below(weights: Weights, prefix: str) -> dict[str, Tensor]:

@@ -49,10 +49,11 @@ class DividedTarget(TargetModel):
         """How many processes on this machine store keys and values of every token."""
         return self._processes.here
 
-    def keep_hidden_states(self, *, after_norm: bool = True) -> None:
+    def _check_keeps(self) -> None:
         """Raise UnsupportedError: the other processes would have to keep them too."""
         raise UnsupportedError(
-            "tensor_parallel=True keeps no hidden states, which mtp reads: leave that option or the drafter out"
+            "tensor_parallel=True keeps no hidden states, which mtp and block-draft read: leave that option or the "
+            "drafter out"
         )
 
     def weights(self) -> Mapping[str, Any]:

@@ -62,7 +62,7 @@ def conversations(engine: Engine, turns: list[tuple[tuple[int, ...], GenerationR
             run_request(model, request, desk)
             prompt, result = turns[-1]
             texts.append(_text(encoder, (*prompt, *result.token_ids)[len(encoder.head) :]))
-            _say(f"served {len(texts)} of {number}")
+            say(f"served {len(texts)} of {number}")
         desk.close()
     return texts
 
@@ -93,7 +93,7 @@ def train(options: argparse.Namespace) -> Trained:
 
     model, tokenizer = load_target(str(adapted_target(options.adapter)))
     learned, _ = split(read_prompts(options.prompts, tokenizer, LONGEST_PROMPT)[0], seed=0)
-    texts = [*_served(options, model, tokenizer), *of_the_expert(tokenizer, options.experts)]
+    texts = [*served(options, model, tokenizer), *of_the_expert(tokenizer, options.experts)]
     recipe = Recipe(
         head_tokens=HEAD_TOKENS, answer_tokens=ANSWER_TOKENS, longest_context=LONGEST_CONTEXT, rounds=options.rounds,
         batch_tokens=BATCH_TOKENS, start=options.start,
@@ -106,12 +106,12 @@ def train(options: argparse.Namespace) -> Trained:
         steps_per_round=-(-options.steps // options.rounds),
     )
     distillation = Distillation(
-        model, tokenizer, learned, recipe, options.out, completions=texts, progress=_reporter(every=20)
+        model, tokenizer, learned, recipe, options.out, completions=texts, progress=reporter(every=20)
     )
     return distillation.run(plan)
 
 
-def _served(options: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[Text]:
+def served(options: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[Text]:
     """Conversations with customers; a file beside the draft's folder keeps them for --resume."""
     from precedent.cache import SpeculationCache
     from precedent.engine.engine import Engine
@@ -140,15 +140,18 @@ def _read(path: Path) -> list[Text]:
     return [Text(tuple(token_ids), count, tuple(learned)) for token_ids, count, learned in found]
 
 
-def _reporter(every: int) -> Callable[[str, int, int, float | None], None]:
+def reporter(every: int) -> Callable[[str, int, int, float | None], None]:
+    """What writes a training's progress to stderr: every step of reading, and each of so many steps of training."""
+
     def report(phase: str, done: int, total: int, loss: float | None) -> None:
         if loss is None or done % every == 0 or done == total:
-            _say(f"{phase} {done} of {total}" + ("" if loss is None else f", loss {loss:.3f}"))
+            say(f"{phase} {done} of {total}" + ("" if loss is None else f", loss {loss:.3f}"))
 
     return report
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Write a line to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -175,7 +178,7 @@ def main() -> None:
         trained = train(options_of())
     except PrecedentError as error:
         sys.exit(f"error: {error}")
-    _say(f"{trained.plan}, {trained.num_tokens:,} tokens from the target")
+    say(f"{trained.plan}, {trained.num_tokens:,} tokens from the target")
 
 
 if __name__ == "__main__":

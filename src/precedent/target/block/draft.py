@@ -1,0 +1,166 @@
+"""A block draft beside its target: a few Llama layers between the target's embeddings and rows of its head."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from precedent.errors import ModelLoadError, UnsupportedError
+from precedent.target.block.modules import BlockHead, MarkovTerm, MaskedInputs, StateFusion
+from precedent.target.block.settings import BlockSettings
+from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
+from precedent.target.kv.layer_kinds import context_length
+
+WEIGHTS_FILE = "model.safetensors"
+
+HEAD_TOKENS = "head.token_ids"
+"""The tensor with the token ids of the head, `[num_head_tokens]`, in increasing order."""
+
+Weights = Mapping[str, Tensor]
+
+log = logging.getLogger(__name__)
+
+
+class BlockDraft(LlamaForCausalLM):
+    """The draft's layers as a causal model for the rows of a block, and what they read of the target.
+
+    Its logits are `[..., num_head_tokens + 1]`; the last column is the logit of the confidence.
+    """
+
+    settings: BlockSettings
+    fusion: StateFusion
+    markov: MarkovTerm
+
+    @property
+    def inputs(self) -> MaskedInputs:
+        """The embeddings of known and masked tokens."""
+        found: MaskedInputs = self.model.embed_tokens
+        return found
+
+    @property
+    def head(self) -> BlockHead:
+        """The head."""
+        found: BlockHead = self.lm_head
+        return found
+
+    def keys_and_values(self, states: Tensor, first: int) -> list[tuple[Tensor, Tensor]]:
+        """Each layer's keys and values `[1, kv_heads, tokens, head_dim]` of the text before the block.
+
+        `states` `[tokens, num_read * hidden_size]` are the target's, of the tokens from position `first` on.
+        """
+        fused = self.fusion(states.to(self.fusion.linear.weight.dtype))[None]
+        positions = torch.arange(first, first + fused.shape[1], device=fused.device)[None]
+        turns = self.model.rotary_emb(fused, position_ids=positions)
+        return [self._kept_by(layer.self_attn, fused, turns) for layer in self.model.layers]
+
+    def _kept_by(self, attention: Any, fused: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        shape = (*fused.shape[:-1], -1, self.settings.head_dim)
+        key, value = (part(fused).view(shape).transpose(1, 2) for part in (attention.k_proj, attention.v_proj))
+        return apply_rotary_pos_emb(key, key, *turns)[1], value
+
+    def own_weights(self) -> dict[str, Tensor]:
+        """The weights that are the draft's own, under the names that a folder has for them."""
+        found = {f"layers.{name}": tensor for name, tensor in self.model.layers.state_dict().items()}
+        found |= {f"norm.{name}": tensor for name, tensor in self.model.norm.state_dict().items()}
+        found |= {f"fusion.{name}": tensor for name, tensor in self.fusion.state_dict().items()}
+        found |= {f"markov.{name}": tensor for name, tensor in self.markov.state_dict().items()}
+        found |= {f"confidence.{name}": tensor for name, tensor in self.head.confidence.state_dict().items()}
+        return found | {"mask": self.inputs.mask}
+
+
+def new_block_draft(
+    target: PreTrainedModel, settings: BlockSettings, token_ids: Tensor, dtype: torch.dtype
+) -> BlockDraft:
+    """A draft with random weights (of torch's global generator) on the target's device, its Markov term zero.
+
+    Raises UnsupportedError for a target that is spread over devices.
+    """
+    if len({parameter.device for parameter in target.parameters()}) > 1:
+        raise UnsupportedError("block-draft needs the whole target on one device: load it there, or leave it out")
+    config = LlamaConfig(
+        vocab_size=1, hidden_size=settings.hidden_size, intermediate_size=settings.intermediate_size,
+        num_hidden_layers=settings.num_layers, num_attention_heads=settings.num_heads, head_dim=settings.head_dim,
+        num_key_value_heads=settings.num_kv_heads, rms_norm_eps=settings.rms_norm_eps, tie_word_embeddings=False,
+        max_position_embeddings=context_length(target.config.get_text_config()), pad_token_id=None,
+        bos_token_id=None, eos_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": settings.rope_theta},
+    )  # fmt: skip
+    place, size = target.device, settings.hidden_size
+    made: Any = BlockDraft(config)
+    draft: BlockDraft = made.to(place, dtype)
+    draft.settings = settings
+    draft.model.embed_tokens = MaskedInputs(target.get_input_embeddings(), size, place, dtype)
+    draft.lm_head = BlockHead(target.get_output_embeddings(), token_ids, dtype)
+    norm: nn.Module = LlamaRMSNorm(size, eps=settings.rms_norm_eps).to(place, dtype)
+    draft.fusion = StateFusion(len(settings.reads), norm, size, place, dtype)
+    draft.markov = MarkovTerm(token_ids.numel(), settings.markov_rank, place, dtype)
+    _initialise(draft)
+    made.eval()
+    return draft
+
+
+@torch.no_grad()
+def _initialise(draft: BlockDraft) -> None:
+    nn.init.normal_(draft.inputs.mask, std=0.02)
+    nn.init.normal_(draft.markov.left, std=0.02)
+    nn.init.zeros_(draft.head.confidence.weight)
+    nn.init.zeros_(draft.head.confidence.bias)
+    share = torch.eye(draft.settings.hidden_size) / len(draft.settings.reads)  # begins as the mean of the layers read
+    draft.fusion.linear.weight.copy_(share.repeat(1, len(draft.settings.reads)))
+
+
+def fill(draft: BlockDraft, weights: Weights) -> BlockDraft:
+    """Copy weights of these names into a draft. Raises ModelLoadError, naming what is missing or misshapen."""
+    own = draft.own_weights()
+    wrong = sorted(own.keys() ^ (weights.keys() - {HEAD_TOKENS}))
+    wrong += [name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape]
+    if wrong:
+        raise ModelLoadError(f"the weights of the block draft do not fit its config: {wrong[0]}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+    return draft
+
+
+def save_block_draft(folder: Path, draft: BlockDraft, dtype: torch.dtype) -> None:
+    """Write a draft's folder; `config.json` is written last, so an incomplete folder is not taken for a draft."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in draft.own_weights().items()}
+    kept[HEAD_TOKENS] = draft.head.token_ids.to("cpu", torch.int32)
+    partial = folder / f"{WEIGHTS_FILE}.partial"
+    save_file(kept, partial, metadata={"format": "pt"})
+    partial.replace(folder / WEIGHTS_FILE)
+    draft.settings.write(folder)
+
+
+def load_block_draft(folder: Path, target: PreTrainedModel, **changes: Any) -> BlockDraft:
+    """Load a draft beside its target, in the target's dtype; `changes` replace some of its settings.
+
+    Raises ModelLoadError, naming both, if it belongs to another target, and what `BlockSettings` raises.
+    """
+    settings, name = dataclasses.replace(BlockSettings.read(folder), **changes), name_of(target)
+    if settings.embeddings != embeddings_fingerprint(target):
+        raise ModelLoadError(
+            f"the block draft {folder} was trained for {settings.target} and uses its embeddings, which differ from "
+            f"those of {name}; give {settings.target} as the target, or train a draft for {name} with precedent "
+            "train-draft --kind block"
+        )
+    if settings.layers != layers_fingerprint(target):
+        raise ModelLoadError(
+            f"the block draft {folder} reads the layers of {settings.target}, and those of {name} differ: give "
+            f"{settings.target} as the target, or train a draft for {name} with precedent train-draft --kind block"
+        )
+    weights = load_file(folder / WEIGHTS_FILE)
+    if weights.get(HEAD_TOKENS, torch.empty(0)).numel() != settings.num_head_tokens:
+        raise ModelLoadError(f"the weights in {folder} do not fit its config: {HEAD_TOKENS}")
+    draft = fill(new_block_draft(target, settings, weights[HEAD_TOKENS], target.dtype), weights)
+    return draft.requires_grad_(False)

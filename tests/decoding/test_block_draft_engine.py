@@ -1,0 +1,229 @@
+"""Engines that draft with a block draft: plain answers, exact samples, and clear refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.hybrids import random_ids
+from helpers.small_engines import PLAIN, PROMPT
+from helpers.tiny_block import settings_for, tiny_block_draft
+from transformers import PreTrainedModel
+
+from precedent.cache import SpeculationCache
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.engine.engine import Engine
+from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
+from precedent.grammar import JsonSchema
+from precedent.planning.costs import CostCurve
+from precedent.planning.draw_gate import DrawGate
+from precedent.planning.forward_gate import ForwardGate
+from precedent.planning.plan import Limits
+from precedent.planning.planner import Planner
+from precedent.target import TargetModel
+from precedent.target.block.draft import load_block_draft, save_block_draft
+from precedent.target.block.model import BlockModel
+from precedent.target.cuda.static_runner import StaticSettings
+from precedent.target.load.loading import load_draft
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+BLOCK = SpeculationConfig(drafters=("block-draft",))
+SAMPLINGS = {
+    "greedy": SamplingParams(max_tokens=20),
+    "seeded": SamplingParams(temperature=0.9, seed=7, max_tokens=20),
+}
+
+
+def target_model() -> PreTrainedModel:
+    return tiny_causal_lm(scale=1.5)
+
+
+def engine_on(model: PreTrainedModel, draft: Any, **settings: Any) -> Engine:
+    """An engine for which width is free, and forwards too."""
+    engine = Engine(model, byte_tokenizer(), name="tiny", cost=CostCurve(), draft_model=draft, **settings)
+    planner: Any = engine.planner
+    planner._forwards["block-draft"] = ForwardGate(cost=AlwaysOpen())
+    planner._gates["block-draft"] = AlwaysOpen()
+    return engine
+
+
+class AlwaysOpen(DrawGate):
+    """Lets every step run a forward, whatever it took."""
+
+    def decide(self, wanted: int, open_mass: float = 1.0) -> int:
+        """One forward."""
+        return 1
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    model = target_model()
+    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
+        engine = engine_on(model, tiny_block_draft(model), cache=cache)
+        yield engine
+        engine.close()
+
+
+@pytest.mark.usefixtures("searches_at_once")
+@pytest.mark.parametrize("names", [("block-draft",), ("recall", "prompt", "block-draft")])
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_answers_are_those_of_plain_decoding(engine: Engine, names: tuple[str, ...], sampling: SamplingParams) -> None:
+    """Greedy and seeded, alone and beside other drafters, for concurrent requests of ragged lengths."""
+    prompts = [PROMPT, PROMPT[:9], PROMPT[:1], random_ids(1, 70)]
+    expected = [engine.submit(prompt, sampling, speculation=PLAIN).result().token_ids for prompt in prompts]
+    speculation = SpeculationConfig(drafters=names)
+    for _ in range(2):
+        asked = [engine.submit(prompt, sampling, speculation=speculation, query="order") for prompt in prompts]
+        assert [each.result().token_ids for each in asked] == expected
+    alone = engine.submit(PROMPT, sampling, speculation=BLOCK).result()
+    assert alone.token_ids == expected[0]
+    assert alone.stats.drafted_by_source["block-draft"] > 0
+
+
+def test_a_draft_that_knows_its_target_saves_steps() -> None:
+    """A target that repeats one token for ever, and a draft whose Markov term says so."""
+    model = target_model()
+    with torch.no_grad():
+        head: Any = model.get_output_embeddings()
+        head.weight.zero_()
+    draft = tiny_block_draft(model)  # the target's rows are all equal, so the lowest id wins
+    with torch.no_grad():
+        draft.markov.left.fill_(1.0)
+        draft.markov.right.zero_()
+        draft.markov.right[:, 0] = 5.0
+        draft.head.rows.weight.zero_()
+    engine = engine_on(model, draft)
+    result = engine.submit(PROMPT, SamplingParams(max_tokens=40), speculation=BLOCK).result()
+    engine.close()
+    assert result.token_ids == (0,) * 40
+    assert result.stats.tokens_per_step == 5
+    assert result.stats.accepted_by_source["block-draft"] == 32
+
+
+def test_grammars_hold(engine: Engine) -> None:
+    """What the grammar forbids may be drafted, and is not answered."""
+    schema = JsonSchema.of({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
+    plain, drafted = (
+        engine.submit(PROMPT, SamplingParams(max_tokens=30), grammar=schema, speculation=each).result()
+        for each in (PLAIN, SpeculationConfig(drafters=("grammar", "block-draft")))
+    )
+    assert drafted.token_ids == plain.token_ids
+
+
+def test_chains_are_drawn_where_the_folder_says_so(tmp_path: Path) -> None:
+    """Samples in a sampled request, candidates in a greedy one, and the greedy answer of plain decoding."""
+    model = target_model()
+    engine = engine_on(model, tiny_block_draft(model, proposes="chain"))
+    sampled = engine.submit(PROMPT, SamplingParams(temperature=0.8, max_tokens=30), speculation=BLOCK).result()
+    greedy, plain = (
+        engine.submit(PROMPT, SamplingParams(max_tokens=20), speculation=each).result() for each in (BLOCK, PLAIN)
+    )
+    engine.close()
+    assert sampled.stats.drafted_by_source["block-draft"] > 0
+    assert greedy.stats.drafted_by_source["block-draft"] > 0
+    assert greedy.token_ids == plain.token_ids
+
+
+def test_memory_covers_the_layers_read_and_the_drafts_own_cache() -> None:
+    """What a request reserves covers what it holds; one that drafts otherwise reserves nothing for the draft."""
+    model = target_model()
+    engine = engine_on(model, tiny_block_draft(model))
+    with_draft, without = (
+        engine._kv_bytes(200, 50, BLOCK, engine._drafters_named((name,))) for name in ("block-draft", "prompt")
+    )
+    block = engine._models.block
+    assert block is not None
+    slot = block._rows.new_slot()
+    slot.kv.reserve(24 + 50 + 5)
+    assert with_draft - without == slot.kv.nbytes > 0
+    assert engine.target.kv_shape.layers[-1].key_dim == 2 * 48  # type: ignore[union-attr]
+    engine.close()
+
+
+def test_nothing_is_kept_where_block_draft_is_not_named() -> None:
+    """An engine that drafts otherwise keeps no outputs of layers."""
+    model = target_model()
+    engine = engine_on(model, tiny_block_draft(model), speculation=SpeculationConfig(drafters=("prompt",)))
+    assert engine.target.runner.outputs is None
+    assert engine._models.block is None
+    engine.close()
+
+
+def test_a_folder_is_a_draft_model(tmp_path: Path) -> None:
+    """What is saved is what is loaded, by the same name as any draft model."""
+    model = target_model()
+    draft = tiny_block_draft(model, range(0, 259, 2))
+    save_block_draft(tmp_path, draft, torch.float64)
+    again = load_draft(tmp_path, model, byte_tokenizer())
+    assert again.settings == draft.settings  # type: ignore[union-attr]
+    for name, weight in load_block_draft(tmp_path, model).own_weights().items():
+        assert torch.equal(weight, draft.own_weights()[name])
+    engine = engine_on(model, tmp_path)
+    assert engine.submit(PROMPT, SamplingParams(max_tokens=8)).result().stats.drafted_by_source["block-draft"] > 0
+    engine.close()
+
+
+def test_drafts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """Another target's embeddings or layers, a torn file, another format, and settings that nothing supports."""
+    model = target_model()
+    save_block_draft(tmp_path, tiny_block_draft(model), torch.float64)
+    other, deeper = tiny_causal_lm(seed=5), target_model()
+    with torch.no_grad():
+        next(deeper.base_model.layers.parameters()).add_(1.0)
+    with pytest.raises(ModelLoadError, match="uses its embeddings, which differ"):
+        load_draft(tmp_path, other, byte_tokenizer())
+    with pytest.raises(ModelLoadError, match="reads the layers of"):
+        load_draft(tmp_path, deeper, byte_tokenizer())
+    config = tmp_path / "config.json"
+    good = config.read_text(encoding="utf-8")
+    for old, new, says in (
+        ('"format": 1', '"format": 2', "of format 2"),
+        ('"markov_rank": 6', '"markov_rank": 7', r"do not fit its config: markov"),
+        ('"num_head_tokens": 259', '"num_head_tokens": 200', r"do not fit its config: head.token_ids"),
+        ('"block_size": 4', '"block_size": 40', "must lie between 2 and 16"),
+        ('"reads": [', '"read": [', "cannot be read"),
+    ):
+        assert old in good
+        config.write_text(good.replace(old, new), encoding="utf-8")
+        with pytest.raises(ModelLoadError, match=says):
+            load_draft(tmp_path, model, byte_tokenizer())
+    config.write_text(good.replace('"condition": "target"', '"condition": "none"'), encoding="utf-8")
+    with pytest.raises(UnsupportedError, match="condition='none'"):
+        load_draft(tmp_path, model, byte_tokenizer())
+
+
+def test_what_cannot_go_together_is_refused() -> None:
+    """Drawing ahead, graphs, and layers that the target lacks."""
+    model = target_model()
+    with pytest.raises(ConfigError, match="pearl=True is for a draft model that draws token after token"):
+        engine_on(model, tiny_block_draft(model), pearl=True)
+    with pytest.raises(UnsupportedError, match="keep no hidden states"):
+        BlockModel(tiny_block_draft(model), TargetModel(model, static=StaticSettings(capture=False)))
+    assert settings_for(model, 259, reads=(2, 9)).reads == (2, 9)
+    with pytest.raises(ConfigError, match="has the layers 1 to 3"):
+        engine_on(model, tiny_block_draft(model, reads=(2, 9)))
+
+
+def test_the_planner_asks_only_where_a_forward_pays() -> None:
+    """Cheap forwards that bring much are asked for, dear ones are not, and not where everything is known."""
+    limits = Limits(16, 0, 20, frozenset())
+    curve = CostCurve.through({1: 10.0, 32: 10.0})
+
+    def asked(milliseconds: float, gain: float, open_mass: float) -> bool:
+        planner = Planner(curve)
+        for _ in range(4):  # the first steps only try
+            planner.forward_pays("block-draft", 1, without._replace(open_mass=1.0), limits)
+            planner.observe_forward_of("block-draft", 1, milliseconds, 1)
+        planner._forwards["block-draft"].tokens = gain
+        return planner.forward_pays("block-draft", 1, without._replace(open_mass=open_mass), limits)
+
+    without = Planner(curve).without([], limits)
+    assert (without.expected, without.rows, without.open_mass) == (1.0, 0, 1.0)
+    assert asked(2.0, 1.0, 1.0)
+    assert not asked(12.0, 1.0, 1.0)
+    assert not asked(2.0, 0.1, 1.0)
+    assert not asked(2.0, 1.0, 0.05)
