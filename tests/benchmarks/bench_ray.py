@@ -3,9 +3,9 @@
     python tests/benchmarks/bench_ray.py [--rounds 6] [--tokens 64] [--kills 20] [--model MODEL] [--json FILE]
 
 Run it in the environment of `make test-ray`. Two replicas with a thread each, and then two `precedent serve` processes
-with a thread each, answer two streams at once: the same load per core. First tokens take turns between both ways. What
-one replica stores and another drafts, and the kills, are those of a tiny model in float64, whose answers are compared
-with plain decoding. Let nothing else run meanwhile.
+with a thread each, answer two streams at once: the same load per core, in alternating halves. What one replica stores
+and another drafts, and the kills, are those of a tiny model in float64, whose answers are compared with plain decoding.
+Let nothing else run meanwhile.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -34,48 +35,60 @@ from helpers.ray_traffic import Plain, Told, ask, prompt, traffic, until
 from helpers.saved_models import saved
 from openai import OpenAI
 
+from precedent.engine.checks import end_token_ids
 from precedent.engine.engine import Engine
 from precedent.routing import preferred
 from precedent.runtime.processor import processor
 from precedent.server.stored_keys import add_key
+from precedent.target.load.loading import load_target
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent_postgres.testing import TemporaryServer
 
 STREAMS = 2
 TENANTS = tuple(f"tenant-{number}" for number in range(8))
 FIRSTS_PER_ROUND = 8
+EVENTS = 100
 STORED = 5
 KILLED_TOKENS = 300
 """Long enough that kills meet streams."""
 
 
-def streamed(url: str, key: str, model: str, question: str, tokens: int) -> tuple[float, float, int]:
-    """Seconds to the first text and to the end of one stream, and its tokens."""
-    client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=900)
-    started, first, number = perf_counter(), 0.0, 0
-    stream = client.completions.create(
-        model=model, prompt=question, max_tokens=tokens, temperature=0, stream=True,
-        stream_options={"include_usage": True},
-    )  # fmt: skip
-    for chunk in stream:
-        if chunk.choices and chunk.choices[0].text and not first:
-            first = perf_counter() - started
-        number = chunk.usage.completion_tokens if chunk.usage else number
-    return first, perf_counter() - started, number
+class Asked:
+    """Asks a model for answers of exactly so many tokens; `ends`, which would end one, are forbidden."""
 
+    def __init__(self, model: str, ends: Sequence[int]) -> None:
+        self._model, self._bias = model, {str(token): -100 for token in ends}
 
-def per_token(
-    urls: Sequence[str], keys: Sequence[str], model: str, rounds: int, tokens: int, offset: int
-) -> list[float]:
-    """Milliseconds per token after the first of `STREAMS` streams at once, a fresh question each."""
+    def streamed(self, url: str, key: str, question: str, tokens: int) -> tuple[float, float]:
+        """Seconds to the first text and to the last. Raises SystemExit for an answer of another length."""
+        client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=900)
+        started, seen, number = perf_counter(), list[float](), 0
+        stream = client.completions.create(
+            model=self._model, prompt=question, max_tokens=tokens, temperature=0, stream=True,
+            stream_options={"include_usage": True}, logit_bias=self._bias,
+        )  # fmt: skip
+        for chunk in stream:
+            if chunk.choices and chunk.choices[0].text:
+                seen.append(perf_counter() - started)
+            number = chunk.usage.completion_tokens if chunk.usage else number
+        if number != tokens or not seen:
+            sys.exit(f"an answer has {number} tokens instead of {tokens}: its times say nothing")
+        return seen[0], seen[-1]
 
-    def one(stream: int, number: int) -> float:
-        question = f"{offset + number} {stream}: write a long story about a lighthouse keeper and the sea."
-        first, whole, made = streamed(urls[stream % len(urls)], keys[stream], model, question, tokens)
-        return (whole - first) / max(1, made - 1) * 1e3
+    def per_token(self, urls: Sequence[str], keys: Sequence[str], numbers: Sequence[int], tokens: int) -> list[float]:
+        """Milliseconds per token after the first of `STREAMS` streams at once, a fresh question each."""
 
-    with ThreadPoolExecutor(STREAMS) as threads:
-        return [found for number in range(rounds) for found in threads.map(one, range(STREAMS), [number] * STREAMS)]
+        def one(stream: int, number: int) -> float:
+            question = f"Story {number} for listener {stream}. A lighthouse keeper looked at the sea and"
+            first, last = self.streamed(urls[stream % len(urls)], keys[stream], question, tokens)
+            return (last - first) / (tokens - 1) * 1e3
+
+        with ThreadPoolExecutor(STREAMS) as threads:
+            return [found for number in numbers for found in threads.map(one, range(STREAMS), [number] * STREAMS)]
+
+    def firsts(self, url: str, key: str, count: int) -> list[float]:
+        """Milliseconds to the first text of a known prompt, `count` times, one after the other."""
+        return [self.streamed(url, key, "The sea is", 2)[0] * 1e3 for _ in range(count + 1)][1:]
 
 
 @contextmanager
@@ -114,26 +127,76 @@ def of_two_homes(keys: dict[str, str], replicas: Sequence[str]) -> list[str]:
 
 
 def ingress(folder: Path, model: str, rounds: int, tokens: int) -> dict[str, Any]:
-    """Time per token and to the first one, with Ray and without."""
+    """Time per token and to the first one, with Ray and without, in alternating halves."""
     keys = {tenant: add_key(folder / "keys.json", f"b-{tenant}", tenant) for tenant in TENANTS}
-    with ExitStack() as held:
-        cluster = held.enter_context(RayCluster(folder / "log", num_cpus=2))
-        cluster.deploy(model=model, api_keys=folder / "keys.json", min_replicas=2, max_replicas=2)
-        chosen = of_two_homes(keys, list(cluster.figures(keys[TENANTS[0]])))
-        per_token([cluster.url], chosen, model, 1, 8, 900)
-        ray = per_token([cluster.url], chosen, model, rounds, tokens, 0)
-        with_ray = [streamed(cluster.url, chosen[0], model, "The sea", 2)[0] for _ in range(rounds * FIRSTS_PER_ROUND)][
-            1:
-        ]
-    with plain_servers(model, STREAMS) as urls:
-        per_token(urls, ["none"] * STREAMS, model, 1, 8, 900)
-        plain = per_token(urls, ["none"] * STREAMS, model, rounds, tokens, 0)
-        without = [streamed(urls[0], "none", model, "The sea", 2)[0] for _ in range(rounds * FIRSTS_PER_ROUND)][1:]
+    asked, half = Asked(model, ends_of(model)), max(1, rounds // 2)
+    ray, plain = (Times(), Times())
+    for part in range(2):
+        numbers = range(part * half, part * half + half)
+        with plain_servers(model, STREAMS) as urls:
+            plain.take(asked, urls, ["none"] * STREAMS, numbers, tokens)
+        with RayCluster(folder / f"log-{part}", num_cpus=2) as cluster:
+            cluster.deploy(model=model, api_keys=folder / "keys.json", min_replicas=2, max_replicas=2)
+            chosen = of_two_homes(keys, list(cluster.figures(keys[TENANTS[0]])))
+            ray.take(asked, [cluster.url], chosen, numbers, tokens)
     return {
-        "ms_per_token": {"ray": median(ray), "servers": median(plain), "ratio": median(ray) / median(plain)},
-        "first_token_ms": {"ray": median(with_ray) * 1e3, "server": median(without) * 1e3,
-                           "more": (median(with_ray) - median(without)) * 1e3},
+        "ms_per_token": {"ray": median(ray.tokens), "servers": median(plain.tokens),
+                         "ratio": median(ray.tokens) / median(plain.tokens)},
+        "first_token_ms": {"ray": median(ray.firsts), "server": median(plain.firsts),
+                           "more": median(ray.firsts) - median(plain.firsts)},
     }  # fmt: skip
+
+
+@dataclass
+class Times:
+    """Milliseconds per token, and to the first one."""
+
+    tokens: list[float] = field(default_factory=list)
+    firsts: list[float] = field(default_factory=list)
+
+    def take(self, asked: Asked, urls: Sequence[str], keys: Sequence[str], numbers: Sequence[int], tokens: int) -> None:
+        """Measure one way once, after a first answer of each process that does not count."""
+        asked.per_token(urls, keys, [10**6], 8)
+        self.tokens += asked.per_token(urls, keys, numbers, tokens)
+        self.firsts += asked.firsts(urls[0], keys[0], len(numbers) * FIRSTS_PER_ROUND)
+
+
+def floor(folder: Path) -> dict[str, Any]:
+    """Milliseconds to the first event of an application that does nothing, with Ray and without."""
+    here = {"PYTHONPATH": str(Path(__file__).parent)}
+    os.environ.update(here)
+    port = free_port()
+    place = ("--port", str(port), "--log-level", "warning")
+    alone = subprocess.Popen([sys.executable, "-m", "uvicorn", "empty_app:empty", *place])
+    try:
+        with RayCluster(folder / "log-empty", num_cpus=2) as cluster:
+            cluster.deploy_app("empty_app:app")
+            urls = {"ray": cluster.url, "server": f"http://127.0.0.1:{port}"}
+            for url in urls.values():
+                until(lambda url=url: first_event(url) > 0, "an answer of the empty application")
+            times = {name: [first_event(url) for _ in range(EVENTS)] for name, url in urls.items()}
+    finally:
+        alone.terminate()
+        alone.wait(60)
+    found = {name: median(each) for name, each in times.items()}
+    return {"first_event_ms": {**found, "more": found["ray"] - found["server"]}}
+
+
+def first_event(url: str) -> float:
+    """Milliseconds to the first bytes of an answer; 0 while nobody answers."""
+    started = perf_counter()
+    with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+        answer.readline()
+        found = (perf_counter() - started) * 1e3
+        answer.read()
+        return found
+    return 0.0
+
+
+def ends_of(model: str) -> list[int]:
+    """The tokens that end an answer of this model."""
+    target, tokenizer = load_target(model)
+    return sorted(end_token_ids(target, tokenizer))
 
 
 def kills(folder: Path, number: int) -> dict[str, Any]:
@@ -210,12 +273,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if args.rounds:
             found["ingress"] = ingress(Path(folder), args.model, args.rounds, args.tokens)
+            found["empty application"] = floor(Path(folder))
         if args.kills:
             found["kills"] = kills(Path(folder), args.kills)
     found["load_after"], found["time"] = os.getloadavg()[0], time.strftime("%Y-%m-%d")
     for part, figures in found.items():
         for name, value in figures.items() if isinstance(figures, dict) else [("", figures)]:
-            print(f"{part:>12}  {name:24}  {value}")
+            print(f"{part:>18}  {name:24}  {value}")
     if args.json:
         args.json.write_text(json.dumps(found))
 

@@ -71,9 +71,11 @@ class RayCluster:
 
     def deploy(self, **settings: object) -> None:
         """Serve with these settings, and wait until it does; a second call is a rolling update."""
-        args = [f"{name}={value}" for name, value in settings.items()]
-        place = ("--non-blocking", "--address", self.address)
-        self._until_done("serve", "run", *place, "precedent_ray:app", *args)
+        self.deploy_app("precedent_ray:app", *(f"{name}={value}" for name, value in settings.items()))
+
+    def deploy_app(self, import_path: str, *args: str) -> None:
+        """Serve any application."""
+        self._until_done("serve", "run", "--non-blocking", "--address", self.address, import_path, *args)
 
     def add_node(self, num_cpus: float = 1) -> psutil.Popen:
         """A second node: another raylet on this machine."""
