@@ -160,7 +160,7 @@ def test_nothing_is_kept_unasked() -> None:
 
 def test_targets_that_cannot_keep_them_say_so() -> None:
     """Forwards of fixed size, encoder-decoder models, and models whose final norm has another name."""
-    static = TargetModel(tiny_causal_lm(), static=StaticSettings(capture=False))
+    static = TargetModel(tiny_causal_lm(), static=StaticSettings(arena_tokens=1024, capture=False))
     with pytest.raises(UnsupportedError, match=r"fixed size.*keep no hidden states"):
         static.keep_hidden_states()
     with pytest.raises(UnsupportedError, match="t5 is an encoder-decoder model, which keeps no hidden states"):

@@ -146,7 +146,7 @@ def test_prefixes_on_disk_tell_the_layers_apart() -> None:
 
 def test_targets_that_cannot_keep_them_say_so() -> None:
     """Forwards of fixed size, encoder-decoder models, other names of layers, and layers that are not there."""
-    static = TargetModel(tiny_causal_lm(), static=StaticSettings(capture=False))
+    static = TargetModel(tiny_causal_lm(), static=StaticSettings(arena_tokens=1024, capture=False))
     with pytest.raises(UnsupportedError, match=r"fixed size.*keep no hidden states"):
         static.keep_layer_outputs((1,))
     with pytest.raises(UnsupportedError, match="t5 is an encoder-decoder model, which keeps no hidden states"):
