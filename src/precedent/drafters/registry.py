@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from precedent.cache import SpeculationCache
     from precedent.target import TargetModel
     from precedent.target.block.model import BlockModel
-    from precedent.target.mtp.model import HeadModel
+    from precedent.target.head_model import HeadModel
 
 GROUP = "precedent.drafters"
 

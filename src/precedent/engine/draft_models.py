@@ -12,8 +12,9 @@ from precedent.errors import ConfigError
 from precedent.target import TargetModel
 from precedent.target.block.draft import BlockDraft
 from precedent.target.block.model import BlockModel
+from precedent.target.head_model import HeadModel
 from precedent.target.load.draft_for import draft_for
-from precedent.target.mtp.model import HeadModel, head_beside
+from precedent.target.mtp.model import head_beside
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

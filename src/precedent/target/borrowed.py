@@ -1,0 +1,58 @@
+"""What drafts borrow of their target: its embeddings, and rows of its head."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+
+class RawEmbeddings(nn.Module):
+    """A table of embeddings as it is stored: some models (Gemma) scale what they read from it.
+
+    The module that holds the table is no part of this module's state.
+    """
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self._module = (module,)
+
+    @property
+    def weight(self) -> Tensor:
+        """The table, `[vocab_size, hidden_size]`."""
+        weight: Tensor = self._module[0].weight
+        return weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Token ids `[...]` to their rows, `[..., hidden_size]`."""
+        return embedding(input_ids, self.weight)
+
+
+class RestrictedHead(nn.Module):
+    """An output head for some tokens only; all others get probability 0. Logits stay `[..., width]`."""
+
+    token_ids: Tensor
+
+    def __init__(self, rows: nn.Module, token_ids: Tensor, width: int) -> None:
+        super().__init__()
+        self.rows, self.width = rows, width
+        self.register_buffer("token_ids", token_ids, persistent=False)
+
+    @classmethod
+    def of(cls, head: Any, token_ids: Tensor) -> Self:
+        """Some rows of a target's head, copied."""
+        weight = head.weight.detach()
+        ids = token_ids.to(weight.device, torch.long)
+        rows = nn.Linear(weight.shape[1], ids.numel(), bias=head.bias is not None, device="meta")
+        rows.weight = nn.Parameter(weight[ids], requires_grad=False)
+        if head.bias is not None:
+            rows.bias = nn.Parameter(head.bias.detach()[ids], requires_grad=False)
+        return cls(rows, ids, weight.shape[0])
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[..., hidden_size]` to `[..., width]`, minus infinity for tokens that the head does not cover."""
+        kept = self.rows(hidden)
+        logits: Tensor = kept.new_full((*kept.shape[:-1], self.width), float("-inf"))
+        return logits.index_copy_(-1, self.token_ids, kept)
