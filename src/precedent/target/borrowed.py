@@ -30,6 +30,15 @@ class RawEmbeddings(nn.Module):
         return embedding(input_ids, self.weight)
 
 
+def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """A linear layer of these weights, `[out_features, in_features]`, which are not trained."""
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias, requires_grad=False)
+    return made
+
+
 class RestrictedHead(nn.Module):
     """An output head for some tokens only; all others get probability 0. Logits stay `[..., width]`."""
 
@@ -43,13 +52,9 @@ class RestrictedHead(nn.Module):
     @classmethod
     def of(cls, head: Any, token_ids: Tensor) -> Self:
         """Some rows of a target's head, copied."""
-        weight = head.weight.detach()
-        ids = token_ids.to(weight.device, torch.long)
-        rows = nn.Linear(weight.shape[1], ids.numel(), bias=head.bias is not None, device="meta")
-        rows.weight = nn.Parameter(weight[ids], requires_grad=False)
-        if head.bias is not None:
-            rows.bias = nn.Parameter(head.bias.detach()[ids], requires_grad=False)
-        return cls(rows, ids, weight.shape[0])
+        ids = token_ids.to(head.weight.device, torch.long)
+        bias = None if head.bias is None else head.bias.detach()[ids]
+        return cls(linear(head.weight.detach()[ids], bias), ids, head.weight.shape[0])
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[..., hidden_size]` to `[..., width]`, minus infinity for tokens that the head does not cover."""

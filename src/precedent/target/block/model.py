@@ -66,10 +66,11 @@ class BlockModel:
         self.right = draft.markov.right.detach().to("cpu", self._dtype)
         self.token_ids = draft.head.token_ids.cpu()
 
-    def kv_bytes(self, answer_tokens: int) -> int:
+    def kv_bytes(self, prompt_tokens: int, answer_tokens: int) -> int:
         """The most bytes that a request takes in the draft's KV cache."""
         settings = self.settings
-        return self._rows.kv_bytes(settings.context_tokens + answer_tokens + settings.block_size + 1)
+        context = min(prompt_tokens, settings.context_tokens)
+        return self._rows.kv_bytes(context + answer_tokens + settings.block_size + 1)
 
     def place_beside(self, target_slot: SlotOf, prompt_tokens: int) -> BlockPlace:
         """Where a request's text is read from its last `context_tokens` prompt tokens on; computes nothing yet."""
