@@ -93,9 +93,9 @@ def test_grammars_hold(engine: Engine, temperature: float) -> None:
         engine.submit(PROMPT, sampling, grammar=schema, speculation=each).result()
         for each in (PLAIN, SpeculationConfig(drafters=("grammar", "eagle")))
     )
+    assert len(drafted.token_ids) > 5
     if not temperature:
         assert drafted.token_ids == plain.token_ids
-    assert drafted.finish_reason == plain.finish_reason == "stop"
 
 
 def test_a_cancelled_request_leaves_the_next_one_as_it_was(engine: Engine) -> None:
@@ -134,9 +134,10 @@ def test_a_head_that_knows_its_target_saves_steps(tmp_path: Path, temperature: f
     """A target that only looks at its last token, and a head that computes the same from that token.
 
     Each key is the same but for its position, so a row attends to itself alone; what it reads there is its own normed
-    embedding, which the target's head reads as well.
+    embedding, which the target's head reads as well, and its states are normed to nothing.
     """
-    config = SPECFORGE | {"num_key_value_heads": 4, "attention_bias": True, "draft_vocab_size": 259}
+    sizes = {"num_key_value_heads": 4, "draft_vocab_size": 259}
+    config = SPECFORGE | {"attention_bias": True, "norm_before_residual": True} | sizes
     model = small_target()
     engine = engine_on(write_head(tmp_path, config, knowing(model)), model)
     sampling = SamplingParams(temperature=temperature, max_tokens=40, logit_bias={engine.tokenizer.eos_token_id: -100.0})
@@ -154,7 +155,7 @@ def knowing(model: Any) -> dict[str, torch.Tensor]:
         layer.mlp.down_proj.weight.zero_()
     zero, same = torch.zeros(48, 96, dtype=torch.float64), torch.full((48,), 30.0, dtype=torch.float64)
     weights = random_weights(SPECFORGE, range(259)) | {
-        "fc.weight": torch.zeros(48, 144, dtype=torch.float64),
+        "midlayer.hidden_norm.weight": torch.zeros(48, dtype=torch.float64),
         "lm_head.weight": model.get_output_embeddings().weight.clone(),
         "norm.weight": model.base_model.norm.weight.clone(),
         "midlayer.input_layernorm.weight": torch.ones(48, dtype=torch.float64),

@@ -45,9 +45,9 @@ def loaded(folder: Path, model: Any) -> BlockDraft:
 def test_a_block_is_what_its_makers_wrote(form: str, tmp_path: Path) -> None:
     """Behind a whole prompt and after commits of any size, for several requests in one forward."""
     config, weights = FORMS[form], block_weights(FORMS[form], own_tokens(form))
-    target = TargetModel(tiny_causal_lm(scale=1.5))
+    target = TargetModel(tiny_causal_lm(scale=1.5, num_hidden_layers=4))
     model = BlockModel(loaded(write_head(tmp_path, config, weights), target.model), target)
-    formula = BlockFormula(config, weights, tiny_causal_lm(scale=1.5), (1, 3))
+    formula = BlockFormula(config, weights, tiny_causal_lm(scale=1.5, num_hidden_layers=4), (1, 3))
     assert model.token_ids.tolist() == list(own_tokens(form) or range(259))
     choose = random.Random(3)
     slots = [prefilled(target, random_ids(seed, count)) for seed, count in ((1, 90), (2, 1), (3, 9))]
@@ -67,10 +67,11 @@ def test_a_block_is_what_its_makers_wrote(form: str, tmp_path: Path) -> None:
 def test_candidates_are_the_target_s_tokens(tmp_path: Path) -> None:
     """Rows of a reduced head stand for the tokens that d2t names."""
     folder = write_head(tmp_path, SPECULATORS, block_weights(SPECULATORS, COVERED))
-    target = TargetModel(tiny_causal_lm(scale=1.5))
+    target = TargetModel(tiny_causal_lm(scale=1.5, num_hidden_layers=4))
+    drafter = BlockDrafter(BlockModel(loaded(folder, target.model), target))
     slot = prefilled(target, random_ids(4, 20))
     request = Request("r", (*slot.token_ids, slot.pending), SamplingParams(), target_slot=lambda: slot)
-    candidates = BlockDrafter(BlockModel(loaded(folder, target.model), target)).begin(request).match(12)
+    candidates = drafter.begin(request).match(12)
     assert len(candidates) == 12
     assert set(candidates.token_ids) <= set(COVERED)
 
@@ -87,7 +88,7 @@ class AlwaysOpen(DrawGate):
 def test_answers_are_those_of_plain_decoding(form: str, tmp_path: Path) -> None:
     """Greedy and seeded, for concurrent requests of ragged lengths, and in the next turn of a conversation."""
     folder = write_head(tmp_path, FORMS[form], block_weights(FORMS[form], own_tokens(form)))
-    engine = Engine.load(tiny_causal_lm(scale=1.5), tokenizer=byte_tokenizer(), draft_model=folder)
+    engine = Engine.load(tiny_causal_lm(scale=1.5, num_hidden_layers=4), tokenizer=byte_tokenizer(), draft_model=folder)
     planner: Any = engine.planner
     planner.cost, planner._forwards["block-draft"] = CostCurve(), ForwardGate(cost=AlwaysOpen())
     for sampling in (SamplingParams(max_tokens=16), SamplingParams(temperature=0.9, seed=7, max_tokens=16)):
