@@ -140,7 +140,9 @@ def test_a_head_that_knows_its_target_saves_steps(tmp_path: Path, temperature: f
     config = SPECFORGE | {"attention_bias": True, "norm_before_residual": True} | sizes
     model = small_target()
     engine = engine_on(write_head(tmp_path, config, knowing(model)), model)
-    sampling = SamplingParams(temperature=temperature, max_tokens=40, logit_bias={engine.tokenizer.eos_token_id: -100.0})
+    sampling = SamplingParams(
+        temperature=temperature, max_tokens=40, logit_bias={engine.tokenizer.eos_token_id: -100.0}
+    )
     result = engine.submit(PROMPT, sampling, speculation=EAGLE).result()
     engine.close()
     assert result.stats.tokens_per_step > 4

@@ -128,7 +128,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "kind": (below(projector_type="dspark"), UnsupportedError, "a DFlash draft of the kind 'dspark'.*only EAGLE-3"),
     "version 2": (ZLAB | {"architectures": ["DFlash2DraftModel"]}, UnsupportedError, "holds a DFlash2DraftModel"),
     "window": (
-        ZLAB | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "use_sliding_window": True},
+        ZLAB
+        | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "use_sliding_window": True},
         UnsupportedError,
         "layers with a window",
     ),
@@ -137,12 +138,20 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "anchor": (SPECULATORS | {"sample_from_anchor": True}, UnsupportedError, r"not read \(sample_from_anchor\)"),
     "layers": (ZLAB | {"model_type": "deepseek_v3"}, UnsupportedError, "layers of 'deepseek_v3'"),
     "no layers read": (below(target_layer_ids=None), ModelLoadError, "does not say which layers it reads"),
-    "layers beyond": (below(target_layer_ids=[0, 3]), ModelLoadError, "layers 1, 4, and the target has the layers 1 to 3"),
+    "layers beyond": (
+        below(target_layer_ids=[0, 3]),
+        ModelLoadError,
+        "layers 1, 4, and the target has the layers 1 to 3",
+    ),
     "hidden size": (ZLAB | {"hidden_size": 64}, ModelLoadError, "target of hidden_size=64, and this one has 48"),
     "vocabulary": (ZLAB | {"vocab_size": 300}, ModelLoadError, "target of vocab_size=300, and this one has 259"),
     "block": (ZLAB | {"block_size": 40}, ModelLoadError, "blocks of 3 to 17 are read"),
     "mask": (below(mask_token_id=300), ModelLoadError, "the mask token 300"),
-    "config": (ZLAB | {"num_hidden_layers": 3, "layer_types": None}, ModelLoadError, r"do not fit its config: layers\.2"),
+    "config": (
+        ZLAB | {"num_hidden_layers": 3, "layer_types": None},
+        ModelLoadError,
+        r"do not fit its config: layers\.2",
+    ),
 }
 
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from helpers.published_heads import COVERED, Weights
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
+
+from helpers.published_heads import COVERED, Weights
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, MASK = 48, 40, 4, 2, 16, 259, 258
 
@@ -109,7 +110,9 @@ class BlockFormula:
         read = self._normed(hidden, f"{name}input_layernorm")
         both = torch.cat([fused, read])
         heads = {
-            part: (rows @ self._weights[f"{name}self_attn.{part}_proj.weight"].T).view(len(rows), -1, DIM).transpose(0, 1)
+            part: (rows @ self._weights[f"{name}self_attn.{part}_proj.weight"].T)
+            .view(len(rows), -1, DIM)
+            .transpose(0, 1)
             for part, rows in (("q", read), ("k", both), ("v", both))
         }
         for part in ("q", "k"):

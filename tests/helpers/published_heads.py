@@ -103,7 +103,11 @@ def random_weights(config: dict[str, Any], covered: Sequence[int] = COVERED, see
         if inside.get("model_type") == "qwen3":
             weights |= {f"{layer}self_attn.{name}_norm.weight": norm(DIM) for name in ("q", "k")}
     read = (config.get("target_hidden_size") or hidden) * 3
-    weights |= {"fc.weight": random(hidden, read), "norm.weight": norm(), "lm_head.weight": 3 * random(len(covered), hidden)}
+    weights |= {
+        "fc.weight": random(hidden, read),
+        "norm.weight": norm(),
+        "lm_head.weight": 3 * random(len(covered), hidden),
+    }
     if config.get("norm_before_fc"):
         weights["input_norm.weight"] = norm(read)
     if config.get("fc_norm"):

@@ -102,7 +102,7 @@ def test_earlier_versions_of_eagle_are_refused(tmp_path: Path) -> None:
 
 
 def test_layers_are_counted_as_each_format_does(tmp_path: Path, model: PreTrainedModel) -> None:
-    """vLLM's and speculators' i is the output of layer i, SGLang's below eagle_config that of i + 1; the usual three."""
+    """In vLLM and speculators i is the output of layer i, in SGLang's eagle_config that of i + 1; the usual three."""
 
     def reads(config: dict[str, Any], form: str = "SpecForge") -> tuple[int, ...]:
         return EagleSettings.of(PublishedDraft(EAGLE, form, tmp_path, config), model.config).reads
@@ -113,7 +113,11 @@ def test_layers_are_counted_as_each_format_does(tmp_path: Path, model: PreTraine
     assert reads(SPECULATORS, "speculators") == (1, 2, 3)
     assert reads(SPECULATORS | {"eagle_aux_hidden_state_layer_ids": [6, 2]}, "speculators") == (6, 2)
     thirty_two = tiny_causal_lm(num_hidden_layers=32, hidden_size=16).config
-    assert EagleSettings.of(PublishedDraft(EAGLE, "SpecForge", tmp_path, SAFEAILAB), _sized(thirty_two)).reads == (2, 16, 29)
+    assert EagleSettings.of(PublishedDraft(EAGLE, "SpecForge", tmp_path, SAFEAILAB), _sized(thirty_two)).reads == (
+        2,
+        16,
+        29,
+    )
 
 
 def _sized(config: Any) -> Any:
@@ -132,7 +136,11 @@ def without(config: dict[str, Any], name: str) -> dict[str, Any]:
 EAGLE_CONFIG = SPECFORGE["eagle_config"]
 WRONG_CONFIGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "hidden size": (SPECFORGE | {"hidden_size": 64}, ModelLoadError, "hidden_size=64, and this one has 48: give the"),
-    "vocabulary": (deeper(vocab_size=300), ModelLoadError, "vocab_size=300, and this one has 259: give somebody/a-llama"),
+    "vocabulary": (
+        deeper(vocab_size=300),
+        ModelLoadError,
+        "vocab_size=300, and this one has 259: give somebody/a-llama",
+    ),
     "layers": (
         SPECFORGE | {"eagle_aux_hidden_state_layer_ids": [2, 9, 12]},
         ModelLoadError,
@@ -146,7 +154,11 @@ WRONG_CONFIGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "two norms": (SPECFORGE | {"norm_before_fc": True, "fc_norm": True}, ModelLoadError, "a head has one of them"),
     "residual": (without(SPECULATORS, "norm_before_residual"), ModelLoadError, "does not say norm_before_residual"),
-    "mixture": (SPECFORGE | {"model_type": "qwen3_moe"}, UnsupportedError, "layers of 'qwen3_moe', and drafts of llama"),
+    "mixture": (
+        SPECFORGE | {"model_type": "qwen3_moe"},
+        UnsupportedError,
+        "layers of 'qwen3_moe', and drafts of llama",
+    ),
     "window": (
         deeper(model_type="qwen3", use_sliding_window=True, sliding_window=8, max_window_layers=0),
         UnsupportedError,
@@ -157,7 +169,11 @@ WRONG_CONFIGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         UnsupportedError,
         "dynamic rotary embeddings, which change with the length",
     ),
-    "no config": (SPECFORGE | {"num_attention_heads": 5}, ModelLoadError, "the config of the EAGLE-3 head .* cannot be read"),
+    "no config": (
+        SPECFORGE | {"num_attention_heads": 5},
+        ModelLoadError,
+        "the config of the EAGLE-3 head .* cannot be read",
+    ),
 }
 
 
@@ -179,9 +195,15 @@ WIDE = torch.zeros(300, dtype=torch.bool)
 WRONG_TENSORS: dict[str, tuple[dict[str, Any], str]] = {
     "a missing part": ({"midlayer.mlp.up_proj.weight": None}, r"lacks model\.layers\.0\.mlp\.up_proj\.weight"),
     "one too many": ({"more.weight": torch.ones(2)}, r"has more than is read: more\.weight"),
-    "another width": ({"fc.weight": torch.ones(48, 100)}, r"fusion\.fc\.weight of .* \(48, 100\).* ask for \(48, 144\)"),
+    "another width": (
+        {"fc.weight": torch.ones(48, 100)},
+        r"fusion\.fc\.weight of .* \(48, 100\).* ask for \(48, 144\)",
+    ),
     "a narrow head": ({"lm_head.weight": torch.ones(len(COVERED), 20)}, r"lm_head\.weight of .* ask for \(125, 48\)"),
-    "other embeddings": ({"embed_tokens.weight": torch.ones(200, 48)}, r"embed_tokens\.weight of .* ask for \(259, 48\)"),
+    "other embeddings": (
+        {"embed_tokens.weight": torch.ones(200, 48)},
+        r"embed_tokens\.weight of .* ask for \(259, 48\)",
+    ),
     "another vocabulary": ({"t2d": WIDE}, "a vocabulary of 300 tokens, and the target's has 259"),
     "tokens beyond": ({"d2t": torch.full((125,), 200), "t2d": None}, "tokens up to 324, and the target's vocabulary"),
     "a token twice": ({"d2t": -torch.arange(125), "t2d": None}, "gives one token to two rows"),
@@ -234,7 +256,7 @@ def load_head(folder: Path, model: PreTrainedModel) -> EagleHead:
 def test_embeddings_equal_to_the_target_s_are_shared_and_others_kept(
     tmp_path: Path, model: PreTrainedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """speculators writes them into every head; the log says what was read."""
+    """Speculators writes them into every head; the log says what was read."""
     table = model.get_input_embeddings().weight.detach()  # type: ignore[union-attr]
     with caplog.at_level(logging.INFO, "precedent.target.eagle.head"):
         same = load_head(head_in(tmp_path / "same", SPECULATORS, **{"embed_tokens.weight": table.clone()}), model)

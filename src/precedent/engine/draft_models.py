@@ -27,12 +27,14 @@ DRAFT_MODEL, BLOCK_DRAFT, EAGLE, MTP = "draft-model", "block-draft", "eagle", "m
 
 def proposed_by(draft_model: PreTrainedModel | None) -> str:
     """The name of the drafter that a draft model belongs to."""
-    return BLOCK_DRAFT if isinstance(draft_model, BlockDraft) else EAGLE if isinstance(draft_model, EagleHead) else DRAFT_MODEL
+    if isinstance(draft_model, BlockDraft):
+        return BLOCK_DRAFT
+    return EAGLE if isinstance(draft_model, EagleHead) else DRAFT_MODEL
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModels:
-    """The draft model, whether it is the target's first layers, whether it draws ahead; MTP head, block draft, EAGLE."""
+    """The draft model, whether it is the target's first layers, whether it draws ahead; the others' models."""
 
     draft: TargetModel | None
     early_exit: bool

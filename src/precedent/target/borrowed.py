@@ -25,6 +25,16 @@ class RawEmbeddings(nn.Module):
         weight: Tensor = self._module[0].weight
         return weight
 
+    def or_own(self, table: Tensor) -> RawEmbeddings:
+        """Embeddings of this table, `[vocab_size, hidden_size]`; these where it equals theirs in their dtype."""
+        theirs = self.weight
+        own = table.to(theirs.device, theirs.dtype)
+        if own.shape == theirs.shape and torch.equal(own, theirs):
+            return self
+        made = nn.Embedding(own.shape[0], own.shape[1], device="meta")
+        made.weight = nn.Parameter(own, requires_grad=False)
+        return RawEmbeddings(made)
+
     def forward(self, input_ids: Tensor) -> Tensor:
         """Token ids `[...]` to their rows, `[..., hidden_size]`."""
         return embedding(input_ids, self.weight)

@@ -1,4 +1,4 @@
-"""Reads the folder of a checkpoint: its config, and its tensors from one file, from shards, or from torch's own format."""
+"""Reads a checkpoint's folder: its config, and its tensors from one file, from shards, or from torch's own format."""
 
 from __future__ import annotations
 

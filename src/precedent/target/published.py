@@ -37,7 +37,7 @@ OWN_VOCABULARY = ("draft_vocab_size", "truncated_vocab_size")
 COPIES = ("verifier_lm_head.", "verifier_norm.")
 """How the names of tensors begin that training kept of the target, and that a draft never reads."""
 
-READ = "only EAGLE-3 heads and DFlash drafts are read: give one of those, or a smaller model with the target's tokenizer"
+READ = "only EAGLE-3 heads and DFlash drafts are read: give one, or a smaller model with the target's tokenizer"
 
 _OF_SPECULATORS = {"eagle3": EAGLE, "dflash": DFLASH}
 _IN_NAMES = ("dflash", "dspark", "domino", "eagle", "medusa", "hydra")

@@ -100,10 +100,10 @@ class TargetsPlace:
 
 
 class HeadPlace:
-    """The KV cache of an MTP or EAGLE head, which begins with the text's second token: each entry also reads what is before it.
+    """The KV cache of an MTP or EAGLE head. It begins with a text's second token: each entry also reads what is before.
 
-    Entries that read the target's states stay; those of drafted tokens are computed again once committed. A
-    cache is shared only between texts with the same first token, on which all entries depend.
+    Entries that read the target's states stay; those of drafted tokens are computed again once committed. A cache is
+    shared only between texts with the same first token, on which all entries depend.
     """
 
     def __init__(

@@ -42,7 +42,8 @@ def load_dflash(draft: PublishedDraft, target: PreTrainedModel) -> BlockDraft:
     """
     check_on_one_device(target)
     text, dtype = target.config.get_text_config(), target.dtype
-    config, weights = draft.layers(text), draft.weights()
+    config: Any = draft.layers(text)
+    weights = draft.weights()
     table = _embeddings(draft, weights, target)
     rows, ids = _rows(draft, weights, target)
     settings = dflash_settings(draft, text, ids.numel())
@@ -53,7 +54,8 @@ def load_dflash(draft: PublishedDraft, target: PreTrainedModel) -> BlockDraft:
     own = {RENAMED.get(name, name): tensor for name, tensor in weights.items()} | _parts_it_lacks(made, draft, table)
     fill(made, own, str(draft))
     log.info("%s fills %d positions and reads layers %s", draft, settings.block_size, settings.reads)
-    return made.requires_grad_(False)
+    made.requires_grad_(False)
+    return made
 
 
 def dflash_settings(draft: PublishedDraft, target: PreTrainedConfig, num_head_tokens: int) -> BlockSettings:
@@ -132,12 +134,7 @@ def _embeddings(draft: PublishedDraft, weights: Weights, target: PreTrainedModel
             f"{EMBEDDINGS} of {draft} has the shape {tuple(own.shape)}, and the target's {tuple(theirs.weight.shape)}: "
             "give the target that it was trained for"
         )
-    own = own.to(target.device, target.dtype)
-    if torch.equal(own, theirs.weight):
-        return theirs
-    table = nn.Embedding(*own.shape, device="meta")
-    table.weight = nn.Parameter(own, requires_grad=False)
-    return RawEmbeddings(table)
+    return theirs.or_own(own)
 
 
 def _rows(draft: PublishedDraft, weights: Weights, target: PreTrainedModel) -> tuple[nn.Module, Tensor]:

@@ -28,7 +28,10 @@ HEAD_TOKENS = "head.token_ids"
 
 Weights = Mapping[str, Tensor]
 
-_Model = PreTrainedModel if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    _Model = PreTrainedModel
+else:
+    _Model = object  # a second base of transformers would hide what the class of the layers sets
 
 log = logging.getLogger(__name__)
 
@@ -205,4 +208,5 @@ def load_block_draft(folder: Path, target: PreTrainedModel, **changes: Any) -> B
     if weights.get(HEAD_TOKENS, torch.empty(0)).numel() != settings.num_head_tokens:
         raise ModelLoadError(f"the weights in {folder} do not fit its config: {HEAD_TOKENS}")
     draft = fill(new_block_draft(target, settings, weights[HEAD_TOKENS], target.dtype), weights)
-    return draft.requires_grad_(False)
+    draft.requires_grad_(False)
+    return draft

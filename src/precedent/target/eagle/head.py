@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,10 @@ from precedent.target.eagle.modules import EagleInputs, FirstLayer, Fusion
 from precedent.target.eagle.settings import EagleSettings
 from precedent.target.published import PublishedDraft
 
-_Model = PreTrainedModel if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    _Model = PreTrainedModel
+else:
+    _Model = object  # a second base of transformers would hide what the class of the layers sets
 
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
@@ -63,19 +65,20 @@ def load_eagle(draft: PublishedDraft, target: PreTrainedModel) -> EagleHead:
     if len({parameter.device for parameter in target.parameters()}) > 1:
         raise UnsupportedError("eagle needs the whole target on one device: load it there, or leave it out")
     text = target.config.get_text_config()
-    settings, config = EagleSettings.of(draft, text), draft.layers(text)
-    weights = draft.weights()
+    settings, config, weights = EagleSettings.of(draft, text), draft.layers(text), draft.weights()
     head = _framed(config, settings)
-    head.model.embed_tokens = EagleInputs(_embeddings(draft, weights, target, config.hidden_size))
-    head.lm_head = _output_head(draft, weights, target, config.hidden_size)
+    size = int(head.config.hidden_size)
+    head.model.embed_tokens = EagleInputs(_embeddings(draft, weights, target, size))
+    head.lm_head = _output_head(draft, weights, target, size)
     _fill(draft, head, weights, target)
     head.config.vocab_size = settings.vocab_size
     log.info(
         "%s reads layers %s and covers %d of %d tokens; it was trained for %s",
-        draft, settings.reads, _num_covered(head), settings.vocab_size, draft.trained_for or "a target it does not name",
+        draft, settings.reads, _num_covered(head), settings.vocab_size, draft.trained_for or "a target without a name",
     )  # fmt: skip
     head.eval().requires_grad_(False)
-    return head
+    ready: EagleHead = head
+    return ready
 
 
 def _framed(config: PreTrainedConfig, settings: EagleSettings) -> Any:
@@ -83,35 +86,28 @@ def _framed(config: PreTrainedConfig, settings: EagleSettings) -> Any:
     made: Any = config
     with torch.device("meta"):
         head: Any = CLASSES[config.model_type](config)
-        head.settings = settings
+        head.settings, width = settings, len(settings.reads) * settings.target_hidden_size
         head.model.layers[0] = FirstLayer(head.model.layers[0], norm_before_residual=settings.norm_before_residual)
-        norm: Any = partial(type(head.model.norm), eps=made.rms_norm_eps)
-        head.fusion = Fusion(
-            len(settings.reads), settings.target_hidden_size, made.hidden_size, settings.norms_before_fusion, norm
-        )
+        count, norm = settings.norms_before_fusion, type(head.model.norm)
+        norms = [norm(width // count, eps=made.rms_norm_eps) for _ in range(count)]
+        head.fusion = Fusion(width, made.hidden_size, norms)
     head.model.rotary_emb = type(head.model.rotary_emb)(config)
     return head
 
 
 def _embeddings(draft: PublishedDraft, weights: Weights, target: PreTrainedModel, hidden_size: int) -> RawEmbeddings:
     """The head's own embeddings, or the target's where it has none, or equal ones. Takes them out of `weights`."""
-    theirs: Any = target.get_input_embeddings()
+    theirs = RawEmbeddings(target.get_input_embeddings())
     own = weights.pop(EMBEDDINGS, None)
-    if own is None:
-        if theirs.weight.shape[1] != hidden_size:
-            raise ModelLoadError(
-                f"{draft} has no {EMBEDDINGS}, and the target's embeddings have {theirs.weight.shape[1]} numbers "
-                f"where it reads {hidden_size}: give the target that it was trained for"
-            )
-        return RawEmbeddings(theirs)
-    own = own.to(target.device, target.dtype)
-    if own.shape == theirs.weight.shape and torch.equal(own, theirs.weight):
-        return RawEmbeddings(theirs)
-    if own.shape != (target.config.get_text_config().vocab_size, hidden_size):
-        raise _misshapen(draft, EMBEDDINGS, own, (target.config.get_text_config().vocab_size, hidden_size))
-    table = nn.Embedding(*own.shape, device="meta")
-    table.weight = nn.Parameter(own, requires_grad=False)
-    return RawEmbeddings(table)
+    if own is None and theirs.weight.shape[1] != hidden_size:
+        raise ModelLoadError(
+            f"{draft} has no {EMBEDDINGS}, and the target's embeddings have {theirs.weight.shape[1]} numbers where it "
+            f"reads {hidden_size}: give the target that it was trained for"
+        )
+    expected = target.config.get_text_config().vocab_size, hidden_size
+    if own is not None and own.shape != expected:
+        raise _misshapen(draft, EMBEDDINGS, own, expected)
+    return theirs if own is None else theirs.or_own(own)
 
 
 def _output_head(draft: PublishedDraft, weights: Weights, target: PreTrainedModel, hidden_size: int) -> nn.Module:
@@ -152,12 +148,12 @@ def _renamed(name: str) -> str:
 
 
 def _num_covered(head: Any) -> int:
-    covered = head.lm_head.rows if isinstance(head.lm_head, RestrictedHead) else head.lm_head
+    covered: Any = getattr(head.lm_head, "rows", head.lm_head)
     return int(covered.weight.shape[0])
 
 
 def _misshapen(draft: PublishedDraft, name: str, found: Tensor, expected: tuple[int, ...]) -> ModelLoadError:
     return ModelLoadError(
-        f"{name} of {draft} has the shape {tuple(found.shape)}, and its config and this target ask for {expected}: give "
-        "the target that it was trained for"
+        f"{name} of {draft} has the shape {tuple(found.shape)}, and its config and this target ask for {expected}: "
+        "give the target that it was trained for"
     )

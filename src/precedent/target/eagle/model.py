@@ -18,6 +18,7 @@ def eagle_beside(head: EagleHead, target: TargetModel) -> HeadModel:
     outputs = target.keep_layer_outputs(head.settings.reads)
 
     def read(kv: KVCache, first: int, end: int) -> Tensor:
-        return head.fusion(outputs.of(kv, first, end))
+        fused: Tensor = head.fusion(outputs.of(kv, first, end))
+        return fused
 
     return HeadModel(head, read, feeds_back_normed=head.settings.norm_output)

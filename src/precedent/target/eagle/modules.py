@@ -6,6 +6,7 @@ The layer attends to `[norm(embedding), norm(state)]`, twice as wide as the head
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,15 +26,13 @@ class EagleInputs(HeadInputs):
 class Fusion(nn.Module):
     """The outputs of several of the target's layers as one vector per token."""
 
-    def __init__(self, num_read: int, target_hidden_size: int, hidden_size: int, norms: int, norm: type[nn.Module]):
+    def __init__(self, width: int, hidden_size: int, norms: Sequence[nn.Module]) -> None:
         super().__init__()
-        width = num_read * target_hidden_size
-        made: Any = norm
-        self.norms = nn.ModuleList([made(width // norms) for _ in range(norms)])
+        self.norms = nn.ModuleList(norms)
         self.fc = nn.Linear(width, hidden_size, bias=False)
 
     def forward(self, states: Tensor) -> Tensor:
-        """`[..., num_read * target_hidden_size]` to `[..., hidden_size]`."""
+        """`[..., width]` to `[..., hidden_size]`; each norm takes an equal part of the width."""
         states = states.to(self.fc.weight.dtype)
         if len(self.norms):
             parts = states.chunk(len(self.norms), dim=-1)
@@ -62,5 +61,6 @@ class FirstLayer(nn.Module):
         normed = self.hidden_norm(states)
         read = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
         attended, _ = self.self_attn(hidden_states=read, **given)
-        hidden: Tensor = (normed if self._norm_before_residual else states) + attended
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        hidden = (normed if self._norm_before_residual else states) + attended
+        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output

@@ -107,7 +107,7 @@ def load_draft(
     """Load a draft model that fits a target: a Hugging Face id, a folder, a loaded model, or "first-layers:N".
 
     A folder may hold a whole model, what `precedent train-draft` writes, which is a `BlockDraft` with --kind block, or
-    a draft that others published: an EAGLE-3 head is an `EagleHead`, a DFlash draft a `BlockDraft` (`target.published`).
+    a draft that others published (`target.published`): EAGLE-3's is an `EagleHead`, DFlash's a `BlockDraft`.
     The draft gets the target's dtype, and the target's device unless `device` names another (modules that the two share
     are copied there). Its logits `[..., vocab_size]` are as wide as the target's, but for a block draft's. Raises
     ConfigError for a device that is not available, ModelLoadError if its tokenizer is not the target's or it was
