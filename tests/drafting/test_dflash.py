@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.hybrids import prefilled, random_ids, random_tree
@@ -14,16 +16,16 @@ from helpers.published_heads import COVERED, write_head
 from helpers.small_engines import PLAIN, PROMPT
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.drafters.model.block import BlockDrafter
+from precedent.drafters.model.block import BlockDrafter, chances
 from precedent.drafters.request import Request
 from precedent.engine.engine import Engine
-from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
+from precedent.errors import ConfigError, GenerationError, ModelLoadError, UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent.planning.draw_gate import DrawGate
 from precedent.planning.forward_gate import ForwardGate
 from precedent.target import TargetModel
 from precedent.target.block.draft import BlockDraft
-from precedent.target.block.model import BlockModel
+from precedent.target.block.model import BlockModel, Filled
 from precedent.target.load.loading import load_draft
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -74,6 +76,24 @@ def test_candidates_are_the_target_s_tokens(tmp_path: Path) -> None:
     candidates = drafter.begin(request).match(12)
     assert len(candidates) == 12
     assert set(candidates.token_ids) <= set(COVERED)
+
+
+def test_chances_without_a_markov_term_are_those_of_one_that_says_nothing() -> None:
+    """Over a vocabulary that the tokenizer does not fill, at any temperature; NaN is an error either way."""
+    block = Filled(torch.randn(5, 60, dtype=torch.float64) * 3, torch.full((5,), 0.5))
+    ids = torch.arange(0, 120, 2)
+
+    def model(rank: int) -> Any:
+        left, right = torch.zeros(61, rank, dtype=torch.float64), torch.zeros(rank, 60, dtype=torch.float64)
+        settings = SimpleNamespace(markov_rank=rank)
+        return SimpleNamespace(
+            settings=settings, token_ids=ids, left=left, right=right, links=lambda before: right.sum(0)
+        )
+
+    for found, expected in zip(*(chances(model(rank), 4, block, 0.7, 100) for rank in (0, 2)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    with pytest.raises(GenerationError, match="logits hold NaN"):
+        chances(model(0), 4, Filled(block.logits * torch.nan, block.confidence), 1.0, None)
 
 
 class AlwaysOpen(DrawGate):
