@@ -146,7 +146,11 @@ def below(**settings: Any) -> dict[str, Any]:
 
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "kind": (below(projector_type="dspark"), UnsupportedError, "a DFlash draft of the kind 'dspark'.*only EAGLE-3"),
-    "version 2": (ZLAB | {"architectures": ["DFlash2DraftModel"]}, UnsupportedError, "holds a DFlash2DraftModel"),
+    "version 2": (
+        ZLAB | {"architectures": ["DFlash2DraftModel"]},
+        UnsupportedError,
+        "a draft of the kind DFlash2DraftModel",
+    ),
     "window": (
         ZLAB
         | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "use_sliding_window": True},

@@ -80,9 +80,12 @@ def test_whole_models_are_not_taken_for_drafts(tmp_path: Path) -> None:
     ("config", "says"),
     [
         ({"speculators_model_type": "peagle"}, "a draft of the kind 'peagle' of speculators: only EAGLE-3 heads"),
-        ({"architectures": ["EagleLlamaForCausalLM"], "model_type": "llama"}, "holds a EagleLlamaForCausalLM"),
-        ({"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"}, "holds a Qwen3DSparkModel"),
-        ({"architectures": ["MedusaModel"]}, "holds a MedusaModel"),
+        (
+            {"architectures": ["EagleLlamaForCausalLM"], "model_type": "llama"},
+            "a draft of the kind EagleLlamaForCausalLM",
+        ),
+        ({"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"}, "a draft of the kind Qwen3DSparkModel"),
+        ({"architectures": ["MedusaModel"]}, "a draft of the kind MedusaModel"),
     ],
     ids=["P-EAGLE", "EAGLE", "DSpark", "Medusa"],
 )
@@ -325,8 +328,22 @@ def test_a_repository_of_the_hub_is_a_folder(
     assert find_published("somebody/a-llama") is None
 
 
+def test_a_target_on_several_devices_is_refused(tmp_path: Path) -> None:
+    """The head would have to follow it."""
+    heads = (
+        (SPECFORGE, random_weights(SPECFORGE), "eagle needs the whole target on one device"),
+        (ZLAB, block_weights(ZLAB), "block-draft needs the whole target on one device"),
+    )
+    spread = small_target()
+    spread.base_model.layers[6].to("meta")  # type: ignore[union-attr]
+    for place, (config, weights, says) in enumerate(heads):
+        with pytest.raises(UnsupportedError, match=says):
+            load_draft(write_head(tmp_path / str(place), config, weights), spread, byte_tokenizer())
+
+
 def test_nothing_else_looks_like_a_draft() -> None:
     assert not looks_published(tiny_causal_lm().config.to_dict())
+    assert not looks_published({"architectures": ["Eagle2_5_VLForConditionalGeneration"]})
     assert not looks_published({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 32})
 
 

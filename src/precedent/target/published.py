@@ -26,7 +26,7 @@ SPECULATORS, SPECFORGE, ZLAB = "speculators", "SpecForge", "z-lab"
 """Whose format a folder has. SafeAILab's is SpecForge's."""
 
 LAYERS: dict[str, type[PreTrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
-"""The layers that a draft may have."""
+"""The layers that a draft may have; DFlash's are Qwen3's, whatever their config calls them."""
 
 NOT_OF_LAYERS = frozenset({"model_type", "architectures", "auto_map", "pad_token_id", "bos_token_id", "eos_token_id"})
 """Fields of a config that its layers do not need."""
@@ -40,8 +40,8 @@ COPIES = ("verifier_lm_head.", "verifier_norm.")
 READ = "only EAGLE-3 heads and DFlash drafts are read: give one, or a smaller model with the target's tokenizer"
 
 _OF_SPECULATORS = {"eagle3": EAGLE, "dflash": DFLASH}
-_IN_NAMES = ("dflash", "dspark", "domino", "eagle", "medusa", "hydra")
-"""What the names of drafts' architectures contain."""
+_IN_NAMES, _OF_MODELS = ("dflash", "dspark", "eagle", "medusa"), ("vl", "conditionalgeneration")
+"""What the names of drafts' architectures contain, and those of whole models by such a name (NVIDIA's Eagle)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ class PublishedDraft:
                 "another draft"
             )
         try:
+            found = Qwen3Config if self.kind == DFLASH else found
             made = found(**{name: value for name, value in given.items() if name not in NOT_OF_LAYERS})
         except Exception as error:  # transformers validates every setting in its own way
             raise ModelLoadError(f"the config of {self} cannot be read: {first_line(error)}") from error
@@ -139,7 +140,7 @@ def published_draft(folder: Path) -> PublishedDraft | None:
     if "Eagle3" in name:
         return PublishedDraft(EAGLE, SPECFORGE, folder, config)
     if _is_named(config):
-        raise UnsupportedError(f"{folder} holds a {name}: {READ}")
+        raise UnsupportedError(f"{folder} holds a draft of the kind {name}: {READ}")
     return _unnamed(folder, config)
 
 
@@ -167,7 +168,8 @@ def _may_be_head(config: dict[str, Any]) -> bool:
 
 
 def _is_named(config: dict[str, Any]) -> bool:
-    return any(word in _architecture(config).lower() for word in _IN_NAMES)
+    name = _architecture(config).lower()
+    return any(word in name for word in _IN_NAMES) and not any(word in name for word in _OF_MODELS)
 
 
 def _architecture(config: dict[str, Any]) -> str:

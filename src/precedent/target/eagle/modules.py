@@ -50,6 +50,7 @@ class FirstLayer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm, layer.post_attention_layernorm
         self.hidden_norm = copy.deepcopy(layer.input_layernorm)
         self._norm_before_residual = norm_before_residual
+        self.attention_type = getattr(layer, "attention_type", None)  # some transformers choose a layer's mask by it
         for name in ("q_proj", "k_proj", "v_proj"):
             part = getattr(self.self_attn, name)
             wide = nn.Linear(2 * part.in_features, part.out_features, part.bias is not None, part.weight.device)
