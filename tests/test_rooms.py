@@ -30,6 +30,7 @@ LAYERS = (
     "target",
     "target.encoder_decoder",
     "target.block",
+    "target.eagle",
     "target.load",
     "target.mtp",
     "target.parallel",

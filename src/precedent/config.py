@@ -190,8 +190,8 @@ class SpeculationConfig(_FromDict):
 
     - `enabled`: False is plain decoding, through the same loop.
     - `drafters`: which drafters propose, in order of credit; `()` is none. `block-draft` proposes where the draft model
-      is one, and `draft-model` where it is not. `mtp`, the checkpoint's own MTP head, takes
-      part where the engine's settings name it.
+      is one, `eagle` where it is an EAGLE head, and `draft-model` where it is neither. `mtp`, the checkpoint's own MTP
+      head, takes part where the engine's settings name it.
     - `max_nodes`: the most nodes of a step's candidate tree.
     - `max_draws`: the most tokens that a draft model samples for it.
     - `mode`: one of `MODES` or `LOSSY_MODES`. `auto` is greedy at temperature 0, otherwise coupled with a seed and
@@ -207,7 +207,7 @@ class SpeculationConfig(_FromDict):
 
     enabled: bool = True
     drafters: tuple[str, ...] = (
-        "recall", "prompt", "prediction", "template", "grammar", "draft-model", "block-draft",
+        "recall", "prompt", "prediction", "template", "grammar", "draft-model", "block-draft", "eagle",
     )  # fmt: skip
     max_nodes: int = 32
     max_draws: int = 6

@@ -22,7 +22,8 @@ from precedent.drafters.request import Request
 from precedent.errors import ConfigError
 from precedent.sampling.rng import CounterRng
 from precedent.target import Slot, TargetModel
-from precedent.target.mtp.model import HeadModel, head_beside
+from precedent.target.head_model import HeadModel
+from precedent.target.mtp.model import head_beside
 from precedent.testing.draft_distribution import check_draft_distribution
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.tree import ROOT, TreeBuilder, chain

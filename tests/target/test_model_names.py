@@ -10,12 +10,14 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from helpers.published_heads import SPECFORGE, random_weights, small_target, write_head
 from hypothesis import given
 from hypothesis import strategies as st
 
 from precedent.cache.search.embedder import SentenceTransformerEmbedder
 from precedent.errors import CacheError, ModelLoadError
-from precedent.target.load.loading import load_config, load_target, load_tokenizer
+from precedent.target.eagle.head import EagleHead
+from precedent.target.load.loading import load_config, load_draft, load_target, load_tokenizer
 from precedent.target.load.names import PACKAGED, check_name
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -162,4 +164,19 @@ def test_what_was_fetched_before_is_loaded_without_a_network(hub: Hub, tmp_path:
     model, tokenizer = load_target("somebody/something")
     assert model.dtype == torch.float32
     assert tokenizer.decode(tokenizer("order 66").input_ids) == "order 66"
+    assert len(hub.asked) == 1
+
+
+def test_a_published_draft_that_was_fetched_before_is_loaded_without_a_network(hub: Hub, tmp_path: Path) -> None:
+    """A snapshot of the hub is a folder of links; the id of its repository names it."""
+    commit, repo = "0123456789abcdef0123456789abcdef01234567", tmp_path / "hub" / "models--somebody--a-head"
+    blobs, snapshot = write_head(repo / "blobs", SPECFORGE, random_weights(SPECFORGE)), repo / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(commit)
+    for name in ("somebody/a-head", snapshot):
+        draft = load_draft(name, small_target(), byte_tokenizer())
+        assert isinstance(draft, EagleHead)
     assert len(hub.asked) == 1

@@ -119,13 +119,20 @@ def _chosen_modes(modes: str, draft_model: str | None, *, only_named: bool = Fal
     if not named and only_named:
         return []
     if named in ([], ["all"]):
-        named = [mode for mode in (MODES if named else STANDARD_MODES) if mode != "assisted" or draft_model]
+        assisted = draft_model is not None and not _reads_its_target(draft_model)
+        named = [mode for mode in (MODES if named else STANDARD_MODES) if mode != "assisted" or assisted]
     for mode in named:
         if mode not in MODES:
             raise ConfigError(f"there is no mode {mode!r}; choose from {', '.join(MODES)}")
     if "assisted" in named and not draft_model:
         raise ConfigError("mode 'assisted' needs --draft-model")
     return list(dict.fromkeys(named if "plain" in named else ["plain", *named]))
+
+
+def _reads_its_target(draft_model: str) -> bool:
+    from precedent.target.load.published_source import reads_its_target  # here: it needs torch
+
+    return reads_its_target(draft_model)
 
 
 def _prompts(

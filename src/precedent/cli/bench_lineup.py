@@ -21,8 +21,11 @@ from precedent.cli.bench_modes import (
 from precedent.config import SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
+from precedent.errors import ConfigError
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
+from precedent.target.block.draft import BlockDraft
+from precedent.target.eagle.head import EagleHead
 from precedent.target.load.loading import load_draft, load_target
 from precedent.testing.drafters import NullDrafter
 
@@ -108,7 +111,12 @@ class Lineup:
         # our engines pack the linear layers of their model, so transformers gets its own copy
         untouched, _ = load_target(self._target, device=where["device"], dtype=where["dtype"])
         settings: dict[str, dict[str, Any]] = {"generate": {}, "prompt-lookup": PROMPT_LOOKUP}
-        if self._draft_name:
+        if self._draft_name and "assisted" in wanted:
+            if isinstance(self._draft, BlockDraft | EagleHead):
+                raise ConfigError(
+                    f"mode 'assisted' is transformers', which cannot use {self._draft_name}: name the other modes with "
+                    "--modes"
+                )
             settings["assisted"] = {"assistant_model": load_draft(self._draft_name, untouched, self.tokenizer)}
         return {mode: TransformersContestant(untouched, self._max_tokens, **settings[mode]) for mode in wanted}
 

@@ -18,13 +18,13 @@ from precedent.cli.percentiles import percentiles
 from precedent.cli.speedup import Sample, Speedup, speedup
 from precedent.config import SpeculationConfig
 from precedent.decoding.stats import GenerationStats
+from precedent.engine.draft_models import proposed_by
 from precedent.engine.engine import Engine
 from precedent.engine.generation import GenerationResult
 from precedent.engine.options import EngineOptions
 from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
 from precedent.runtime.processor import processor
-from precedent.target.block.draft import BlockDraft
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -184,8 +184,7 @@ class Bench:
         self.runs = {way.name: Run(way.name) for way in ways}
 
     def _engine(self, way: Way, *, write_back: bool) -> Engine:
-        proposed_by = "block-draft" if isinstance(self._draft, BlockDraft) else "draft-model"
-        drafters = tuple(proposed_by if name == "draft-model" else name for name in way.drafters)
+        drafters = tuple(proposed_by(self._draft) if name == "draft-model" else name for name in way.drafters)
         speculation = SpeculationConfig(enabled=bool(drafters), drafters=drafters, mode=way.mode, write_back=write_back)
         options = EngineOptions(
             draft_model=self._draft if "draft-model" in way.drafters else None,

@@ -28,7 +28,8 @@ from precedent.target.kv.layer_kinds import (
 )
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
 from precedent.target.load.loading import check_same_vocabulary, load_config, load_tokenizer
-from precedent.target.load.source import gguf_file
+from precedent.target.load.published_source import described, find_published
+from precedent.target.load.source import find_source, gguf_file
 from precedent.target.load.trained_draft import holds_draft, read_settings
 from precedent.target.mtp.families import FAMILIES
 from precedent.text.answers import answer_syntax
@@ -226,6 +227,12 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
             return Finding(
                 "draft model", "note", f"a block draft trained for {trained_for}; loading it shows if it fits"
             )
+        file = gguf_file(draft_model)  # asking for its folder would convert it
+        published = None if file is not None else find_published(find_source(draft_model), weights=False)
+        if published is not None:
+            trained_for = published.trained_for or "a target that it does not name"
+            says = described(published, config.get_text_config())
+            return Finding("draft model", "note", f"{says}; trained for {trained_for}")
         check_loadable(load_config(draft_model))
         check_same_vocabulary(draft_model, load_tokenizer(draft_model), tokenizer)
     except PrecedentError as error:

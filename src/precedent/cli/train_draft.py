@@ -16,7 +16,7 @@ from rich.table import Table
 from precedent.cli.options import DeviceOption, DtypeOption, JsonOption, write_json
 from precedent.cli.progress import Progress
 from precedent.cli.train_block import HELD_OUT_SEED, REPORT_FILE, Block, Kind, measured, show_blocks, train_block
-from precedent.errors import ConfigError
+from precedent.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -137,6 +137,7 @@ def measure_draft(
     The measurement uses answers to the prompts that train-draft holds out with the same --seed.
     """
     from precedent.target.block.draft import BlockDraft
+    from precedent.target.eagle.head import EagleHead
     from precedent.target.load.loading import load_draft
     from precedent.training.schedule import Recipe
 
@@ -146,6 +147,12 @@ def measure_draft(
     _, held_out = _split(progress, prompts, tokenizer, max_prompt_tokens, seed)
     specs = progress.each(draft_model, "loading draft models", len(draft_model))
     drafts = {spec: load_draft(spec, model, tokenizer) for spec in specs}
+    for spec, draft in drafts.items():
+        if isinstance(draft, EagleHead):
+            raise UnsupportedError(
+                f"{spec} is an EAGLE head, which measure-draft cannot measure without its target's states: compare it "
+                "by precedent bench"
+            )
     blocks = {spec: draft for spec, draft in drafts.items() if isinstance(draft, BlockDraft)}
     chains = {spec: draft for spec, draft in drafts.items() if spec not in blocks}
     report = _measured(model, tokenizer, chains, held_out, recipe, progress) if chains else {}

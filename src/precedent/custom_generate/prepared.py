@@ -77,8 +77,8 @@ class Prepared:
 def _missing(name: str) -> str:
     if name == "recall":
         return "give speculation_cache=… as well"
-    if name == "block-draft":
-        return "it reads the layers of an engine's target: give the block draft to Engine or ChatPrecedent"
+    if name in ("block-draft", "eagle"):
+        return "it reads the layers of an engine's target: give the draft to Engine or ChatPrecedent"
     return "a draft model goes in as a drafter object, DraftModelDrafter(TargetModel(draft_model))"
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from precedent.cache import SpeculationCache
     from precedent.target import TargetModel
     from precedent.target.block.model import BlockModel
-    from precedent.target.mtp.model import HeadModel
+    from precedent.target.head_model import HeadModel
 
 GROUP = "precedent.drafters"
 
@@ -40,7 +40,7 @@ class DrafterParts:
     `early_exit` says that the draft model is the target's own first layers and reads the target's keys and values;
     `draws_ahead` that it draws while the target scores. `device` is where the target verifies. `report` is called with
     every finished call to the cache; None logs those that failed. `head` is the MTP head of the target's checkpoint,
-    `block` the block draft.
+    `block` the block draft, `eagle` the EAGLE head.
     """
 
     tokenizer_fingerprint: str
@@ -54,6 +54,7 @@ class DrafterParts:
     report: Report | None = None
     head: HeadModel | None = None
     block: BlockModel | None = None
+    eagle: HeadModel | None = None
 
 
 Factory = Callable[[DrafterParts], Drafter | None]
@@ -101,6 +102,14 @@ def _block(parts: DrafterParts) -> Drafter | None:
     return BlockDrafter(parts.block)
 
 
+def _eagle(parts: DrafterParts) -> Drafter | None:
+    if parts.eagle is None:
+        return None
+    from precedent.drafters.model.eagle import EagleDrafter  # here: it needs torch
+
+    return EagleDrafter(parts.eagle)
+
+
 BUILT_IN: Mapping[str, Factory] = {
     "recall": _recall,
     "prompt": lambda parts: PromptDrafter(),
@@ -109,6 +118,7 @@ BUILT_IN: Mapping[str, Factory] = {
     "grammar": lambda parts: GrammarDrafter(),
     "draft-model": _draft_model,
     "block-draft": _block,
+    "eagle": _eagle,
     "mtp": _mtp,
 }
 

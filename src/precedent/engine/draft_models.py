@@ -1,4 +1,4 @@
-"""The models that draft beside an engine's target: a draft model or block draft, and the target's MTP head."""
+"""The models that draft beside an engine's target: a draft model, block draft or EAGLE head, and its own MTP head."""
 
 from __future__ import annotations
 
@@ -12,36 +12,47 @@ from precedent.errors import ConfigError
 from precedent.target import TargetModel
 from precedent.target.block.draft import BlockDraft
 from precedent.target.block.model import BlockModel
+from precedent.target.eagle.head import EagleHead
+from precedent.target.eagle.model import eagle_beside
+from precedent.target.head_model import HeadModel
 from precedent.target.load.draft_for import draft_for
-from precedent.target.mtp.model import HeadModel, head_beside
+from precedent.target.mtp.model import head_beside
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-DRAFT_MODEL, BLOCK_DRAFT, MTP = "draft-model", "block-draft", "mtp"
+DRAFT_MODEL, BLOCK_DRAFT, EAGLE, MTP = "draft-model", "block-draft", "eagle", "mtp"
 """The drafters whose models store keys and values beside the target's."""
+
+
+def proposed_by(draft_model: PreTrainedModel | None) -> str:
+    """The name of the drafter that a draft model belongs to."""
+    if isinstance(draft_model, BlockDraft):
+        return BLOCK_DRAFT
+    return EAGLE if isinstance(draft_model, EagleHead) else DRAFT_MODEL
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModels:
-    """The draft model, whether it is the target's first layers, whether it draws ahead; MTP head and block draft."""
+    """The draft model, whether it is the target's first layers, whether it draws ahead; the others' models."""
 
     draft: TargetModel | None
     early_exit: bool
     pearl: Pearl | None
     head: HeadModel | None
     block: BlockModel | None = None
+    eagle: HeadModel | None = None
 
     @classmethod
     def beside(
         cls, target: TargetModel, draft_model: PreTrainedModel | None, pearl: bool | None, drafters: Collection[str]
     ) -> Self:
         """Prepare the models of these drafters. Raises what `draft_for`, `pearl_for` and `head_beside` raise."""
-        block = _block_beside(target, draft_model, pearl, drafters) if isinstance(draft_model, BlockDraft) else None
-        draft, early_exit = draft_for(target, None if isinstance(draft_model, BlockDraft) else draft_model)
+        block, eagle = _reading(target, draft_model, pearl, drafters)
+        draft, early_exit = draft_for(target, None if isinstance(draft_model, BlockDraft | EagleHead) else draft_model)
         ahead = pearl_for(draft, target, pearl, early_exit=early_exit)
         head = head_beside(target, draws_ahead=ahead is not None) if MTP in drafters else None
-        return cls(draft, early_exit, ahead, head, block)
+        return cls(draft, early_exit, ahead, head, block, eagle)
 
     def kv_bytes(
         self, drafters: Collection[str], prompt_tokens: int, answer_tokens: int, speculation: SpeculationConfig
@@ -53,15 +64,24 @@ class DraftModels:
             num_bytes += self.draft.request_bytes(prompt_tokens, answer_tokens, tree + ahead, 1)
         if self.head is not None and MTP in drafters:
             num_bytes += self.head.request_bytes(prompt_tokens, answer_tokens, tree, 1)
+        if self.eagle is not None and EAGLE in drafters:
+            num_bytes += self.eagle.request_bytes(prompt_tokens, answer_tokens, tree, 1)
         if self.block is not None and BLOCK_DRAFT in drafters:
-            num_bytes += self.block.kv_bytes(answer_tokens)
+            num_bytes += self.block.kv_bytes(prompt_tokens, answer_tokens)
         return num_bytes
 
 
-def _block_beside(
-    target: TargetModel, draft: BlockDraft, pearl: bool | None, drafters: Collection[str]
-) -> BlockModel | None:
-    """The block draft, None where no drafter uses it. Raises ConfigError beside pearl."""
-    if pearl:
+def _reading(
+    target: TargetModel, draft: PreTrainedModel | None, pearl: bool | None, drafters: Collection[str]
+) -> tuple[BlockModel | None, HeadModel | None]:
+    """The block draft or the EAGLE head, None where no drafter uses it. Raises ConfigError beside pearl."""
+    if pearl and isinstance(draft, BlockDraft):
         raise ConfigError("pearl=True is for a draft model that draws token after token, and this is a block draft")
-    return BlockModel(draft, target) if BLOCK_DRAFT in drafters else None
+    if pearl and isinstance(draft, EagleHead):
+        raise ConfigError(
+            "an EAGLE head reads the target's states between two steps, and pearl draws while the target scores: set "
+            "pearl=False"
+        )
+    block = BlockModel(draft, target) if isinstance(draft, BlockDraft) and BLOCK_DRAFT in drafters else None
+    eagle = eagle_beside(draft, target) if isinstance(draft, EagleHead) and EAGLE in drafters else None
+    return block, eagle

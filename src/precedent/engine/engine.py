@@ -106,7 +106,7 @@ class Engine(OfOneProcess):
         self._parts = DrafterParts(
             self.tokenizer_fingerprint, self._executor, self.cache, self._models.draft, self._codec,
             self._models.early_exit, draws_ahead=pearl is not None, device=self.target.device, head=self._models.head,
-            block=self._models.block,
+            block=self._models.block, eagle=self._models.eagle,
         )  # fmt: skip
         self.kept_prefixes = kept_prefixes(options, self._parts, self.target, tokenizer, self.model_fingerprint)
         self._drafters: dict[str, Drafter] = {}

@@ -22,6 +22,7 @@ SOURCES = {
     "template": Colour("#fff1a8", "yellow", "the forms of the agent's tool calls"),
     "draft-model": Colour("#ffc999", "magenta", "the draft model"),
     "block-draft": Colour("#f5b7a0", "blue", "the block draft, which fills several positions at once"),
+    "eagle": Colour("#dcc7a8", "bright_green", "the EAGLE head that was given as the draft model"),
     "mtp": Colour("#f7d9a8", "bright_red", "the model's own MTP head"),
     "prediction": Colour("#ffc2e8", "bright_magenta", "the caller's own guess"),
     "grammar": Colour("#cfc4ff", "bright_blue", "tokens that the grammar forces"),

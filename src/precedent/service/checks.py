@@ -12,7 +12,7 @@ from precedent.planning.costs import CostCurve
 from precedent.planning.step_costs import StepCosts
 from precedent.runtime.plain_values import is_number, is_whole, shown
 
-OF_A_TARGET = ("draft-model", "block-draft", "mtp", "grammar")
+OF_A_TARGET = ("draft-model", "block-draft", "eagle", "mtp", "grammar")
 """Drafters that need a target model or its rows of logits."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from precedent.drafters.base import NODE, Asked, Candidates, ForwardSession
 from precedent.drafters.model.best_first import best_first
@@ -129,12 +130,13 @@ def chances(
     GenerationError for a block that holds NaN.
     """
     logits = block.logits / temperature
-    logits[0] += model.links(last) / temperature
     if num_tokens is not None:
         logits[:, model.token_ids >= num_tokens] = -torch.inf
+    if not model.settings.markov_rank:
+        return _independent(model, logits)
+    logits[0] += model.links(last) / temperature
     probs = logits.softmax(-1)
-    if bool(torch.isnan(probs).any()):
-        raise GenerationError("the block draft's logits hold NaN or nothing: load it in another dtype, or leave it out")
+    _check(probs)
     usual = probs[:-1] @ model.left[:-1] @ model.right / temperature  # the Markov term of an average token before
     logits[1:] += usual
     columns = logits.topk(min(CHOICES, logits.shape[-1])).indices
@@ -144,6 +146,20 @@ def chances(
     grown = alone[1:, None] * links.exp()
     steps = grown / (grown.sum(-1) + rest[1:, None])[..., None]
     return model.token_ids[columns].numpy(), alone[0].double().numpy(), steps.double().contiguous().numpy()
+
+
+def _independent(model: BlockModel, logits: Tensor) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """`chances` without a Markov term: a whole vocabulary is passed over twice, on the device of the logits."""
+    top, columns = logits.topk(min(CHOICES, logits.shape[-1]))
+    alone = (top - logits.logsumexp(-1, keepdim=True)).exp().double().cpu()
+    _check(alone)
+    steps = alone[1:, None].expand(-1, alone.shape[1], -1)
+    return model.token_ids[columns.cpu()].numpy(), alone[0].numpy(), steps.contiguous().numpy()
+
+
+def _check(probs: Tensor) -> None:
+    if bool(torch.isnan(probs).any()):
+        raise GenerationError("the block draft's logits hold NaN or nothing: load it in another dtype, or leave it out")
 
 
 def _bins(depths: NDArray[np.int64], estimates: Floats, confidence: Floats) -> NDArray[np.int64]:

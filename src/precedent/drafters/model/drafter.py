@@ -217,6 +217,8 @@ class _DraftModelSession(DrawsAhead):
         logits = yield wanted
         with self._drafter.at_work():
             row = self._shaped(_kept(logits[-1, : self._request.num_tokens]), drafted)
+            if self._request.shape is not None and bool(row.isneginf().all()):
+                return False  # a grammar allows only tokens that this model's head does not cover
             new = self._drafted(row, drafted, rng, node, purpose, siblings)
             self._row = new.distribution.row if isinstance(new.distribution, Sampled) else row
             self._model.commit(slot, tail, range(len(tail)), new.token_id)

@@ -1,6 +1,6 @@
-"""The drafter `mtp`: an MTP head from the target's checkpoint, which reads the target's hidden states.
+"""The drafters whose model is a head that reads its target: `mtp`, out of the target's own checkpoint.
 
-It draws as a draft model does, one chain per step, so that sampling stays exact (`drafters.model.drafter`).
+They draw as a draft model does, one chain per step, so that sampling stays exact (`drafters.model.drafter`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.model.place import HeadPlace
 from precedent.drafters.request import Request
 from precedent.errors import ConfigError
-from precedent.target.mtp.model import HeadModel
+from precedent.target.head_model import HeadModel
 
 
-class MtpDrafter(DraftModelDrafter):
-    """Shares one head between all requests; each has its own KV cache of one layer, beside that of the target."""
-
-    name = "mtp"
+class HeadDrafter(DraftModelDrafter):
+    """Shares one head between all requests; each has its own KV cache, beside that of the target."""
 
     def __init__(self, head: HeadModel) -> None:
         super().__init__(head)
@@ -24,5 +22,13 @@ class MtpDrafter(DraftModelDrafter):
     def _place_of(self, request: Request, context: list[int]) -> HeadPlace:
         """A KV cache beside the request's slot in the target. Raises ConfigError for a request without one."""
         if request.target_slot is None:
-            raise ConfigError("mtp reads the hidden states of its target, and this request names no target_slot")
+            raise ConfigError(
+                f"{self.name} reads the hidden states of its target, and this request names no target_slot"
+            )
         return HeadPlace(self._head, self._pool, request.tenant, context, request.target_slot)
+
+
+class MtpDrafter(HeadDrafter):
+    """Drafts with the MTP head of the target's checkpoint."""
+
+    name = "mtp"

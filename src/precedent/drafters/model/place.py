@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from precedent.target import Slot, TargetModel, common_prefix
-from precedent.target.mtp.model import HeadModel, SlotOf
+from precedent.target.head_model import HeadModel, SlotOf
 from precedent.target.prefix_pool import PrefixPool
 from precedent.tree import EMPTY_TREE, CandidateTree, chain
 
@@ -100,10 +100,10 @@ class TargetsPlace:
 
 
 class HeadPlace:
-    """The KV cache of an MTP head, which begins with the text's second token: each entry also reads what is before it.
+    """The KV cache of an MTP or EAGLE head. It begins with a text's second token: each entry also reads what is before.
 
-    Entries that read the target's hidden states stay; those of drafted tokens are computed again once committed. A
-    cache is shared only between texts with the same first token, on which all entries depend.
+    Entries that read the target's states stay; those of drafted tokens are computed again once committed. A cache is
+    shared only between texts with the same first token, on which all entries depend.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class HeadPlace:
         return len(text) - min(self._settled, common_prefix(self._slot.token_ids, text))
 
     def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree] | None:
-        """Rewind to what the target's hidden states gave; returns what `OwnPlace` does, None after a single token."""
+        """Rewind to what the target's states gave; returns what `OwnPlace` does, None after a single token."""
         assert not drafted, "a head drafts between two forwards of its target, never ahead"
         text = self._context[1:]
         if not text:

@@ -9,6 +9,7 @@ const MEANINGS = new Map([
   ["template", "the forms of the agent's tool calls"],
   ["draft-model", "the draft model"],
   ["block-draft", "the block draft, which fills several positions at once"],
+  ["eagle", "the EAGLE head that was given as the draft model"],
   ["mtp", "the model's own MTP head"],
   ["prediction", "the caller's own guess"],
   ["grammar", "tokens that the grammar forces"],

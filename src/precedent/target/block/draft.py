@@ -6,17 +6,18 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.target.block.modules import BlockHead, MarkovTerm, MaskedInputs, StateFusion
 from precedent.target.block.settings import BlockSettings
+from precedent.target.borrowed import linear
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.kv.layer_kinds import context_length
 
@@ -27,10 +28,15 @@ HEAD_TOKENS = "head.token_ids"
 
 Weights = Mapping[str, Tensor]
 
+if TYPE_CHECKING:
+    _Model = PreTrainedModel
+else:
+    _Model = object  # a second base of transformers would hide what the class of the layers sets
+
 log = logging.getLogger(__name__)
 
 
-class BlockDraft(LlamaForCausalLM):
+class BlockDraft(_Model):
     """The draft's layers as a causal model for the rows of a block, and what they read of the target.
 
     Its logits are `[..., num_head_tokens + 1]`; the last column is the logit of the confidence.
@@ -39,6 +45,8 @@ class BlockDraft(LlamaForCausalLM):
     settings: BlockSettings
     fusion: StateFusion
     markov: MarkovTerm
+    model: Any
+    lm_head: Any
 
     @property
     def inputs(self) -> MaskedInputs:
@@ -64,8 +72,13 @@ class BlockDraft(LlamaForCausalLM):
 
     def _kept_by(self, attention: Any, fused: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         shape = (*fused.shape[:-1], -1, self.settings.head_dim)
-        key, value = (part(fused).view(shape).transpose(1, 2) for part in (attention.k_proj, attention.v_proj))
-        return apply_rotary_pos_emb(key, key, *turns)[1], value
+        key, value = (part(fused).view(shape) for part in (attention.k_proj, attention.v_proj))
+        key = self._normed(attention, key).transpose(1, 2)
+        return apply_rotary_pos_emb(key, key, *turns)[1], value.transpose(1, 2)
+
+    def _normed(self, attention: Any, key: Tensor) -> Tensor:
+        """Keys `[1, tokens, kv_heads, head_dim]` as the layers norm them."""
+        return key
 
     def own_weights(self) -> dict[str, Tensor]:
         """The weights that are the draft's own, under the names that a folder has for them."""
@@ -77,6 +90,18 @@ class BlockDraft(LlamaForCausalLM):
         return found | {"mask": self.inputs.mask}
 
 
+class LlamaBlockDraft(BlockDraft, LlamaForCausalLM):
+    """A draft of Llama's layers, as ours are."""
+
+
+class Qwen3BlockDraft(BlockDraft, Qwen3ForCausalLM):
+    """A draft of Qwen3's layers, as DFlash's are."""
+
+    def _normed(self, attention: Any, key: Tensor) -> Tensor:
+        normed: Tensor = attention.k_norm(key)
+        return normed
+
+
 def new_block_draft(
     target: PreTrainedModel, settings: BlockSettings, token_ids: Tensor, dtype: torch.dtype
 ) -> BlockDraft:
@@ -84,8 +109,7 @@ def new_block_draft(
 
     Raises UnsupportedError for a target that is spread over devices.
     """
-    if len({parameter.device for parameter in target.parameters()}) > 1:
-        raise UnsupportedError("block-draft needs the whole target on one device: load it there, or leave it out")
+    check_on_one_device(target)
     config = LlamaConfig(
         vocab_size=1, hidden_size=settings.hidden_size, intermediate_size=settings.intermediate_size,
         num_hidden_layers=settings.num_layers, num_attention_heads=settings.num_heads, head_dim=settings.head_dim,
@@ -94,17 +118,38 @@ def new_block_draft(
         bos_token_id=None, eos_token_id=None,
         rope_parameters={"rope_type": "default", "rope_theta": settings.rope_theta},
     )  # fmt: skip
-    place, size = target.device, settings.hidden_size
-    made: Any = BlockDraft(config)
-    draft: BlockDraft = made.to(place, dtype)
+    head: Any = target.get_output_embeddings()
+    ids = token_ids.to(head.weight.device, torch.long)
+    rows = linear(head.weight.detach()[ids].to(dtype))
+    draft = assembled(LlamaBlockDraft(config), settings, target.get_input_embeddings(), rows, ids, dtype)
+    _initialise(draft)
+    return draft
+
+
+def check_on_one_device(target: PreTrainedModel) -> None:
+    """Raise UnsupportedError for a target that is spread over devices."""
+    if len({parameter.device for parameter in target.parameters()}) > 1:
+        raise UnsupportedError("block-draft needs the whole target on one device: load it there, or leave it out")
+
+
+def assembled(
+    layers: Any, settings: BlockSettings, embeddings: Any, rows: nn.Module, token_ids: Tensor, dtype: torch.dtype
+) -> BlockDraft:
+    """A draft of these layers between embeddings and `rows` of a head, on the head's device; its parts are not filled.
+
+    Layers on the meta device get memory there. Rotary embeddings stay in float32, as transformers loads them.
+    """
+    place, size = token_ids.device, settings.hidden_size
+    meta = any(parameter.is_meta for parameter in layers.parameters())
+    draft: BlockDraft = layers.to(dtype).to_empty(device=place) if meta else layers.to(place, dtype)
     draft.settings = settings
-    draft.model.embed_tokens = MaskedInputs(target.get_input_embeddings(), size, place, dtype)
-    draft.lm_head = BlockHead(target.get_output_embeddings(), token_ids, dtype)
+    draft.model.rotary_emb = type(draft.model.rotary_emb)(draft.config).to(place)
+    draft.model.embed_tokens = MaskedInputs(embeddings, size, place, dtype)
+    draft.lm_head = BlockHead(rows, token_ids, dtype)
     norm: nn.Module = LlamaRMSNorm(size, eps=settings.rms_norm_eps).to(place, dtype)
     draft.fusion = StateFusion(len(settings.reads), norm, size, place, dtype)
     draft.markov = MarkovTerm(token_ids.numel(), settings.markov_rank, place, dtype)
-    _initialise(draft)
-    made.eval()
+    layers.eval()
     return draft
 
 
@@ -118,16 +163,16 @@ def _initialise(draft: BlockDraft) -> None:
     draft.fusion.linear.weight.copy_(share.repeat(1, len(draft.settings.reads)))
 
 
-def fill(draft: BlockDraft, weights: Weights) -> BlockDraft:
-    """Copy weights of these names into a draft. Raises ModelLoadError, naming what is missing or misshapen."""
+def fill(draft: BlockDraft, weights: Weights, name: str = "the block draft") -> BlockDraft:
+    """Copy weights of these names into a draft called `name`. Raises ModelLoadError for missing or misshapen ones."""
     own = draft.own_weights()
     wrong = sorted(own.keys() ^ (weights.keys() - {HEAD_TOKENS}))
-    wrong += [name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape]
+    wrong += sorted(part for part in own.keys() & weights.keys() if own[part].shape != weights[part].shape)
     if wrong:
-        raise ModelLoadError(f"the weights of the block draft do not fit its config: {wrong[0]}")
+        raise ModelLoadError(f"the weights of {name} do not fit its config: {wrong[0]}")
     with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(weights[name])
+        for part, tensor in own.items():
+            tensor.copy_(weights[part])
     return draft
 
 
@@ -163,4 +208,5 @@ def load_block_draft(folder: Path, target: PreTrainedModel, **changes: Any) -> B
     if weights.get(HEAD_TOKENS, torch.empty(0)).numel() != settings.num_head_tokens:
         raise ModelLoadError(f"the weights in {folder} do not fit its config: {HEAD_TOKENS}")
     draft = fill(new_block_draft(target, settings, weights[HEAD_TOKENS], target.dtype), weights)
-    return draft.requires_grad_(False)
+    draft.requires_grad_(False)
+    return draft

@@ -40,7 +40,8 @@ class BlockPlace:
 class Filled:
     """A filled block: `logits` `[block_size, num_head_tokens]` and the `confidence` `[block_size]` in (0, 1).
 
-    Row k is the draft's belief about token k behind the last one, whatever stands between them.
+    Row k is the draft's belief about token k behind the last one, whatever stands between them. Without a Markov term
+    the logits stay on the draft's device: they are as wide as a whole vocabulary.
     """
 
     logits: Tensor
@@ -62,14 +63,16 @@ class BlockModel:
         self._columns = torch.full((draft.inputs.mask_id,), draft.head.token_ids.numel())
         self._columns[draft.head.token_ids.cpu()] = torch.arange(draft.head.token_ids.numel())
         self._dtype = torch.float64 if draft.dtype == torch.float64 else torch.float32
-        self.left = draft.markov.left.detach().to("cpu", self._dtype)
-        self.right = draft.markov.right.detach().to("cpu", self._dtype)
+        self._place = torch.device("cpu") if self.settings.markov_rank else draft.device
+        self.left = draft.markov.left.detach().to(self._place, self._dtype)
+        self.right = draft.markov.right.detach().to(self._place, self._dtype)
         self.token_ids = draft.head.token_ids.cpu()
 
-    def kv_bytes(self, answer_tokens: int) -> int:
+    def kv_bytes(self, prompt_tokens: int, answer_tokens: int) -> int:
         """The most bytes that a request takes in the draft's KV cache."""
         settings = self.settings
-        return self._rows.kv_bytes(settings.context_tokens + answer_tokens + settings.block_size + 1)
+        context = min(prompt_tokens, settings.context_tokens)
+        return self._rows.kv_bytes(context + answer_tokens + settings.block_size + 1)
 
     def place_beside(self, target_slot: SlotOf, prompt_tokens: int) -> BlockPlace:
         """Where a request's text is read from its last `context_tokens` prompt tokens on; computes nothing yet."""
@@ -111,8 +114,8 @@ class BlockModel:
         count = self.settings.block_size + 1
         depths, all_see_all = np.arange(count), np.ones((count, count), dtype=np.bool_)
         rows = [Rows(place.kv, row, depths, all_see_all) for place, row in zip(places, tokens, strict=True)]
-        found = [logits[1:].to("cpu", self._dtype) for logits in self._rows.runner.logits(rows)]
-        return [Filled(logits[:, :-1], logits[:, -1].sigmoid()) for logits in found]
+        found = [logits[1:].to(self._place, self._dtype) for logits in self._rows.runner.logits(rows)]
+        return [Filled(logits[:, :-1], logits[:, -1].sigmoid().cpu()) for logits in found]
 
     def _unmask(self, row: list[int], filled: Filled, done: int) -> None:
         """Put likeliest tokens where the draft is surest, so that `done / iterations` of the block is known."""
@@ -121,12 +124,12 @@ class BlockModel:
         chances, best = filled.logits.softmax(-1).max(-1)
         surest = sorted(masked, key=lambda k: -float(chances[k]))
         for k in surest[: count - (self.settings.block_size - len(masked))]:
-            row[k + 1] = int(self.token_ids[best[k]])
+            row[k + 1] = int(self.token_ids[int(best[k])])
 
     def _merged(self, row: Sequence[int], before: Filled, now: Filled) -> Filled:
         """What the draft believed of a position while it was still masked."""
         masked = torch.tensor([token == self.draft.inputs.mask_id for token in row[1:]])
         return Filled(
-            torch.where(masked[:, None], now.logits, before.logits),
+            torch.where(masked[:, None].to(self._place), now.logits, before.logits),
             torch.where(masked, now.confidence, before.confidence),
         )

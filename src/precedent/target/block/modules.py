@@ -30,23 +30,21 @@ class MaskedInputs(nn.Module):
 
 
 class BlockHead(nn.Module):
-    """Logits of the frequent tokens, and the logit of the confidence as one column more."""
+    """Logits of the tokens that `rows` covers, and the logit of the confidence as one column more."""
 
     token_ids: Tensor
 
-    def __init__(self, head: Any, token_ids: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, rows: Any, token_ids: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
-        weight = head.weight.detach()
-        ids, size = token_ids.to(weight.device, torch.long), weight.shape[1]
-        self.rows = nn.Linear(size, ids.numel(), bias=False, device="meta")
-        self.rows.weight = nn.Parameter(weight[ids].to(dtype), requires_grad=False)
-        self.confidence = nn.Linear(size, 1, device=weight.device, dtype=dtype)
-        self.register_buffer("token_ids", ids, persistent=False)
+        self.rows, place = rows, rows.weight.device
+        self.confidence = nn.Linear(rows.weight.shape[1], 1, device=place, dtype=dtype)
+        self.register_buffer("token_ids", token_ids.to(place, torch.long), persistent=False)
 
     @property
     def weight(self) -> Tensor:
-        """The rows of the target's head for the tokens that this head covers."""
-        return self.rows.weight
+        """The rows of the head, `[num_head_tokens, hidden_size]`."""
+        weight: Tensor = self.rows.weight
+        return weight
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[..., hidden_size]` to `[..., num_head_tokens + 1]`."""

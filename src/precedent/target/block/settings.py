@@ -29,9 +29,9 @@ class BlockSettings:
     `target` is a readable name, `embeddings` and `layers` are fingerprints of the target's weights. The draft reads the
     outputs of the target's layers `reads` (counted from 1) for the last `context_tokens` tokens of a prompt and all of
     the answer, and fills `block_size` positions behind the last token. It has `num_layers` layers of the given shape, a
-    head for `num_head_tokens` tokens, and a term of `markov_rank` between neighbours. `iterations` forwards fill one
-    block; `proposes` is "tree" or "chain". Raises UnsupportedError for a condition other than "target", ModelLoadError
-    for values out of range.
+    head for `num_head_tokens` tokens, and a term of `markov_rank` between neighbours (0: none). `iterations` forwards
+    fill one block; `proposes` is "tree" or "chain". Raises UnsupportedError for a condition other than "target",
+    ModelLoadError for values out of range.
     """
 
     target: str
@@ -69,7 +69,7 @@ class BlockSettings:
             ("reads", len(self.reads) > 0 and [*self.reads] == sorted({*self.reads}), "must name layers, in order"),
             ("num_layers", self.num_layers >= 1, "must be 1 or more"),
             ("context_tokens", self.context_tokens >= 1, "must be 1 or more"),
-            ("markov_rank", self.markov_rank >= 1, "must be 1 or more"),
+            ("markov_rank", self.markov_rank >= 0, "must be 0 or more"),
         )
         for name, right, says in checks:
             if not right:

@@ -24,10 +24,12 @@ from precedent.errors import ConfigError, ModelLoadError
 from precedent.runtime.plain_values import first_line
 from precedent.target.block.draft import BlockDraft, load_block_draft
 from precedent.target.block.settings import holds_block_draft
+from precedent.target.eagle.head import EagleHead
 from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
 from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
 from precedent.target.load.gguf import read_config, read_tokenizer
 from precedent.target.load.packaged import DEMO_TARGET
+from precedent.target.load.published_source import check_place, check_whole, find_published, load_published
 from precedent.target.load.source import explained, find_source, gguf_file
 from precedent.target.load.trained_draft import holds_draft, load_trained
 from precedent.target.sharding import SETTING, check_divisible, divided_by
@@ -90,6 +92,7 @@ def load_config(name_or_path: str | Path) -> PreTrainedConfig:
         return read_config(file)
     source = find_source(name_or_path)
     with explained(source, "the config of"):
+        check_whole(source)
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
     return config
 
@@ -103,17 +106,18 @@ def load_draft(
 ) -> PreTrainedModel:
     """Load a draft model that fits a target: a Hugging Face id, a folder, a loaded model, or "first-layers:N".
 
-    A folder may hold a whole model or what `precedent train-draft` writes, which is a `BlockDraft` with --kind block.
+    A folder may hold a whole model, what `precedent train-draft` writes, which is a `BlockDraft` with --kind block, or
+    a draft that others published (`target.published`): EAGLE-3's is an `EagleHead`, DFlash's a `BlockDraft`.
     The draft gets the target's dtype, and the target's device unless `device` names another (modules that the two share
     are copied there). Its logits `[..., vocab_size]` are as wide as the target's, but for a block draft's. Raises
     ConfigError for a device that is not available, ModelLoadError if its tokenizer is not the target's or it was
-    trained for another target, UnsupportedError if its layers cannot be rewound.
+    trained for another target, UnsupportedError if its layers cannot be rewound or it is a draft that is not read.
     """
     if not isinstance(spec, str | Path):
         if device is not None:
             raise ConfigError(f"draft_device={device!r} cannot be set for a model object: move the model there first")
         check_loadable(spec.config)
-        if isinstance(spec, BlockDraft):
+        if isinstance(spec, BlockDraft | EagleHead):
             return spec
         return _with_width(spec, _width(target))
     place = target.device if device is None else _device(device, "draft_device")
@@ -123,11 +127,15 @@ def load_draft(
         with explained(spec, "the draft model"):
             return _copied_to(load_trained(Path(spec).expanduser(), target), place)
     if holds_block_draft(spec):
-        if place != target.device:
-            raise ConfigError(f"a block draft runs beside its target, on {target.device}: leave out draft_device")
+        check_place("a block draft", place, target)
         with explained(spec, "the block draft"):
             return load_block_draft(Path(spec).expanduser(), target)
     source = find_source(spec)
+    with explained(spec, "the draft model"):
+        published = find_published(source)
+        if published is not None:
+            check_place(published, place, target)
+            return load_published(published, target)
     draft_tokenizer = _load_tokenizer(source)
     check_same_vocabulary(str(spec), draft_tokenizer, tokenizer)
     return _with_width(_load_model(source, place, target.dtype), _width(target))
@@ -156,6 +164,7 @@ def _load_model(
     placed = dict(settings or {})
     where = {name: placed[name] for name in WHERE_FROM if name in placed}
     with explained(source, "the model"):
+        check_whole(source, where)
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
         check_loadable(config, divided=SETTING in placed)
         if SETTING in placed:

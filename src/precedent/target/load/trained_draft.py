@@ -12,7 +12,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from precedent.errors import ModelLoadError
+from precedent.target.borrowed import RestrictedHead
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import base_of, frame_of, layers_of, whole
 
@@ -54,29 +54,6 @@ class DraftSettings:
     format: int = FORMAT
 
 
-class RestrictedHead(nn.Module):
-    """The target's output head for some tokens only; all others get probability 0. Logits stay `[..., width]`."""
-
-    token_ids: Tensor
-
-    def __init__(self, head: Any, token_ids: Tensor) -> None:
-        super().__init__()
-        weight = head.weight.detach()
-        self.width, place = weight.shape[0], weight.device
-        ids = token_ids.to(place, torch.long)
-        self.rows = nn.Linear(weight.shape[1], ids.numel(), bias=head.bias is not None, device="meta")
-        self.rows.weight = nn.Parameter(weight[ids], requires_grad=False)
-        if head.bias is not None:
-            self.rows.bias = nn.Parameter(head.bias.detach()[ids], requires_grad=False)
-        self.register_buffer("token_ids", ids, persistent=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """`[..., hidden_size]` to `[..., width]`, minus infinity for tokens that the head does not cover."""
-        kept = self.rows(hidden)
-        logits: Tensor = kept.new_full((*kept.shape[:-1], self.width), float("-inf"))
-        return logits.index_copy_(-1, self.token_ids, kept)
-
-
 def draft_beside(
     target: PreTrainedModel, initial_layers: Sequence[int], weights: Weights, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
@@ -91,7 +68,7 @@ def draft_beside(
         _fill(layer, original, _below(weights, f"layers.{place}."))
         layer.to(dtype or target.dtype).eval()
     if HEAD_TOKENS in weights:
-        draft.set_output_embeddings(RestrictedHead(target.get_output_embeddings(), weights[HEAD_TOKENS]))
+        draft.set_output_embeddings(RestrictedHead.of(target.get_output_embeddings(), weights[HEAD_TOKENS]))
     return whole(draft, target)
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-from safetensors import safe_open
 from torch import Tensor
 
 from precedent.errors import ConfigError
-
-INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+from precedent.target.checkpoint import INDEX, WHOLE, safetensors_in
 
 
 def tensors_below(prefixes: tuple[str, ...], config: Any) -> dict[str, Tensor]:
@@ -22,22 +18,10 @@ def tensors_below(prefixes: tuple[str, ...], config: Any) -> dict[str, Tensor]:
 
     Raises ConfigError where there are no such files.
     """
-    found: dict[str, Tensor] = {}
-    for path in _files_with(prefixes, _folder(config)):
-        with safe_open(path, framework="pt") as file:
-            found.update({name: file.get_tensor(name) for name in list(file.keys()) if name.startswith(prefixes)})
-    return found
-
-
-def _files_with(prefixes: tuple[str, ...], folder: Path) -> Iterator[Path]:
-    """The files that hold such tensors, by the index; the only file where there is no index."""
-    if (folder / INDEX).is_file():
-        files: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        yield from (folder / file for file in sorted({files[name] for name in files if name.startswith(prefixes)}))
-    elif (folder / WHOLE).is_file():
-        yield folder / WHOLE
-    else:
+    folder = _folder(config)
+    if not ((folder / INDEX).is_file() or (folder / WHOLE).is_file()):
         raise _no_files(str(folder))
+    return safetensors_in(folder, prefixes)
 
 
 def _folder(config: Any) -> Path:

@@ -52,8 +52,8 @@ class DividedTarget(TargetModel):
     def _check_keeps(self) -> None:
         """Raise UnsupportedError: the other processes would have to keep them too."""
         raise UnsupportedError(
-            "tensor_parallel=True keeps no hidden states, which mtp and block-draft read: leave that option or the "
-            "drafter out"
+            "tensor_parallel=True keeps no hidden states, which mtp, eagle and block-draft read: leave that option or "
+            "the drafter out"
         )
 
     def weights(self) -> Mapping[str, Any]:

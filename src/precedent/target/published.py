@@ -1,0 +1,181 @@
+"""Recognises the folders in which others publish drafts that read their target, and refuses other kinds by name.
+
+Read are EAGLE-3 heads (2503.01840), as SafeAILab and SpecForge write them, and DFlash drafts (2602.06036), as z-lab and
+SpecForge write them; both also as the library `speculators` does, which keeps the config of the layers in a config of
+its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+
+from precedent.errors import ModelLoadError, UnsupportedError
+from precedent.runtime.plain_values import first_line
+from precedent.target.checkpoint import config_in, tensor_names, tensors_in
+from precedent.target.kv.layer_kinds import FULL_ATTENTION, LENGTH_DEPENDENT_ROPE, context_length
+
+EAGLE, DFLASH = "EAGLE-3 head", "DFlash draft"
+"""What is read."""
+
+SPECULATORS, SPECFORGE, ZLAB = "speculators", "SpecForge", "z-lab"
+"""Whose format a folder has. SafeAILab's is SpecForge's."""
+
+LAYERS: dict[str, type[PreTrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+"""The layers that a draft may have; DFlash's are Qwen3's, whatever their config calls them."""
+
+NOT_OF_LAYERS = frozenset({"model_type", "architectures", "auto_map", "pad_token_id", "bos_token_id", "eos_token_id"})
+"""Fields of a config that its layers do not need."""
+
+OWN_VOCABULARY = ("draft_vocab_size", "truncated_vocab_size")
+"""Fields that name the size of a vocabulary that is smaller than the target's."""
+
+COPIES = ("verifier_lm_head.", "verifier_norm.")
+"""How the names of tensors begin that training kept of the target, and that a draft never reads."""
+
+READ = "only EAGLE-3 heads and DFlash drafts are read: give one, or a smaller model with the target's tokenizer"
+
+_OF_SPECULATORS = {"eagle3": EAGLE, "dflash": DFLASH}
+_IN_NAMES, _OF_MODELS = ("dflash", "dspark", "eagle", "medusa"), ("vl", "conditionalgeneration")
+"""What the names of drafts' architectures contain, and those of whole models by such a name (NVIDIA's Eagle)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedDraft:
+    """A draft that others published: what it is, in whose format, and its config."""
+
+    kind: str
+    form: str
+    folder: Path
+    config: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"the {self.kind} {self.folder} (in the format of {self.form})"
+
+    @property
+    def trained_for(self) -> str | None:
+        """The target that its config names."""
+        named = (self.config.get("speculators_config") or {}).get("verifier") or {}
+        return named.get("name_or_path") or None
+
+    def layers(self, target: PreTrainedConfig) -> PreTrainedConfig:
+        """The config of its layers, for texts as long as the target's.
+
+        Raises UnsupportedError for layers other than Llama's and Qwen3's with full attention, ModelLoadError for a
+        config that transformers refuses.
+        """
+        given = dict(self.config)
+        if self.form == SPECULATORS:
+            given = {"model_type": "qwen3"} | (given.get("transformer_layer_config") or {})
+        found = LAYERS.get(given.get("model_type", ""))
+        if found is None:
+            raise UnsupportedError(
+                f"{self} has layers of {given.get('model_type')!r}, and drafts of {', '.join(LAYERS)} are read: give "
+                "another draft"
+            )
+        try:
+            found = Qwen3Config if self.kind == DFLASH else found
+            made = found(**{name: value for name, value in given.items() if name not in NOT_OF_LAYERS})
+        except Exception as error:  # transformers validates every setting in its own way
+            raise ModelLoadError(f"the config of {self} cannot be read: {first_line(error)}") from error
+        self._check(made)
+        made.max_position_embeddings = max(made.max_position_embeddings, context_length(target))
+        made.pad_token_id = made.bos_token_id = made.eos_token_id = None
+        made.tie_word_embeddings = False
+        return made
+
+    def _check(self, made: Any) -> None:
+        kinds = set(getattr(made, "layer_types", None) or ()) - {FULL_ATTENTION}
+        if kinds or (getattr(made, "sliding_window", None) and getattr(made, "use_sliding_window", True)):
+            raise UnsupportedError(f"{self} has layers with a window, and only full attention is read: give another")
+        rope = (made.rope_parameters or {}).get("rope_type")
+        if rope in LENGTH_DEPENDENT_ROPE:
+            raise UnsupportedError(f"{self} has {rope} rotary embeddings, which change with the length: give another")
+
+    def weights(self) -> dict[str, Tensor]:
+        """Its tensors, without what is a copy of the target's. Raises ModelLoadError if there are none."""
+        found = {name.removeprefix("model."): tensor for name, tensor in tensors_in(self.folder).items()}
+        kept = {name: found[name] for name in found if not name.startswith(COPIES) and "rotary_emb" not in name}
+        if not kept:
+            raise ModelLoadError(f"{self} has no weights: get all of its files, model.safetensors among them")
+        strange = [name for name, tensor in kept.items() if "scale" in name or not _is_plain(name, tensor)]
+        if strange:
+            raise UnsupportedError(f"{self} is quantised ({min(strange)}), which is not read: give it unquantised")
+        return kept
+
+
+def looks_published(config: dict[str, Any]) -> bool:
+    """Whether a config may be that of a draft: `published_draft` tells."""
+    return "speculators_model_type" in config or "dflash_config" in config or _may_be_head(config) or _is_named(config)
+
+
+def names_draft(config: dict[str, Any]) -> str | None:
+    """What a config calls the draft that it is surely of; None for what may be a whole model."""
+    if "speculators_model_type" in config:
+        return str(config["speculators_model_type"])
+    own = "dflash_config" in config or any(config.get(name) for name in OWN_VOCABULARY)
+    return _architecture(config) or "unnamed" if own or _is_named(config) else None
+
+
+def published_draft(folder: Path) -> PublishedDraft | None:
+    """What a folder of a published draft holds; None for a whole model, and where there is no config.
+
+    Raises UnsupportedError, naming it, for a draft of another kind.
+    """
+    config = config_in(folder)
+    if config is None or not looks_published(config):
+        return None
+    if "speculators_model_type" in config:
+        return PublishedDraft(_of_speculators(folder, config), SPECULATORS, folder, config)
+    name = _architecture(config)
+    if name == "DFlashDraftModel" or (not name and "dflash_config" in config):
+        kind = (config.get("dflash_config") or {}).get("projector_type") or "dflash"
+        if kind != "dflash":
+            raise UnsupportedError(f"{folder} holds a DFlash draft of the kind {kind!r}: {READ}")
+        return PublishedDraft(DFLASH, ZLAB, folder, config)
+    if "Eagle3" in name:
+        return PublishedDraft(EAGLE, SPECFORGE, folder, config)
+    if _is_named(config):
+        raise UnsupportedError(f"{folder} holds a draft of the kind {name}: {READ}")
+    return _unnamed(folder, config)
+
+
+def _of_speculators(folder: Path, config: dict[str, Any]) -> str:
+    kind = config["speculators_model_type"]
+    if kind not in _OF_SPECULATORS:
+        raise UnsupportedError(f"{folder} holds a draft of the kind {kind!r} of speculators: {READ}")
+    return _OF_SPECULATORS[kind]
+
+
+def _unnamed(folder: Path, config: dict[str, Any]) -> PublishedDraft | None:
+    """An EAGLE head whose config calls it a Llama: its tensors tell which one. None for a Llama of one layer."""
+    names = tensor_names(folder)
+    if any(name.endswith("hidden_norm.weight") for name in names):
+        return PublishedDraft(EAGLE, SPECFORGE, folder, config)
+    if "fc.weight" in names:
+        raise UnsupportedError(f"{folder} holds an EAGLE head of the first or second version: {READ}")
+    return None
+
+
+def _may_be_head(config: dict[str, Any]) -> bool:
+    """Whether a config is that of a Llama of one layer, or of one with a vocabulary of its own."""
+    own = any(config.get(name) for name in OWN_VOCABULARY)
+    return config.get("model_type") in LAYERS and (own or config.get("num_hidden_layers") == 1)
+
+
+def _is_named(config: dict[str, Any]) -> bool:
+    name = _architecture(config).lower()
+    return any(word in name for word in _IN_NAMES) and not any(word in name for word in _OF_MODELS)
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def _is_plain(name: str, tensor: Tensor) -> bool:
+    return name in ("d2t", "t2d") or (tensor.is_floating_point() and tensor.dtype.itemsize >= 2)

@@ -1,0 +1,111 @@
+"""The commands beside drafts that others published: what they say of them, what they measure, what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.command_line import precedent
+from helpers.published_blocks import SPECULATORS as DFLASH
+from helpers.published_blocks import block_weights
+from helpers.published_heads import COVERED, SPECFORGE, SPECULATORS, random_weights, small_target, write_head
+
+from precedent.cli.bench import _chosen_modes
+from precedent.cli.bench_lineup import Lineup
+from precedent.engine.draft_models import proposed_by
+from precedent.errors import ConfigError
+from precedent.target.load.loading import load_draft
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny chat model on disk, and ten prompts beside it."""
+    folder = tmp_path_factory.mktemp("target")
+    small_target(dtype=torch.float32).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    (folder / "prompts.txt").write_text("".join(f"Say {number}.\n" for number in range(10)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_head(tmp_path_factory.mktemp("head"), SPECULATORS, random_weights(SPECULATORS))
+
+
+@pytest.fixture(scope="module")
+def block(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_head(tmp_path_factory.mktemp("block"), DFLASH, block_weights(DFLASH, COVERED))
+
+
+def finding(target: Path, draft: Path, tmp_path: Path) -> tuple[int, str, str]:
+    """What `precedent doctor` says of a draft model: its status, and the state and text of the finding."""
+    report = tmp_path / "report.json"
+    status = precedent("doctor", target, "--draft-model", draft, "--json", report)
+    found = {one["check"]: one for one in json.loads(report.read_text())["findings"]}["draft model"]
+    return status, found["state"], found["finding"]
+
+
+def test_doctor_says_what_was_recognised(target: Path, head: Path, block: Path, tmp_path: Path) -> None:
+    """Format, layers and the model that a draft was trained for; without its weights, which may be large."""
+    assert finding(target, head, tmp_path) == (
+        0,
+        "note",
+        f"the EAGLE-3 head {head} (in the format of speculators); it reads layers 1, 2, 3 of the target; trained for "
+        "somebody/a-llama",
+    )
+    status, state, says = finding(target, block, tmp_path)
+    assert (status, state) == (0, "note")
+    assert "(in the format of speculators); it fills 4 positions from layers 1, 3 of the target" in says
+    nameless = write_head(tmp_path / "nameless", SPECFORGE, {})
+    assert finding(target, nameless, tmp_path)[2].endswith("trained for a target that it does not name")
+
+
+def test_doctor_refuses_what_does_not_fit(target: Path, tmp_path: Path) -> None:
+    """Another target's head, and a head in the place of a model."""
+    other = write_head(tmp_path / "other", SPECFORGE | {"hidden_size": 64}, {})
+    status, state, says = finding(target, other, tmp_path)
+    assert (status, state) == (1, "no")
+    assert "was trained for a target of hidden_size=64, and this one has 48" in says
+    assert precedent("doctor", other) == 2
+
+
+def test_measure_draft_measures_blocks_and_refuses_heads(
+    target: Path, head: Path, block: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--target", target, "--prompts", target / "prompts.txt", "--answer-tokens", "6"]
+    results = tmp_path / "results.json"
+    assert precedent("measure-draft", *given, "--draft-model", block, "--json", results) == 0
+    assert len(json.loads(results.read_text())["blocks"][0]["acceptance"]) == 4
+    assert precedent("measure-draft", *given, "--draft-model", head) == 2
+    assert "is an EAGLE head, which measure-draft cannot measure" in capsys.readouterr().err
+
+
+def test_transformers_own_assisted_generation_is_left_out(head: Path, block: Path) -> None:
+    """By default where a folder tells; and by an error where it was named."""
+    for folder in (head, block):
+        assert "assisted" not in _chosen_modes("", str(folder))
+    assert "assisted" in _chosen_modes("", "first-layers:2")
+    lineup: Any = object.__new__(Lineup)
+    lineup._draft_name, lineup._draft = str(head), load_draft(head, small_target(), byte_tokenizer())
+    lineup._target, lineup._where = "", {"device": None, "dtype": None}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("precedent.cli.bench_lineup.load_target", lambda *_, **__: (SimpleNamespace(), None))
+        with pytest.raises(ConfigError, match="mode 'assisted' is transformers', which cannot use"):
+            lineup._transformers(["plain", "assisted"])
+
+
+def test_each_draft_has_its_drafter(head: Path, block: Path) -> None:
+    """Which a demo names in the place of `draft-model`."""
+    model = small_target()
+    drafts = [load_draft(folder, model, byte_tokenizer()) for folder in (head, block)]
+    assert [proposed_by(draft) for draft in (*drafts, tiny_causal_lm(), None)] == [
+        "eagle",
+        "block-draft",
+        "draft-model",
+        "draft-model",
+    ]
