@@ -25,7 +25,7 @@ from precedent.target.cpu.linear import native_bfloat16
 from precedent.target.load.first_layers import layers_of
 from precedent.training.block_lessons import BlockLesson
 from precedent.training.head import OutputHead
-from precedent.training.student import LARGEST_NORM, rate_at
+from precedent.training.learned_weights import LARGEST_NORM, rate_at
 
 FADING = 4.0
 """Positions over which a position's weight falls to 1/e."""

@@ -29,7 +29,8 @@ from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer
 from precedent.target.load.gguf import read_config, read_tokenizer
 from precedent.target.load.packaged import DEMO_TARGET
 from precedent.target.load.source import explained, find_source, gguf_file
-from precedent.target.load.trained_draft import holds_draft, load_trained
+from precedent.target.load.trained_draft import holds_draft
+from precedent.target.load.trained_kinds import load_trained
 from precedent.target.sharding import SETTING, check_divisible, divided_by
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,20 +18,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from precedent.errors import ModelLoadError
-from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
+from precedent.target.fingerprints import embeddings_fingerprint, name_of
 from precedent.target.load.first_layers import base_of, frame_of, layers_of, whole
+from precedent.target.load.restricted_head import HEAD_TOKENS, restrict_head
 
 SETTINGS_FILE, WEIGHTS_FILE = "draft.json", "draft.safetensors"
 
 FORMAT = 1
 """Increase it whenever an older version of this file could not read the folder."""
 
-HEAD_TOKENS = "head.token_ids"
-"""The tensor with the token ids of a restricted head, `[num_head_tokens]`, in increasing order."""
-
 Weights = Mapping[str, Tensor]
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +37,7 @@ class DraftSettings:
     `embeddings` is the fingerprint of the target's embeddings and head, without which the weights are useless; `layers`
     is that of its layers. Beside a model with the same embeddings but other layers the draft works, but fewer of its
     tokens are accepted. Training began from the target's layers `initial_layers`; `num_head_tokens` None means the
-    whole vocabulary.
+    whole vocabulary. With `exit_layer` it is an exit behind that layer of the target, counted from 1.
     """
 
     target: str
@@ -51,30 +45,8 @@ class DraftSettings:
     layers: str
     initial_layers: tuple[int, ...]
     num_head_tokens: int | None = None
+    exit_layer: int | None = None
     format: int = FORMAT
-
-
-class RestrictedHead(nn.Module):
-    """The target's output head for some tokens only; all others get probability 0. Logits stay `[..., width]`."""
-
-    token_ids: Tensor
-
-    def __init__(self, head: Any, token_ids: Tensor) -> None:
-        super().__init__()
-        weight = head.weight.detach()
-        self.width, place = weight.shape[0], weight.device
-        ids = token_ids.to(place, torch.long)
-        self.rows = nn.Linear(weight.shape[1], ids.numel(), bias=head.bias is not None, device="meta")
-        self.rows.weight = nn.Parameter(weight[ids], requires_grad=False)
-        if head.bias is not None:
-            self.rows.bias = nn.Parameter(head.bias.detach()[ids], requires_grad=False)
-        self.register_buffer("token_ids", ids, persistent=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """`[..., hidden_size]` to `[..., width]`, minus infinity for tokens that the head does not cover."""
-        kept = self.rows(hidden)
-        logits: Tensor = kept.new_full((*kept.shape[:-1], self.width), float("-inf"))
-        return logits.index_copy_(-1, self.token_ids, kept)
 
 
 def draft_beside(
@@ -91,7 +63,7 @@ def draft_beside(
         _fill(layer, original, _below(weights, f"layers.{place}."))
         layer.to(dtype or target.dtype).eval()
     if HEAD_TOKENS in weights:
-        draft.set_output_embeddings(RestrictedHead(target.get_output_embeddings(), weights[HEAD_TOKENS]))
+        restrict_head(draft, target, weights[HEAD_TOKENS])
     return whole(draft, target)
 
 
@@ -133,18 +105,6 @@ def read_settings(folder: Path) -> DraftSettings:
         return DraftSettings(**{**found, "initial_layers": tuple(found["initial_layers"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelLoadError(f"{folder / SETTINGS_FILE} cannot be read ({error!r}); train the draft again") from error
-
-
-def load_trained(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
-    """Load a draft beside its target. Raises ModelLoadError, naming both, if it belongs to another target."""
-    settings, weights = load_weights(folder, target)
-    if settings.layers != layers_fingerprint(target):
-        log.warning(
-            "the draft model %s was trained for %s; %s has different layers: fewer of its tokens will be accepted",
-            folder, settings.target, name_of(target),
-        )  # fmt: skip
-    draft = draft_beside(target, settings.initial_layers, weights)
-    return draft.requires_grad_(False)  # including the target's own modules, which need no gradients either
 
 
 def load_weights(folder: Path, target: PreTrainedModel) -> tuple[DraftSettings, dict[str, Tensor]]:
