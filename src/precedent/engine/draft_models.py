@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Self
 
 from precedent.config import SpeculationConfig
 from precedent.decoding.pearl import Pearl, pearl_for
-from precedent.errors import ConfigError
+from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import TargetModel
 from precedent.target.block.draft import BlockDraft
 from precedent.target.block.model import BlockModel
+from precedent.target.load.conditioned import reads_hidden_states
 from precedent.target.load.draft_for import draft_for
 from precedent.target.mtp.model import HeadModel, head_beside
 
@@ -37,9 +38,15 @@ class DraftModels:
         cls, target: TargetModel, draft_model: PreTrainedModel | None, pearl: bool | None, drafters: Collection[str]
     ) -> Self:
         """Prepare the models of these drafters. Raises what `draft_for`, `pearl_for` and `head_beside` raise."""
-        block = _block_beside(target, draft_model, pearl, drafters) if isinstance(draft_model, BlockDraft) else None
-        draft, early_exit = draft_for(target, None if isinstance(draft_model, BlockDraft) else draft_model)
-        ahead = pearl_for(draft, target, pearl, early_exit=early_exit)
+        draft: TargetModel | None = None
+        block, early_exit, ahead = None, False, None
+        if isinstance(draft_model, BlockDraft):
+            block = _block_beside(target, draft_model, pearl, drafters)
+        elif draft_model is not None and reads_hidden_states(draft_model):
+            draft = _conditioned_beside(target, draft_model, pearl, drafters)
+        else:
+            draft, early_exit = draft_for(target, draft_model)
+            ahead = pearl_for(draft, target, pearl, early_exit=early_exit)
         head = head_beside(target, draws_ahead=ahead is not None) if MTP in drafters else None
         return cls(draft, early_exit, ahead, head, block)
 
@@ -65,3 +72,15 @@ def _block_beside(
     if pearl:
         raise ConfigError("pearl=True is for a draft model that draws token after token, and this is a block draft")
     return BlockModel(draft, target) if BLOCK_DRAFT in drafters else None
+
+
+def _conditioned_beside(
+    target: TargetModel, draft: PreTrainedModel, pearl: bool | None, drafters: Collection[str]
+) -> HeadModel | None:
+    """A draft that reads its target, None where no drafter uses it. Raises UnsupportedError beside pearl."""
+    if pearl:
+        raise UnsupportedError(
+            "pearl=True lets a draft model draw while the target scores, and this one reads the target's hidden states "
+            "between two steps: leave pearl out, or train a draft without --condition target"
+        )
+    return HeadModel(draft, target, feeds_back_normed=True) if DRAFT_MODEL in drafters else None

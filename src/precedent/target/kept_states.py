@@ -51,6 +51,6 @@ class KeepsStates:
         """Raise UnsupportedError, naming why, where no hidden states can be kept."""
         if self.static is not None:
             raise UnsupportedError(
-                "forwards of fixed size (cuda_graphs=True, or bitwise=True on a GPU) keep no hidden states, which mtp "
-                "and block-draft read: leave that option or the drafter out"
+                "forwards of fixed size (cuda_graphs=True, or bitwise=True on a GPU) keep no hidden states, which mtp, "
+                "block-draft and drafts trained with --condition target read: leave that option or the drafter out"
             )

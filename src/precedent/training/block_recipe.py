@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from precedent.config import check_fields
-from precedent.target.block.settings import CHAIN, LARGEST, SMALLEST, TREE
+from precedent.target.block.settings import CHAIN, LARGEST, NONE, SMALLEST, TARGET, TREE
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRecipe:
     """How to train a block draft.
 
-    It reads `num_reads` of the target's layers, evenly spaced, and fills `block_size` positions with `num_layers`
-    layers of its own, a head for the `head_tokens` most frequent tokens (0: all) and a Markov term of `markov_rank`;
-    of a prompt it sees the last `context_tokens`. A step learns `anchors` blocks of each of `batch_texts` texts; a
-    share `filled` of them with some true tokens, which more `iterations` than one need. Raises ConfigError if a value
-    is out of range.
+    It reads `num_reads` of the target's layers, evenly spaced, or with `condition` "none" tokens alone, and fills
+    `block_size` positions with `num_layers` layers of its own, a head for the `head_tokens` most frequent tokens (0:
+    all) and a Markov term of `markov_rank`; of a prompt it sees the last `context_tokens`. A step learns `anchors`
+    blocks of each of `batch_texts` texts; a share `filled` of them with some true tokens, which more `iterations` than
+    one need. Raises ConfigError if a value is out of range.
     """
 
     num_layers: int = 2
@@ -27,6 +27,7 @@ class BlockRecipe:
     context_tokens: int = 256
     iterations: int = 1
     proposes: str = TREE
+    condition: str = TARGET
     temperature: float = 1.0
     answer_tokens: int = 128
     chunk_prompts: int = 16
@@ -46,6 +47,7 @@ class BlockRecipe:
             ("context_tokens", self.context_tokens >= 1, "must be 1 or more"),
             ("iterations", 1 <= self.iterations <= self.block_size, "must lie between 1 and block_size"),
             ("proposes", self.proposes in (TREE, CHAIN), f"must be {TREE} or {CHAIN}"),
+            ("condition", self.condition in (TARGET, NONE), f"must be {TARGET} or {NONE}"),
             ("temperature", self.temperature > 0, "must be above 0"),
             ("answer_tokens", self.answer_tokens >= 1, "must be 1 or more"),
             ("chunk_prompts", self.chunk_prompts >= 1, "must be 1 or more"),
@@ -58,5 +60,7 @@ class BlockRecipe:
 
     def reads(self, num_layers: int) -> tuple[int, ...]:
         """The layers that the draft reads, counted from 1, of a target with so many."""
+        if self.condition == NONE:
+            return ()
         count = min(self.num_reads, num_layers)
         return tuple(sorted({max(1, round((place + 1) * num_layers / (count + 1))) for place in range(count)}))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from precedent.target.block.draft import BlockDraft, save_block_draft
+from precedent.target.block.draft import BlockDraft, load_block_draft, save_block_draft
 from precedent.target.block.settings import BlockSettings
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import layers_of
@@ -47,7 +47,7 @@ class BlockTraining(LessonTraining[BlockRecipe, BlockStudent]):
             rope_theta=float(rope.get("rope_theta", 10000.0)),
             rms_norm_eps=float(getattr(config, "rms_norm_eps", 1e-6)), num_layers=recipe.num_layers,
             block_size=recipe.block_size, context_tokens=recipe.context_tokens, markov_rank=recipe.markov_rank,
-            iterations=recipe.iterations, proposes=recipe.proposes,
+            iterations=recipe.iterations, proposes=recipe.proposes, condition=recipe.condition,
         )  # fmt: skip
 
     def _step(self, student: BlockStudent, lessons: Sequence[BlockLesson], step: int, all_steps: int) -> float:
@@ -56,4 +56,4 @@ class BlockTraining(LessonTraining[BlockRecipe, BlockStudent]):
     def _saved(self, student: BlockStudent) -> BlockDraft:
         dtype = torch.float32 if self._target.dtype == torch.float64 else self._target.dtype
         save_block_draft(self._out, student.draft, dtype)
-        return student.draft
+        return load_block_draft(self._out, self._target)

@@ -15,6 +15,7 @@ from precedent.target.load.first_layers import layers_of
 from precedent.target.load.trained_draft import DraftSettings, save_draft
 from precedent.training.block_lessons import BlockLesson, BlockShard, BlockTeacher
 from precedent.training.exit_student import ExitStudent
+from precedent.training.lesson_plan import common_checks
 from precedent.training.lesson_training import LessonTraining
 
 
@@ -43,14 +44,8 @@ class ExitRecipe:
             ("layer", self.layer >= 1, "must be 1 or more"),
             ("width", self.width >= 1, "must be 1 or more"),
             ("layerwise", self.layerwise >= 0, "must be 0 or more"),
-            ("head_tokens", self.head_tokens >= 0, "must be 0 (all) or a number of tokens"),
-            ("temperature", self.temperature > 0, "must be above 0"),
-            ("answer_tokens", self.answer_tokens >= 1, "must be 1 or more"),
-            ("chunk_prompts", self.chunk_prompts >= 1, "must be 1 or more"),
-            ("batch_texts", self.batch_texts >= 1, "must be 1 or more"),
-            ("learning_rate", self.learning_rate > 0, "must be above 0"),
         )
-        check_fields(self, checks)
+        check_fields(self, (*checks, *common_checks(self)))
 
 
 class ExitTraining(LessonTraining[ExitRecipe, ExitStudent]):

@@ -36,8 +36,24 @@ class LessonRecipe(Protocol):
         """Size of the head, for the most frequent tokens; 0 is all."""
 
     @property
+    def learning_rate(self) -> float:
+        """The highest learning rate."""
+
+    @property
     def seed(self) -> int:
         """Fixes the answers and the order of training."""
+
+
+def common_checks(recipe: LessonRecipe) -> tuple[tuple[str, bool, str], ...]:
+    """Checks of what every recipe says, for `check_fields`."""
+    return (
+        ("head_tokens", recipe.head_tokens >= 0, "must be 0 (all) or a number of tokens"),
+        ("temperature", recipe.temperature > 0, "must be above 0"),
+        ("answer_tokens", recipe.answer_tokens >= 1, "must be 1 or more"),
+        ("chunk_prompts", recipe.chunk_prompts >= 1, "must be 1 or more"),
+        ("batch_texts", recipe.batch_texts >= 1, "must be 1 or more"),
+        ("learning_rate", recipe.learning_rate > 0, "must be above 0"),
+    )
 
 
 @dataclass(frozen=True, slots=True)

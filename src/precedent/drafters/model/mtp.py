@@ -1,28 +1,11 @@
-"""The drafter `mtp`: an MTP head from the target's checkpoint, which reads the target's hidden states.
-
-It draws as a draft model does, one chain per step, so that sampling stays exact (`drafters.model.drafter`).
-"""
+"""The drafter `mtp`: an MTP head from the target's checkpoint."""
 
 from __future__ import annotations
 
-from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.drafters.model.place import HeadPlace
-from precedent.drafters.request import Request
-from precedent.errors import ConfigError
-from precedent.target.mtp.model import HeadModel
+from precedent.drafters.model.conditioned import ConditionedDrafter
 
 
-class MtpDrafter(DraftModelDrafter):
+class MtpDrafter(ConditionedDrafter):
     """Shares one head between all requests; each has its own KV cache of one layer, beside that of the target."""
 
     name = "mtp"
-
-    def __init__(self, head: HeadModel) -> None:
-        super().__init__(head)
-        self._head = head
-
-    def _place_of(self, request: Request, context: list[int]) -> HeadPlace:
-        """A KV cache beside the request's slot in the target. Raises ConfigError for a request without one."""
-        if request.target_slot is None:
-            raise ConfigError("mtp reads the hidden states of its target, and this request names no target_slot")
-        return HeadPlace(self._head, self._pool, request.tenant, context, request.target_slot)

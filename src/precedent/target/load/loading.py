@@ -25,6 +25,7 @@ from precedent.runtime.plain_values import first_line
 from precedent.target.block.draft import BlockDraft, load_block_draft
 from precedent.target.block.settings import holds_block_draft
 from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
+from precedent.target.load.conditioned import reads_hidden_states
 from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
 from precedent.target.load.gguf import read_config, read_tokenizer
 from precedent.target.load.packaged import DEMO_TARGET
@@ -122,7 +123,12 @@ def load_draft(
         return _copied_to(first_layers(target, layer_count(str(spec), target)), place)
     if holds_draft(spec):
         with explained(spec, "the draft model"):
-            return _copied_to(load_trained(Path(spec).expanduser(), target), place)
+            trained = load_trained(Path(spec).expanduser(), target)
+        if reads_hidden_states(trained) and place != target.device:
+            raise ConfigError(
+                f"the draft model {spec} reads its target's hidden states, on {target.device}: leave out draft_device"
+            )
+        return _copied_to(trained, place)
     if holds_block_draft(spec):
         if place != target.device:
             raise ConfigError(f"a block draft runs beside its target, on {target.device}: leave out draft_device")

@@ -37,7 +37,8 @@ class DraftSettings:
     `embeddings` is the fingerprint of the target's embeddings and head, without which the weights are useless; `layers`
     is that of its layers. Beside a model with the same embeddings but other layers the draft works, but fewer of its
     tokens are accepted. Training began from the target's layers `initial_layers`; `num_head_tokens` None means the
-    whole vocabulary. With `exit_layer` it is an exit behind that layer of the target, counted from 1.
+    whole vocabulary. With `exit_layer` it is an exit behind that layer of the target, counted from 1;
+    with `fusion` its layers also read the target's hidden states (`conditioned`).
     """
 
     target: str
@@ -46,6 +47,7 @@ class DraftSettings:
     initial_layers: tuple[int, ...]
     num_head_tokens: int | None = None
     exit_layer: int | None = None
+    fusion: str | None = None
     format: int = FORMAT
 
 

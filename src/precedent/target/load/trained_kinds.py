@@ -1,4 +1,4 @@
-"""Loads what `precedent train-draft` wrote: layers beside the target, or an exit behind some of the target's own."""
+"""Loads what `precedent train-draft` wrote: layers beside the target, with its hidden states or without, or an exit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from precedent.target.fingerprints import layers_fingerprint, name_of
+from precedent.target.load.conditioned import conditioned_beside, fusion_from
 from precedent.target.load.early_exit import exit_beside
 from precedent.target.load.trained_draft import draft_beside, load_weights
 
@@ -24,6 +25,9 @@ def load_trained(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
         )  # fmt: skip
     if settings.exit_layer is not None:
         draft = exit_beside(target, settings.exit_layer, weights)
+    elif settings.fusion is not None:
+        fusion = fusion_from(settings.fusion, target, weights)
+        draft = conditioned_beside(target, settings.initial_layers, fusion, weights)
     else:
         draft = draft_beside(target, settings.initial_layers, weights)
     return draft.requires_grad_(False)  # including the target's own modules, which need no gradients either

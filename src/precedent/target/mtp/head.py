@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from precedent.errors import ModelLoadError, UnsupportedError
+from precedent.target.given_states import GivenStates
 from precedent.target.load.first_layers import base_of, layers_of
 from precedent.target.load.source import explained
 from precedent.target.mtp.families import Family, declared_heads
@@ -37,38 +38,18 @@ SHARED = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
 """Weights that a head takes from its target."""
 
 
-class FusedInputs(nn.Module):
-    """Stands in for the embeddings of a head: what its layer reads, `[1, rows, hidden_size]`, from token ids.
-
-    `give` hands in the hidden states for the rows of the next forwards, in order; without any they are zero.
-    """
+class FusedInputs(GivenStates):
+    """Stands in for the embeddings of a head: the projection of an embedding and a hidden state, both normed."""
 
     def __init__(self, embeddings: nn.Module, norms: Sequence[nn.Module], projection: nn.Module) -> None:
-        super().__init__()
-        self.embeddings, self.projection = embeddings, projection
+        super().__init__(embeddings)
+        self.projection = projection
         self.embedding_norm, self.hidden_norm = norms
-        self._given: Tensor | None = None
 
-    @property
-    def weight(self) -> Any:
-        """The embeddings' weight, whose device is where token ids go."""
-        return self.embeddings.weight
-
-    def give(self, hidden: Sequence[Tensor]) -> None:
-        """Hand in the hidden states `[rows, hidden_size]` of each sequence; replaces what is left of earlier ones."""
-        self._given = torch.cat(list(hidden)) if hidden else None
-
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def fused(self, embedded: Tensor, hidden: Tensor) -> Tensor:
         """The projection of both inputs."""
-        embedded = self.embeddings(input_ids)
-        hidden = torch.zeros_like(embedded) if self._given is None else self._taken(input_ids.shape[1])[None]
-        fused: Tensor = self.projection(torch.cat([self.embedding_norm(embedded), self.hidden_norm(hidden)], dim=-1))
-        return fused
-
-    def _taken(self, rows: int) -> Tensor:
-        assert self._given is not None
-        taken, self._given = self._given[:rows], self._given[rows:]
-        return taken
+        found: Tensor = self.projection(torch.cat([self.embedding_norm(embedded), self.hidden_norm(hidden)], dim=-1))
+        return found
 
 
 def load_head(target: PreTrainedModel, family: Family) -> PreTrainedModel:

@@ -13,10 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError
+from precedent.target.given_states import GivenStates
 from precedent.target.hidden_states import HiddenStates
 from precedent.target.model import TargetModel
 from precedent.target.mtp.families import family_of
-from precedent.target.mtp.head import FusedInputs, load_head
+from precedent.target.mtp.head import load_head
 from precedent.target.slot import Slot
 from precedent.tree import CandidateTree
 
@@ -30,7 +31,7 @@ class HeadModel(TargetModel):
         super().__init__(head)
         self.keep_hidden_states(after_norm=feeds_back_normed)
         target.keep_hidden_states()
-        self._inputs: FusedInputs = head.get_input_embeddings()  # type: ignore[assignment]
+        self._inputs: GivenStates = head.get_input_embeddings()  # type: ignore[assignment]
         self._theirs, self._own = _kept(target), _kept(self)
         self._bound: WeakKeyDictionary[Slot, SlotOf] = WeakKeyDictionary()
 
