@@ -123,7 +123,7 @@ def outputs_one_by_one(student: ConditionedStudent, entries: Any, number: int) -
     return found
 
 
-@pytest.mark.parametrize("mask_top_k", [0, 2])
+@pytest.mark.parametrize("mask_top_k", [0, 6])
 def test_the_gradient_is_that_of_the_written_loss(mask_top_k: int) -> None:
     """Against autograd on forwards of single entries: mean over passes of divergence and smooth L1, masked."""
     target = tiny_target()
@@ -151,9 +151,11 @@ def test_the_gradient_is_that_of_the_written_loss(mask_top_k: int) -> None:
         distance = smooth_l1_loss(rows, entries.wanted, reduction="none").mean(-1)
         total = total + (crossed + 0.7 * distance)[counted].mean() / 3
     total.backward()
+    counts = [int(mask.sum()) for mask in student.masks(entries, outputs)]
+    assert counts == [6, 4, 2] if not mask_top_k else sum(counts) < 12
     assert loss == pytest.approx(float(total.detach()), abs=1e-9)
     for name, weight in student._learned.by_name.items():
-        torch.testing.assert_close(found[name], weight.grad, rtol=1e-6, atol=1e-10)
+        torch.testing.assert_close(found[name], weight.grad, rtol=1e-6, atol=1e-8)
 
 
 def test_the_fusion_is_the_written_one() -> None:
@@ -211,12 +213,12 @@ def test_training_raises_acceptance(tmp_path: Path) -> None:
     """Of the first sample and of later ones."""
     target = tiny_target()
     author = Author(target, TOKENIZER, 1.0)
-    texts = author.texts(PROMPTS, range(900, 908), 12)
+    texts = author.texts(PROMPTS[:4], range(900, 904), 12)
     author.close()
     recipe = replace(RECIPE, head_tokens=0, learning_rate=1e-2)
     before, after = (
         Measurement(tiny_target(), texts).report(name, train(tmp_path / name, recipe, plan))
-        for name, plan in (("before", LessonPlan(2, 0, 1)), ("after", LessonPlan(6, 0, 40)))
+        for name, plan in (("before", LessonPlan(2, 0, 1)), ("after", LessonPlan(4, 0, 30)))
     )
     assert after.acceptance > before.acceptance + 0.05
     assert len(after.acceptance_by_draw) == 6
