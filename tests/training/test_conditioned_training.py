@@ -25,8 +25,8 @@ from precedent.training.conditioned_student import (
     ConditionedStudent,
     Passes,
     check_passes,
-    counted_next,
     entries_of,
+    reached_next,
     seen_in_pass,
 )
 from precedent.training.conditioned_training import ConditionedRecipe, ConditionedTraining
@@ -84,14 +84,17 @@ def test_an_entry_sees_what_drafting_left_behind_it() -> None:
     assert torch.equal(seen_in_pass(0, 3), torch.tril(torch.ones(3, 3)).bool())
 
 
-def test_a_token_counts_where_a_draft_could_have_come() -> None:
-    """If its predecessor counted in the pass before, it is learned, and the pass before had it among the likeliest."""
+def test_a_token_counts_where_a_draft_could_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If its predecessor counted in the pass before, and the pass before had it among the likeliest."""
     learned = torch.tensor([False, True, True, True, False, True, True])
-    hit = torch.tensor([True, True, True, False, True, True, True])
-    assert counted_next(learned, learned, hit).tolist() == [False, False, True, False, False, False, True]
-    second = counted_next(learned, learned, torch.ones(7, dtype=torch.bool))
+    second = reached_next(learned, learned)
     assert second.tolist() == [False, False, True, True, False, False, True]
-    assert counted_next(learned, second, hit).tolist() == [False, False, False, False, False, False, False]
+    assert reached_next(learned, second).tolist() == [False, False, False, True, False, False, False]
+    student, hits = student_of(tiny_target(), Passes(3, 2, 0.0)), iter([[True, False, True, True], [False, True]])
+    monkeypatch.setattr(student, "_among_likeliest", lambda rows, next_ids: torch.tensor(next(hits)))
+    entries = entries_of(lesson_of(tiny_target()))
+    masks = student.masks(entries, [torch.zeros(8, 32, dtype=torch.float64)] * 3)
+    assert [mask.nonzero()[:, 0].tolist() for mask in masks] == [[1, 2, 3, 5, 6, 7], [2, 6, 7], [7]]
 
 
 def test_entries_pair_a_state_with_the_token_behind_it() -> None:
@@ -196,7 +199,7 @@ def test_what_is_trained_is_what_runs() -> None:
     head = HeadModel(draft, wrapped, feeds_back_normed=True)
     slot, drafted = wrapped.new_slot(), head.new_slot()
     head.bind(drafted, lambda: slot)
-    committed = 5  # tokens; the entry that predicts the next one is number 3
+    committed = 3  # tokens; the entry that predicts the next one is number 1
     wrapped.prefill(slot, TEXT.token_ids[:committed])
     head.prefill(drafted, TEXT.token_ids[1:committed])
     for number in range(3):

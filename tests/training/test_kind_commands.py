@@ -123,7 +123,7 @@ def test_only_a_chain_that_reads_tokens_alone_is_trained_on(
     """`--start` takes no other kind."""
     train = ["train-draft", *given(target_folder), "--out", str(tmp_path / "chain"), "--layers", "1"]
     assert precedent(*train, "--start", str(trained / "exit")) == 2
-    assert "only a chain that reads tokens alone can be trained on" in capsys.readouterr().err
+    assert "only a chain of tokens alone is trained on" in capsys.readouterr().err
 
 
 def test_the_table_of_options_names_options() -> None:

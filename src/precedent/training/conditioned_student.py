@@ -114,33 +114,43 @@ class ConditionedStudent:
         return sum(self._learn(*each, shares) for each in zip(entries, outputs, masks, strict=True))
 
     def outputs(self, entries: Entries) -> list[Tensor]:
-        """The final hidden states of every pass, `[entries, hidden_size]` each."""
-        place = self._target.device
+        """The final hidden states of every pass, `[entries, hidden_size]` each.
+
+        They are zero, and not computed, where no draft comes in that pass: it would begin before the target's words.
+        """
+        place, count = self._target.device, len(entries.states)
         with torch.no_grad():
             embedded = self._inputs.embeddings(entries.token_ids.to(place))
         states, cache, found = entries.states.to(place, self._dtype), DynamicCache(), list[Tensor]()
-        count = len(states)
+        reached, columns = entries.learned, torch.zeros(0, dtype=torch.long)
         for number in range(self._passes.number):
+            rows = torch.arange(count) if number == 0 else reached.nonzero()[:, 0]
+            columns = torch.cat([columns, rows + number * count])
             hidden: Tensor = base_of(self._model)(
-                inputs_embeds=self._inputs.fused(embedded, states)[None],
-                attention_mask=seen_in_pass(number, count).to(place)[None, None],
-                position_ids=torch.arange(count, device=place)[None],
+                inputs_embeds=self._inputs.fused(embedded[rows], states[rows])[None],
+                attention_mask=seen_in_pass(number, count)[rows][:, columns].to(place)[None, None],
+                position_ids=rows.to(place)[None],
                 past_key_values=cache,
                 use_cache=True,
             )[0][0]
-            found.append(hidden)
-            states = torch.cat([states[:1], hidden[:-1].detach()])
-        return found
+            found.append(hidden.new_zeros(count, hidden.shape[1]).index_copy(0, rows.to(place), hidden))
+            states = torch.cat([states[:1], found[-1][:-1].detach()])
+            reached = reached_next(entries.learned, reached)
+            if not bool(reached.any()):
+                break
+        return [*found, *(torch.zeros_like(found[0]) for _ in range(self._passes.number - len(found)))]
 
     @torch.no_grad()
     def masks(self, entries: Entries, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Which tokens count in each pass, `[entries]` each."""
         found = [entries.learned]
         for rows in outputs[:-1]:
-            hit = entries.learned.clone()
+            counted = reached_next(entries.learned, found[-1])
             if self._passes.mask_top_k:
-                hit[hit.clone()] = self._among_likeliest(rows[hit.to(rows.device)], entries.next_ids[hit])
-            found.append(counted_next(entries.learned, found[-1], hit))
+                counted[counted.clone()] = self._among_likeliest(
+                    rows[counted.to(rows.device)], entries.next_ids[counted]
+                )
+            found.append(counted)
         return found
 
     def _among_likeliest(self, rows: Tensor, next_ids: Tensor) -> Tensor:
@@ -154,6 +164,8 @@ class ConditionedStudent:
         """Add the gradient of all passes over one lesson, and return its part of the loss."""
         loss, roots, gradients = 0.0, list[Tensor](), list[Tensor | None]()
         for hidden, mask, share in zip(outputs, masks, shares, strict=True):
+            if not bool(mask.any()):
+                continue
             chosen = hidden[mask.to(hidden.device)]
             wanted, totals = entries.wanted[mask].to(chosen), entries.log_total[mask].to(chosen)
             rows = chosen.detach().requires_grad_(True)
@@ -162,7 +174,7 @@ class ConditionedStudent:
             feature = self._passes.feature * share * distance
             loss += float(feature.detach())
             roots += [chosen, feature]
-            gradients += [torch.zeros_like(rows) if rows.grad is None else rows.grad, None]
+            gradients += [rows.grad, None]
         torch.autograd.backward(roots, gradients)
         return loss
 
@@ -225,7 +237,6 @@ def seen_in_pass(number: int, count: int) -> Tensor:
     return torch.cat([behind >= number, *(behind == number - each for each in range(1, number + 1))], dim=1)
 
 
-def counted_next(learned: Tensor, counted: Tensor, hit: Tensor) -> Tensor:
-    """Which tokens `[entries]` count in a pass, given those of the pass before and which it had among the likeliest."""
-    reached = torch.cat([counted.new_zeros(1), counted[:-1]])
-    return learned & reached & hit
+def reached_next(learned: Tensor, counted: Tensor) -> Tensor:
+    """Which learned tokens `[entries]` follow one that counted in the pass before."""
+    return learned & torch.cat([counted.new_zeros(1), counted[:-1]])

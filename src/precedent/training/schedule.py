@@ -100,7 +100,9 @@ class Recipe:
     def _layers_of_draft(self) -> tuple[int, ...]:
         settings = read_settings(Path(self.start))
         if settings.exit_layer is not None or settings.fusion is not None:
-            raise ConfigError(f"start={self.start!r}: only a chain that reads tokens alone can be trained on")
+            raise ConfigError(
+                f"start={self.start!r} holds {settings.kind}, and only a chain of tokens alone is trained on"
+            )
         found = settings.initial_layers
         if len(found) != self.num_layers:
             raise ConfigError(f"the draft {self.start} has {len(found)} layers, not {self.num_layers}; ask for as many")

@@ -50,6 +50,13 @@ class DraftSettings:
     fusion: str | None = None
     format: int = FORMAT
 
+    @property
+    def kind(self) -> str:
+        """What the folder holds, in words."""
+        if self.exit_layer is not None:
+            return f"an exit behind layer {self.exit_layer}"
+        return "a chain" if self.fusion is None else "a chain that reads its target"
+
 
 def draft_beside(
     target: PreTrainedModel, initial_layers: Sequence[int], weights: Weights, dtype: torch.dtype | None = None

@@ -43,12 +43,14 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "griffin": ("conditioned", READING | {"num_layers": 2, "passes": 3, "mask_top_k": 3, "fusion": "token-guided"}),
     "block": ("block", READING),
     "block-none": ("block", READING | {"condition": "none"}),
-    "block-2": ("block", READING | {"iterations": 2, "filled": 0.5}),
-    "block-4": ("block", READING | {"iterations": 4, "filled": 0.5}),
+    "block-filled": ("block", READING | {"iterations": 2, "filled": 0.5}),
 }
 """What can be compared: the kind of training, and its recipe."""
 
-TIMED_TEXTS, TIMED_STEPS = 16, 9
+ITERATIONS = (1, 2, 4)
+"""Forwards per block with which each block draft is measured."""
+
+TIMED_TEXTS, TIMED_STEPS = 8, 9
 """Texts and steps of the trial that says how long a step takes; its first step, which compiles, does not count."""
 
 
@@ -101,29 +103,37 @@ class Comparison:
             self._model, self._tokenizer, (), recipe, folder, completions=texts, progress=progress or reporter(every=50)
         ).run(plan)
 
-    def report(self, arms: Sequence[str]) -> dict[str, Any]:
+    def report(self, arms: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Measure trained drafts, and the bare layers of exits, on the same turns."""
-        from precedent.target.block.draft import BlockDraft
-        from precedent.target.load.loading import load_draft
-        from precedent.training.block_measure import BlockMeasurement
         from precedent.training.measure import Measurement
 
-        texts, found = self._held_out(), dict[str, Any]()
+        texts, found = self._held_out(), dict[str, dict[str, Any]]()
         bare = dict.fromkeys(f"first-layers:{ARMS[arm][1]['layer']}" for arm in arms if ARMS[arm][0] == "exit")
-        measurement = Measurement(self._model, texts, self._options.temperature)
-        for name in [*bare, *arms]:
-            place = name if name in bare else self._options.out / name
-            draft = load_draft(place, self._model, self._tokenizer)
+        chains = Measurement(self._model, texts, self._options.temperature)
+        for name in [*bare, *(arm for arm in arms if ARMS[arm][0] != "block")]:
             say(f"measuring {name}")
-            measuring = (
-                BlockMeasurement(self._model, draft, texts, self._options.temperature)
-                if isinstance(draft, BlockDraft)
-                else None
-            )
-            report = measurement.report(name, draft) if measuring is None else measuring.report(name)
-            steps = {} if name in bare else json.loads((self._options.out / name / "steps.json").read_text("utf-8"))
-            found[name] = report.as_dict() | steps
+            draft = self._draft(name if name in bare else self._options.out / name)
+            found[name] = chains.report(name, draft).as_dict()
+        for name in (arm for arm in arms if ARMS[arm][0] == "block"):
+            for iterations in ITERATIONS:
+                say(f"measuring {name} with {iterations} forwards")
+                found[f"{name} T={iterations}"] = self._of_block(name, iterations, texts)
+        for name in found:
+            steps = self._options.out / name.partition(" ")[0] / "steps.json"
+            found[name] |= json.loads(steps.read_text(encoding="utf-8")) if steps.is_file() else {}
         return found
+
+    def _draft(self, place: str | Path) -> PreTrainedModel:
+        from precedent.target.load.loading import load_draft
+
+        return load_draft(place, self._model, self._tokenizer)
+
+    def _of_block(self, name: str, iterations: int, texts: Sequence[Text]) -> dict[str, Any]:
+        from precedent.target.block.draft import load_block_draft
+        from precedent.training.block_measure import BlockMeasurement
+
+        draft = load_block_draft(self._options.out / name, self._model, iterations=iterations)
+        return BlockMeasurement(self._model, draft, texts, self._options.temperature).report(name).as_dict()
 
     def _held_out(self) -> list[Text]:
         """The target's answers to turns of customers of set A."""
