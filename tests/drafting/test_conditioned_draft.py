@@ -156,7 +156,7 @@ class TestConditionedDrafter(DrafterContract):
 
 def test_a_request_without_a_place_in_the_target_is_refused() -> None:
     """There would be nothing to read."""
-    with pytest.raises(ConfigError, match="draft-model reads its target's hidden states"):
+    with pytest.raises(ConfigError, match="draft-model reads the hidden states of its target"):
         ConditionedDrafter(contract_pair()[1]).begin(Request("r", (1, 2, 3), SamplingParams()))
 
 

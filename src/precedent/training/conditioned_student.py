@@ -175,7 +175,8 @@ class ConditionedStudent:
             loss += float(feature.detach())
             roots += [chosen, feature]
             gradients += [rows.grad, None]
-        torch.autograd.backward(roots, gradients)
+        if roots:
+            torch.autograd.backward(roots, gradients)
         return loss
 
     def weights(self) -> dict[str, Tensor]:

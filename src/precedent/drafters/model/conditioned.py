@@ -22,5 +22,7 @@ class ConditionedDrafter(DraftModelDrafter):
     def _place_of(self, request: Request, context: list[int]) -> HeadPlace:
         """A KV cache beside the request's slot in the target. Raises ConfigError for a request without one."""
         if request.target_slot is None:
-            raise ConfigError(f"{self.name} reads its target's hidden states, and this request names no target_slot")
+            raise ConfigError(
+                f"{self.name} reads the hidden states of its target, and this request names no target_slot"
+            )
         return HeadPlace(self._head, self._pool, request.tenant, context, request.target_slot)
