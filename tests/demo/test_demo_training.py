@@ -227,7 +227,7 @@ def test_a_compared_draft_is_trained_for_a_time_and_not_again(tmp_path: Path) ->
     comparison._texts = [Text(tuple(range(first, first + 20)), 8) for first in range(40, 60)]
     comparison._options = argparse.Namespace(out=tmp_path, minutes=0.002)
     comparison.train("exit-2")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["exit-2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exit-2", "lessons"]
     steps = json.loads((tmp_path / "exit-2" / "steps.json").read_text())["steps"]
     assert steps >= 1
     written = (tmp_path / "exit-2" / "draft.safetensors").read_bytes()

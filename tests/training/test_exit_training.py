@@ -285,3 +285,20 @@ def test_a_target_without_a_final_norm_is_refused(tmp_path: Path) -> None:
     target.model.norm = None
     with pytest.raises(UnsupportedError, match="no final `norm`"):
         exit_beside(target, 1, random_weights(32))
+
+
+def test_lessons_may_stay_for_other_trainings(folder: Path, tmp_path: Path) -> None:
+    """One that reads the same of the same texts reads nothing, and learns the same; another layer is read anew."""
+    phases: list[str] = []
+
+    def train_beside(name: str, recipe: ExitRecipe) -> None:
+        train(tmp_path / name, recipe, lessons=tmp_path / "lessons", progress=lambda phase, *_: phases.append(phase))
+
+    train_beside("first", RECIPE)
+    assert phases.count("answers") == 2
+    train_beside("second", RECIPE)
+    assert phases.count("answers") == 2
+    for name in ("first", "second"):
+        assert (tmp_path / name / "draft.safetensors").read_bytes() == (folder / "draft.safetensors").read_bytes()
+    train_beside("third", replace(RECIPE, layer=1))
+    assert phases.count("answers") == 4

@@ -103,9 +103,9 @@ class BlockTeacher:
 
     def __init__(self, target: PreTrainedModel, reads: Sequence[int] | None, context_tokens: int) -> None:
         reading = fast_reading(target)
-        self._dtype, self._reader, self._context = target.dtype, Reader(reading), context_tokens
+        self.reads, self.context_tokens = None if reads is None else tuple(reads), context_tokens
+        self._dtype, self._reader = target.dtype, Reader(reading)
         self._layers = [layers_of(reading)[number - 1] for number in reads or ()]
-        self._keeps_hidden = reads is None
         self._head = OutputHead(target, torch.float64 if target.dtype == torch.float64 else torch.float32)
 
     @torch.no_grad()
@@ -116,14 +116,14 @@ class BlockTeacher:
         return BlockShard(lessons, frequencies.cpu())
 
     def _lesson(self, text: Text, frequencies: Tensor) -> BlockLesson:
-        count = min(len(text.token_ids) - 1, text.num_answer_tokens + self._context)
+        count = min(len(text.token_ids) - 1, text.num_answer_tokens + self.context_tokens)
         last, states = self._read(text.token_ids[:-1], count)
         hidden, totals = last[-text.num_answer_tokens :], []
         for rows in hidden.split(ROWS_AT_ONCE):
             logits = self._head(rows)
             totals.append(logits.logsumexp(-1))
             frequencies += (logits - totals[-1][:, None]).exp_().sum(0)
-        states, hidden = states.to("cpu", self._dtype), hidden.to("cpu", self._dtype, copy=self._keeps_hidden)
+        states, hidden = states.to("cpu", self._dtype), hidden.to("cpu", self._dtype, copy=self.reads is None)
         return BlockLesson(text, states, hidden, torch.cat(totals).cpu())
 
     def _read(self, token_ids: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
@@ -137,4 +137,4 @@ class BlockTeacher:
             for layer in self._layers:
                 hooks.callback(layer.register_forward_hook(see).remove)
             hidden = self._reader.last(token_ids, count)
-        return hidden, hidden if self._keeps_hidden else torch.cat([hidden[:, :0], *seen], dim=-1)
+        return hidden, hidden if self.reads is None else torch.cat([hidden[:, :0], *seen], dim=-1)

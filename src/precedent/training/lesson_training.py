@@ -8,11 +8,13 @@ draft.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar, Generic, TypeVar
@@ -50,8 +52,9 @@ class LessonTraining(ABC, Generic[RecipeT, StudentT]):
     """One training of a draft for `target` in the folder `out`.
 
     The draft learns from the target's answers to `prompts` and from earlier `completions`. `announce` is called once,
-    before the training proper starts, with what it will cost. Raises UnsupportedError if no draft can be trained on the
-    target, ConfigError if `out` holds a different training.
+    before the training proper starts, with what it will cost. Lessons lie in `out` until it ends, or stay in the folder
+    `lessons` for trainings that read the same of the same texts. Raises UnsupportedError if no draft can be trained on
+    the target, ConfigError if `out` holds a different training.
     """
 
     kind: ClassVar[str]
@@ -69,11 +72,13 @@ class LessonTraining(ABC, Generic[RecipeT, StudentT]):
         progress: Progress = lambda *_: None,
         announce: Callable[[str], None] = lambda _: None,
         checkpoint_steps: int = CHECKPOINT_STEPS,
+        lessons: Path | None = None,
     ) -> None:
         check_trainable(target)
         self._target, self._tokenizer, self._prompts, self._recipe = target, tokenizer, prompts, recipe
         self._completions, self._out, self._work = completions, out, out / WORK_FOLDER
         self._progress, self._announce, self._checkpoint_steps = progress, announce, checkpoint_steps
+        self._kept = lessons
 
     @abstractmethod
     def _teacher(self) -> BlockTeacher:
@@ -110,8 +115,7 @@ class LessonTraining(ABC, Generic[RecipeT, StudentT]):
 
     def _begun(self, work: float | LessonPlan) -> LessonPlan:
         """The plan of the training in the folder, checked, or a new one."""
-        target = embeddings_fingerprint(self._target) + layers_fingerprint(self._target)
-        texts = fingerprint_of([*self._prompts, *(text.token_ids for text in self._completions)])
+        target, texts = self._fingerprints
         found = BegunLessons.read(self._work, self.kind)
         if found is not None:
             found.check_same(target, texts, self._recipe)
@@ -141,7 +145,7 @@ class LessonTraining(ABC, Generic[RecipeT, StudentT]):
 
     def _cost_of(self, plan: LessonPlan, chunk_seconds: float, step_seconds: float) -> str:
         """What a plan costs, in words."""
-        size = (self._work / "answers-0000.safetensors").stat().st_size
+        size = (self._lessons / "answers-0000.safetensors").stat().st_size
         read = min(plan.completions, -(-len(self._completions) // self._recipe.chunk_prompts))
         minutes = ((plan.chunks + read) * chunk_seconds + plan.steps * step_seconds) / 60
         return (
@@ -151,11 +155,31 @@ class LessonTraining(ABC, Generic[RecipeT, StudentT]):
 
     # Texts to learn from
 
+    @cached_property
+    def _reading(self) -> BlockTeacher:
+        return self._teacher()
+
+    @cached_property
+    def _fingerprints(self) -> tuple[str, str]:
+        """Those of the target and of the texts."""
+        target = embeddings_fingerprint(self._target) + layers_fingerprint(self._target)
+        return target, fingerprint_of([*self._prompts, *(text.token_ids for text in self._completions)])
+
+    @cached_property
+    def _lessons(self) -> Path:
+        """Where lessons lie: those that stay do so under the name of all that they depend on."""
+        if self._kept is None:
+            return self._work
+        recipe = self._recipe
+        answered = (recipe.temperature, recipe.answer_tokens, recipe.chunk_prompts, recipe.seed)
+        said = repr((*self._fingerprints, self._reading.reads, self._reading.context_tokens, answered))
+        return self._kept / hashlib.sha256(said.encode()).hexdigest()[:16]
+
     def _answers(self, chunks: int) -> list[BlockShard]:
         """The target's answers to the prompts, cycling through these as often as needed."""
         size, paths = (
             self._recipe.chunk_prompts,
-            [self._work / f"answers-{index:04}.safetensors" for index in range(chunks)],
+            [self._lessons / f"answers-{index:04}.safetensors" for index in range(chunks)],
         )
         if all(path.is_file() for path in paths):
             return [BlockShard.load(path) for path in paths]
@@ -173,16 +197,15 @@ class LessonTraining(ABC, Generic[RecipeT, StudentT]):
         """The target's earlier completions, as many as planned."""
         size = self._recipe.chunk_prompts
         kept = self._completions[: chunks * size]
-        paths = [self._work / f"completions-{index:04}.safetensors" for index in range(-(-len(kept) // size))]
+        paths = [self._lessons / f"completions-{index:04}.safetensors" for index in range(-(-len(kept) // size))]
         return self._shards("reading completions", paths, lambda index: kept[index * size : (index + 1) * size])
 
     def _shards(self, phase: str, paths: Sequence[Path], texts: Callable[[int], Sequence[Text]]) -> list[BlockShard]:
         """Shards from their files; missing ones are read by the target and saved."""
-        teacher = self._teacher()
         for index, path in enumerate(paths):
             if not path.is_file():
                 self._progress(phase, index, len(paths), None)
-                teacher.shard(texts(index)).save(path)
+                self._reading.shard(texts(index)).save(path)
         return [BlockShard.load(path) for path in paths]
 
     # Learning

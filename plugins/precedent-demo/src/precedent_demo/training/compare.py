@@ -3,9 +3,9 @@
 python -m precedent_demo.training.compare --out DIR --minutes 10 exit-4 chain griffin
 
 The texts are conversations of the environment's expert, on which the target was trained: the same for all. Each draft
-takes as many steps as fit into the time; reading the texts comes on top. Then all are measured on the target's answers
-to turns of customers that occur in no training. A draft whose folder is there is measured without being trained again,
-so a killed run goes on where it was.
+takes as many steps as fit into the time; reading the texts, once for all that read the same, comes on top. Then all
+are measured on the target's answers to turns of customers that occur in no training. A draft whose folder is there is
+measured without being trained again, so a killed run goes on where it was.
 """
 
 from __future__ import annotations
@@ -103,9 +103,11 @@ class Comparison:
         recipe, training = made(kind, settings)
         pieces = -(-len(texts) // recipe.chunk_prompts)
         plan = Schedule(0, pieces, 0, 1, steps) if kind == "chain" else LessonPlan(0, pieces, steps)
+        shared = {} if kind == "chain" else {"lessons": self._options.out / "lessons"}
         training(
-            self._model, self._tokenizer, (), recipe, folder, completions=texts, progress=progress or reporter(every=50)
-        ).run(plan)
+            self._model, self._tokenizer, (), recipe, folder, completions=texts,
+            progress=progress or reporter(every=50), **shared,
+        ).run(plan)  # fmt: skip
 
     def report(self, arms: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Measure trained drafts, and the bare layers of exits, on the same turns."""
