@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +106,23 @@ def test_it_reads_the_targets_states() -> None:
         head.prefill(drafted, [7, 7, 7])
         rows.append(head.plain_step(drafted)[0])
     assert not torch.allclose(*rows)
+
+
+def test_engines_that_share_a_draft_do_not_mix_their_states() -> None:
+    """What one thread hands in, another does not read."""
+    model = tiny_causal_lm("llama", **TINY)
+    inputs: Any = draft_of(model).get_input_embeddings()
+    tokens, states = torch.tensor([[3, 4]]), torch.ones(2, 16, dtype=torch.float64)
+    with torch.no_grad():
+        bare = inputs(tokens)
+        other = Thread(target=lambda: inputs.give([5 * states]))
+        other.start()
+        other.join()
+        assert torch.equal(inputs(tokens), bare)
+        inputs.give([states])
+        assert not torch.equal(inputs(tokens), bare)
+        inputs.give([])
+        assert torch.equal(inputs(tokens), bare)
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -13,13 +14,13 @@ from torch import Tensor, nn
 class GivenStates(nn.Module):
     """Turns token ids into what the draft's first layer reads, `[1, rows, hidden_size]`.
 
-    `give` hands in the hidden states for the rows of the next forwards, in order; without any they are zero.
+    `give` hands in the hidden states for the rows of the next forwards of this thread, in order; without any they are
+    zero. Engines that share a draft run on threads of their own.
     """
 
     def __init__(self, embeddings: nn.Module) -> None:
         super().__init__()
         self.embeddings = embeddings
-        self._given: Tensor | None = None
 
     @property
     def weight(self) -> Any:
@@ -28,7 +29,7 @@ class GivenStates(nn.Module):
 
     def give(self, hidden: Sequence[Tensor]) -> None:
         """Hand in the hidden states `[rows, hidden_size]` of each sequence; replaces what is left of earlier ones."""
-        self._given = torch.cat(list(hidden)) if hidden else None
+        _GIVEN.set((self, torch.cat(list(hidden))) if hidden else None)
 
     @abstractmethod
     def fused(self, embedded: Tensor, hidden: Tensor) -> Tensor:
@@ -37,10 +38,12 @@ class GivenStates(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         """The inputs of these rows."""
         embedded: Tensor = self.embeddings(input_ids)
-        hidden = torch.zeros_like(embedded) if self._given is None else self._taken(input_ids.shape[1])[None]
-        return self.fused(embedded, hidden)
+        given = _GIVEN.get()
+        if given is None or given[0] is not self:
+            return self.fused(embedded, torch.zeros_like(embedded))
+        rows, left = given[1].tensor_split([input_ids.shape[1]])
+        _GIVEN.set((self, left))
+        return self.fused(embedded, rows[None])
 
-    def _taken(self, rows: int) -> Tensor:
-        assert self._given is not None
-        taken, self._given = self._given[:rows], self._given[rows:]
-        return taken
+
+_GIVEN: ContextVar[tuple[GivenStates, Tensor] | None] = ContextVar("given hidden states", default=None)

@@ -148,9 +148,10 @@ class LessonTraining(ABC, Generic[RecipeT, StudentT]):
         size = (self._lessons / "answers-0000.safetensors").stat().st_size
         read = min(plan.completions, -(-len(self._completions) // self._recipe.chunk_prompts))
         minutes = ((plan.chunks + read) * chunk_seconds + plan.steps * step_seconds) / 60
+        how_long = " until it ends" if self._kept is None else ""
         return (
             f"about {minutes:.0f} minutes: {plan.chunks * self._recipe.chunk_prompts} answers of the target, "
-            f"{plan.steps} steps, {(plan.chunks + read) * size / 1e6:.0f} MB in {self._work} until it ends"
+            f"{plan.steps} steps, {(plan.chunks + read) * size / 1e6:.0f} MB in {self._lessons}{how_long}"
         )
 
     # Texts to learn from
