@@ -189,7 +189,7 @@ def test_a_draft_trained_for_a_target_is_not_refused_unseen(tmp_path: Path) -> N
     (draft / "draft.json").write_text(json.dumps(dataclasses.asdict(settings)))
     status, found = examined(model, "--draft-model", str(draft), tmp_path=tmp_path)
     assert (status, found["draft model"][0]) == (0, "note")
-    assert "trained for my-model" in found["draft model"][1]
+    assert found["draft model"][1].startswith("a chain, trained for my-model")
 
 
 def test_an_encoder_decoder_model_works_without_chat(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from collections.abc import Sequence
@@ -24,9 +25,10 @@ from precedent.testing.scripted_model import scripted_model_engine
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.prompt import Message, render_prompt
 from precedent.training.prompts import read_prompts
+from precedent.training.texts import Text
 from precedent_demo import SYSTEM_PROMPT, adapted, make_database
 from precedent_demo.adapted import adapted_target
-from precedent_demo.training import adapter, batches, checkpoints, draft, logs
+from precedent_demo.training import adapter, batches, checkpoints, compare, draft, logs
 from precedent_demo.training.batches import padded
 from precedent_demo.training.loss import Head, loss_of
 from precedent_demo.training.trajectories import Encoder, conversations, expert_messages, tool_schemas
@@ -207,6 +209,30 @@ def test_logs_are_read_as_prompts(tmp_path: Path) -> None:
     assert left_out == 0
     assert len(prompts) >= 6
     assert all(prompt[: len(head)] == head for prompt in prompts)
+
+
+@pytest.mark.parametrize("arm", compare.ARMS)
+def test_what_can_be_compared_has_a_recipe(arm: str) -> None:
+    """All with one size of head."""
+    kind, settings = compare.ARMS[arm]
+    recipe, training = compare.made(kind, settings)
+    assert recipe.head_tokens == compare.COMMON["head_tokens"]
+    assert callable(training)
+
+
+def test_a_compared_draft_is_trained_for_a_time_and_not_again(tmp_path: Path) -> None:
+    """As many steps as fit, by a trial that leaves nothing; a folder that is there is left alone."""
+    comparison = compare.Comparison.__new__(compare.Comparison)
+    comparison._model, comparison._tokenizer = tiny_causal_lm(dtype=torch.float32), byte_tokenizer()
+    comparison._texts = [Text(tuple(range(first, first + 20)), 8) for first in range(40, 60)]
+    comparison._options = argparse.Namespace(out=tmp_path, minutes=0.002)
+    comparison.train("exit-2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exit-2", "lessons"]
+    steps = json.loads((tmp_path / "exit-2" / "steps.json").read_text())["steps"]
+    assert steps >= 1
+    written = (tmp_path / "exit-2" / "draft.safetensors").read_bytes()
+    comparison.train("exit-2")
+    assert (tmp_path / "exit-2" / "draft.safetensors").read_bytes() == written
 
 
 # --- what is shipped ------------------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ from precedent.testing.tiny_models import tiny_causal_lm
 
 
 def settings_for(target: PreTrainedModel, num_head_tokens: int, **changes: Any) -> BlockSettings:
-    """A block of four positions over two of the target's layers."""
+    """A block of four positions over two of the target's layers, or over none if they say `condition="none"`."""
     given: dict[str, Any] = {
-        "reads": (1, 3), "intermediate_size": 64, "num_heads": 4, "num_kv_heads": 2,
+        "reads": () if changes.get("condition") == "none" else (1, 3), "intermediate_size": 64,
+        "num_heads": 4, "num_kv_heads": 2,
         "head_dim": target.config.hidden_size // 4, "rope_theta": 10000.0, "rms_norm_eps": 1e-6, "num_layers": 2,
         "block_size": 4, "context_tokens": 24, "markov_rank": 6,
     }  # fmt: skip

@@ -12,8 +12,9 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
+from precedent.target.borrowed import HEAD_TOKENS
 from precedent.target.load.first_layers import first_layers
-from precedent.target.load.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
+from precedent.target.load.trained_draft import draft_beside, initial_weights
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 

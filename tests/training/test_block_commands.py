@@ -14,8 +14,8 @@ from helpers.tiny_draft import PROMPTS, tiny_target
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.training.block_lessons import BlockTeacher
 from precedent.training.block_measure import BlockMeasurement
-from precedent.training.block_recipe import BlockPlan
 from precedent.training.block_student import block_rows
+from precedent.training.lesson_plan import LessonPlan
 from precedent.training.teacher import Author
 
 TOKENIZER = byte_tokenizer()
@@ -62,7 +62,7 @@ def test_a_block_draft_is_trained_reported_and_measured(
     target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The whole recipe from the command line, with the least of everything; measured beside an early exit."""
-    monkeypatch.setattr(BlockPlan, "of", classmethod(lambda *_: BlockPlan(1, 0, 2)))
+    monkeypatch.setattr(LessonPlan, "of", classmethod(lambda *_: LessonPlan(1, 0, 2)))
     given = ["--target", str(target_folder), "--prompts", str(target_folder / "prompts.txt"), "--answer-tokens", "6"]
     out, results = str(tmp_path / "draft"), tmp_path / "results.json"
     train = ["train-draft", "--kind", "block", *given, "--out", out, "--layers", "1", "--block-size", "3"]
@@ -86,9 +86,7 @@ def test_a_block_draft_is_trained_reported_and_measured(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--kind", "block", "--condition", "none"], "--condition none"),
-        (["--condition", "none"], "is for --kind block"),
-        (["--kind", "block", "--start", "first"], "--start first is for --kind chain"),
+        (["--kind", "block", "--start", "first"], "--start is for --kind chain or --kind chain --condition target"),
         (["--kind", "block", "--iterations", "9"], "iterations=9 must lie between 1 and block_size"),
     ],
 )

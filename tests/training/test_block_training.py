@@ -19,9 +19,10 @@ from precedent.target.block.model import BlockModel
 from precedent.testing.tiny_models import byte_tokenizer
 from precedent.training.block_lessons import BlockLesson, BlockShard, BlockTeacher
 from precedent.training.block_measure import BlockMeasurement, matched_tokens
-from precedent.training.block_recipe import BegunBlock, BlockPlan, BlockRecipe
+from precedent.training.block_recipe import BlockRecipe
 from precedent.training.block_student import BlockStudent, block_rows, blocks_of, initial_layers
 from precedent.training.block_training import BlockTraining
+from precedent.training.lesson_plan import BegunLessons, LessonPlan
 from precedent.training.teacher import Author
 from precedent.training.texts import Text
 
@@ -30,11 +31,11 @@ RECIPE = BlockRecipe(
     num_layers=1, num_reads=2, block_size=3, head_tokens=96, markov_rank=8, context_tokens=8, answer_tokens=12,
     chunk_prompts=8, batch_texts=4, anchors=6, learning_rate=3e-3,
 )  # fmt: skip
-PLAN = BlockPlan(chunks=2, completions=2, steps=6)
+PLAN = LessonPlan(chunks=2, completions=2, steps=6)
 TEXT = Text((5, 6, 7, 30, 31, 5, 9, 200, 7, 8), 7, (True, True, True, False, True, True, True))
 
 
-def train(out: Path, recipe: BlockRecipe = RECIPE, plan: float | BlockPlan = PLAN, **settings: Any) -> BlockDraft:
+def train(out: Path, recipe: BlockRecipe = RECIPE, plan: float | LessonPlan = PLAN, **settings: Any) -> BlockDraft:
     return BlockTraining(tiny_target(), TOKENIZER, PROMPTS, recipe, out, **settings).run(plan).draft
 
 
@@ -142,8 +143,8 @@ def test_training_raises_acceptance(tmp_path: Path) -> None:
     texts = author.texts(PROMPTS, range(900, 908), 12)
     author.close()
     recipe = replace(RECIPE, head_tokens=0, learning_rate=1e-2)
-    train(tmp_path / "before", recipe, BlockPlan(2, 0, 1))
-    train(tmp_path / "after", recipe, BlockPlan(6, 0, 60))
+    train(tmp_path / "before", recipe, LessonPlan(2, 0, 1))
+    train(tmp_path / "after", recipe, LessonPlan(6, 0, 60))
     before, after = (
         BlockMeasurement(tiny_target(), load_block_draft(tmp_path / name, tiny_target()), texts).report(name)
         for name in ("before", "after")
@@ -189,7 +190,7 @@ def test_another_training_in_the_folder_is_refused(tmp_path: Path) -> None:
         train(tmp_path, replace(RECIPE, block_size=4))
     (tmp_path / "training" / "plan.json").write_text('{"recipe": {"rounds": 3}}', encoding="utf-8")
     with pytest.raises(ConfigError, match="is no plan for a block draft"):
-        BegunBlock.read(tmp_path / "training")
+        BegunLessons.read(tmp_path / "training", "block draft")
 
 
 def test_it_says_what_it_will_cost_before_it_starts(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from helpers.tiny_draft import PLAN, PROMPTS, RECIPE, tiny_target, train_tiny
 from safetensors.torch import load_file
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
-from precedent.target.load.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
+from precedent.target.borrowed import HEAD_TOKENS
+from precedent.target.load.trained_draft import draft_beside, initial_weights
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.training.distil import Distillation, most_frequent
 from precedent.training.head import OutputHead, Reader, check_head, final_hidden
@@ -106,7 +107,7 @@ def test_the_gradient_is_that_of_the_forward_divergence(head_tokens: torch.Tenso
     with torch.no_grad():
         distribution = target(tokens).logits[0, -4:].softmax(-1)
     known = torch.arange(259) if head_tokens is None else head_tokens
-    student._optimizer.zero_grad()
+    student._learned.forget_gradients()
     hidden = student._hidden(text.token_ids[:-1])[-4:]
     log_probs = (hidden @ target.lm_head.weight[known].T).log_softmax(-1)
     expected = -(distribution[:, known] * log_probs).sum() / 4

@@ -18,8 +18,9 @@ from precedent.drafters.request import Request
 from precedent.engine.engine import Engine
 from precedent.errors import ModelLoadError
 from precedent.target import TargetModel
+from precedent.target.borrowed import HEAD_TOKENS
 from precedent.target.load.loading import load_draft, load_target
-from precedent.target.load.trained_draft import HEAD_TOKENS, draft_beside, initial_weights
+from precedent.target.load.trained_draft import draft_beside, initial_weights
 from precedent.testing.draft_distribution import check_draft_distribution
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm

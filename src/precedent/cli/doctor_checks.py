@@ -218,10 +218,11 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
             chosen = checked_count(draft_model, number)
             return Finding("draft model", "yes", f"the target's own first layers, {chosen} of {number}")
         if holds_draft(draft_model):
-            trained_for = read_settings(Path(draft_model).expanduser()).target
+            settings = read_settings(Path(draft_model).expanduser())
             return Finding(
-                "draft model", "note", f"trained for {trained_for}; only loading it shows whether that is this model"
-            )
+                "draft model", "note",
+                f"{settings.kind}, trained for {settings.target}; only loading it shows whether that is this model",
+            )  # fmt: skip
         if holds_block_draft(draft_model):
             trained_for = BlockSettings.read(Path(draft_model).expanduser()).target
             return Finding(

@@ -1,21 +1,19 @@
-"""`precedent train-draft` and `precedent measure-draft`: train a draft model for a target, and measure its gain."""
+"""`precedent train-draft` and `precedent measure-draft`: train a draft for a target, and measure its gain."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from precedent.cli.draft_reports import REPORT_FILE, report_on, show_report
 from precedent.cli.options import DeviceOption, DtypeOption, JsonOption, write_json
 from precedent.cli.progress import Progress
-from precedent.cli.train_block import HELD_OUT_SEED, REPORT_FILE, Block, Kind, measured, show_blocks, train_block
+from precedent.cli.train_kinds import Asked, Condition, Kind
 from precedent.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -41,14 +39,30 @@ def train_draft(
     ctx: typer.Context,
     target: TargetOption,
     prompts: PromptsOption,
-    out: Annotated[Path, typer.Option(file_okay=False, help="New folder for the draft model.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="New folder for the draft.")],
     from_cache: Annotated[
         Path | None, typer.Option(exists=True, help="Also learn from the completions of this speculation cache.")
     ] = None,
     tenant: Annotated[str, typer.Option(help="Tenant of --from-cache.")] = "default",
-    layers: Annotated[int, typer.Option(min=1, max=3, help="Layers of the draft model.")] = 2,
+    kind: Annotated[
+        Kind,
+        typer.Option(
+            help="chain: it drafts token after token. block: it fills several positions in one forward. "
+            "exit: an adapter behind the target's first layers."
+        ),
+    ] = Kind.CHAIN,
+    condition: Annotated[
+        Condition | None,
+        typer.Option(
+            help="What it reads beside tokens. target: the target's states. none: nothing. "
+            "Default: none for a chain, target for a block draft.",
+            show_default=False,
+        ),
+    ] = None,
+    layers: Annotated[int, typer.Option(min=1, max=3, help="Layers of a chain or block draft.")] = 2,
     start: Annotated[
-        str, typer.Option(help="Initial weights: the target's ends, first or last layers, or a draft model's folder.")
+        str,
+        typer.Option(help="A chain's initial weights: the target's ends, first or last layers, or a draft's folder."),
     ] = "ends",
     head_tokens: Annotated[
         int, typer.Option(min=0, help="Size of its head, for the most frequent tokens; 0 is the whole vocabulary.")
@@ -56,62 +70,58 @@ def train_draft(
     minutes: Annotated[float, typer.Option(min=0.1, help="About how long to collect answers and train.")] = 30.0,
     rounds: Annotated[
         int,
-        typer.Option(min=1, help="Training rounds; from the second on it also learns from its own texts."),
+        typer.Option(min=1, help="A chain's training rounds; from the second on it also learns from its own texts."),
     ] = 3,
+    passes: Annotated[
+        int,
+        typer.Option(min=1, max=8, help="Passes over a text of a chain that reads its target, on its own outputs."),
+    ] = 3,
+    mask_top_k: Annotated[
+        int,
+        typer.Option(min=0, help="A token counts in a later pass if it was among so many likeliest; 0 counts all."),
+    ] = 0,
+    fusion: Annotated[
+        str, typer.Option(help="How such a chain fuses tokens and states: linear or token-guided.")
+    ] = "linear",
+    block_size: Annotated[int, typer.Option(min=2, max=16, help="Positions of a block.")] = 8,
+    iterations: Annotated[int, typer.Option(min=1, help="Forwards in which a block draft fills a block.")] = 1,
+    context_tokens: Annotated[
+        int, typer.Option(min=1, help="How much of a prompt a draft that reads its target sees; all of the answer.")
+    ] = 256,
+    exit_layer: Annotated[int, typer.Option(min=1, help="The target's layer behind which an exit stands.")] = 4,
+    exit_width: Annotated[int, typer.Option(min=1, help="Size of an exit's gated unit.")] = 1024,
     temperature: TemperatureOption = 1.0,
     answer_tokens: AnswerOption = 128,
     max_prompt_tokens: LongestOption = 1024,
     seed: SeedOption = 0,
-    kind: Annotated[
-        Kind, typer.Option(help="chain: it drafts token after token. block: it fills several positions in one forward.")
-    ] = Kind.CHAIN,
-    block_size: Annotated[int, typer.Option(min=2, max=16, help="Positions of a block, for --kind block.")] = 8,
-    context_tokens: Annotated[
-        int, typer.Option(min=1, help="How much of a prompt a block draft sees, in tokens; all of the answer.")
-    ] = 256,
-    iterations: Annotated[int, typer.Option(min=1, help="Forwards in which a block draft fills a block.")] = 1,
-    condition: Annotated[
-        str, typer.Option(help="What a block draft reads: the layers of its target. Nothing else is supported.")
-    ] = "target",
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the training begun in --out.")] = False,
     json: JsonOption = None,
 ) -> None:
-    """Distil a small draft model from a target's own outputs, and report what it gains.
+    """Distil a small draft from a target's own outputs, and report what it gains.
 
-    It says what it will cost before it starts, and a killed training goes on with --resume. The draft model shares the
+    It says what it will cost before it starts, and a killed training goes on with --resume. The draft shares the
     target's embeddings and head. Use its folder as --draft-model or draft_model=.
     """
     _check_folder(out, resume)
-    if kind is Kind.BLOCK:
-        asked = Block(layers, start, head_tokens, temperature, answer_tokens, seed, block_size, context_tokens,
-                      iterations, condition)  # fmt: skip
-        recipe_of_block = asked.recipe()  # raises for an invalid value before the model is loaded
-        model, tokenizer = _load(ctx.obj, target, device, dtype)
-        split_prompts = _split(ctx.obj, prompts, tokenizer, max_prompt_tokens, seed)
-        earlier = _completions(from_cache, tokenizer, tenant, answer_tokens)
-        train_block(ctx.obj, model, tokenizer, split_prompts, earlier, recipe_of_block, out, minutes, json)
-        return
-    if condition != "target":
-        raise ConfigError(f"condition={condition!r} is for --kind block: leave it out")
-    from precedent.training.distil import Distillation
-    from precedent.training.schedule import Recipe
-
-    recipe = Recipe(
-        layers, start, head_tokens, temperature, answer_tokens, rounds=rounds, seed=seed
-    )  # raises for an invalid value before the model is loaded
+    asked = Asked(kind, condition, ctx.params)
+    asked.check(ctx)
+    recipe, training = asked.recipe_and_training()  # raises for an invalid value before the model is loaded
     progress: Progress = ctx.obj
     model, tokenizer = _load(progress, target, device, dtype)
     learned, held_out = _split(progress, prompts, tokenizer, max_prompt_tokens, seed)
     completions = _completions(from_cache, tokenizer, tenant, answer_tokens)
-    show = partial(_show_phase, progress)
-    trained = Distillation(model, tokenizer, learned, recipe, out, completions=completions, progress=show).run(minutes)
-    report = _measured(model, tokenizer, {str(out): trained.draft}, held_out, recipe, progress)
+    trained = training(
+        model, tokenizer, learned, recipe, out, completions=completions, announce=progress.say,
+        progress=partial(_show_phase, progress),
+    ).run(minutes)  # fmt: skip
+    drafts = {**asked.compared_with(model), str(out): trained.draft}
+    report = report_on(progress, model, tokenizer, drafts, held_out, recipe)
     report |= {"recipe": asdict(recipe), "plan": asdict(trained.plan), "tokens": trained.num_tokens}
     write_json(out / REPORT_FILE, report)
     progress.rest()
-    _show(report)
+    show_report(report)
     if json:
         write_json(json, report)
 
@@ -136,7 +146,6 @@ def measure_draft(
 
     The measurement uses answers to the prompts that train-draft holds out with the same --seed.
     """
-    from precedent.target.block.draft import BlockDraft
     from precedent.target.eagle.head import EagleHead
     from precedent.target.load.loading import load_draft
     from precedent.training.schedule import Recipe
@@ -153,16 +162,9 @@ def measure_draft(
                 f"{spec} is an EAGLE head, which measure-draft cannot measure without its target's states: compare it "
                 "by precedent bench"
             )
-    blocks = {spec: draft for spec, draft in drafts.items() if isinstance(draft, BlockDraft)}
-    chains = {spec: draft for spec, draft in drafts.items() if spec not in blocks}
-    report = _measured(model, tokenizer, chains, held_out, recipe, progress) if chains else {}
-    if blocks:
-        report["blocks"] = measured(progress, model, tokenizer, blocks, held_out, recipe)
+    report = report_on(progress, model, tokenizer, drafts, held_out, recipe)
     progress.rest()
-    if chains:
-        _show(report)
-    if blocks:
-        show_blocks(report["blocks"])
+    show_report(report)
     if json:
         write_json(json, report)
 
@@ -206,44 +208,6 @@ def _completions(path: Path | None, tokenizer: PreTrainedTokenizerBase, tenant: 
     from precedent.training.completions import read_completions
 
     return () if path is None else read_completions(path, tokenizer, tenant, longest)
-
-
-def _measured(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    drafts: dict[str, PreTrainedModel],
-    held_out: Sequence[Prompt],
-    recipe: Any,
-    progress: Progress,
-) -> dict[str, Any]:
-    """The report on all draft models, measured on the same answers of the target."""
-    from precedent.target.fingerprints import name_of
-    from precedent.training.measure import Measurement
-    from precedent.training.teacher import Author
-
-    first_seed = recipe.seed + HELD_OUT_SEED
-    progress.show("answering held-out prompts", 0, len(held_out))
-    with closing(Author(model, tokenizer, recipe.temperature)) as author:
-        texts = author.texts(held_out, range(first_seed, first_seed + len(held_out)), recipe.answer_tokens)
-    measurement = Measurement(model, texts, recipe.temperature)
-    reports = [
-        measurement.report(name, draft, partial(progress.show, f"measuring {name}")) for name, draft in drafts.items()
-    ]
-    return {"target": name_of(model), "drafts": [report.as_dict() for report in reports]}
-
-
-def _show(report: dict[str, Any]) -> None:
-    step = report["drafts"][0]["target_milliseconds"]
-    table = Table(title=f"target {report['target']}: {step:.1f} ms per step")
-    for column in ("draft", "accepted", "same", "ms", "cost", "draws", "per step", "speed"):
-        table.add_column(column, justify="left" if column == "draft" else "right")
-    for each in report["drafts"]:
-        table.add_row(
-            Path(each["draft"]).name, f"{each['acceptance']:.3f}", f"{each['agreement']:.3f}",
-            f"{each['draw_milliseconds']:.1f}", f"1/{1 / each['cost']:.1f}", str(each["best_draws"]),
-            f"{each['tokens_per_step']:.2f}", f"{each['speed']:.2f}x",
-        )  # fmt: skip
-    Console().print(table)
 
 
 def _show_phase(progress: Progress, phase: str, done: int, total: int, loss: float | None = None) -> None:

@@ -76,8 +76,12 @@ def _recall(parts: DrafterParts) -> Drafter | None:
 def _draft_model(parts: DrafterParts) -> Drafter | None:
     if parts.draft_model is None:
         return None
-    from precedent.drafters.model.drafter import DraftModelDrafter  # here: it needs torch
+    from precedent.drafters.model.conditioned import ConditionedDrafter  # here: they need torch
+    from precedent.drafters.model.drafter import DraftModelDrafter
+    from precedent.target.head_model import HeadModel
 
+    if isinstance(parts.draft_model, HeadModel):
+        return ConditionedDrafter(parts.draft_model)
     return DraftModelDrafter(
         parts.draft_model, early_exit=parts.early_exit, hand_to=parts.device, own_stream=parts.draws_ahead
     )

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Self
 
 from precedent.config import SpeculationConfig
 from precedent.decoding.pearl import Pearl, pearl_for
-from precedent.errors import ConfigError
+from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import TargetModel
 from precedent.target.block.draft import BlockDraft
 from precedent.target.block.model import BlockModel
 from precedent.target.eagle.head import EagleHead
 from precedent.target.eagle.model import eagle_beside
-from precedent.target.head_model import HeadModel
+from precedent.target.head_model import HeadModel, reading_hidden_states
+from precedent.target.load.conditioned import reads_hidden_states
 from precedent.target.load.draft_for import draft_for
 from precedent.target.mtp.model import head_beside
 
@@ -49,8 +50,13 @@ class DraftModels:
     ) -> Self:
         """Prepare the models of these drafters. Raises what `draft_for`, `pearl_for` and `head_beside` raise."""
         block, eagle = _reading(target, draft_model, pearl, drafters)
-        draft, early_exit = draft_for(target, None if isinstance(draft_model, BlockDraft | EagleHead) else draft_model)
-        ahead = pearl_for(draft, target, pearl, early_exit=early_exit)
+        draft: TargetModel | None = None
+        early_exit, ahead = False, None
+        if draft_model is not None and reads_hidden_states(draft_model):
+            draft = _conditioned_beside(target, draft_model, pearl, drafters)
+        elif not isinstance(draft_model, BlockDraft | EagleHead):
+            draft, early_exit = draft_for(target, draft_model)
+            ahead = pearl_for(draft, target, pearl, early_exit=early_exit)
         head = head_beside(target, draws_ahead=ahead is not None) if MTP in drafters else None
         return cls(draft, early_exit, ahead, head, block, eagle)
 
@@ -85,3 +91,15 @@ def _reading(
     block = BlockModel(draft, target) if isinstance(draft, BlockDraft) and BLOCK_DRAFT in drafters else None
     eagle = eagle_beside(draft, target) if isinstance(draft, EagleHead) and EAGLE in drafters else None
     return block, eagle
+
+
+def _conditioned_beside(
+    target: TargetModel, draft: PreTrainedModel, pearl: bool | None, drafters: Collection[str]
+) -> HeadModel | None:
+    """A draft that reads its target, None where no drafter uses it. Raises UnsupportedError beside pearl."""
+    if pearl:
+        raise UnsupportedError(
+            "pearl=True lets a draft model draw while the target scores, and this one reads the target's hidden states "
+            "between two steps: leave pearl out, or train a draft without --condition target"
+        )
+    return reading_hidden_states(draft, target, feeds_back_normed=True) if DRAFT_MODEL in drafters else None

@@ -7,6 +7,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
+from transformers import PreTrainedModel
+
+HEAD_TOKENS = "head.token_ids"
+"""The tensor of a draft's folder with the token ids of its head, `[num_head_tokens]`, in increasing order."""
 
 
 class RawEmbeddings(nn.Module):
@@ -71,3 +75,8 @@ class RestrictedHead(nn.Module):
         kept = self.rows(hidden)
         logits: Tensor = kept.new_full((*kept.shape[:-1], self.width), float("-inf"))
         return logits.index_copy_(-1, self.token_ids, kept)
+
+
+def restrict_head(draft: PreTrainedModel, target: PreTrainedModel, token_ids: Tensor) -> None:
+    """Give a draft the target's head for these tokens only: most of a small draft's work is its head."""
+    draft.set_output_embeddings(RestrictedHead.of(target.get_output_embeddings(), token_ids))

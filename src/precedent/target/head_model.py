@@ -7,13 +7,13 @@ every committed token; behind them the head continues from its own output, as vL
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from precedent.target.given_states import GivenStates
 from precedent.target.kv.cache import KVCache
 from precedent.target.model import TargetModel
 from precedent.target.slot import Slot
@@ -25,53 +25,17 @@ StatesOf = Callable[[KVCache, int, int], Tensor]
 """What a head reads of a target's tokens, from one up to another: `[tokens, hidden_size]`."""
 
 
-class HeadInputs(nn.Module):
-    """Stands in for the embeddings of a head: what its layers read, `[1, rows, width]`, from token ids and states.
-
-    `give` hands in the states for the rows of the next forwards, in order; without any they are zero.
-    """
-
-    def __init__(self, embeddings: nn.Module) -> None:
-        super().__init__()
-        self.embeddings = embeddings
-        self._given: Tensor | None = None
-
-    @property
-    def weight(self) -> Any:
-        """The embeddings' weight, whose device is where token ids go."""
-        return self.embeddings.weight
-
-    def give(self, states: Sequence[Tensor]) -> None:
-        """Hand in the states `[rows, hidden_size]` of each sequence; replaces what is left of earlier ones."""
-        self._given = torch.cat(list(states)) if states else None
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Both inputs as one."""
-        embedded = self.embeddings(input_ids)
-        states = torch.zeros_like(embedded) if self._given is None else self._taken(input_ids.shape[1])[None]
-        return self.fused(embedded, states)
-
-    def fused(self, embedded: Tensor, states: Tensor) -> Tensor:
-        """Embeddings and states, each `[1, rows, hidden_size]`, as what the first layer reads."""
-        raise NotImplementedError
-
-    def _taken(self, rows: int) -> Tensor:
-        assert self._given is not None
-        taken, self._given = self._given[:rows], self._given[rows:]
-        return taken
-
-
 class HeadModel(TargetModel):
     """A head beside its target, whose states `read` gives; every slot is bound to one of the target's.
 
-    The head's embeddings are `HeadInputs`. It keeps its own output, after its final norm if it `feeds_back_normed`.
+    The head's embeddings are `GivenStates`. It keeps its own output, after its final norm if it `feeds_back_normed`.
     """
 
     def __init__(self, head: PreTrainedModel, read: StatesOf, *, feeds_back_normed: bool) -> None:
         super().__init__(head)
         self.keep_hidden_states(after_norm=feeds_back_normed)
         assert self.runner.hidden is not None
-        self._inputs: HeadInputs = head.get_input_embeddings()  # type: ignore[assignment]
+        self._inputs: GivenStates = head.get_input_embeddings()  # type: ignore[assignment]
         self._read, self._own = read, self.runner.hidden
         self._bound: WeakKeyDictionary[Slot, SlotOf] = WeakKeyDictionary()
 
@@ -96,3 +60,13 @@ class HeadModel(TargetModel):
             return self._read(target.kv, first, first + count)
         assert count == 1, "a drafted token reads the output of the one before it"
         return self._own.of(slot.kv, first - 1, first)
+
+
+def reading_hidden_states(head: PreTrainedModel, target: TargetModel, *, feeds_back_normed: bool) -> HeadModel:
+    """A head that reads its target's final hidden states, which the target keeps from now on.
+
+    Raises UnsupportedError, naming why, where they cannot be kept.
+    """
+    target.keep_hidden_states()
+    assert target.runner.hidden is not None
+    return HeadModel(head, target.runner.hidden.of, feeds_back_normed=feeds_back_normed)

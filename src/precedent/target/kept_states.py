@@ -52,5 +52,6 @@ class KeepsStates:
         if self.static is not None:
             raise UnsupportedError(
                 "forwards of fixed size (cuda_graphs=True, or bitwise=True on a GPU) keep no hidden states, which mtp, "
-                "eagle and block-draft read: leave that option or the drafter out"
+                "eagle, block-draft and drafts trained with --condition target read: leave that option or the drafter "
+                "out"
             )

@@ -42,6 +42,11 @@ class BlockLesson:
         return len(self.text.token_ids) - 1 - len(self.states)
 
     @property
+    def read_ids(self) -> Tensor:
+        """The token ids that were read, `[num_read]`."""
+        return torch.tensor(self.text.token_ids[self.first : -1])
+
+    @property
     def anchors(self) -> list[int]:
         """Indices of tokens behind which a block may begin: those before tokens to learn."""
         return [self.text.num_context_tokens + place - 1 for place in self.text.places]
@@ -90,12 +95,17 @@ class BlockShard:
 
 
 class BlockTeacher:
-    """Runs the target over texts and keeps what a block draft has to learn from them."""
+    """Runs the target over texts and keeps what a draft that reads it has to learn from them.
 
-    def __init__(self, target: PreTrainedModel, reads: Sequence[int], context_tokens: int) -> None:
+    States are the outputs of the layers `reads`, counted from 1; of width 0 if there are none; with None the final
+    hidden states.
+    """
+
+    def __init__(self, target: PreTrainedModel, reads: Sequence[int] | None, context_tokens: int) -> None:
         reading = fast_reading(target)
-        self._dtype, self._reader, self._context = target.dtype, Reader(reading), context_tokens
-        self._layers = [layers_of(reading)[number - 1] for number in reads]
+        self.reads, self.context_tokens = None if reads is None else tuple(reads), context_tokens
+        self._dtype, self._reader = target.dtype, Reader(reading)
+        self._layers = [layers_of(reading)[number - 1] for number in reads or ()]
         self._head = OutputHead(target, torch.float64 if target.dtype == torch.float64 else torch.float32)
 
     @torch.no_grad()
@@ -106,18 +116,18 @@ class BlockTeacher:
         return BlockShard(lessons, frequencies.cpu())
 
     def _lesson(self, text: Text, frequencies: Tensor) -> BlockLesson:
-        count = min(len(text.token_ids) - 1, text.num_answer_tokens + self._context)
+        count = min(len(text.token_ids) - 1, text.num_answer_tokens + self.context_tokens)
         last, states = self._read(text.token_ids[:-1], count)
         hidden, totals = last[-text.num_answer_tokens :], []
         for rows in hidden.split(ROWS_AT_ONCE):
             logits = self._head(rows)
             totals.append(logits.logsumexp(-1))
             frequencies += (logits - totals[-1][:, None]).exp_().sum(0)
-        states, hidden = states.to("cpu", self._dtype), hidden.to("cpu", self._dtype)
+        states, hidden = states.to("cpu", self._dtype), hidden.to("cpu", self._dtype, copy=self.reads is None)
         return BlockLesson(text, states, hidden, torch.cat(totals).cpu())
 
     def _read(self, token_ids: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
-        """Final hidden states and the outputs of the layers, of the last `count` tokens."""
+        """Final hidden states and what is kept as states, of the last `count` tokens."""
         seen: list[Tensor] = []
 
         def see(layer: Any, inputs: Any, output: Any) -> None:
@@ -127,4 +137,4 @@ class BlockTeacher:
             for layer in self._layers:
                 hooks.callback(layer.register_forward_hook(see).remove)
             hidden = self._reader.last(token_ids, count)
-        return hidden, torch.cat(seen, dim=-1)
+        return hidden, hidden if self.reads is None else torch.cat([hidden[:, :0], *seen], dim=-1)

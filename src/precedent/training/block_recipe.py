@@ -1,28 +1,22 @@
-"""How to train a block draft, and the plan of one training; both lie in its folder until it ends."""
+"""How to train a block draft."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
 
 from precedent.config import check_fields
-from precedent.errors import ConfigError
-from precedent.target.block.settings import CHAIN, LARGEST, SMALLEST, TREE
-from precedent.training.schedule import COLLECTING_SHARE, PLAN_FILE
+from precedent.target.block.settings import CHAIN, LARGEST, NONE, SMALLEST, TARGET, TREE
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRecipe:
     """How to train a block draft.
 
-    It reads `num_reads` of the target's layers, evenly spaced, and fills `block_size` positions with `num_layers`
-    layers of its own, a head for the `head_tokens` most frequent tokens (0: all) and a Markov term of `markov_rank`;
-    of a prompt it sees the last `context_tokens`. A step learns `anchors` blocks of each of `batch_texts` texts; a
-    share `filled` of them with some true tokens, which more `iterations` than one need. Raises ConfigError if a value
-    is out of range.
+    It reads `num_reads` of the target's layers, evenly spaced, or with `condition` "none" tokens alone, and fills
+    `block_size` positions with `num_layers` layers of its own, a head for the `head_tokens` most frequent tokens (0:
+    all) and a Markov term of `markov_rank`; of a prompt it sees the last `context_tokens`. A step learns `anchors`
+    blocks of each of `batch_texts` texts; a share `filled` of them with some true tokens, which more `iterations` than
+    one need. Raises ConfigError if a value is out of range.
     """
 
     num_layers: int = 2
@@ -33,6 +27,7 @@ class BlockRecipe:
     context_tokens: int = 256
     iterations: int = 1
     proposes: str = TREE
+    condition: str = TARGET
     temperature: float = 1.0
     answer_tokens: int = 128
     chunk_prompts: int = 16
@@ -52,6 +47,7 @@ class BlockRecipe:
             ("context_tokens", self.context_tokens >= 1, "must be 1 or more"),
             ("iterations", 1 <= self.iterations <= self.block_size, "must lie between 1 and block_size"),
             ("proposes", self.proposes in (TREE, CHAIN), f"must be {TREE} or {CHAIN}"),
+            ("condition", self.condition in (TARGET, NONE), f"must be {TARGET} or {NONE}"),
             ("temperature", self.temperature > 0, "must be above 0"),
             ("answer_tokens", self.answer_tokens >= 1, "must be 1 or more"),
             ("chunk_prompts", self.chunk_prompts >= 1, "must be 1 or more"),
@@ -64,64 +60,7 @@ class BlockRecipe:
 
     def reads(self, num_layers: int) -> tuple[int, ...]:
         """The layers that the draft reads, counted from 1, of a target with so many."""
+        if self.condition == NONE:
+            return ()
         count = min(self.num_reads, num_layers)
         return tuple(sorted({max(1, round((place + 1) * num_layers / (count + 1))) for place in range(count)}))
-
-
-@dataclass(frozen=True, slots=True)
-class BlockPlan:
-    """Planned work: pieces of the target's answers, pieces of the given completions, and training steps."""
-
-    chunks: int
-    completions: int
-    steps: int
-
-    @classmethod
-    def of(cls, minutes: float, chunk_seconds: float, step_seconds: float) -> Self:
-        """About `minutes` of work, given the seconds that a piece of answers and a training step take."""
-        seconds = 60.0 * minutes
-        chunks = max(1, int(COLLECTING_SHARE * seconds / chunk_seconds))
-        left = max(seconds - chunks * chunk_seconds, (1 - COLLECTING_SHARE) * seconds)
-        return cls(chunks, chunks, max(1, int(left / step_seconds)))
-
-
-@dataclass(frozen=True, slots=True)
-class BegunBlock:
-    """A training as stored in its folder: the target, the recipe, the texts and the plan."""
-
-    target: str
-    texts: str
-    recipe: BlockRecipe
-    plan: BlockPlan
-
-    def write(self, folder: Path) -> None:
-        """Write the training to its folder atomically."""
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{PLAN_FILE}.partial"
-        partial.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
-        partial.replace(folder / PLAN_FILE)
-
-    @classmethod
-    def read(cls, folder: Path) -> BegunBlock | None:
-        """Read the training in a folder, None if there is none. Raises ConfigError if it cannot be read."""
-        if not (folder / PLAN_FILE).is_file():
-            return None
-        try:
-            found: dict[str, Any] = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
-            return cls(found["target"], found["texts"], BlockRecipe(**found["recipe"]), BlockPlan(**found["plan"]))
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ConfigError(
-                f"{folder / PLAN_FILE} is no plan for a block draft ({error!r}); resume it with the kind it was begun "
-                "with, or start again in another folder"
-            ) from error
-
-    def check_same(self, target: str, texts: str, recipe: BlockRecipe) -> None:
-        """Raise ConfigError, naming the first difference, unless this is the training that is asked for."""
-        own, theirs = dataclasses.asdict(self.recipe), dataclasses.asdict(recipe)
-        pairs = [("target", self.target, target), ("texts", self.texts, texts)]
-        for name, begun, given in [*pairs, *((key, own[key], theirs[key]) for key in own)]:
-            if begun != given:
-                raise ConfigError(
-                    f"the training in this folder has another {name} ({begun} there, {given} now); "
-                    "resume it with the same settings, or start another one in a new folder"
-                )

@@ -25,7 +25,7 @@ from precedent.target.cpu.linear import native_bfloat16
 from precedent.target.load.first_layers import layers_of
 from precedent.training.block_lessons import BlockLesson
 from precedent.training.head import OutputHead
-from precedent.training.student import LARGEST_NORM, rate_at
+from precedent.training.learned_weights import LARGEST_NORM, rate_at
 
 FADING = 4.0
 """Positions over which a position's weight falls to 1/e."""
@@ -96,7 +96,8 @@ class BlockStudent:
     def loss(self, lesson: BlockLesson, blocks: Blocks) -> Tensor:
         """The mean loss over the positions that count, weighted by their depth."""
         with torch.autocast(self._place, torch.bfloat16, enabled=self._half):
-            hidden = block_rows(self.draft, lesson.states.to(self._dtype), blocks.tokens, blocks.starts)[:, 1:]
+            read = lesson.states.to(self._dtype) if self.draft.settings.reads else lesson.read_ids
+            hidden = block_rows(self.draft, read, blocks.tokens, blocks.starts)[:, 1:]
             rows, added = self.draft.head.rows(hidden), self.draft.markov(self._columns[blocks.before])
         hidden, logits = hidden.to(self._dtype), rows.to(self._dtype) + added
         with torch.no_grad():
@@ -156,7 +157,8 @@ def blocks_of(
 def block_rows(draft: BlockDraft, states: Tensor, tokens: Tensor, starts: Tensor) -> Tensor:
     """Final hidden states of blocks `tokens` `[blocks, rows]` of one text, `[blocks, rows, hidden_size]`.
 
-    `states` are those of the text; block b sees the first `starts[b]` of them and its own rows.
+    `states` are those of the text, or its token ids, as `BlockDraft.keys_and_values` takes them; block b sees the first
+    `starts[b]` of them and its own rows.
     """
     model: Any = draft.model
     hidden, count = draft.inputs(tokens), tokens.shape[1]

@@ -70,7 +70,8 @@ class Distillation:
 
     The draft learns from the target's answers to `prompts` and from the target's earlier `completions`. Raises
     UnsupportedError if no draft can be trained on the target's embeddings and head, ConfigError if `out` holds a
-    different training. A checkpoint is written every `checkpoint_steps` steps and at the end of a round.
+    different training. `announce` is called once, before the training proper starts, with what it will cost. A
+    checkpoint is written every `checkpoint_steps` steps and at the end of a round.
     """
 
     def __init__(
@@ -83,10 +84,11 @@ class Distillation:
         *,
         completions: Sequence[Text] = (),
         progress: Progress = lambda *_: None,
+        announce: Callable[[str], None] = lambda _: None,
         checkpoint_steps: int = CHECKPOINT_STEPS,
     ) -> None:
         check_trainable(target)
-        self._checkpoint_steps = checkpoint_steps
+        self._checkpoint_steps, self._announce = checkpoint_steps, announce
         self._target, self._tokenizer, self._recipe, self._progress = target, tokenizer, recipe, progress
         self._prompts, self._completions = prompts, completions
         self._out, self._work = out, out / WORK_FOLDER
@@ -130,7 +132,21 @@ class Distillation:
         started = perf_counter()
         for _ in range(STEPS_TIMED):
             student.step(batch, 0.0, self._recipe.longest_context)
-        return self._recipe.planned(minutes, chunk_seconds, (perf_counter() - started) / STEPS_TIMED)
+        step_seconds = (perf_counter() - started) / STEPS_TIMED
+        plan = self._recipe.planned(minutes, chunk_seconds, step_seconds)
+        self._announce(self._cost_of(plan, chunk_seconds, step_seconds))
+        return plan
+
+    def _cost_of(self, plan: Schedule, chunk_seconds: float, step_seconds: float) -> str:
+        """What a plan costs, in words."""
+        size, rollouts = self._recipe.chunk_prompts, (plan.rounds - 1) * plan.rollouts
+        chunks = plan.chunks + min(plan.completions, -(-len(self._completions) // size)) + rollouts
+        minutes = (chunks * chunk_seconds + plan.steps * step_seconds) / 60
+        megabytes = chunks * (self._work / "answers-0000.safetensors").stat().st_size / 1e6
+        return (
+            f"about {minutes:.0f} minutes: {plan.chunks * size} answers of the target, {rollouts * size} of the draft, "
+            f"{plan.steps} steps, {megabytes:.0f} MB in {self._work} until it ends"
+        )
 
     # Texts to learn from
 

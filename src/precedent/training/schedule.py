@@ -95,18 +95,15 @@ class Recipe:
         """The target's layers that the draft starts from. Raises ConfigError if the draft would not be smaller."""
         if self.start not in STARTS:
             return self._layers_of_draft()
-        count, last = self.num_layers, num_target_layers - 1
-        if num_target_layers <= count:
-            raise ConfigError(f"a draft of {count} layers is not smaller than its target of {num_target_layers}")
-        chosen = {
-            "first": range(count),
-            "last": range(num_target_layers - count, num_target_layers),
-            "ends": [round(place * last / max(count - 1, 1)) for place in range(count)],
-        }
-        return tuple(chosen[self.start])
+        return initial_layers(self.start, self.num_layers, num_target_layers)
 
     def _layers_of_draft(self) -> tuple[int, ...]:
-        found = read_settings(Path(self.start)).initial_layers
+        settings = read_settings(Path(self.start))
+        if settings.exit_layer is not None or settings.fusion is not None:
+            raise ConfigError(
+                f"start={self.start!r} holds {settings.kind}, and only a chain of tokens alone is trained on"
+            )
+        found = settings.initial_layers
         if len(found) != self.num_layers:
             raise ConfigError(f"the draft {self.start} has {len(found)} layers, not {self.num_layers}; ask for as many")
         return found
@@ -136,6 +133,22 @@ class Recipe:
             if batch:
                 yield batch
             epoch += 1
+
+
+def initial_layers(start: str, count: int, num_target_layers: int) -> tuple[int, ...]:
+    """The target's layers, as many as `count`, from which `start` ("ends", "first" or "last") lets a draft begin.
+
+    Raises ConfigError if the draft would not be smaller.
+    """
+    last = num_target_layers - 1
+    if num_target_layers <= count:
+        raise ConfigError(f"a draft of {count} layers is not smaller than its target of {num_target_layers}")
+    chosen = {
+        "first": range(count),
+        "last": range(num_target_layers - count, num_target_layers),
+        "ends": [round(place * last / max(count - 1, 1)) for place in range(count)],
+    }
+    return tuple(chosen[start])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from precedent.target.borrowed import HEAD_TOKENS
 from precedent.target.load.first_layers import base_of
-from precedent.target.load.trained_draft import HEAD_TOKENS, Weights, draft_beside, initial_weights, layer_weights
+from precedent.target.load.trained_draft import Weights, draft_beside, initial_weights, layer_weights
+from precedent.training.divergence import learn_divergence
 from precedent.training.head import OutputHead
+from precedent.training.learned_weights import LearnedWeights
 from precedent.training.texts import Lesson
-
-ROWS_AT_ONCE = 256
-"""Number of logit rows held at a time."""
-
-WARM_UP = 0.05
-"""Share of the steps in which the learning rate rises; then it falls along a cosine to a tenth."""
-
-LEAST_RATE = 0.1
-
-LARGEST_NORM = 1.0
-"""Maximum gradient norm; larger gradients are scaled down."""
 
 
 class Student:
@@ -42,14 +33,14 @@ class Student:
         weights: Weights | None = None,
     ) -> None:
         self.initial_layers, self.head_tokens = tuple(initial_layers), head_tokens
-        self._target, self._learning_rate = target, learning_rate
+        self._target = target
         self._dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
         begun = initial_weights(target, initial_layers) if weights is None else layer_weights(weights)
         self._model = draft_beside(target, initial_layers, begun, self._dtype)
         self._model.requires_grad_(False)
         self._layers = base_of(self._model).layers.requires_grad_(True)
         self._head = OutputHead(target, self._dtype, head_tokens)
-        self._optimizer = torch.optim.AdamW(self._layers.parameters(), lr=learning_rate, betas=(0.9, 0.98), eps=1e-8)
+        self._learned = LearnedWeights(dict(self._layers.named_parameters()), learning_rate)
 
     def step(self, lessons: Sequence[Lesson], done: float, longest_context: int) -> float:
         """Take one step on a batch of lessons and return the mean cross-entropy to the target.
@@ -57,12 +48,9 @@ class Student:
         `done` is the share of all steps that are done.
         """
         count = sum(lesson.num_learned for lesson in lessons)
-        self._optimizer.zero_grad(set_to_none=True)
+        self._learned.forget_gradients()
         loss = sum(self._learn(lesson, count, longest_context) for lesson in lessons)
-        torch.nn.utils.clip_grad_norm_(self._layers.parameters(), LARGEST_NORM)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._learning_rate * rate_at(done)
-        self._optimizer.step()
+        self._learned.step(done)
         return loss
 
     def _learn(self, lesson: Lesson, count: int, longest_context: int) -> float:
@@ -71,29 +59,9 @@ class Student:
         start = max(0, text.num_context_tokens - longest_context)
         hidden = self._hidden(text.token_ids[start:-1])[-text.num_answer_tokens :][text.places]
         rows = hidden.detach().requires_grad_(True)
-        loss = 0.0
-        for piece, thought, total in zip(
-            rows.split(ROWS_AT_ONCE), lesson.hidden.split(ROWS_AT_ONCE), lesson.log_total.split(ROWS_AT_ONCE),
-            strict=True,
-        ):  # fmt: skip
-            loss += self._compare(piece, thought, total, count)
+        shares = torch.full((len(rows),), 1.0 / count, dtype=self._dtype)
+        loss = learn_divergence(self._head, rows, lesson.hidden, lesson.log_total, shares)
         hidden.backward(rows.grad)
-        return loss
-
-    def _compare(self, rows: Tensor, thought: Tensor, log_total: Tensor, count: int) -> float:
-        """Forward KL to the target, up to a constant. The gradient at the logits: `draft_probs * mass - target_probs`.
-
-        Tokens outside the head count with probability 0 on both sides, because nothing can be learned about them.
-        """
-        with torch.no_grad():
-            target_logits = self._head(thought.to(rows.device))
-            target_probs = (target_logits - log_total.to(target_logits)[:, None]).exp()
-        logits = self._head(rows)
-        with torch.no_grad():
-            log_probs = logits.log_softmax(-1)
-            loss = -float((target_probs * log_probs).sum()) / count
-            gradient = (log_probs.exp() * target_probs.sum(-1, keepdim=True) - target_probs) / count
-        logits.backward(gradient)
         return loss
 
     def _hidden(self, token_ids: Sequence[int]) -> Tensor:
@@ -116,28 +84,8 @@ class Student:
 
     def state(self) -> dict[str, Tensor]:
         """Weights and the optimiser's moments by name."""
-        found = {f"weight.{name}": tensor for name, tensor in self._layers.state_dict().items()}
-        for name, parameter in self._layers.named_parameters():
-            for key, value in self._optimizer.state[parameter].items():
-                found[f"{key}.{name}"] = value
-        return found
+        return self._learned.state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved `state`."""
-        self._layers.load_state_dict(_below(state, "weight."))
-        for name, parameter in self._layers.named_parameters():
-            self._optimizer.state[parameter] = {
-                key: state[f"{key}.{name}"].to(parameter.device if key != "step" else "cpu")
-                for key in ("step", "exp_avg", "exp_avg_sq")
-            }
-
-
-def rate_at(done: float) -> float:
-    """The learning rate's factor after the share `done` of all steps."""
-    if done < WARM_UP:
-        return max(done, WARM_UP / 10) / WARM_UP
-    return LEAST_RATE + (1 - LEAST_RATE) * 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
-
-
-def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+        self._learned.restore(state)

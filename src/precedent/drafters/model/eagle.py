@@ -6,10 +6,10 @@ head's vocabulary have probability 0.
 
 from __future__ import annotations
 
-from precedent.drafters.model.mtp import HeadDrafter
+from precedent.drafters.model.conditioned import ConditionedDrafter
 
 
-class EagleDrafter(HeadDrafter):
+class EagleDrafter(ConditionedDrafter):
     """Drafts with an EAGLE-3 head."""
 
     name = "eagle"

@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.target.block.modules import BlockHead, MarkovTerm, MaskedInputs, StateFusion
-from precedent.target.block.settings import BlockSettings
-from precedent.target.borrowed import linear
+from precedent.target.block.settings import NONE, BlockSettings
+from precedent.target.borrowed import HEAD_TOKENS, linear
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.kv.layer_kinds import context_length
 
 WEIGHTS_FILE = "model.safetensors"
-
-HEAD_TOKENS = "head.token_ids"
-"""The tensor with the token ids of the head, `[num_head_tokens]`, in increasing order."""
 
 Weights = Mapping[str, Tensor]
 
@@ -43,7 +41,7 @@ class BlockDraft(_Model):
     """
 
     settings: BlockSettings
-    fusion: StateFusion
+    fusion: StateFusion | None
     markov: MarkovTerm
     model: Any
     lm_head: Any
@@ -60,15 +58,33 @@ class BlockDraft(_Model):
         found: BlockHead = self.lm_head
         return found
 
-    def keys_and_values(self, states: Tensor, first: int) -> list[tuple[Tensor, Tensor]]:
+    def keys_and_values(self, read: Tensor, first: int) -> list[tuple[Tensor, Tensor]]:
         """Each layer's keys and values `[1, kv_heads, tokens, head_dim]` of the text before the block.
 
-        `states` `[tokens, num_read * hidden_size]` are the target's, of the tokens from position `first` on.
+        `read` `[tokens, num_read * hidden_size]` are the target's states of the tokens from position `first` on; for a
+        draft that reads no target they are the ids `[tokens]` of the whole text from its beginning.
         """
-        fused = self.fusion(states.to(self.fusion.linear.weight.dtype))[None]
+        if self.fusion is None:
+            return self._of_own_rows(read)
+        fused = self.fusion(read.to(self.fusion.linear.weight.dtype))[None]
         positions = torch.arange(first, first + fused.shape[1], device=fused.device)[None]
         turns = self.model.rotary_emb(fused, position_ids=positions)
         return [self._kept_by(layer.self_attn, fused, turns) for layer in self.model.layers]
+
+    def _of_own_rows(self, token_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of a text that the draft's layers read by themselves, each token those before it."""
+        hidden, found = self.inputs(token_ids)[None], list[tuple[Tensor, Tensor]]()
+        turns = self.model.rotary_emb(hidden, position_ids=torch.arange(len(token_ids), device=hidden.device)[None])
+        for layer in self.model.layers:
+            attention, normed = layer.self_attn, layer.input_layernorm(hidden)
+            key, value = self._kept_by(attention, normed, turns)
+            query = attention.q_proj(normed).view(1, len(token_ids), -1, self.settings.head_dim).transpose(1, 2)
+            query = apply_rotary_pos_emb(query, query, *turns)[0]
+            seen = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            hidden = hidden + attention.o_proj(seen.transpose(1, 2).flatten(2))
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+            found.append((key, value))
+        return found
 
     def _kept_by(self, attention: Any, fused: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         shape = (*fused.shape[:-1], -1, self.settings.head_dim)
@@ -84,7 +100,8 @@ class BlockDraft(_Model):
         """The weights that are the draft's own, under the names that a folder has for them."""
         found = {f"layers.{name}": tensor for name, tensor in self.model.layers.state_dict().items()}
         found |= {f"norm.{name}": tensor for name, tensor in self.model.norm.state_dict().items()}
-        found |= {f"fusion.{name}": tensor for name, tensor in self.fusion.state_dict().items()}
+        if self.fusion is not None:
+            found |= {f"fusion.{name}": tensor for name, tensor in self.fusion.state_dict().items()}
         found |= {f"markov.{name}": tensor for name, tensor in self.markov.state_dict().items()}
         found |= {f"confidence.{name}": tensor for name, tensor in self.head.confidence.state_dict().items()}
         return found | {"mask": self.inputs.mask}
@@ -146,8 +163,10 @@ def assembled(
     draft.model.rotary_emb = type(draft.model.rotary_emb)(draft.config).to(place)
     draft.model.embed_tokens = MaskedInputs(embeddings, size, place, dtype)
     draft.lm_head = BlockHead(rows, token_ids, dtype)
-    norm: nn.Module = LlamaRMSNorm(size, eps=settings.rms_norm_eps).to(place, dtype)
-    draft.fusion = StateFusion(len(settings.reads), norm, size, place, dtype)
+    draft.fusion = None
+    if settings.reads:
+        norm: nn.Module = LlamaRMSNorm(size, eps=settings.rms_norm_eps).to(place, dtype)
+        draft.fusion = StateFusion(len(settings.reads), norm, size, place, dtype)
     draft.markov = MarkovTerm(token_ids.numel(), settings.markov_rank, place, dtype)
     layers.eval()
     return draft
@@ -159,8 +178,9 @@ def _initialise(draft: BlockDraft) -> None:
     nn.init.normal_(draft.markov.left, std=0.02)
     nn.init.zeros_(draft.head.confidence.weight)
     nn.init.zeros_(draft.head.confidence.bias)
-    share = torch.eye(draft.settings.hidden_size) / len(draft.settings.reads)  # begins as the mean of the layers read
-    draft.fusion.linear.weight.copy_(share.repeat(1, len(draft.settings.reads)))
+    if draft.fusion is not None:
+        share = torch.eye(draft.settings.hidden_size) / len(draft.settings.reads)  # begins as the mean of what is read
+        draft.fusion.linear.weight.copy_(share.repeat(1, len(draft.settings.reads)))
 
 
 def fill(draft: BlockDraft, weights: Weights, name: str = "the block draft") -> BlockDraft:
@@ -199,7 +219,12 @@ def load_block_draft(folder: Path, target: PreTrainedModel, **changes: Any) -> B
             f"those of {name}; give {settings.target} as the target, or train a draft for {name} with precedent "
             "train-draft --kind block"
         )
-    if settings.layers != layers_fingerprint(target):
+    if settings.layers != layers_fingerprint(target) and settings.condition == NONE:
+        log.warning(
+            "the block draft %s was trained for %s; %s has different layers: fewer of its tokens will be accepted",
+            folder, settings.target, name,
+        )  # fmt: skip
+    elif settings.layers != layers_fingerprint(target):
         raise ModelLoadError(
             f"the block draft {folder} reads the layers of {settings.target}, and those of {name} differ: give "
             f"{settings.target} as the target, or train a draft for {name} with precedent train-draft --kind block"

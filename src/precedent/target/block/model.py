@@ -12,7 +12,7 @@ from torch import Tensor
 from precedent.errors import ConfigError
 from precedent.target.block.draft import BlockDraft
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.rows import Rows
+from precedent.target.kv.rows import Rows, chain_rows
 from precedent.target.model import TargetModel
 from precedent.target.slot import Slot
 
@@ -49,14 +49,14 @@ class Filled:
 
 
 class BlockModel:
-    """A block draft beside its target, which keeps the outputs of the layers that the draft reads from now on.
+    """A block draft beside its target, which from now on keeps the outputs of the layers that the draft reads, if any.
 
     Raises ConfigError for layers that the target lacks, and UnsupportedError where they cannot be kept.
     """
 
     def __init__(self, draft: BlockDraft, target: TargetModel) -> None:
         self.draft, self.settings = draft, draft.settings
-        self._outputs = target.keep_layer_outputs(self.settings.reads)
+        self._outputs = target.keep_layer_outputs(self.settings.reads) if self.settings.reads else None
         self._rows = TargetModel(draft)
         if self._rows.one_path:
             raise ConfigError("the layers of this block draft follow single paths, so no block can be filled")
@@ -90,11 +90,18 @@ class BlockModel:
         while place.behind:
             start = place.first + place.kv.length
             end = min(slot.kv.length, start + CHUNK)
-            states = self._outputs.of(slot.kv, start, end).to(self.draft.device)
             place.kv.reserve(end - place.first + self.settings.block_size + 1)
-            for index, (keys, values) in enumerate(self.draft.keys_and_values(states, place.kv.length)):
-                place.kv.layer(index).write(keys, values)
+            if self._outputs is None:
+                self._rows.runner.fill(chain_rows(place.kv, slot.token_ids[start:end]))
+            else:
+                self._write(place.kv, self._outputs.of(slot.kv, start, end))
             place.kv.keep(range(end - start))
+
+    def _write(self, kv: KVCache, states: Tensor) -> None:
+        """Write keys and values behind those in `kv`, from what the target saw of these tokens."""
+        pairs = self.draft.keys_and_values(states.to(self.draft.device), kv.length)
+        for index, (keys, values) in enumerate(pairs):
+            kv.layer(index).write(keys, values)
 
     @torch.inference_mode()
     def fill(self, batch: Sequence[tuple[BlockPlace, int]]) -> list[Filled]:

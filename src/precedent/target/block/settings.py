@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from precedent.errors import ModelLoadError, UnsupportedError
+from precedent.errors import ModelLoadError
 
 SETTINGS_FILE = "config.json"
 
@@ -17,6 +17,9 @@ KIND, FORMAT = "precedent-block-draft", 1
 
 SMALLEST, LARGEST = 2, 16
 """Sizes of a block."""
+
+TARGET, NONE = "target", "none"
+"""What a draft reads of the text: outputs of the target's layers, or its tokens alone, through layers of its own."""
 
 TREE, CHAIN = "tree", "chain"
 """What a draft proposes: its best candidates with estimates, or a chain sampled with its distributions."""
@@ -27,11 +30,11 @@ class BlockSettings:
     """Which target a block draft belongs to, its shape, and how it is used.
 
     `target` is a readable name, `embeddings` and `layers` are fingerprints of the target's weights. The draft reads the
-    outputs of the target's layers `reads` (counted from 1) for the last `context_tokens` tokens of a prompt and all of
-    the answer, and fills `block_size` positions behind the last token. It has `num_layers` layers of the given shape, a
-    head for `num_head_tokens` tokens, and a term of `markov_rank` between neighbours (0: none). `iterations` forwards
-    fill one block; `proposes` is "tree" or "chain". Raises UnsupportedError for a condition other than "target",
-    ModelLoadError for values out of range.
+    last `context_tokens` tokens of a prompt and all of the answer: the outputs of the target's layers `reads` (counted
+    from 1), or with `condition` "none" the tokens alone. It fills `block_size` positions behind the last token. It has
+    `num_layers` layers of the given shape, a head for `num_head_tokens` tokens, and a term of `markov_rank` between
+    neighbours (0: none). `iterations` forwards fill one block; `proposes` is "tree" or "chain". Raises ModelLoadError
+    for values out of range.
     """
 
     target: str
@@ -52,21 +55,18 @@ class BlockSettings:
     markov_rank: int = 64
     iterations: int = 1
     proposes: str = TREE
-    condition: str = "target"
+    condition: str = TARGET
     kind: str = KIND
     format: int = FORMAT
 
     def __post_init__(self) -> None:
-        if self.condition != "target":
-            raise UnsupportedError(
-                f"condition={self.condition!r}: block drafts read the target's states (condition='target'); those with "
-                "a context of their own (SpecDec, 2203.16487) are not supported"
-            )
         checks = (
+            ("condition", self.condition in (TARGET, NONE), f"must be {TARGET} or {NONE}"),
             ("block_size", SMALLEST <= self.block_size <= LARGEST, f"must lie between {SMALLEST} and {LARGEST}"),
             ("iterations", 1 <= self.iterations <= self.block_size, "must lie between 1 and block_size"),
             ("proposes", self.proposes in (TREE, CHAIN), f"must be {TREE} or {CHAIN}"),
-            ("reads", len(self.reads) > 0 and [*self.reads] == sorted({*self.reads}), "must name layers, in order"),
+            ("reads", [*self.reads] == sorted({*self.reads}), "must name layers, in order"),
+            ("reads", bool(self.reads) == (self.condition == TARGET), f"does not fit the condition {self.condition}"),
             ("num_layers", self.num_layers >= 1, "must be 1 or more"),
             ("context_tokens", self.context_tokens >= 1, "must be 1 or more"),
             ("markov_rank", self.markov_rank >= 0, "must be 0 or more"),

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precedent.target.head_model import HeadInputs
+from precedent.target.given_states import GivenStates
 
 
-class EagleInputs(HeadInputs):
+class EagleInputs(GivenStates):
     """What the first layer reads: embeddings beside states, `[1, rows, 2 * hidden_size]`."""
 
     def fused(self, embedded: Tensor, states: Tensor) -> Tensor:

@@ -26,12 +26,14 @@ from precedent.target.block.draft import BlockDraft, load_block_draft
 from precedent.target.block.settings import holds_block_draft
 from precedent.target.eagle.head import EagleHead
 from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
+from precedent.target.load.conditioned import reads_hidden_states
 from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
 from precedent.target.load.gguf import read_config, read_tokenizer
 from precedent.target.load.packaged import DEMO_TARGET
 from precedent.target.load.published_source import check_place, check_whole, find_published, load_published
 from precedent.target.load.source import explained, find_source, gguf_file
-from precedent.target.load.trained_draft import holds_draft, load_trained
+from precedent.target.load.trained_draft import holds_draft
+from precedent.target.load.trained_kinds import load_trained
 from precedent.target.sharding import SETTING, check_divisible, divided_by
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
@@ -125,7 +127,12 @@ def load_draft(
         return _copied_to(first_layers(target, layer_count(str(spec), target)), place)
     if holds_draft(spec):
         with explained(spec, "the draft model"):
-            return _copied_to(load_trained(Path(spec).expanduser(), target), place)
+            trained = load_trained(Path(spec).expanduser(), target)
+        if reads_hidden_states(trained) and place != target.device:
+            raise ConfigError(
+                f"the draft model {spec} reads its target's hidden states, on {target.device}: leave out draft_device"
+            )
+        return _copied_to(trained, place)
     if holds_block_draft(spec):
         check_place("a block draft", place, target)
         with explained(spec, "the block draft"):

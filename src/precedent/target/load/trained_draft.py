@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from precedent.errors import ModelLoadError
-from precedent.target.borrowed import RestrictedHead
-from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
+from precedent.target.borrowed import HEAD_TOKENS, restrict_head
+from precedent.target.fingerprints import embeddings_fingerprint, name_of
 from precedent.target.load.first_layers import base_of, frame_of, layers_of, whole
 
 SETTINGS_FILE, WEIGHTS_FILE = "draft.json", "draft.safetensors"
@@ -28,12 +27,7 @@ SETTINGS_FILE, WEIGHTS_FILE = "draft.json", "draft.safetensors"
 FORMAT = 1
 """Increase it whenever an older version of this file could not read the folder."""
 
-HEAD_TOKENS = "head.token_ids"
-"""The tensor with the token ids of a restricted head, `[num_head_tokens]`, in increasing order."""
-
 Weights = Mapping[str, Tensor]
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +37,8 @@ class DraftSettings:
     `embeddings` is the fingerprint of the target's embeddings and head, without which the weights are useless; `layers`
     is that of its layers. Beside a model with the same embeddings but other layers the draft works, but fewer of its
     tokens are accepted. Training began from the target's layers `initial_layers`; `num_head_tokens` None means the
-    whole vocabulary.
+    whole vocabulary. With `exit_layer` it is an exit behind that layer of the target, counted from 1;
+    with `fusion` its layers also read the target's hidden states (`conditioned`).
     """
 
     target: str
@@ -51,7 +46,16 @@ class DraftSettings:
     layers: str
     initial_layers: tuple[int, ...]
     num_head_tokens: int | None = None
+    exit_layer: int | None = None
+    fusion: str | None = None
     format: int = FORMAT
+
+    @property
+    def kind(self) -> str:
+        """What the folder holds, in words."""
+        if self.exit_layer is not None:
+            return f"an exit behind layer {self.exit_layer}"
+        return "a chain" if self.fusion is None else "a chain that reads its target"
 
 
 def draft_beside(
@@ -68,7 +72,7 @@ def draft_beside(
         _fill(layer, original, _below(weights, f"layers.{place}."))
         layer.to(dtype or target.dtype).eval()
     if HEAD_TOKENS in weights:
-        draft.set_output_embeddings(RestrictedHead.of(target.get_output_embeddings(), weights[HEAD_TOKENS]))
+        restrict_head(draft, target, weights[HEAD_TOKENS])
     return whole(draft, target)
 
 
@@ -110,18 +114,6 @@ def read_settings(folder: Path) -> DraftSettings:
         return DraftSettings(**{**found, "initial_layers": tuple(found["initial_layers"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelLoadError(f"{folder / SETTINGS_FILE} cannot be read ({error!r}); train the draft again") from error
-
-
-def load_trained(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
-    """Load a draft beside its target. Raises ModelLoadError, naming both, if it belongs to another target."""
-    settings, weights = load_weights(folder, target)
-    if settings.layers != layers_fingerprint(target):
-        log.warning(
-            "the draft model %s was trained for %s; %s has different layers: fewer of its tokens will be accepted",
-            folder, settings.target, name_of(target),
-        )  # fmt: skip
-    draft = draft_beside(target, settings.initial_layers, weights)
-    return draft.requires_grad_(False)  # including the target's own modules, which need no gradients either
 
 
 def load_weights(folder: Path, target: PreTrainedModel) -> tuple[DraftSettings, dict[str, Tensor]]:

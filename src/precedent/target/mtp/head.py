@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from precedent.errors import ModelLoadError, UnsupportedError
-from precedent.target.head_model import HeadInputs
+from precedent.target.given_states import GivenStates
 from precedent.target.load.first_layers import base_of, layers_of
 from precedent.target.load.source import explained
 from precedent.target.mtp.families import Family, declared_heads
@@ -38,7 +38,7 @@ SHARED = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
 """Weights that a head takes from its target."""
 
 
-class FusedInputs(HeadInputs):
+class FusedInputs(GivenStates):
     """What an MTP head's layer reads: the projection of normed embeddings beside normed hidden states."""
 
     def __init__(self, embeddings: nn.Module, norms: Sequence[nn.Module], projection: nn.Module) -> None:

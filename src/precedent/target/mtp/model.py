@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from precedent.errors import ConfigError
-from precedent.target.head_model import HeadModel
+from precedent.target.head_model import HeadModel, reading_hidden_states
 from precedent.target.model import TargetModel
 from precedent.target.mtp.families import family_of
 from precedent.target.mtp.head import load_head
@@ -22,6 +22,5 @@ def head_beside(target: TargetModel, *, draws_ahead: bool) -> HeadModel:
         )
     family = family_of(target.model.config.get_text_config())
     target.keep_hidden_states()  # before anything is read: it may be refused
-    assert target.runner.hidden is not None
     head = load_head(target.model, family)
-    return HeadModel(head, target.runner.hidden.of, feeds_back_normed=family.feeds_back_normed)
+    return reading_hidden_states(head, target, feeds_back_normed=family.feeds_back_normed)

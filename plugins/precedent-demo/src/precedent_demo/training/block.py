@@ -18,16 +18,17 @@ from precedent.errors import PrecedentError
 from precedent_demo.training.draft import TEMPERATURE, of_the_expert, reporter, say, served
 
 if TYPE_CHECKING:
-    from precedent.training.block_training import TrainedBlock
+    from precedent.training.lesson_training import TrainedDraft
 
 HEAD_TOKENS, CONTEXT_TOKENS, CHUNK, CHECKPOINT_STEPS = 2048, 192, 8, 10
 
 
-def train(options: argparse.Namespace) -> TrainedBlock:
+def train(options: argparse.Namespace) -> TrainedDraft:
     """Serve customers, read all texts, and train the block draft into the output folder."""
     from precedent.target.load.loading import load_target
-    from precedent.training.block_recipe import BlockPlan, BlockRecipe
+    from precedent.training.block_recipe import BlockRecipe
     from precedent.training.block_training import BlockTraining
+    from precedent.training.lesson_plan import LessonPlan
     from precedent_demo.adapted import adapted_target
 
     model, tokenizer = load_target(str(adapted_target(options.adapter)))
@@ -39,7 +40,7 @@ def train(options: argparse.Namespace) -> TrainedBlock:
         chunk_prompts=CHUNK, batch_texts=options.batch_texts, anchors=options.anchors,
         learning_rate=options.learning_rate,
     )  # fmt: skip
-    plan = BlockPlan(0, -(-len(texts) // recipe.chunk_prompts), options.steps)
+    plan = LessonPlan(0, -(-len(texts) // recipe.chunk_prompts), options.steps)
     training = BlockTraining(
         model, tokenizer, (), recipe, options.out, completions=texts, progress=reporter(every=10),
         checkpoint_steps=CHECKPOINT_STEPS,

@@ -1,0 +1,217 @@
+"""Trains small drafts of several kinds for the order desk, each for the same processor time, and compares them.
+
+python -m precedent_demo.training.compare --out DIR --minutes 10 exit-4 chain griffin
+
+The texts are conversations of the environment's expert, on which the target was trained: the same for all. Each draft
+takes as many steps as fit into the time; reading the texts, once for all that read the same, comes on top. Then all
+are measured on the target's answers to turns of customers that occur in no training. A draft whose folder is there is
+measured without being trained again, so a killed run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from time import process_time
+from typing import TYPE_CHECKING, Any
+
+from precedent.errors import PrecedentError
+from precedent_demo.training.draft import TEMPERATURE, of_the_expert, reporter, say
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from precedent.training.texts import Text
+
+COMMON = {"head_tokens": 2048, "temperature": TEMPERATURE, "chunk_prompts": 8}
+READING = COMMON | {"context_tokens": 64, "batch_texts": 2}
+ONE_LAYER = READING | {"num_layers": 1}
+
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "exit-2": ("exit", COMMON | {"layer": 2}),
+    "exit-4": ("exit", COMMON | {"layer": 4}),
+    "exit-8": ("exit", COMMON | {"layer": 8}),
+    "exit-4-no-layerwise": ("exit", COMMON | {"layer": 4, "layerwise": 0.0}),
+    "chain": ("chain", COMMON | {"num_layers": 1, "rounds": 1, "longest_context": 64, "batch_tokens": 256}),
+    "eagle": ("conditioned", ONE_LAYER | {"passes": 1}),
+    "passes": ("conditioned", ONE_LAYER | {"passes": 3}),
+    "mask": ("conditioned", ONE_LAYER | {"passes": 3, "mask_top_k": 3}),
+    "fusion": ("conditioned", ONE_LAYER | {"passes": 3, "fusion": "token-guided"}),
+    "griffin": ("conditioned", ONE_LAYER | {"passes": 3, "mask_top_k": 3, "fusion": "token-guided"}),
+    "block": ("block", READING),
+    "block-none": ("block", READING | {"condition": "none"}),
+    "block-filled": ("block", READING | {"iterations": 2, "filled": 0.5}),
+}
+"""What can be compared: the kind of training, and its recipe."""
+
+ITERATIONS = (1, 2, 4)
+"""Forwards per block with which each block draft is measured."""
+
+TIMED_TEXTS, TIMED_STEPS = 8, 13
+"""Texts and steps of the trial that says how long a step takes; its first step, which compiles, does not count."""
+
+
+class Comparison:
+    """Trains and measures drafts for the adapted target."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        from precedent.target.load.loading import load_target
+        from precedent_demo.adapted import adapted_target
+
+        self._options = options
+        self._model, self._tokenizer = load_target(str(adapted_target(options.adapter)))
+        self._texts = of_the_expert(self._tokenizer, options.experts)
+
+    def train(self, arm: str) -> None:
+        """Train one draft, unless its folder is there."""
+        folder = self._options.out / arm
+        if (folder / "steps.json").is_file():
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        steps = max(1, int(60 * self._options.minutes / self._step_seconds(arm)))
+        say(f"{arm}: {steps} steps")
+        started = process_time()
+        self._run(arm, folder, self._texts, steps)
+        seconds = {"steps": steps, "processor_seconds": process_time() - started}
+        (folder / "steps.json").write_text(json.dumps(seconds), encoding="utf-8")
+
+    def _step_seconds(self, arm: str) -> float:
+        """Processor seconds of a step where nothing else slows the processor down: the least of three epochs."""
+        trial, ends = self._options.out / f"{arm}.trial", list[float]()
+        shutil.rmtree(trial, ignore_errors=True)
+
+        def note(phase: str, *_: object) -> None:
+            if phase == "training":
+                ends.append(process_time())
+
+        self._run(arm, trial, self._texts[:TIMED_TEXTS], TIMED_STEPS, note)
+        shutil.rmtree(trial)
+        epoch = (TIMED_STEPS - 1) // 3
+        return min(later - before for before, later in zip(ends, ends[epoch:], strict=False)) / epoch
+
+    def _run(self, arm: str, folder: Path, texts: Sequence[Text], steps: int, progress: Any = None) -> None:
+        from precedent.training.lesson_plan import LessonPlan
+        from precedent.training.schedule import Schedule
+
+        kind, settings = ARMS[arm]
+        recipe, training = made(kind, settings)
+        pieces = -(-len(texts) // recipe.chunk_prompts)
+        plan = Schedule(0, pieces, 0, 1, steps) if kind == "chain" else LessonPlan(0, pieces, steps)
+        shared = {} if kind == "chain" else {"lessons": self._options.out / "lessons"}
+        training(
+            self._model, self._tokenizer, (), recipe, folder, completions=texts,
+            progress=progress or reporter(every=50), **shared,
+        ).run(plan)  # fmt: skip
+
+    def report(self, arms: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Measure trained drafts, and the bare layers of exits, on the same turns."""
+        from precedent.training.measure import Measurement
+
+        texts, found = self._held_out(), dict[str, dict[str, Any]]()
+        bare = dict.fromkeys(f"first-layers:{ARMS[arm][1]['layer']}" for arm in arms if ARMS[arm][0] == "exit")
+        chains = Measurement(self._model, texts, self._options.temperature)
+        for name in [*bare, *(arm for arm in arms if ARMS[arm][0] != "block")]:
+            say(f"measuring {name}")
+            draft = self._draft(name if name in bare else self._options.out / name)
+            found[name] = chains.report(name, draft).as_dict()
+        for name in (arm for arm in arms if ARMS[arm][0] == "block"):
+            for iterations in ITERATIONS:
+                say(f"measuring {name} with {iterations} forwards")
+                found[f"{name} T={iterations}"] = self._of_block(name, iterations, texts)
+        for name in found:
+            steps = self._options.out / name.partition(" ")[0] / "steps.json"
+            found[name] |= json.loads(steps.read_text(encoding="utf-8")) if steps.is_file() else {}
+        return found
+
+    def _draft(self, place: str | Path) -> PreTrainedModel:
+        from precedent.target.load.loading import load_draft
+
+        return load_draft(place, self._model, self._tokenizer)
+
+    def _of_block(self, name: str, iterations: int, texts: Sequence[Text]) -> dict[str, Any]:
+        from precedent.target.block.draft import load_block_draft
+        from precedent.training.block_measure import BlockMeasurement
+
+        draft = load_block_draft(self._options.out / name, self._model, iterations=iterations)
+        return BlockMeasurement(self._model, draft, texts, self._options.temperature).report(name).as_dict()
+
+    def _held_out(self) -> list[Text]:
+        """The target's answers to turns of customers of set A."""
+        from precedent.text.prompt import render_prompt
+        from precedent.training.teacher import Author
+        from precedent_demo.training.logs import logged
+
+        prompts = []
+        for record in islice(logged("A", seed=0), self._options.requests):
+            messages, places = record["messages"], range(len(record["messages"]))
+            for place in (place for place in places if messages[place]["role"] == "assistant"):
+                prompts.append(tuple(render_prompt(self._tokenizer, messages[:place], list(record["tools"]))))
+        with closing(Author(self._model, self._tokenizer, TEMPERATURE)) as author:
+            return author.texts(prompts, range(len(prompts)), 96)
+
+
+def made(kind: str, settings: dict[str, Any]) -> tuple[Any, Any]:
+    """The recipe and the training of a kind."""
+    from precedent.training.block_recipe import BlockRecipe
+    from precedent.training.block_training import BlockTraining
+    from precedent.training.conditioned_training import ConditionedRecipe, ConditionedTraining
+    from precedent.training.distil import Distillation
+    from precedent.training.exit_training import ExitRecipe, ExitTraining
+    from precedent.training.schedule import Recipe
+
+    classes = {
+        "chain": (Recipe, Distillation), "conditioned": (ConditionedRecipe, ConditionedTraining),
+        "exit": (ExitRecipe, ExitTraining), "block": (BlockRecipe, BlockTraining),
+    }  # fmt: skip
+    recipe, training = classes[kind]
+    return recipe(**settings), training
+
+
+def line_of(name: str, report: dict[str, Any]) -> str:
+    """One draft's figures."""
+    accepted = report.get("acceptance_by_draw") or report["acceptance"]
+    shares = " ".join(f"{share:.3f}" for share in accepted)
+    return (
+        f"{name:20} {report.get('steps', 0):6} steps, accepted {shares}; cost 1/{1 / report['cost']:.1f}, "
+        f"{report['tokens_per_step']:.2f} tokens per step, {report['speed']:.2f}x"
+    )
+
+
+def options_of() -> argparse.Namespace:
+    """The options of a run, from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m precedent_demo.training.compare", description=__doc__)
+    parser.add_argument("arms", nargs="+", choices=sorted(ARMS), metavar="ARM", help=", ".join(ARMS))
+    parser.add_argument("--adapter", type=Path, help="folder of an adapter to use instead of the package's own")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the drafts, each in one of its name")
+    parser.add_argument("--minutes", type=float, default=10.0, help="processor minutes of training for each")
+    parser.add_argument("--experts", type=int, default=96, help="conversations of the expert to learn from")
+    parser.add_argument("--requests", type=int, default=4, help="requests of customers whose turns are held out")
+    parser.add_argument("--temperature", type=float, default=1.0, help="temperature of the measurement")
+    parser.add_argument("--json", type=Path, help="write the results as JSON")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train and compare, as the command line says."""
+    options = options_of()
+    try:
+        comparison = Comparison(options)
+        for arm in options.arms:
+            comparison.train(arm)
+        found = comparison.report(options.arms)
+    except PrecedentError as error:
+        sys.exit(f"error: {error}")
+    for name, report in found.items():
+        print(line_of(name, report))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
