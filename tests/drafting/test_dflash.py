@@ -37,16 +37,29 @@ def own_tokens(form: str) -> tuple[int, ...] | None:
     return COVERED if form == "speculators" else None
 
 
+def with_layers(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """A config whose layers have other settings, wherever its format keeps them."""
+    name = "transformer_layer_config"
+    return config | ({name: config[name] | settings} if name in config else settings)
+
+
 def loaded(folder: Path, model: Any) -> BlockDraft:
     draft = load_draft(folder, model, byte_tokenizer())
     assert isinstance(draft, BlockDraft)
     return draft
 
 
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12, "use_sliding_window": True}
+
+
+@pytest.mark.parametrize("windows", [{}, WINDOWS], ids=["full attention", "a window"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_block_is_what_its_makers_wrote(form: str, tmp_path: Path) -> None:
-    """Behind a whole prompt and after commits of any size, for several requests in one forward."""
-    config, weights = FORMS[form], block_weights(FORMS[form], own_tokens(form))
+def test_a_block_is_what_its_makers_wrote(form: str, windows: dict[str, Any], tmp_path: Path) -> None:
+    """Behind a whole prompt and after commits of any size, for several requests in one forward.
+
+    Texts are shorter than a window and longer.
+    """
+    config, weights = with_layers(FORMS[form], windows), block_weights(FORMS[form], own_tokens(form))
     target = TargetModel(tiny_causal_lm(scale=1.5, num_hidden_layers=4))
     model = BlockModel(loaded(write_head(tmp_path, config, weights), target.model), target)
     formula = BlockFormula(config, weights, tiny_causal_lm(scale=1.5, num_hidden_layers=4), (1, 3))
@@ -151,13 +164,15 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         UnsupportedError,
         "a draft of the kind DFlash2DraftModel",
     ),
-    "window": (
-        ZLAB
-        | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "use_sliding_window": True},
-        UnsupportedError,
-        "layers with a window",
+    "chunks": (ZLAB | {"layer_types": ["chunked_attention", "full_attention"]}, UnsupportedError, "layers of chunked_"),
+    "causal": (ZLAB | {"is_causal": True}, UnsupportedError, r"not read \(causal blocks\)"),
+    "causal below": (below(causal=True), UnsupportedError, r"not read \(causal blocks\)"),
+    "windows ahead": (ZLAB | WINDOWS | {"is_causal": False}, UnsupportedError, r"not read \(windows that see ahead\)"),
+    "no width": (
+        ZLAB | WINDOWS | {"use_sliding_window": False},
+        ModelLoadError,
+        "does not say how wide it is",
     ),
-    "causal": (ZLAB | {"is_causal": True}, UnsupportedError, r"not read \(causal\)"),
     "scaled logits": (below(final_logit_softcapping=20.0), UnsupportedError, r"not read \(final_logit_softcapping\)"),
     "anchor": (SPECULATORS | {"sample_from_anchor": True}, UnsupportedError, r"not read \(sample_from_anchor\)"),
     "layers": (ZLAB | {"model_type": "deepseek_v3"}, UnsupportedError, "layers of 'deepseek_v3'"),

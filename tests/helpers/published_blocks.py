@@ -101,12 +101,21 @@ class BlockFormula:
         size = self._config["block_size"]
         hidden = table.weight[torch.tensor([text[-1], *[MASK] * (size - 1)])]
         for number in range(self._inside["num_hidden_layers"]):
-            hidden = self._layer(f"layers.{number}.", hidden, fused)
+            kinds = self._inside.get("layer_types") or ["full_attention"] * (number + 1)
+            hidden = self._layer(f"layers.{number}.", hidden, fused, self._seen(kinds[number], len(fused)))
         head: Any = self._target.get_output_embeddings()
         rows = self._weights.get("lm_head.weight", head.weight)
         return self._normed(hidden, "norm")[1:] @ rows.T
 
-    def _layer(self, name: str, hidden: Tensor, fused: Tensor) -> Tensor:
+    def _seen(self, kind: str, length: int) -> Tensor | None:
+        """Which keys the rows of a block see: all, or in a window those before them that are near."""
+        if kind == "full_attention":
+            return None
+        places = torch.arange(length + self._config["block_size"])
+        distance = places[length:, None] - places
+        return (distance >= 0) & (distance < self._inside["sliding_window"])
+
+    def _layer(self, name: str, hidden: Tensor, fused: Tensor, mask: Tensor | None) -> Tensor:
         read = self._normed(hidden, f"{name}input_layernorm")
         both = torch.cat([fused, read])
         heads = {
@@ -119,7 +128,7 @@ class BlockFormula:
             normed = self._normed(heads[part], f"{name}self_attn.{part}_norm")
             heads[part] = self._turned(normed, len(both) - normed.shape[1])
         wide = [heads[part].repeat_interleave(HEADS // KV_HEADS, 0) for part in ("k", "v")]
-        seen = scaled_dot_product_attention(heads["q"], *wide).transpose(0, 1).flatten(1)
+        seen = scaled_dot_product_attention(heads["q"], *wide, attn_mask=mask).transpose(0, 1).flatten(1)
         hidden = hidden + seen @ self._weights[f"{name}self_attn.o_proj.weight"].T
         inner = self._normed(hidden, f"{name}post_attention_layernorm")
         gate, up, down = (self._weights[f"{name}mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))

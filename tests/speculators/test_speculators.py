@@ -265,11 +265,11 @@ def test_heads_of_specforge_are_what_the_library_converts_them_to(
         compared(place, eagerly(draft), plain)
 
 
-def dflash_of_the_library(target: Path, *, whole: bool = False) -> Any:
+def dflash_of_the_library(target: Path, *, whole: bool = False, **layers: Any) -> Any:
     from speculators import DFlashDraftModel, DFlashSpeculatorConfig
 
     config = DFlashSpeculatorConfig(
-        transformer_layer_config=layers_config("qwen3", num_hidden_layers=2), block_size=6, mask_token_id=258,
+        transformer_layer_config=layers_config("qwen3", num_hidden_layers=2, **layers), block_size=6, mask_token_id=258,
         draft_vocab_size=259 if whole else len(COVERED), aux_hidden_state_layer_ids=list(READS),
         speculators_config=about("dflash", target),
     )  # fmt: skip
@@ -309,13 +309,23 @@ def blocks_of_ours(folder: Path, ids: Sequence[int], anchors: Sequence[int]) -> 
     return torch.stack([block.logits for block in filled]), drafting
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["some tokens", "the whole vocabulary"])
+DFLASHES: dict[str, dict[str, Any]] = {
+    "some tokens": {},
+    "the whole vocabulary": {"whole": True},
+    "a window": {
+        "layer_types": ["sliding_attention", "full_attention"], "sliding_window": TEXT + 8, "use_sliding_window": True,
+    },
+}  # fmt: skip
+"""Settings of drafts as the library makes them; its training counts a window from the block's first token."""
+
+
+@pytest.mark.parametrize("variant", DFLASHES)
 def test_dflash_drafts_that_the_library_wrote(
-    whole: bool, target_folder: Path, plain: PreTrainedModel, tmp_path: Path
+    variant: str, target_folder: Path, plain: PreTrainedModel, tmp_path: Path
 ) -> None:
     """Blocks behind several places of a text, in one forward."""
-    ids, anchors = random_ids(6, TEXT), (1, 5, 19)
-    draft = dflash_of_the_library(target_folder, whole=whole)
+    ids, anchors, whole = random_ids(6, TEXT), (1, 5, 19), "whole" in DFLASHES[variant]
+    draft = dflash_of_the_library(target_folder, **DFLASHES[variant])
     draft.save_pretrained(tmp_path / "draft")
     expected = blocks_of_the_library(draft, plain, ids, anchors)
     found, drafting = blocks_of_ours(tmp_path / "draft", ids, anchors)

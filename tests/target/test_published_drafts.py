@@ -165,7 +165,7 @@ WRONG_CONFIGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "window": (
         deeper(model_type="qwen3", use_sliding_window=True, sliding_window=8, max_window_layers=0),
         UnsupportedError,
-        "layers with a window",
+        "layers of sliding_attention, which is not read",
     ),
     "rope": (
         deeper(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),

@@ -17,7 +17,12 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.runtime.plain_values import first_line
 from precedent.target.checkpoint import config_in, tensor_names, tensors_in
-from precedent.target.kv.layer_kinds import FULL_ATTENTION, LENGTH_DEPENDENT_ROPE, context_length
+from precedent.target.kv.layer_kinds import (
+    FULL_ATTENTION,
+    LENGTH_DEPENDENT_ROPE,
+    SLIDING_ATTENTION,
+    context_length,
+)
 
 EAGLE, DFLASH = "EAGLE-3 head", "DFlash draft"
 """What is read."""
@@ -65,8 +70,8 @@ class PublishedDraft:
     def layers(self, target: PreTrainedConfig) -> PreTrainedConfig:
         """The config of its layers, for texts as long as the target's.
 
-        Raises UnsupportedError for layers other than Llama's and Qwen3's with full attention, ModelLoadError for a
-        config that transformers refuses.
+        Raises UnsupportedError for layers other than Llama's and Qwen3's, and for windows where they are not read;
+        ModelLoadError for a config that transformers refuses.
         """
         given = dict(self.config)
         if self.form == SPECULATORS:
@@ -89,9 +94,12 @@ class PublishedDraft:
         return made
 
     def _check(self, made: Any) -> None:
-        kinds = set(getattr(made, "layer_types", None) or ()) - {FULL_ATTENTION}
-        if kinds or (getattr(made, "sliding_window", None) and getattr(made, "use_sliding_window", True)):
-            raise UnsupportedError(f"{self} has layers with a window, and only full attention is read: give another")
+        kinds = set(getattr(made, "layer_types", None) or ())
+        if not isinstance(made, Qwen3Config) and getattr(made, "sliding_window", None):
+            kinds.add(SLIDING_ATTENTION)
+        others = kinds - {FULL_ATTENTION} - ({SLIDING_ATTENTION} if self.kind == DFLASH else set())
+        if others:
+            raise UnsupportedError(f"{self} has layers of {min(others)}, which is not read: give another")
         rope = (made.rope_parameters or {}).get("rope_type")
         if rope in LENGTH_DEPENDENT_ROPE:
             raise UnsupportedError(f"{self} has {rope} rotary embeddings, which change with the length: give another")

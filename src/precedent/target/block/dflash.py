@@ -18,7 +18,7 @@ from precedent.target.block.draft import BlockDraft, Qwen3BlockDraft, assembled,
 from precedent.target.block.settings import LARGEST, SMALLEST, BlockSettings
 from precedent.target.borrowed import RawEmbeddings, linear
 from precedent.target.draft_vocabulary import D2T, T2D, covered_tokens
-from precedent.target.kv.layer_kinds import context_length
+from precedent.target.kv.layer_kinds import FULL_ATTENTION, SLIDING_ATTENTION, context_length
 from precedent.target.published import SPECULATORS, PublishedDraft
 
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -64,7 +64,7 @@ def dflash_settings(draft: PublishedDraft, target: PreTrainedConfig, num_head_to
     Raises ModelLoadError for another target's draft, and UnsupportedError for variants that are not read.
     """
     layers: Any = draft.layers(target)
-    _check_variant(draft)
+    _check_variant(draft, layers)
     for name in ("hidden_size", "vocab_size"):
         if getattr(layers, name) != getattr(target, name):
             raise ModelLoadError(
@@ -86,14 +86,24 @@ def value(draft: PublishedDraft, name: str) -> Any:
     return (draft.config.get("dflash_config") or {}).get(name, draft.config.get(name))
 
 
-def _check_variant(draft: PublishedDraft) -> None:
+def _check_variant(draft: PublishedDraft, layers: Any) -> None:
+    """Raise UnsupportedError for other variants, ModelLoadError for windows of no size.
+
+    In layers with a window a block's rows see those before them alone, in the others they all see each other.
+    """
     found = [name for name in UNREAD if value(draft, name) not in (None, False, 1.0)]
-    if value(draft, "causal") or draft.config.get("is_causal"):
-        found.append("causal")
+    causal = {value(draft, "causal"), draft.config.get("is_causal")}
+    windows = SLIDING_ATTENTION in layers.layer_types
+    if True in causal and FULL_ATTENTION in layers.layer_types:
+        found.append("causal blocks")
+    if windows and (False in causal or draft.config.get("sliding_window_non_causal")):
+        found.append("windows that see ahead")
     if draft.config.get("sample_from_anchor"):
         found.append("sample_from_anchor")
     if found:
         raise UnsupportedError(f"{draft} is a variant that is not read ({found[0]}): give another draft")
+    if windows and not layers.sliding_window:
+        raise ModelLoadError(f"{draft} has layers with a window and does not say how wide it is: get its config again")
 
 
 def _block_size(draft: PublishedDraft) -> int:

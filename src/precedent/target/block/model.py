@@ -120,7 +120,10 @@ class BlockModel:
     def _forward(self, places: Sequence[BlockPlace], tokens: Sequence[Sequence[int]]) -> list[Filled]:
         count = self.settings.block_size + 1
         depths, all_see_all = np.arange(count), np.ones((count, count), dtype=np.bool_)
-        rows = [Rows(place.kv, row, depths, all_see_all) for place, row in zip(places, tokens, strict=True)]
+        rows = [
+            Rows(place.kv, row, depths, all_see_all, causal_in_windows=True)
+            for place, row in zip(places, tokens, strict=True)
+        ]
         found = [logits[1:].to(self._place, self._dtype) for logits in self._rows.runner.logits(rows)]
         return [Filled(logits[:, :-1], logits[:, -1].sigmoid().cpu()) for logits in found]
 

@@ -31,13 +31,15 @@ class Rows:
     """One sequence's rows in a forward; they follow the rows in its KV cache.
 
     `depths` `[rows]` counts from the first row; `ancestors` `[rows, rows]` is true where the column is the row's
-    ancestor or the row itself, None for a chain.
+    ancestor or the row itself, None for a chain. With `causal_in_windows`, layers with a window hide later rows too,
+    whatever `ancestors` says: those of a block see each other in the other layers only.
     """
 
     kv: KVCache
     token_ids: Sequence[int]
     depths: NDArray[np.int64]
     ancestors: NDArray[np.bool_] | None = None
+    causal_in_windows: bool = False
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -104,6 +104,8 @@ def visible_keys(rows: Rows, rule: Rule, reach: int | None, device: torch.device
     if plain and rows.ancestors is None and length == 0:
         return Visible(0, None, True)
     own = within(rows, device)
+    if rows.causal_in_windows and reach is not None:
+        own = own.tril()
     if plain:
         return Visible(0, own, False)
     first = 0 if reach is None else max(0, length - reach + 1)
