@@ -231,9 +231,9 @@ def test_a_draft_begins_with_the_targets_layers() -> None:
     first: Any = draft.model.layers[0]
     assert torch.equal(first.mlp.up_proj.weight, target.model.layers[0].mlp.up_proj.weight)
     assert [initial_layers(count, 30) for count in (1, 2, 3)] == [(0,), (0, 29), (0, 15, 29)]
-    assert RECIPE.reads(30) == (10, 20)
-    assert BlockRecipe().reads(30) == (8, 15, 22)
-    assert BlockRecipe().reads(3) == (1, 2)
+    assert RECIPE.reads(30) == (15, 27)
+    assert BlockRecipe().reads(30) == (15, 21, 27)
+    assert BlockRecipe().reads(3) == (2, 3)
 
 
 def test_the_matched_path_of_a_tree() -> None:

@@ -12,7 +12,7 @@ from precedent.target.block.settings import CHAIN, LARGEST, NONE, SMALLEST, TARG
 class BlockRecipe:
     """How to train a block draft.
 
-    It reads `num_reads` of the target's layers, evenly spaced, or with `condition` "none" tokens alone, and fills
+    It reads `num_reads` of the target's layers, in their later half, or with `condition` "none" tokens alone, and fills
     `block_size` positions with `num_layers` layers of its own, a head for the `head_tokens` most frequent tokens (0:
     all) and a Markov term of `markov_rank`; of a prompt it sees the last `context_tokens`. A step learns `anchors`
     blocks of each of `batch_texts` texts; a share `filled` of them with some true tokens, which more `iterations` than
@@ -59,8 +59,12 @@ class BlockRecipe:
         check_fields(self, checks)
 
     def reads(self, num_layers: int) -> tuple[int, ...]:
-        """The layers that the draft reads, counted from 1, of a target with so many."""
+        """The layers that the draft reads, counted from 1, of a target with so many.
+
+        Evenly spaced from the middle to a tenth before the last: later layers say more about what comes next.
+        """
         if self.condition == NONE:
             return ()
-        count = min(self.num_reads, num_layers)
-        return tuple(sorted({max(1, round((place + 1) * num_layers / (count + 1))) for place in range(count)}))
+        first, last = -(-num_layers // 2), num_layers - num_layers // 10
+        gap = (last - first) / max(1, self.num_reads - 1)
+        return tuple(sorted({round(last - place * gap) for place in range(self.num_reads)}))
