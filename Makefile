@@ -28,10 +28,11 @@ SERVE_ARGS  ?=
 BENCH_ARGS  ?=
 TEST_ARGS   ?=
 MUTANT_ARGS ?=
+FIGURES_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-agents test-clients test-vllm test-llama-cpp test-ray test-speculators check docs reference dist bench clean
+.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-agents test-clients test-vllm test-llama-cpp test-ray test-speculators check docs reference figures dist bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -90,12 +91,17 @@ test-speculators: $(SPECULATORS_VENV)/run.stamp  ## published EAGLE and DFlash d
 
 docs: $(VENV)/dev.stamp  ## the documentation site in build/docs; broken links, missing anchors and unknown names fail
 	@$(BIN)/python .ci/reference.py --check
+	@$(BIN)/python .ci/figures.py --check
 	@$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -b html docs build/docs
 	@$(BIN)/python .ci/check_site.py build/docs
 	@echo "== open build/docs/index.html"
 
-reference: $(VENV)/dev.stamp  ## write the pages of docs/reference that say what the code says
+reference: $(VENV)/dev.stamp  ## write what pages say of the code (docs/reference) and of the files in docs/figures
 	@$(BIN)/python .ci/reference.py
+	@$(BIN)/python .ci/figures.py
+
+figures: $(VENV)/dev.stamp  ## measure the documentation's figures, hours in all (FIGURES_ARGS="rows service --traces FOLDER")
+	@$(BIN)/python .ci/measure.py $(FIGURES_ARGS)
 
 dist: $(VENV)/dev.stamp  ## a wheel and an sdist in dist/, each installed into an empty environment and tried (some minutes)
 	@$(BIN)/python .ci/dist.py dist

@@ -21,7 +21,7 @@ def run(folder: Path, *arguments: str) -> dict[str, Any]:
     quiet = {**os.environ, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, capture_output=True, text=True, env=quiet, check=False)
     assert done.returncode == 0, done.stderr
-    return {part["name"]: part for part in json.loads((folder / "json").read_text())["parts"]}
+    return {part["name"]: part for part in json.loads((folder / "json").read_text())["figures"]["parts"]}
 
 
 def chat(task: int, answer: str) -> str:

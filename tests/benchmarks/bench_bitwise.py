@@ -1,6 +1,6 @@
 """Are greedy and seeded texts byte-equal with speculation off, cold, warm, adversarial, continued and beside others?
 
-    python tests/benchmarks/bench_bitwise.py [--texts 200] [--tokens 48] [--device cuda] [--without]
+    python tests/benchmarks/bench_bitwise.py [--texts 200] [--tokens 48] [--device cuda] [--without] [--json FILE]
 
 Every prompt is answered plainly first, one request at a time; then with an empty cache, with the answers remembered,
 with a cache of wrong answers under the very prompts, behind a prefix of which a part was decoded, and eight at once.
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from bench_rounding import SUBJECTS
+from measurement import Measurement, json_option
 
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
@@ -75,7 +76,7 @@ def sampled(number: int, tokens: int) -> SamplingParams:
 
 
 def main() -> None:
-    """Compare, then time."""
+    """Compare, time, and write the figures as JSON."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--target", default="smollm2-135m-instruct")
     options.add_argument("--dtype", default=None)
@@ -83,7 +84,9 @@ def main() -> None:
     options.add_argument("--texts", type=int, default=200, help=f"at most {len(FORMS) * len(SUBJECTS)}")
     options.add_argument("--tokens", type=int, default=48)
     options.add_argument("--without", action="store_true")
+    json_option(options)
     chosen = options.parse_args()
+    measurement = Measurement()
     engine = Engine.load(
         chosen.target,
         dtype=chosen.dtype,
@@ -92,13 +95,14 @@ def main() -> None:
         cache=SpeculationCache.open(None),
         bitwise=not chosen.without,
     )
-    compare(engine, chosen.texts, chosen.tokens)
+    found: dict[str, Any] = {"texts": chosen.texts, "tokens": chosen.tokens, "bitwise": not chosen.without}
+    found["equal_texts"] = compare(engine, chosen.texts, chosen.tokens)
     engine.close()
-    cost(chosen.target, chosen.dtype, chosen.device)
+    measurement.write(chosen.json, found | {"cost_ms": cost(chosen.target, chosen.dtype, chosen.device)})
 
 
-def compare(engine: Engine, number: int, tokens: int) -> None:
-    """Print how many texts of each way are those of plain decoding."""
+def compare(engine: Engine, number: int, tokens: int) -> dict[str, list[int]]:
+    """How many texts of each way are those of plain decoding, of how many; printed."""
     prompts = Prompts(engine, number)
 
     def answered(asked: Sequence[Sequence[int]], at_once: int = 1, **settings: Any) -> Texts:
@@ -118,9 +122,8 @@ def compare(engine: Engine, number: int, tokens: int) -> None:
         f"{AT_ONCE} at once": lambda: answered(prompts.first, AT_ONCE, tenant="right"),
     }
     print(f"{len(plain)} texts of at most {tokens} tokens, half of them seeded; bitwise={engine.target.bitwise}")
-    for name, run in ways.items():
-        _print(name, run(), plain)
-    _print("continued", answered(second, tenant="right"), then)
+    equal = {name: _printed(name, run(), plain) for name, run in ways.items()}
+    return equal | {"continued": _printed("continued", answered(second, tenant="right"), then)}
 
 
 def _answered(
@@ -140,15 +143,16 @@ def _answered(
         yield from (one.result().token_ids for one in running)
 
 
-def _print(name: str, texts: Texts, plain: Texts) -> None:
+def _printed(name: str, texts: Texts, plain: Texts) -> list[int]:
     pairs = list(zip(texts, plain, strict=True))
     parted = [common_prefix(text, expected) for text, expected in pairs if text != expected]
     where = f"; half of the others part before token {round(statistics.median(parted)) + 1}" if parted else ""
     print(f"{name:>12}: {len(plain) - len(parted)} of {len(plain)} equal to plain decoding{where}", flush=True)
+    return [len(plain) - len(parted), len(plain)]
 
 
-def cost(name: str, dtype: str | None, device: str | None, rounds: int = 9) -> None:
-    """Print the medians of a prompt of 600 tokens and of steps, both kinds of engine by turns in one process."""
+def cost(name: str, dtype: str | None, device: str | None, rounds: int = 9) -> dict[str, dict[str, float]]:
+    """Medians of a prompt of 600 tokens and of steps, both kinds of engine by turns in one process; printed."""
     loaded = {bitwise: load_target(name, dtype=dtype, device=device)[0] for bitwise in (False, True)}
     targets = {bitwise: TargetModel(model, bitwise=bitwise) for bitwise, model in loaded.items()}
     seconds: dict[tuple[str, bool], list[float]] = {}
@@ -164,9 +168,12 @@ def cost(name: str, dtype: str | None, device: str | None, rounds: int = 9) -> N
                 if target.device.type == "cuda":
                     torch.cuda.synchronize(target.device)
                 seconds.setdefault((what, bitwise), []).append(time.perf_counter() - started)
+    found = {}
     for what in ("prompt of 600", "plain step"):
         without, promised = (statistics.median(seconds[what, bitwise]) * 1e3 for bitwise in (False, True))
         print(f"{what:>14}: {without:.1f} ms without, {promised:.1f} ms bitwise: {promised / without:.2f}x")
+        found[what] = {"without": without, "bitwise": promised, "ratio": promised / without}
+    return found
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from measurement import Measurement, json_option
 from neighbours import coming_and_going, neighbours
 
 from precedent.cache import SpeculationCache
@@ -66,9 +67,10 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--requests", type=int, default=4)
     options.add_argument("--fixed", action="store_true")
-    options.add_argument("--json", type=Path)
+    json_option(options)
     options.add_argument("--record", type=Path)
     given = options.parse_args()
+    measurement = Measurement()
     bench = loaded()
     if given.record:
         given.record.write_text(json.dumps(recorded(bench), separators=(",", ":")) + "\n")
@@ -76,11 +78,12 @@ def main() -> None:
     print(f"{processor()}, {os.cpu_count()} processors, {torch.get_num_threads()} threads")
     found: dict[str, Any] = {name: measured(bench, name, begin, given.requests) for name, begin in CONDITIONS.items()}
     for name, runs in found.items():
+        for each in runs.values():
+            each["times_plain"] = each["tokens_per_second"] / runs["plain"]["tokens_per_second"]
         show(name, runs, found["quiet"]["plain"])
     if given.fixed:
         found["fixed"] = fixed(bench, given.requests)
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    measurement.write(given.json, found)
     bench.close()
 
 
@@ -129,10 +132,9 @@ def show(name: str, runs: dict[str, dict[str, Any]], quiet: dict[str, Any]) -> N
     plain = runs["plain"]
     print(f"\n{name}: plain {plain['tokens_per_second'] / quiet['tokens_per_second']:.2f} of quiet plain")
     for way, each in runs.items():
-        speed = each["tokens_per_second"] / plain["tokens_per_second"]
         whole = plain["request_seconds"] / each["request_seconds"]
         print(
-            f"  {way:12} {each['tokens_per_second']:7.1f} tok/s {speed:5.2f}x   requests {whole:5.2f}x   "
+            f"  {way:12} {each['tokens_per_second']:7.1f} tok/s {each['times_plain']:5.2f}x   requests {whole:5.2f}x   "
             f"{each['tokens_per_step']:5.2f} tokens/step   load {each['load']:.2f}, {each['threads']} threads, "
             f"steps {' '.join(f'{width}:{ms}' for width, ms in list(each['step_milliseconds_by_width'].items())[:8])}"
         )

@@ -1,6 +1,6 @@
 """Several requests at once with a draft model: one forward per sampled token for all of them, against one for each.
 
-    python tests/benchmarks/bench_draw_in_step.py [--requests 8] [--at-once 4] [--rounds 3]
+    python tests/benchmarks/bench_draw_in_step.py [--requests 8] [--at-once 4] [--rounds 3] [--json FILE]
 
 The order desk's own pair drafts alone, without a cache. Both ways have an engine over the same weights and take turns;
 the first round of each is for learning what samples cost. Plain decoding is measured beside them.
@@ -17,6 +17,7 @@ from time import perf_counter
 from unittest.mock import patch
 
 import torch
+from measurement import Measurement, json_option
 
 from precedent.config import SpeculationConfig
 from precedent.engine.engine import Engine
@@ -65,7 +66,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, number in (("requests", 8), ("at-once", 4), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=number)
+    json_option(parser)
     given = parser.parse_args()
+    measurement = Measurement()
     (sides, draft), requests = made(), make_requests("B")[: given.requests]
     for _ in range(1 + given.rounds):
         for side in sides:
@@ -73,8 +76,9 @@ def main() -> None:
     print(
         f"{given.requests} requests, {given.at_once} at once, {torch.get_num_threads()} threads, {given.rounds} rounds"
     )
-    for count in (1, 2, 4, 8):
-        print(f"a forward of the draft model for {count}: {1e3 * forward_seconds(draft, count):.2f} ms")
+    forwards = {count: 1e3 * forward_seconds(draft, count) for count in (1, 2, 4, 8)}
+    for count, milliseconds in forwards.items():
+        print(f"a forward of the draft model for {count}: {milliseconds:.2f} ms")
     pairs = [step / alone for alone, step in zip(sides[1].rates[1:], sides[2].rates[1:], strict=True)]
     print(f"in step by one by one: median {median(pairs):.2f}, {min(pairs):.2f} to {max(pairs):.2f}")
     plain = median(sides[0].rates[1:])
@@ -84,6 +88,8 @@ def main() -> None:
             f"{side.way:>10}: {rate:6.1f} tokens per second ({rate / plain:.2f}x plain), "
             f"{median(side.samples[1:]):.2f} samples per step, {same} of {len(side.texts)} turns as plain"
         )
+    ways = [{"way": side.way, "tokens_per_second": median(side.rates[1:])} for side in sides]
+    measurement.write(given.json, {"forward_ms": forwards, "in_step_by_one_by_one": median(pairs), "ways": ways})
 
 
 def forward_seconds(model: TargetModel, count: int) -> float:

@@ -10,7 +10,6 @@ what it had found stays; after `--minutes` nothing new is begun. `--small --devi
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -24,6 +23,7 @@ from gpu_bench.same_bits import bitwise_times
 from gpu_bench.setting import Part, Setting, TimeIsUp, existing
 from gpu_bench.steps import attention_times, batch_times, step_times, verification_times
 from gpu_bench.trace_replay import replayed
+from measurement import Measurement, json_option
 
 PARTS = (
     Part("steps", "A step, in milliseconds", step_times),
@@ -43,10 +43,12 @@ def main() -> None:
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         sys.exit("there is no CUDA device; --small --device cpu tries the program without one")
     setting = Setting(given, perf_counter())
+    measurement = Measurement(gpu=torch.cuda.get_device_name(setting.device) if setting.on_cuda else None)
     results: dict[str, Any] = {"machine": setting.machine, "parts": []}
     for part in PARTS:
         if not given.parts or part.name in given.parts:
             results["parts"].append(run_part(part, setting))
+            measurement.write(given.json, results)
             write(results, given)  # after every part: a run that is stopped has lost little
     print(markdown(results))
 
@@ -61,7 +63,8 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--traces", nargs="*", type=existing, default=[], help="chat traces in OpenAI format")
     parser.add_argument("--tokenizer", help="of the traces: a folder; bytes without one")
     parser.add_argument("--turns", type=int, default=64, help="recorded answers per pool")
-    for name in ("json", "markdown", "svg"):
+    json_option(parser)
+    for name in ("markdown", "svg"):
         parser.add_argument(f"--{name}", type=Path)
     return parser
 
@@ -84,9 +87,7 @@ def run_part(part: Part, setting: Setting) -> dict[str, Any]:
 
 
 def write(results: dict[str, Any], given: argparse.Namespace) -> None:
-    """What was found so far, to the files that were asked for."""
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    """What was found so far, to the files for people that were asked for."""
     if given.markdown:
         given.markdown.write_text(markdown(results), encoding="utf-8")
     steps = [row for part in results["parts"] if part["name"] == "steps" for row in part["rows"]]

@@ -1,6 +1,6 @@
 """What a grammar costs: conversion of the tokenizer, compilation, a mask, its application to a row, forced tokens.
 
-    python tests/benchmarks/bench_grammar.py [--target smollm2-135m-instruct]
+    python tests/benchmarks/bench_grammar.py [--target smollm2-135m-instruct] [--json FILE]
 
 The larger vocabulary is the tokenizer's own, filled up to 151,936 tokens with pairs of its tokens; medians of new
 matchers, for a mask that was computed before is kept.
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from llguidance import LLTokenizer, TokenizerWrapper
+from measurement import Measurement, json_option
 
 from precedent.grammar import Answer, GrammarConstraint, GuidanceEngine, JsonSchema, Tool, closed
 from precedent.grammar.guidance import GuidanceMatcher, compiled
@@ -63,10 +64,13 @@ class Enlarged:
 
 
 def main() -> None:
-    """Print both vocabularies."""
+    """Print both vocabularies, and write them as JSON."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--target", default="smollm2-135m-instruct")
-    _, tokenizer = load_target(options.parse_args().target)
+    json_option(options)
+    given = options.parse_args()
+    measurement, found = Measurement(), list[dict[str, Any]]()
+    _, tokenizer = load_target(given.target)
     started = perf_counter()
     engine = GuidanceEngine(tokenizer, [tokenizer.eos_token_id])
     engine.matcher(GRAMMAR)
@@ -75,13 +79,20 @@ def main() -> None:
     for size in (len(tokenizer), LARGE):
         small = size == len(tokenizer)
         source: Any = tokenizer.backend_tokenizer.to_str() if small else TokenizerWrapper(Enlarged(tokenizer, size))
-        measure(LLTokenizer(source, eos_token=tokenizer.eos_token_id), paths, tokenizer.eos_token_id)
+        found.append(measured(LLTokenizer(source, eos_token=tokenizer.eos_token_id), paths, tokenizer.eos_token_id))
+    measurement.write(given.json, {"vocabularies": found, "places": [by_place(name, found) for name in PLACES]})
 
 
-def measure(tokenizer: LLTokenizer, paths: dict[str, Sequence[int]], end: int) -> None:
-    """Print the costs over one vocabulary."""
+def by_place(name: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Microseconds at one place, over each vocabulary."""
+    return {"name": name, **{what: [one[name][what] for one in found] for what in ("mask", "kept_mask_on_a_row")}}
+
+
+def measured(tokenizer: LLTokenizer, paths: dict[str, Sequence[int]], end: int) -> dict[str, Any]:
+    """The costs over one vocabulary in microseconds, printed."""
     lark, size = to_lark(GRAMMAR, {}), tokenizer.vocab_size
-    print(f"\n{size} tokens; compilation {timed(lambda: compiled(tokenizer, lark)) / 1e3:.1f} ms")
+    found: dict[str, Any] = {"vocabulary": size, "compilation_us": timed(lambda: compiled(tokenizer, lark))}
+    print(f"\n{size} tokens; compilation {found['compilation_us'] / 1e3:.1f} ms")
     print("microseconds          mask   kept mask on a row   forced tokens")
     start, row = compiled(tokenizer, lark), torch.randn(size)
     for name, path in paths.items():
@@ -90,6 +101,8 @@ def measure(tokenizer: LLTokenizer, paths: dict[str, Sequence[int]], end: int) -
         applied = timed(lambda shape=shape, path=path: shape(path, row))
         forced = timed(lambda shape=shape, path=path: shape.forced(path))
         print(f"{name:16s} {first:9.0f} {applied:20.0f} {forced:15.0f}")
+        found[name] = {"mask": first, "kept_mask_on_a_row": applied, "forced_tokens": forced}
+    return found
 
 
 def at_path(start: Any, size: int, path: Sequence[int]) -> GuidanceMatcher:

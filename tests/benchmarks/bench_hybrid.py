@@ -1,6 +1,6 @@
 """A small hybrid beside an attention model of its size, both trained here on text that repeats itself.
 
-    python tests/benchmarks/bench_hybrid.py --steps 500
+    python tests/benchmarks/bench_hybrid.py --steps 500 [--json FILE]
 
 Prints the tokens per step of both with the share of tokens that are the text's, since only models that say the same can
 be compared, and what a step over a tree of 16 nodes (depth at most 6) costs beside a step over one token: score and
@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from measurement import Measurement, json_option
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from precedent.cache import SpeculationCache
@@ -144,19 +145,22 @@ def main() -> None:
     """Train, count and time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500, help="training steps of each model")
-    steps = parser.parse_args().steps
+    json_option(parser)
+    given = parser.parse_args()
+    measurement, found = Measurement(), dict[str, dict[str, float]]()
     print("training")
-    models = {name: trained(*settings, steps) for name, settings in MODELS.items()}
+    models = {name: trained(*settings, given.steps) for name, settings in MODELS.items()}
     print("tokens per step")
     for name, model in models.items():
-        found, right = tokens_per_step(model)
-        print(f"  {name}: {found:.2f}, {right:.1%} of its tokens are the text's", flush=True)
+        tokens, right = tokens_per_step(model)
+        found[name] = {"tokens_per_step": tokens, "share_of_right_tokens": right}
+        print(f"  {name}: {tokens:.2f}, {right:.1%} of its tokens are the text's", flush=True)
     print("a step over 16 nodes beside a step over one token")
-    ratios = {}
     for name, (one, many) in milliseconds({name: TargetModel(model) for name, model in models.items()}).items():
-        ratios[name] = many / one
+        found[name] |= {"one_token_ms": one, "sixteen_nodes_ms": many, "ratio": many / one}
         print(f"  {name}: {many:.2f} ms / {one:.2f} ms = {many / one:.2f}")
-    print(f"  hybrid against attention: {ratios['hybrid'] / ratios['attention']:.2f}")
+    print(f"  hybrid against attention: {found['hybrid']['ratio'] / found['attention']['ratio']:.2f}")
+    measurement.write(given.json, found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The token index at several sizes: building, inserting, matching, memory, and opening it from disk.
 
-    python tests/benchmarks/bench_index.py 10000 100000 1000000
+    python tests/benchmarks/bench_index.py 10000 100000 1000000 [--json FILE]
 
 Completions are made up: paragraphs of a Zipf-distributed vocabulary with long repeated passages, as agents write them.
 Matching is one search of a live context over the whole memory, as recall does it each step, without votes and planning.
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from measurement import Measurement, json_option
 
 from precedent.cache import EmbedderIdentity, NewCompletion, SQLiteStore
 from precedent.drafters.matching.occurrences import HIT, Weights
@@ -101,7 +102,7 @@ def measured_bytes(folder: Path) -> int:
     return held
 
 
-def bench(num_tokens: int, folder: Path) -> None:
+def bench(num_tokens: int, folder: Path) -> dict[str, float]:
     answers = completions(num_tokens)
     started = time.perf_counter()
     index = TokenIndex()
@@ -127,30 +128,40 @@ def bench(num_tokens: int, folder: Path) -> None:
         sealing = time.perf_counter() - started
     sealed, _ = opening(folder)
     on_disk = sum(file.stat().st_size for file in (folder / "precedent.sqlite-index").rglob("*") if file.is_file())
+    found = {
+        "build, sorted at once, ms": building * 1e3,
+        "insert, µs per token": inserting,
+        "match, one order and a tail, µs median": one_by_one[0],
+        "match, one order and a tail, µs p99": one_by_one[1],
+        "match, eight segments, µs median": in_pieces[0],
+        "match, eight segments, µs p99": in_pieces[1],
+        "memory, bytes per token": measured_bytes(folder) / num_tokens,
+        "on disk, bytes per token": on_disk / num_tokens,
+        "opening, segments off, ms": without,
+        "sealing, ms": sealing * 1e3,
+        "opening, segments on, ms": sealed,
+    }
     print(f"{num_tokens:>9,} tokens in {len(answers):,} completions")
-    print(f"  build, sorted at once         {building * 1e3:10.1f} ms")
-    print(f"  insert                        {inserting:10.2f} µs per token")
-    print(f"  match, one order and a tail   {one_by_one[0]:10.1f} µs median {one_by_one[1]:10.1f} µs p99")
-    print(f"  match, eight segments         {in_pieces[0]:10.1f} µs median {in_pieces[1]:10.1f} µs p99")
-    print(f"  memory                        {measured_bytes(folder) / num_tokens:10.1f} bytes per token")
-    print(f"  on disk                       {on_disk / num_tokens:10.1f} bytes per token")
-    print(f"  opening, segments off         {without:10.1f} ms")
-    print(f"  sealing                       {sealing * 1e3:10.1f} ms")
-    print(f"  opening, segments on          {sealed:10.1f} ms", flush=True)
+    for name, value in found.items():
+        print(f"  {name:<40}{value:10.2f}", flush=True)
+    return {"tokens": num_tokens, "completions": len(answers), **found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokens", nargs="*", type=int, default=[10_000, 100_000, 1_000_000])
-    sizes = parser.parse_args().tokens
+    json_option(parser)
+    given = parser.parse_args()
+    measurement, found = Measurement(), list[dict[str, float]]()
     compile_inner_loops()
     sorted_segment({1: [1, 2], 2: [3]})
-    for size in sizes:
+    for size in given.tokens:
         folder = Path(tempfile.mkdtemp(prefix="bench-index-"))
         try:
-            bench(size, folder)
+            found.append(bench(size, folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+    measurement.write(given.json, {"sizes": found})
 
 
 if __name__ == "__main__":

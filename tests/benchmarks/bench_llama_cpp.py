@@ -2,6 +2,7 @@
 
     pip install llama-cpp-python
     python tests/benchmarks/bench_llama_cpp.py [--gguf FILE] [--traces FILE] [--prompts 6] [--warm 12] [--threads 2]
+                                                [--json FILE]
 
 Greedy, decoding only (what comes after the first token), the contestants interleaved. llama.cpp computes in the file's
 own quantisation, ours in bfloat16: answers may differ, rates can be compared. "warm" is our engine with the answers to
@@ -18,6 +19,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from measurement import Measurement, json_option
 
 from precedent.cli.bench_lineup import Lineup
 from precedent.cli.bench_modes import Contestant, Timing
@@ -58,7 +60,9 @@ def main() -> None:
     options.add_argument("--max-tokens", type=int, default=64)
     options.add_argument("--max-prompt-tokens", type=int, default=1000)
     options.add_argument("--threads", type=int, default=torch.get_num_threads())
+    json_option(options)
     chosen = options.parse_args()
+    measurement = Measurement()
     try:
         import llama_cpp  # noqa: F401 -- only whether it is there
     except ImportError:
@@ -70,7 +74,8 @@ def main() -> None:
     ours = lineup.contestants(["plain", "ours"], {})
     asked = prompts(lineup, chosen)
     fill(lineup, asked)
-    compare({"llama.cpp, plain": llama, "ours, plain": ours["plain"], "ours, warm": ours["ours"]}, asked)
+    contestants = {"llama.cpp, plain": llama, "ours, plain": ours["plain"], "ours, warm": ours["ours"]}
+    measurement.write(chosen.json, compare(contestants, asked))
 
 
 def prompts(lineup: Lineup, chosen: argparse.Namespace) -> PromptSet:
@@ -89,8 +94,8 @@ def fill(lineup: Lineup, asked: PromptSet) -> None:
     filler.engine.close()
 
 
-def compare(contestants: Mapping[str, Contestant], asked: PromptSet) -> None:
-    """Let everybody answer every prompt, and print the rates."""
+def compare(contestants: Mapping[str, Contestant], asked: PromptSet) -> dict[str, dict[str, float | None]]:
+    """Let everybody answer every prompt; the median rates, printed."""
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for prompt in asked.measured:
         for name, contestant in contestants.items():
@@ -100,6 +105,10 @@ def compare(contestants: Mapping[str, Contestant], asked: PromptSet) -> None:
     for name, found in rates.items():
         rate = f"{median(found):.1f} tokens per second (median of {len(found)})" if found else "nothing to measure"
         print(f"{name}: {rate}")
+    return {
+        name: {"tokens_per_second": median(found) if found else None, "prompts": len(found)}
+        for name, found in rates.items()
+    }
 
 
 if __name__ == "__main__":

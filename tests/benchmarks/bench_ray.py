@@ -11,12 +11,10 @@ Let nothing else run meanwhile.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,12 +31,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from helpers.ray_cluster import RayCluster, free_port
 from helpers.ray_traffic import Plain, Told, ask, prompt, traffic, until
 from helpers.saved_models import saved
+from measurement import Measurement, json_option
 from openai import OpenAI
 
 from precedent.engine.checks import end_token_ids
 from precedent.engine.engine import Engine
 from precedent.routing import preferred
-from precedent.runtime.processor import processor
 from precedent.server.stored_keys import add_key
 from precedent.target.load.loading import load_target
 from precedent.testing.tiny_models import tiny_causal_lm
@@ -225,11 +223,12 @@ def kills(folder: Path, number: int) -> dict[str, Any]:
             told.errors += found.errors
             until(lambda: len(cluster.figures(keys[TENANTS[0]])) == 2, "a replica in the place of the killed one")
     return {
-        "store_to_draft_seconds": drafted,
+        "store_to_draft_seconds": {"least": min(drafted), "most": max(drafted), "times": len(drafted)},
         "kills": number,
         "requests": number * 4 * len(TENANTS),
         "answered": len(told.answered),
         "changed": len(told.wrong),
+        "repeated": sum(told.kinds.values()),
         "repeated_after": dict(told.kinds),
     }
 
@@ -267,21 +266,19 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--json", type=Path)
+    json_option(parser)
     args = parser.parse_args()
-    found: dict[str, Any] = {"processor": processor(), "load_before": os.getloadavg()[0]}
+    measurement, found = Measurement(), dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder:
         if args.rounds:
             found["ingress"] = ingress(Path(folder), args.model, args.rounds, args.tokens)
             found["empty application"] = floor(Path(folder))
         if args.kills:
             found["kills"] = kills(Path(folder), args.kills)
-    found["load_after"], found["time"] = os.getloadavg()[0], time.strftime("%Y-%m-%d")
     for part, figures in found.items():
-        for name, value in figures.items() if isinstance(figures, dict) else [("", figures)]:
+        for name, value in figures.items():
             print(f"{part:>18}  {name:24}  {value}")
-    if args.json:
-        args.json.write_text(json.dumps(found))
+    measurement.write(args.json, found)
 
 
 if __name__ == "__main__":

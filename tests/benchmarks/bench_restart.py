@@ -1,6 +1,6 @@
 """The first answer after a restart, with and without a kept prefix: seconds from `submit` to the first token.
 
-    python tests/benchmarks/bench_restart.py [--target smollm2-135m-instruct] [--tokens 700] [--rounds 5]
+    python tests/benchmarks/bench_restart.py [--target smollm2-135m-instruct] [--tokens 700] [--rounds 5] [--json FILE]
 
 Every figure is the first request of a process of its own, which has loaded its engine. The processes take turns, so
 that other work on the machine disturbs both alike. A first process keeps the prefix.
@@ -18,6 +18,8 @@ from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from measurement import Measurement, json_option
 
 from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
@@ -70,10 +72,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=700)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--in-folder", help=argparse.SUPPRESS)
+    json_option(parser)
     options = parser.parse_args()
     if options.in_folder:
         print(json.dumps(first_request(options.in_folder, options.target, options.tokens)))
         return
+    measurement = Measurement()
     seconds: dict[str, list[float]] = {"without": [], "with": []}
     equal = 0
     with tempfile.TemporaryDirectory() as kept:
@@ -90,6 +94,9 @@ def main() -> None:
     without, with_prefix = (median(seconds[name]) for name in ("without", "with"))
     print(f"{equal} of {2 * options.rounds} answers are the same, token for token")
     print(f"median   {without * 1e3:.0f} ms without, {with_prefix * 1e3:.0f} ms with: {with_prefix / without:.3f}")
+    times = {"without_ms": without * 1e3, "with_ms": with_prefix * 1e3}
+    sizes = {"prompt_tokens": kept_at_first["prompt"], "kept_tokens": kept_at_first["prefix"]}
+    measurement.write(options.json, {**sizes, **times, "same_answers": [equal, 2 * options.rounds]})
 
 
 if __name__ == "__main__":

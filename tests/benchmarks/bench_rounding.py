@@ -1,6 +1,6 @@
 """How often do greedy texts differ with and without speculation, after 64 and after 500 tokens?
 
-    python tests/benchmarks/bench_rounding.py [--dtype float32] [--prompts 10]
+    python tests/benchmarks/bench_rounding.py [--dtype float32] [--prompts 10] [--json FILE]
 
 The drafts come from the text itself (prompt lookup) and from answers to the same prompts with another ending, so the
 candidate trees are as wide as in use.
@@ -9,6 +9,8 @@ candidate trees are as wide as in use.
 from __future__ import annotations
 
 import argparse
+
+from measurement import Measurement, json_option
 
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
@@ -34,12 +36,14 @@ LENGTHS = (64, 500)
 
 
 def main() -> None:
-    """Compare plain and speculated greedy decoding."""
+    """Compare plain and speculated greedy decoding, and write the counts as JSON."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--target", default="smollm2-135m-instruct")
     options.add_argument("--dtype", default="bfloat16")
     options.add_argument("--prompts", type=int, default=len(SUBJECTS))
+    json_option(options)
     chosen = options.parse_args()
+    measurement = Measurement()
     engine = Engine.load(chosen.target, dtype=chosen.dtype, cache=SpeculationCache.open(None))
     plain = SpeculationConfig(enabled=False)
     agreed = []
@@ -53,9 +57,10 @@ def main() -> None:
         agreed.append((same, len(reference.token_ids)))
         rate = speculated.stats.tokens_per_step
         print(f"{subject}: {same} of {len(reference.token_ids)} tokens equal, {rate:.2f} tokens per step", flush=True)
-    for length in LENGTHS:
-        same = sum(equal >= min(length, total) for equal, total in agreed)
+    identical = {length: sum(equal >= min(length, total) for equal, total in agreed) for length in LENGTHS}
+    for length, same in identical.items():
         print(f"{chosen.dtype}: {same} of {len(agreed)} texts identical after {length} tokens")
+    measurement.write(chosen.json, {"dtype": chosen.dtype, "texts": len(agreed), "identical_after_tokens": identical})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Products of a few rows against torch's, a step with and without them, and rows of a tree against plain decoding.
 
-    python tests/benchmarks/bench_rows.py [--target smollm2-135m-instruct]
+    python tests/benchmarks/bench_rows.py [--target smollm2-135m-instruct] [--json FILE]
     PRECEDENT_CPU_KERNELS=avx2 python tests/benchmarks/bench_rows.py    # as a processor with AVX2 alone, or avx512
 
 Both sides alternate in one process; medians. For our products also the share of what the processor could multiply if
@@ -15,8 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
+from measurement import Measurement, json_option
 from processor_peak import peak
 from torch import Tensor
 from torch.nn.functional import linear
@@ -29,26 +31,32 @@ from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder, chain
 
 SHAPES = ((1536, 576), (576, 1536), (49152, 576), (5632, 2048), (2048, 5632))
 WIDTHS = (1, 2, 4, 8, 16, 32)
+STEP_WIDTHS = (*WIDTHS, 48)
+STAGES = ("copies", "products", "layers", "together")
 COPIES = 20
 """Weights of one shape that take turns, so that none stays in the processor's cache, as in a model."""
 
 
 def main() -> None:
-    """Print all three."""
+    """Print all three, and write the figures as JSON."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--target", default="smollm2-135m-instruct")
+    json_option(options)
     given = options.parse_args()
+    measurement = Measurement()
     print(f"{torch.get_num_threads()} threads")
-    products()
+    found: dict[str, Any] = {"threads": torch.get_num_threads(), "products": products()}
     model, tokenizer = load_target(given.target)
     target = TargetModel(model)
     prompt = tokenizer("The order desk of a shop answers. " * 80)["input_ids"]
-    steps(target, prompt)
-    equal_rows(target, prompt)
+    found |= {"prompt_tokens": len(prompt), "steps": steps(target, prompt)}
+    found["equal_rows"] = equal_rows(target, prompt)
+    measurement.write(given.json, found)
 
 
-def products() -> None:
+def products() -> list[dict[str, Any]]:
     """Microseconds of bfloat16 products: plain, packed in float32, ours."""
+    found: list[dict[str, Any]] = []
     most = peak() * torch.get_num_threads()
     print(f"at most {most / 1e9:.0f} billion multiplications a second")
     print("out x in        rows     plain    packed      ours   of the peak")
@@ -61,6 +69,9 @@ def products() -> None:
             middle = [median(column) * 1e6 for column in zip(*times, strict=True)]
             share = rows * outs * length / (middle[-1] / 1e6 * most)
             print(f"{outs:5} x {length:4} {rows:8} " + "".join(f"{each:10.0f}" for each in middle) + f"{share:13.0%}")
+            times_by_way = dict(zip(("plain_us", "packed_us", "ours_us"), middle, strict=True))
+            found.append({"outs": outs, "length": length, "rows": rows, **times_by_way, "share_of_peak": share})
+    return found
 
 
 def ways_to_multiply(inputs: Tensor, weights: list[Tensor], packed: list[Tensor]) -> list[Callable[[int], Tensor]]:
@@ -72,12 +83,12 @@ def ways_to_multiply(inputs: Tensor, weights: list[Tensor], packed: list[Tensor]
     ]
 
 
-def steps(target: TargetModel, prompt: list[int]) -> None:
+def steps(target: TargetModel, prompt: list[int]) -> dict[int, dict[str, float]]:
     """Milliseconds of a step by width: packed copies alone, products of few rows, layers in one piece, all together."""
-    slot, ways = target.new_slot(), ways_to_step(target)
+    slot, ways, found = target.new_slot(), ways_to_step(target), {}
     target.prefill(slot, prompt)
     print("rows   copies alone   products   layers   together   and by together: copies   products   layers")
-    for width in WIDTHS:
+    for width in STEP_WIDTHS:
         tree, rounds = chain(list(range(100, 99 + width))) if width > 1 else EMPTY_TREE, []
         for _ in range(7):
             times = []
@@ -92,6 +103,8 @@ def steps(target: TargetModel, prompt: list[int]) -> None:
             f"{width:4} {middle[0]:14.1f} {middle[1]:10.1f} {middle[2]:8.1f} {middle[3]:10.1f} "
             f"{ratios[0]:24.2f} {ratios[1]:10.2f} {ratios[2]:8.2f}"
         )
+        found[width] = dict(zip(STAGES, middle, strict=True))
+    return found
 
 
 def ways_to_step(target: TargetModel) -> list[Callable[[], None]]:
@@ -113,7 +126,7 @@ def ways_to_step(target: TargetModel) -> list[Callable[[], None]]:
     return [partial(switch, *stage) for stage in stages]
 
 
-def equal_rows(target: TargetModel, prompt: list[int]) -> None:
+def equal_rows(target: TargetModel, prompt: list[int]) -> list[int]:
     """How many rows of a tree equal the logits of plain decoding along their path, to the last bit."""
     tree, slot = random_tree(15), target.new_slot()
     target.prefill(slot, prompt)
@@ -129,6 +142,7 @@ def equal_rows(target: TargetModel, prompt: list[int]) -> None:
         target.rewind(slot, length)
         slot.pending = pending
     print(f"{equal} of {len(tree)} rows equal plain decoding to the last bit")
+    return [equal, len(tree)]
 
 
 def random_tree(num_nodes: int) -> CandidateTree:

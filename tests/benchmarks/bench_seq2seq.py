@@ -1,6 +1,6 @@
 """Draft-then-verify on a translation pair, as in SpecDec (2203.16487): tokens per step and quality, exact and relaxed.
 
-    python tests/benchmarks/bench_seq2seq.py [--steps 2000] [--notes 100] [--draws 6] [--folder DIR]
+    python tests/benchmarks/bench_seq2seq.py [--steps 2000] [--notes 100] [--draws 6] [--folder DIR] [--json FILE]
 
 Target and draft model are trained from scratch on notes and translations made by rule (`seq2seq_bench.language`), in
 minutes on a CPU; `--folder` keeps them. Then the same held-out notes are translated greedily: plain, with exact
@@ -17,6 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from measurement import Measurement, json_option
 from seq2seq_bench.language import canonical, pair
 from seq2seq_bench.training import DRAFT, HELD_OUT, TARGET, trained, word_tokenizer
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -52,17 +53,20 @@ class Quality(NamedTuple):
 
 
 def main() -> None:
-    """Train or load the pair, and print one line for each way of decoding."""
-    options = _options()
+    """Train or load the pair, print one line for each way of decoding, and write them as JSON."""
+    options, measurement, found = _options(), Measurement(), list[dict[str, Any]]()
     tokenizer = word_tokenizer()
     target, draft = (_model(tokenizer, options, name) for name in ("target", "draft"))
     with closing(Engine.load(target, tokenizer=tokenizer, draft_model=draft)) as engine:
         engine.planner.__class__, SteadyPlanner.draws = SteadyPlanner, options.draws
         plain = _answers(engine, options.notes, None)
         print(f"{'way':34} {'tokens per step':>15} {'notes right':>12} {'words right':>12} {'as plain':>9}")
-        _print("plain", _quality(engine, plain, plain))
-        for mode in ("greedy", *(f"lossy_top_beta:beta={beta},tau={tau}" for beta, tau in RELAXED)):
-            _print(mode, _quality(engine, _answers(engine, options.notes, mode), plain))
+        for mode in (None, "greedy", *(f"lossy_top_beta:beta={beta},tau={tau}" for beta, tau in RELAXED)):
+            results = plain if mode is None else _answers(engine, options.notes, mode)
+            quality = _quality(engine, results, plain)
+            _print(mode or "plain", quality)
+            found.append({"way": mode or "plain", **quality._asdict()})
+    measurement.write(options.json, {"notes": options.notes, "draws": options.draws, "ways": found})
 
 
 def _options() -> argparse.Namespace:
@@ -71,6 +75,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--notes", type=int, default=100)
     parser.add_argument("--draws", type=int, default=6)
     parser.add_argument("--folder", type=Path, default=None)
+    json_option(parser)
     return parser.parse_args()
 
 

@@ -26,13 +26,13 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import uvicorn
+from measurement import Measurement, json_option
 from server_clients import Timed, streamed, together, traffic
 
 from precedent.cache import SpeculationCache
 from precedent.config import SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.langchain import ChatPrecedent
-from precedent.runtime.processor import processor
 from precedent.server.app import server_app
 from precedent.server.serving import Served, Serving
 
@@ -147,7 +147,10 @@ class Bench:
             held.append(self._held())
             time.sleep(pause)
         minutes_of = [held[at : at + SAMPLES_PER_MINUTE] for at in range(0, len(held), SAMPLES_PER_MINUTE)]
-        by_minute = [{name: round(median(column), 1) for name, column in _columns(one)} for one in minutes_of]
+        by_minute = [
+            {"minute": number, **{name: round(median(column), 1) for name, column in _columns(one)}}
+            for number, one in enumerate(minutes_of, 1)
+        ]
         return {"bears": bears, "sent": running.result(), "by_minute": by_minute}
 
     def _held(self) -> Held:
@@ -184,8 +187,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--minutes", type=float, default=0.0)
-    parser.add_argument("--json", type=Path)
+    json_option(parser)
     args = parser.parse_args()
+    measurement = Measurement()
     with ExitStack() as held:
         clients = held.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
         clients.submit(int).result()
@@ -194,13 +198,12 @@ def main() -> None:
         engine = held.enter_context(closing(Engine.load(MODEL, cache=cache)))
         serving = held.enter_context(closing(Serving({MODEL: Served.of(MODEL, engine)})))
         bench = Bench(engine, held.enter_context(serving_at(serving)), clients)
-        found: dict[str, Any] = {"processor": processor(), "one stream": bench.one_stream(args.rounds)}
+        found: dict[str, Any] = {"one stream": bench.one_stream(args.rounds)}
         found["streams"] = bench.many_streams(args.streams)
         if args.minutes:
             found["soak"] = bench.soak(args.minutes)
     print(json.dumps(found, indent=1))
-    if args.json:
-        args.json.write_text(json.dumps(found))
+    measurement.write(args.json, found)
 
 
 if __name__ == "__main__":

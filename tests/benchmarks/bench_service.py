@@ -1,6 +1,6 @@
 """The drafting service at a million cached tokens: time per row and per batch, of importing and of beginning.
 
-    python tests/benchmarks/bench_service.py --tokens 1000000 --rows 1 4 16 32 64
+    python tests/benchmarks/bench_service.py --tokens 1000000 --rows 1 4 16 32 64 [--json FILE]
 
 Completions are made up as in `bench_index.py`. Every row follows an answer that shares passages with stored ones. A
 step is what the other engine waits for: `committed` for every row, then one call of `chains`. Beside the time on the
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from bench_index import completions
+from measurement import Measurement, json_option
 
 from precedent.cache import NewCompletion, SpeculationCache, SQLiteStore
 from precedent.cache.backend import identity_of
@@ -116,18 +117,22 @@ class Rows:
             session.end()
 
 
-def bench(service: DraftingService, stored: Answers, number: int, what: str) -> None:
+def bench(service: DraftingService, stored: Answers, number: int, what: str) -> dict[str, Any]:
+    """One batch size's figures, printed."""
     rows = Rows(service, stored, number, query="order 7 of a customer")
     rows.run(50)
     times = rows.run(max(50, STEPS // max(1, number // 8)))
     rows.end()
     (p50, work50), (p99, _) = np.percentile(times, 50, axis=0), np.percentile(times, 99, axis=0)
+    drafted, accepted = (total / len(times) / number for total in (rows.drafted, rows.accepted))
     print(
         f"{what:<28} {number:>3} rows: {p50:8.0f} µs a step (p99 {p99:6.0f}, work {work50:6.0f}), "
         f"{p50 / number:6.1f} µs a row (work {work50 / number:6.1f}); "
-        f"{rows.drafted / len(times) / number:4.1f} drafted, {rows.accepted / len(times) / number:4.1f} accepted a row",
+        f"{drafted:4.1f} drafted, {accepted:4.1f} accepted a row",
         flush=True,
     )
+    step = {"step_us": p50, "step_us_p99": p99, "step_work_us": work50, "row_work_us": work50 / number}
+    return {"drafters": what, "rows": number, **step, "drafted_a_row": drafted, "accepted_a_row": accepted}
 
 
 def import_seconds() -> tuple[float, float]:
@@ -146,7 +151,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 16, 32, 64])
     parser.add_argument("--drafters", nargs="*", help="only this line-up, in place of all and parts")
+    json_option(parser)
     chosen = parser.parse_args()
+    measurement, found = Measurement(), list[dict[str, Any]]()
     seconds, work = import_seconds()
     print(f"import: {seconds:.2f} s on the clock, {work:.2f} s of work")
     codec = TokenizerCodec(byte_tokenizer())
@@ -161,8 +168,10 @@ def main() -> None:
                     time.sleep(0.05)
                 warm.end()
                 for number in chosen.rows:
-                    bench(service, answers, number, "+".join(drafters))
+                    found.append(bench(service, answers, number, "+".join(drafters)))
         cache.close()
+    imported = {"seconds": seconds, "work_seconds": work}
+    measurement.write(chosen.json, {"tokens": chosen.tokens, "import": imported, "rows": found})
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from measurement import Measurement, json_option
 from openai import OpenAI
-
-from precedent.runtime.processor import processor
 
 MODEL = "smollm2-135m-instruct"
 COMMAND = "from precedent.cli.app import main; main()"
@@ -60,20 +59,21 @@ def main() -> None:
     """Measure, print, and write the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    json_option(parser)
     args = parser.parse_args()
+    measurement = Measurement()
     runs: dict[str, list[dict[str, float]]] = {"first": [], "again": []}
     for _ in range(args.runs):
         with tempfile.TemporaryDirectory() as folder:
             environment = {**os.environ, "XDG_CACHE_HOME": folder, "XDG_DATA_HOME": folder}
             for start in runs.values():
                 start.append(started(environment, Path(folder)))
-    found: dict[str, Any] = {"processor": processor()}
-    for name, starts in runs.items():
-        found[name] = {part: round(median(one[part] for one in starts), 1) for part in starts[0]}
+    found = {
+        name: {part: round(median(one[part] for one in starts), 1) for part in starts[0]}
+        for name, starts in runs.items()
+    }
     print(json.dumps(found, indent=1))
-    if args.json:
-        args.json.write_text(json.dumps(found))
+    measurement.write(args.json, found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The speculation cache at several sizes: insertion, start-up, lookup, memory and disk.
 
-    python tests/benchmarks/bench_store.py 1000 10000 100000 1000000
+    python tests/benchmarks/bench_store.py 1000 10000 100000 1000000 [--json FILE]
 
 Completions are made up in the likeness of agents' traces: requests lie around a few hundred topics, answers of some 200
 tokens consist of passages that others have as well and of words of their own. Vectors have 384 dimensions; embedding
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measurement import Measurement, json_option
 
 from precedent.cache import Bounds, EmbedderIdentity, NewCompletion, SQLiteStore
 from precedent.cache.search.index import SimilarityIndex
@@ -171,21 +172,26 @@ def in_a_process_of_its_own(folder: Path) -> dict[str, Any]:
     return dict(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]))
 
 
-def bench(count: int, folder: Path) -> None:
-    traces = Traces()
+def bench(count: int, folder: Path) -> dict[str, Any]:
+    """One size's figures, printed as they come."""
+    traces, starts = Traces(), dict[str, Any]()
     print(f"{count:,} completions of {LENGTH} tokens", flush=True)
     print(f"  fill               {fill(folder, count, traces):10.0f} per second")
-    print(f"  insert             {insertion(folder, count, traces):10.1f} ms, on disk", flush=True)
+    insert = insertion(folder, count, traces)
+    print(f"  insert             {insert:10.1f} ms, on disk", flush=True)
     for name in ("first start", "later start"):  # the first groups the vectors and seals the token index
-        found = in_a_process_of_its_own(folder)
+        found = starts[name] = in_a_process_of_its_own(folder)
         parts = f"open {found['open_ms']:.0f}, tokens {found['token_index_ms']:.0f}, vectors {found['vectors_ms']:.0f}"
         print(f"  {name}        {found['start_ms']:10.0f} ms ({parts})", flush=True)
     print(f"  lookup             {found['lookup_ms_p50']:10.2f} ms median {found['lookup_ms_p99']:8.2f} ms p99")
     print(f"  recall at 10       {found['recall_at_10']:10.3f}")
     print(f"  memory             {found['memory_mb']:10.0f} MB")
+    sizes = {}
     for name in ("precedent.sqlite", "precedent.sqlite-index"):
         files = [folder / name] if (folder / name).is_file() else [f for f in (folder / name).rglob("*") if f.is_file()]
-        print(f"  {name:<24} {sum(file.stat().st_size for file in files) / 2**20:10.0f} MB", flush=True)
+        sizes[name] = sum(file.stat().st_size for file in files) / 2**20
+        print(f"  {name:<24} {sizes[name]:10.0f} MB", flush=True)
+    return {"completions": count, "insert_ms": insert, **starts, "mb_on_disk": sizes}
 
 
 def main() -> None:
@@ -193,16 +199,19 @@ def main() -> None:
     parser.add_argument("completions", nargs="*", type=int, default=[1_000, 10_000, 100_000])
     parser.add_argument("--use", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help="where to put the caches, which take 6 KB per completion")
+    json_option(parser)
     given = parser.parse_args()
     if given.use is not None:
         print(json.dumps(used(given.use)))
         return
+    measurement, found = Measurement(), list[dict[str, Any]]()
     for count in given.completions:
         folder = Path(tempfile.mkdtemp(prefix="bench-store-", dir=given.folder))
         try:
-            bench(count, folder)
+            found.append(bench(count, folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+    measurement.write(given.json, {"sizes": found})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ tenant with made-up completions and times what a new replica reads before its fi
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
@@ -28,6 +27,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 from bench_store import AT_ONCE, BOUNDS, DIMENSION, EMBEDDER, INDEX_BYTES, TENANT, TOKENIZER, Traces
+from measurement import Measurement, json_option
 
 from precedent.cache import NewCompletion
 from precedent.cache.backend import Record, Selection
@@ -35,7 +35,6 @@ from precedent.cache.search.index import SimilarityIndex
 from precedent.cache.store.records import StoredCompletion
 from precedent.drafters.recall.tenant_memory import TenantMemory
 from precedent.replay.turns import TurnReader
-from precedent.runtime.processor import processor
 from precedent.target.load.loading import load_tokenizer
 from precedent.text.traces import read_trajectories
 from precedent_postgres import PostgresStore
@@ -131,7 +130,8 @@ def load(url: str, writers: int, readers: int, completions: list[NewCompletion],
     for one in running:
         one.join()
     figures = {kind: _figures(found, seconds) for kind, found in times.items() if found}
-    return {"writers": writers, "readers": readers, **figures}
+    name = ", ".join(f"{number} {kind}" for number, kind in ((writers, "writers"), (readers, "readers")) if number)
+    return {"name": name, "writers": writers, "readers": readers, **figures}
 
 
 def _figures(times: list[float], seconds: float) -> dict[str, float]:
@@ -176,10 +176,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--warm", type=int, default=0)
-    parser.add_argument("--json", type=Path)
+    json_option(parser)
     args = parser.parse_args()
+    measurement = Measurement()
     completions, rows = recorded(args.traces), list[dict[str, Any]]()
-    found: dict[str, Any] = {"processor": processor(), "cpus": os.cpu_count(), "load": rows}
+    found: dict[str, Any] = {"load": rows}
     with TemporaryServer(durable=True) as server:
         print(f"{'clients':>20}  {'calls/s':>9}  {'median ms':>9}  {'p95 ms':>8}")
         for writers, readers in (
@@ -199,8 +200,7 @@ def main() -> None:
             server.execute("TRUNCATE precedent.completion, precedent.tenant, precedent.gone")
             found["warm"] = warm(server.url, args.warm)
             print(found["warm"])
-    if args.json:
-        args.json.write_text(json.dumps(found))
+    measurement.write(args.json, found)
 
 
 if __name__ == "__main__":

@@ -17,17 +17,16 @@ intervals (95 %, Student's t) over texts, since places in one text are not indep
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 
 import torch
+from measurement import Measurement, json_option
 from scipy.stats import t as student
 from torch import Tensor
 from verify_cost import LARGE_VOCABULARY, measure_cost
@@ -207,6 +206,15 @@ def show(lines: list[dict[str, object]]) -> None:
         print(f"{name:53s}{tokens:>18s}{gain:>21s}{mark:>6s}{line['microseconds']:7.0f}{line['speed']:8.3f}")
 
 
+def by_case(lines: Sequence[dict[str, object]]) -> Iterator[dict[str, object]]:
+    """Each draft, shape and mode with what it accepts, and how fast, at each temperature."""
+    cases = dict.fromkeys((line["draft"], line["shape"], line["name"], line["mode"]) for line in lines)
+    for case in cases:
+        same = [line for line in lines if (line["draft"], line["shape"], line["name"], line["mode"]) == case]
+        found = {f"{line['temperature']:g}": (line["accepted_tokens"], line["speed"]) for line in same}
+        yield {"draft": case[0], "name": f"{case[1]}: {case[2]} (`{case[3]}`)", "temperatures": found}
+
+
 def _nature(draft: str) -> str:
     if draft.startswith(NOISY):
         return "no real model: the target's logits with noise"
@@ -258,20 +266,21 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, action="append", help="repeatable; default: 0.3, 0.7, 1.0")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
     parser.add_argument("--no-cost", action="store_true", help="leave out the cost at a large vocabulary")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    json_option(parser)
     arguments = parser.parse_args()
     if not 1 <= arguments.prompts <= len(TEXTS) or arguments.limit < 1:
         parser.error(f"--prompts must lie between 1 and {len(TEXTS)}, --limit must be 1 or more")
     if any(temperature <= 0.0 for temperature in arguments.temperature or ()):
         parser.error("--temperature must be above 0: at 0 every mode is an exact match")
     torch.set_num_threads(arguments.threads)
+    measurement = Measurement()
     with torch.inference_mode():
         lines = measure(arguments)
         costs = [] if arguments.no_cost else measure_cost()
     if costs:
         show_cost(costs)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"target": DEMO_TARGET, "modes": lines, "cost": costs}, indent=1) + "\n")
+    found = {"target": DEMO_TARGET, "modes": lines, "cases": list(by_case(lines)), "cost": costs}
+    measurement.write(arguments.json, found)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ accepted tokens and one more: tokens per step are tokens / (tokens - accepted).
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import tempfile
@@ -31,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helpers.vllm_server import NAME, SPECULATION, TOKENS, VllmServer, folder
 from helpers.vllm_traffic import desk_runs
+from measurement import Measurement, json_option
 from transformers import AutoTokenizer
 
 from precedent.cache import NewCompletion, SpeculationCache, tokenizer_fingerprint
@@ -149,6 +149,12 @@ def traffic_of(asked: argparse.Namespace) -> Desk | Recorded:
     return Recorded(warm, turns, model)
 
 
+def beside(one: dict[str, Any], found: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Tokens per step against those of vLLM's own drafters, where these were measured before it."""
+    steps = {each["mode"]: each["tokens_per_step"] for each in found[: found.index(one)]}
+    return {own: one["tokens_per_step"] / steps[own] if own in steps else None for own in ("ngram", "suffix")}
+
+
 def main() -> None:
     """Print a line per mode, and whether its texts are those of the first."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -157,8 +163,9 @@ def main() -> None:
     parser.add_argument("--measured", type=int, default=12)
     parser.add_argument("--traces", type=Path)
     parser.add_argument("--pool", choices=("same-task", "other-task"), default="same-task")
-    parser.add_argument("--json", type=Path)
+    json_option(parser)
     asked = parser.parse_args()
+    measurement = Measurement()
     traffic, found, first = traffic_of(asked), list[dict[str, Any]](), None
     for mode in asked.modes:
         with tempfile.TemporaryDirectory() as folder:
@@ -168,8 +175,7 @@ def main() -> None:
         found.append(one | {"same_texts": said == first})
         told = (f"{value:.2f}" if isinstance(value, float) else str(value) for value in found[-1].values())
         print(*(f"{name}={value}" for name, value in zip(found[-1], told, strict=True)), flush=True)
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=1))
+    measurement.write(asked.json, {"modes": [one | {"beside": beside(one, found)} for one in found]})
 
 
 if __name__ == "__main__":

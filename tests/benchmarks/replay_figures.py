@@ -1,12 +1,17 @@
-"""Reads what `bench_replay.sh` wrote and prints one line per figure: python replay_figures.py RESULTS.json ..."""
+"""Reads what `bench_replay.sh` wrote, and prints one line per figure: python replay_figures.py RESULTS.json ...
+
+`--json FILE` writes the figures of documentation pages; `--command` and `--load` are of the script that replayed.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from measurement import Measurement, json_option
 
 Row = Mapping[str, Any]
 
@@ -47,12 +52,38 @@ def line(row: Row, kind: str, found: Mapping[str, Any]) -> str:
     return said + f"   {ratio:5.3f} x {row[f'best_baseline{kind}']:<16}{goal}"
 
 
-def main(paths: Sequence[str]) -> None:
+def shown(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What pages show: each budget of all drafters together, where every step costs the same."""
+    rows = [row for row in found["drafters"] if row["whole"] and row["curve"] == "flat"]
+    return {"turns": found["turns"], "tokens": found["tokens"], "budgets": {row["budget"]: of_row(row) for row in rows}}
+
+
+def of_row(row: Row) -> dict[str, Any]:
+    """Tokens per step and the ratio to the best baseline, in all and on tool calls."""
+    calls = row["kinds"]["tool_calls"]["tokens_per_step"]
+    return {
+        "tokens_per_step": row["tokens_per_step"],
+        "ratio": row["ratio"],
+        "best_baseline": row["best_baseline"],
+        "tool_calls": {"tokens_per_step": calls, "ratio": row["ratio_tool_calls"]},
+    }
+
+
+def main() -> None:
     """Print the figures of all files."""
-    for path in paths:
-        for text in figures(Path(path).stem, json.loads(Path(path).read_text(encoding="utf-8"))):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--command", default="tests/benchmarks/bench_replay.sh FOLDER")
+    parser.add_argument("--load", type=float, help="load of the machine before the replays")
+    json_option(parser)
+    given = parser.parse_args()
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in given.results}
+    for name, results in found.items():
+        for text in figures(name, results):
             print(text)
+    measurement = Measurement(given.command, load=given.load)
+    measurement.write(given.json, {name: shown(results) for name, results in found.items()})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

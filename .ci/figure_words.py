@@ -1,0 +1,59 @@
+"""What pages call the ways, modes and parts that commands name."""
+
+from __future__ import annotations
+
+SAID = {"draft-only": "draft model", "cache-only": "cache", "both": "both", "repeat": "seen before"}
+BESIDE = {"quiet": "nothing", "one neighbour": "one busy program", "two neighbours": "two"}
+SOFTWARE = {
+    "generate": "transformers `generate`",
+    "prompt-lookup": "transformers prompt lookup",
+    "plain": "ours, plain",
+    "ours": "ours",
+}
+REPLAYED = {
+    f"tau_{file}-{pool}": f"{file}, {pool.replace('-', ' ')}"
+    for file in ("airline", "retail")
+    for pool in ("online", "same-task", "other-tasks")
+}
+LEFT_OUT = {
+    "recall": "recall",
+    "prompt": "copying from the prompt",
+    "similarity": "similarity",
+    "holes": "holes: the way back after a value differed",
+    "anchors": "the start of an answer",
+    "kinship": "step, tools, record and age",
+    "calibration": "learnt calibration",
+}
+ROUTES = {
+    "one replica": "one replica, for comparison",
+    "by tenant": "100, by tenant",
+    "by prefix": "100, by prefix",
+    "by random": "100, at random",
+    "by tenant, late": "100, by tenant, others see a run 20 runs later (`--staleness 20`)",
+    "by random, late": "100, at random, the same",
+    "by tenant, small": "100, by tenant, 2,000 tokens of memory each",
+    "by prefix, alone": "100, by prefix, nothing shared",
+    "by random, alone": "100, at random, nothing shared",
+}
+LOADS = {
+    "1 writers][write": "1 writer",
+    "4 writers][write": "4 writers",
+    "16 writers][write": "16 writers",
+    "1 readers][read": "1 reader (six transactions a call)",
+    "2 readers][read": "2 readers",
+    "4 readers][read": "4 readers",
+    "16 readers][read": "16 readers",
+}
+VLLM = {
+    "ngram": "vLLM's `ngram`",
+    "suffix": "vLLM's `suffix`",
+    "precedent": "`precedent_vllm.Drafter`, which drafts what pays at the measured time of a step",
+    "free-width": "the same where width is said to be free (`PRECEDENT_VLLM_STEP_COST`), as on most GPUs",
+}
+DESK = {
+    "nothing": "a custom drafter that proposes nothing",
+    "ngram": VLLM["ngram"],
+    "precedent": "`precedent_vllm.Drafter`",
+}
+EQUAL = {"cold": "cold cache", "warm": "warm cache", "adversarial": "wrong answers", "8 at once": "eight at once"}
+EQUAL |= {"continued": "behind a decoded answer"}
