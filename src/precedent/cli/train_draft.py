@@ -83,7 +83,7 @@ def train_draft(
     It says what it will cost before it starts, and a killed training goes on with --resume. The draft model shares the
     target's embeddings and head. Use its folder as --draft-model or draft_model=.
     """
-    _check_folder(out, resume)
+    check_folder(out, resume)
     if kind is Kind.BLOCK:
         asked = Block(layers, start, head_tokens, temperature, answer_tokens, seed, block_size, context_tokens,
                       iterations, condition)  # fmt: skip
@@ -160,7 +160,7 @@ def measure_draft(
         write_json(json, report)
 
 
-def _check_folder(out: Path, resume: bool) -> None:
+def check_folder(out: Path, resume: bool) -> None:
     """Raise ConfigError unless the folder is new, or holds a training for `--resume` to continue."""
     from precedent.training.distil import WORK_FOLDER  # imports torch too, so import it before any model is loaded
 

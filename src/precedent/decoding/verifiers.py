@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from precedent.config import is_lossy
+from precedent.config import has_judge, is_lossy
 from precedent.verify import LOSSLESS, Verifier
 
 
@@ -13,3 +13,12 @@ def verifier_of(mode: str) -> Verifier:
     from precedent.verify.lossy import lossy_verifier  # here: a lossless request never imports that package
 
     return lossy_verifier(mode)
+
+
+def reads_hidden_states(mode: str) -> bool:
+    """Whether a mode has a judge that reads the target's hidden states. Raises ConfigError as `verifier_of` does."""
+    if not has_judge(mode):
+        return False
+    from precedent.verify.lossy import judge_of
+
+    return bool(getattr(judge_of(mode), "reads_hidden_states", False))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from precedent.config import SamplingParams, SpeculationConfig, is_lossy
-from precedent.decoding.verifiers import verifier_of
+from precedent.decoding.verifiers import reads_hidden_states, verifier_of
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
 
 if TYPE_CHECKING:
@@ -68,6 +68,23 @@ def mode_of(speculation: SpeculationConfig, sampling: SamplingParams, most_rows:
     if most_rows is not None:
         _check_bitwise(speculation, mode, most_rows - 1)
     return mode
+
+
+def checked_mode(speculation: SpeculationConfig, sampling: SamplingParams, target: TargetModel) -> str:
+    """`mode_of` a request to this target. Raises ConfigError too if a judge reads states that the target lacks."""
+    mode = mode_of(speculation, sampling, target.most_rows)
+    if target.runner.hidden is None and reads_hidden_states(mode):
+        raise ConfigError(
+            f"the judge of mode={mode!r} reads the target's hidden states, which are kept from the engine's start: "
+            "name the mode in the engine's own speculation=SpeculationConfig(mode=…)"
+        )
+    return mode
+
+
+def keep_for_judge(target: TargetModel, mode: str) -> None:
+    """Let the target keep hidden states if the judge of a mode reads them. Raises what `keep_hidden_states` raises."""
+    if reads_hidden_states(mode):
+        target.keep_hidden_states()
 
 
 def _mode_of(speculation: SpeculationConfig, sampling: SamplingParams) -> str:

@@ -1,4 +1,4 @@
-"""What a target keeps of its forwards for drafters: final hidden states, and the outputs of chosen layers."""
+"""What a target keeps of its forwards for drafters and judges: final hidden states, outputs of chosen layers."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ class KeepsStates:
         """Raise UnsupportedError, naming why, where no hidden states can be kept."""
         if self.static is not None:
             raise UnsupportedError(
-                "forwards of fixed size (cuda_graphs=True, or bitwise=True on a GPU) keep no hidden states, which mtp "
-                "and block-draft read: leave that option or the drafter out"
+                "forwards of fixed size (cuda_graphs=True, or bitwise=True on a GPU) keep no hidden states, which mtp, "
+                "block-draft and some judges read: leave that option or the reader out"
             )
