@@ -18,6 +18,7 @@ from precedent.config import SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, PromptError
+from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
 from precedent.target.encoder_decoder.opening import target_of
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
@@ -49,12 +50,14 @@ class Agent:
     """How recorded runs run again.
 
     `outcome` runs one on a chat model, which `chat_model_of` makes on an engine; an answer has at most `max_tokens`.
+    `cost` is the target's cost curve if it has been measured.
     """
 
     name: str
     outcome: Outcome
     chat_model_of: Callable[[Any], Any]
     max_tokens: int
+    cost: CostCurve | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,8 @@ class TrainedOn:
 class JudgeTraining:
     """One training of a judge for a target and a draft model in the folder `out`.
 
-    With `labels`, the folder of an earlier training's, nothing is labelled. Raises ConfigError if `out` holds a different training, PromptError for a run that is not repeatable or runs of
-    fewer than four tasks.
+    With `labels`, the folder of an earlier training's, nothing is labelled. Raises ConfigError if `out` holds a
+    different training, PromptError for a run that is not repeatable or runs of fewer than four tasks.
     """
 
     def __init__(
@@ -91,9 +94,7 @@ class JudgeTraining:
     ) -> None:
         tasks = sorted({run.task for run in runs})
         if len(tasks) < 4:
-            raise PromptError(
-                f"runs of {len(tasks)} tasks are too few: two to learn from and one to hold out, at least"
-            )
+            raise PromptError(f"runs of {len(tasks)} tasks are too few: give those of at least four")
         self._target, self._draft, self._tokenizer = target, draft, tokenizer
         self._runs, self._agent, self._recipe = runs, agent, recipe
         self._work, self._out, self._tasks = out / WORK_FOLDER, out, tasks
@@ -196,7 +197,7 @@ class _Labeller:
         if HIDDEN in recipe.features:
             reading.keep_hidden_states()
         options = EngineOptions(draft_model=draft, speculation=speculation)
-        self._engine = Engine(reading, tokenizer, options, name=name_of(target))
+        self._engine = Engine(reading, tokenizer, options, name=name_of(target), cost=agent.cost)
         self._reruns, self._agent, self._seed = RerunEngine(self._engine), agent, recipe.seed
         self._chat_model = agent.chat_model_of(self._reruns)
         num_tokens = min(len(tokenizer), reading.vocab_size)

@@ -16,7 +16,6 @@ from precedent.training.judge.mismatches import Mismatch
 from precedent.training.schedule import PLAN_FILE
 from precedent.verify.lossy.features import OF_ROWS, check_features, widths_of
 
-
 OF_LEARNING = frozenset({"features", "strength", "held_out", "keep"})
 """Settings of a recipe that labels do not depend on."""
 
@@ -147,7 +146,7 @@ class BegunJudge:
         self._compare(other, _settings(self).keys(), "resume it with the same settings, or start in a new folder")
 
     def check_labels(self, other: BegunJudge) -> None:
-        """Raise ConfigError, naming the first difference, unless `other` would label the same, with no more features."""
+        """Raise ConfigError, naming the first difference, unless `other` would label the same with these features."""
         names = _settings(self).keys() - OF_LEARNING
         self._compare(other, names, "leave --labels out to label anew")
         lacking = [name for name in other.recipe.features if name not in self.recipe.features]
@@ -165,4 +164,5 @@ class BegunJudge:
 def _settings(begun: BegunJudge) -> dict[str, Any]:
     """All settings by name, those of the recipe beside the others."""
     settings = dataclasses.asdict(begun)
-    return {**settings, **settings.pop("recipe")}
+    recipe = settings.pop("recipe")
+    return {**settings, **recipe}

@@ -35,15 +35,17 @@ def point_of(rule: Rule, offer: Offer) -> Point:
     return Point(_rejections(offer, written), float(spent))
 
 
-def point_of_judge(offer: Offer, overrules: Tensor) -> Point:
-    """Where a judge stands that overrules the rejection of each sample with probability `overrules` `[vocab_size]`.
+def point_of_judge(offer: Offer, token: int, overrules: float) -> Point:
+    """Where a judge stands at a node, estimated without bias from one sample: the mean over samples is the point.
 
-    It is asked once the recovered token is none of the cached ones, and never overrules theirs.
+    `overrules` is the probability that the judge overrules the rejection of the sampled `token`. It is asked once the
+    recovered token is none of the cached ones, and never overrules theirs.
     """
-    rejected = (offer.draft_probs.double() - offer.target_probs.double()).clamp(min=0.0)
-    lossless, mass = _rejections(offer, offer.target_probs), float(rejected.sum())
+    lossless = _rejections(offer, offer.target_probs)
+    mass = float((offer.draft_probs.double() - offer.target_probs.double()).clamp(min=0.0).sum())
     asked = lossless / mass if mass > 0.0 else 0.0
-    spent = asked * float((rejected * overrules.double()).sum())
+    rejected = max(0.0, 1.0 - float(offer.target_probs[token]) / float(offer.draft_probs[token]))
+    spent = asked * rejected * overrules
     return Point(lossless - spent, spent)
 
 
