@@ -126,7 +126,9 @@ def test_a_head_that_knows_its_target_saves_steps(folder: Path, tmp_path: Path, 
     The end token is forbidden: a sampled answer that happens to end early has too few steps to say anything.
     """
     engine = engine_on(settling(folder, tmp_path / "settled"))
-    sampling = SamplingParams(temperature=temperature, max_tokens=40, logit_bias={engine.tokenizer.eos_token_id: -100.0})
+    sampling = SamplingParams(
+        temperature=temperature, max_tokens=40, logit_bias={engine.tokenizer.eos_token_id: -100.0}
+    )
     result = engine.submit(PROMPT, sampling, speculation=MTP).result()
     engine.close()
     stats = result.stats

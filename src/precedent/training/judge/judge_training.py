@@ -219,11 +219,12 @@ class _Labeller:
     def _check_repeatable(self, run: Trajectory, turns: Sequence[Turn], expected: object) -> None:
         """Raise PromptError if the same answers lead to another outcome; no token is decoded."""
         with self._reruns.repeating(turns):
-            if self._outcome(run) != expected:
-                raise PromptError(
-                    f"run {run.task} is not repeatable: the same answers led to another outcome; let each run begin "
-                    "with tools in the same state"
-                )
+            found = self._outcome(run)
+        if found != expected:
+            raise PromptError(
+                f"run {run.task} is not repeatable: the same answers led to another outcome; let each run begin with "
+                "tools in the same state"
+            )
 
     def _changes(self, run: Trajectory, turns: Sequence[Turn], mismatch: Mismatch, expected: object) -> bool:
         """Whether the run comes to another outcome with the draft's token."""
