@@ -55,6 +55,9 @@ def test_the_fit_is_where_the_penalised_likelihood_is_flat() -> None:
     assert np.allclose(scaled.T @ errors + np.array(fitted.weights) / strength, 0.0, atol=1e-3)
     assert errors.sum() == pytest.approx(0.0, abs=1e-3)
     assert fitted.weights[2] == 0.0
+    weights, intercept = fitted.folded()
+    scores = known.features @ np.array(weights) + intercept
+    assert np.allclose(1 / (1 + np.exp(-scores)), fitted.probabilities(known.features), atol=1e-5)
     assert area_under_curve(fitted.probabilities(known.features), known.labels) > 0.8
 
 

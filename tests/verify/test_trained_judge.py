@@ -31,9 +31,8 @@ EXACT = 1e-12
 
 
 def judge_with(threshold: float, **weights: float) -> TrainedJudge:
-    """A judge with these weights, no means, and intercept 0."""
-    names = tuple(weights)
-    return TrainedJudge(names, (0.0,) * len(names), (1.0,) * len(names), tuple(weights.values()), 0.0, threshold)
+    """A judge with these weights, and intercept 0."""
+    return TrainedJudge(tuple(weights), tuple(weights.values()), 0.0, threshold)
 
 
 def sampled(row: torch.Tensor, depth: int = 1, logits: bool = True) -> Any:
@@ -76,9 +75,9 @@ def test_excluded_tokens_leave_every_feature_finite() -> None:
     assert all(map(math.isfinite, features_of(Rejected(0, target, draft), OF_ROWS)))
 
 
-def test_the_probability_is_the_logistic_function_of_standardised_features() -> None:
-    judge = TrainedJudge(("margin", "rank"), (1.0, 2.0), (2.0, 0.5), (3.0, -1.0), 0.25, 0.5)
-    score = 0.25 + 3.0 * (4.0 - 1.0) / 2.0 - (2.5 - 2.0) / 0.5
+def test_the_probability_is_the_logistic_function_of_the_features() -> None:
+    judge = TrainedJudge(("margin", "rank"), (3.0, -1.0), 0.25, 0.5)
+    score = 0.25 + 3.0 * 4.0 - 2.5
     assert judge.probability([4.0, 2.5]) == pytest.approx(1 / (1 + math.exp(-score)), abs=EXACT)
     assert judge_with(0.5, margin=-1e6).probability([1.0]) == pytest.approx(0.0, abs=1e-200)
 
@@ -130,7 +129,7 @@ def test_only_tokens_with_the_drafts_logits_are_judged() -> None:
 
 def hidden_judge() -> TrainedJudge:
     """Overrules where the first number of the hidden state is negative."""
-    return TrainedJudge(("hidden", "margin"), (0.0,) * 3, (1.0,) * 3, (1.0, 0.0, 0.0), 0.0, 0.5)
+    return TrainedJudge(("hidden", "margin"), (1.0, 0.0, 0.0), 0.0, 0.5)
 
 
 def test_a_judge_may_read_hidden_states() -> None:
@@ -193,10 +192,8 @@ def test_a_judge_is_read_as_it_was_written(tmp_path: Path) -> None:
     for change, message in (
         ({"format": 2}, "written by another version"),
         ({"weights": [1.0]}, "is not a judge"),
-        ({"scales": [0.0, 1.0, 1.0]}, "a judge's scales must be above 0"),
         ({"intercept": math.nan}, "a judge's numbers must be finite"),
         ({"features": ["hidden", "colour"]}, "is not a judge"),
-        ({"means": [0.0, 0.0]}, "as many means and scales as weights"),
         ({"colour": "red"}, "is not a judge"),
     ):
         (tmp_path / JUDGE_FILE).write_text(json.dumps(found | change))

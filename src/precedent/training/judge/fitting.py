@@ -15,6 +15,7 @@ from precedent.errors import ConfigError, UnsupportedError
 STRENGTHS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 MOST_FOLDS = 5
 RESAMPLES = 1000
+DIGITS = 7
 FEWEST_OF_A_KIND = 2
 
 Numbers = NDArray[np.float64]
@@ -56,11 +57,21 @@ class Fitted:
     weights: tuple[float, ...]
     intercept: float
 
+    def folded(self) -> tuple[tuple[float, ...], float]:
+        """Weights and intercept for features as they are, to `DIGITS` digits."""
+        scaled = np.array(self.weights) / np.array(self.scales)
+        intercept = self.intercept - float(scaled @ np.array(self.means))
+        return tuple(_rounded(weight) for weight in scaled.tolist()), _rounded(intercept)
+
     def probabilities(self, features: Numbers) -> Numbers:
         """The probability of each row that the outcome changes, `[n]`."""
         scores = (features - np.array(self.means)) / np.array(self.scales) @ np.array(self.weights) + self.intercept
         found: Numbers = 1.0 / (1.0 + np.exp(-scores))
         return found
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.{DIGITS}g}")
 
 
 def fit(examples: Examples, strength: float) -> Fitted:

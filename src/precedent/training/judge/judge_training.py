@@ -175,7 +175,7 @@ class JudgeTraining:
         fitted = fit(learned, crossed.strength)
         threshold = threshold_of(crossed.probabilities, learned.labels, self._recipe.keep)
         judge = TrainedJudge(
-            self._recipe.features, fitted.means, fitted.scales, fitted.weights, fitted.intercept, threshold,
+            self._recipe.features, *fitted.folded(), threshold,
             name_of(self._target), name_of(self._draft), self._agent.name,
         )  # fmt: skip
         return TrainedOn(judge, pieces, learned, examples.where(held_out), crossed.strength)

@@ -27,15 +27,13 @@ FORMAT = 1
 class TrainedJudge:
     """Overrules a rejection if the probability that the token changes the outcome lies below `threshold`.
 
-    That probability is the logistic function of `intercept + weights . (features - means) / scales`. Only tokens that
-    carry the draft model's logits are judged; all others (from a cache, a prompt, a block draft) stay rejected, and so
-    does a token without a row if the judge reads hidden states. Raises ConfigError for lists of unequal length, unknown
-    features, or a threshold outside [0, 1].
+    That probability is the logistic function of `intercept + weights . features`, with as many weights for a feature as
+    it has numbers. Only tokens that carry the draft model's logits are judged; all others (from a cache, a prompt, a
+    block draft) stay rejected, and so does a token without a row if the judge reads hidden states. Raises ConfigError
+    for weights that do not fit the features, unknown features, or a threshold outside [0, 1].
     """
 
     features: tuple[str, ...]
-    means: tuple[float, ...]
-    scales: tuple[float, ...]
     weights: tuple[float, ...]
     intercept: float
     threshold: float
@@ -45,14 +43,9 @@ class TrainedJudge:
 
     def __post_init__(self) -> None:
         check_features(self.features)
-        numbers = (self.means, self.scales, self.weights)
         widths_of(self.features, len(self.weights))
-        if len(set(map(len, numbers))) != 1:
-            raise ConfigError("a judge needs as many means and scales as weights")
-        if not all(math.isfinite(number) for each in (*numbers, (self.intercept,)) for number in each):
+        if not all(map(math.isfinite, (*self.weights, self.intercept))):
             raise ConfigError("a judge's numbers must be finite")
-        if not all(scale > 0.0 for scale in self.scales):
-            raise ConfigError("a judge's scales must be above 0")
         if not 0.0 <= self.threshold <= 1.0:
             raise ConfigError(f"threshold={self.threshold} must lie between 0 (never overrule) and 1")
 
@@ -72,8 +65,7 @@ class TrainedJudge:
 
     def probability(self, values: Sequence[float]) -> float:
         """The probability that a token with these features changes the outcome."""
-        terms = zip(values, self.means, self.scales, self.weights, strict=True)
-        score = self.intercept + sum((value - mean) / scale * weight for value, mean, scale, weight in terms)
+        score = self.intercept + sum(value * weight for value, weight in zip(values, self.weights, strict=True))
         return 1.0 / (1.0 + math.exp(-min(max(score, -500.0), 500.0)))
 
     def at(self, threshold: float) -> Self:
