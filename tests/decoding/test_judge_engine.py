@@ -103,9 +103,7 @@ def test_hidden_states_are_kept_for_those_who_read_them_alone(install: Any) -> N
     judge_of.cache_clear()
     with closing(engine_of("auto")) as engine:
         asked = SpeculationConfig(mode=MODE)
-        with pytest.raises(
-            ConfigError, match="hidden states, which are kept from the engine's start"
-        ):
+        with pytest.raises(ConfigError, match="hidden states, which are kept from the engine's start"):
             engine.submit(PROMPT, SamplingParams(), speculation=asked)
 
 

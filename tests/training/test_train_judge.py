@@ -154,6 +154,21 @@ def test_a_judge_learns_anew_from_earlier_labels(folder: Path, tmp_path: Path) -
         train_tiny_judge(tmp_path / "none", labels=tmp_path)
 
 
+@pytest.mark.parametrize("keep", [0.6, 0.9])
+def test_a_judge_of_one_number_clips_it_where_the_wanted_share_stays_rejected(
+    keep: float, folder: Path, tmp_path: Path
+) -> None:
+    """Of the examples that it learned from; all that it overrules lie on one side of the others."""
+    recipe = replace(RECIPE, features=("divergence",), keep=keep)
+    trained = train_tiny_judge(tmp_path / "judge", recipe, labels=folder / LABELS_FOLDER)
+    judge, learned = TrainedJudge.load(tmp_path / "judge"), trained.learned
+    overruled = [judge.probability(values) < judge.threshold for values in learned.features.tolist()]
+    changing = [found for found, label in zip(overruled, learned.labels.tolist(), strict=True) if label]
+    assert sum(changing) == int((1.0 - keep) * len(changing) + 1e-9)
+    ranked = [found for _, found in sorted(zip(learned.features[:, 0].tolist(), overruled, strict=True))]
+    assert ranked in (sorted(ranked), sorted(ranked, reverse=True))
+
+
 def test_a_run_that_fails_without_a_draft_is_left_out(tmp_path: Path) -> None:
     def failing(run: Trajectory, model: Any) -> object:
         return None if run.number == 1 else outcome(run, model)

@@ -25,15 +25,20 @@ from precedent_demo import (
 
 DRAFT, WITH_CACHE = ("draft-model",), ("recall", "prompt", "template", "draft-model")
 WARMING = 15
+LONG = 1e5
+"""Milliseconds that a step of the target is said to take, beside which a sample of the draft model costs nothing."""
 
 
 class Desk:
-    """Both models, loaded once; engines share what a step costs, and a cache of the target's answers to set A."""
+    """Both models, loaded once, and a cache of the target's answers to set A.
+
+    To every engine a step takes `LONG` however wide it is, so each proposes as much as it may, and no clock decides how
+    many steps an answer takes.
+    """
 
     def __init__(self) -> None:
         self.model, self.tokenizer = load_target(str(adapted_target()))
         self._draft = load_draft(str(draft_folder()), self.model, self.tokenizer)
-        self._cost: CostCurve | None = None
 
     @cached_property
     def cache(self) -> SpeculationCache:
@@ -57,10 +62,9 @@ class Desk:
             self.tokenizer,
             options,
             name="order-desk",
-            cost=self._cost,
+            cost=CostCurve.through({1: LONG}),
             on_result=lambda prompt_ids, result: ended.append(result),
         )
-        self._cost = engine.planner.cost
         with closing(engine):
             yield engine, ended
 

@@ -23,7 +23,7 @@ from precedent.target import TargetModel
 from precedent.target.encoder_decoder.opening import target_of
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.text.traces import Trajectory
-from precedent.training.judge.fitting import Examples, cross_validated, fit, threshold_of
+from precedent.training.judge.fitting import CrossValidated, Examples, Numbers, cross_validated, fit, threshold_of
 from precedent.training.judge.mismatches import Mismatch, MismatchFinder
 from precedent.training.judge.outcomes import Outcome
 from precedent.training.judge.recipe import BegunJudge, JudgeRecipe, Labelled, Piece
@@ -173,11 +173,11 @@ class JudgeTraining:
         learned.check()
         crossed = cross_validated(learned, self._recipe.strength)
         fitted = fit(learned, crossed.strength)
-        threshold = threshold_of(crossed.probabilities, learned.labels, self._recipe.keep)
-        judge = TrainedJudge(
-            self._recipe.features, *fitted.folded(), threshold,
+        never = TrainedJudge(
+            self._recipe.features, *fitted.folded(), 0.0,
             name_of(self._target), name_of(self._draft), self._agent.name,
         )  # fmt: skip
+        judge = never.at(threshold_of(_for_threshold(never, crossed, learned), learned.labels, self._recipe.keep))
         return TrainedOn(judge, pieces, learned, examples.where(held_out), crossed.strength)
 
 
@@ -237,6 +237,17 @@ class _Labeller:
     def close(self) -> None:
         """Stop the engine."""
         self._engine.close()
+
+
+def _for_threshold(judge: TrainedJudge, crossed: CrossValidated, learned: Examples) -> Numbers:
+    """The probabilities that the threshold is set on: of fits that had not seen the task.
+
+    With one number for a feature they are the judge's own. All that a fit could learn then is which side is which, and
+    the intercepts of different fits would matter more than the number.
+    """
+    if len(judge.weights) > 1:
+        return crossed.probabilities
+    return np.array([judge.probability(values) for values in learned.features.tolist()])
 
 
 def _examples(pieces: Sequence[Piece], tasks: Sequence[str]) -> Examples:
