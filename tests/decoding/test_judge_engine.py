@@ -17,10 +17,11 @@ from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.planning.costs import CostCurve
 from precedent.sampling.target_rows import TargetRows
+from precedent.target.fingerprints import name_of
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import CandidateTree
 from precedent.verify.lossy import judge_of, lossy_verifier
-from precedent.verify.lossy.trained import draft_logits_of
+from precedent.verify.lossy.trained import TrainedJudge, draft_logits_of
 
 TOKENIZER, PROMPT = byte_tokenizer(), tuple(range(40, 60))
 MODE = "lossy_judge:name=watching"
@@ -105,6 +106,26 @@ def test_hidden_states_are_kept_for_those_who_read_them_alone(install: Any) -> N
         asked = SpeculationConfig(mode=MODE)
         with pytest.raises(ConfigError, match="hidden states, which are kept from the engine's start"):
             engine.submit(PROMPT, SamplingParams(), speculation=asked)
+
+
+def test_a_judge_of_another_model_is_refused_or_said(install: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """By the size of the hidden states, at the engine's start and by request; another name is a warning."""
+    install(Watching(reads_hidden_states=True))
+    with closing(engine_of(MODE)) as engine:
+        judge_of.cache_clear()
+        install(TrainedJudge(("margin", "hidden"), (0.0,) * 6, 0.0, 0.5))
+        with pytest.raises(
+            ConfigError, match="trained on hidden states of 5 numbers, and this target's have 32: train"
+        ):
+            engine.submit(PROMPT, SamplingParams(), speculation=SpeculationConfig(mode=MODE))
+    with pytest.raises(ConfigError, match="hidden states of 5 numbers"):
+        engine_of(MODE)
+    for name, warned in (("another", True), (name_of(tiny_target()), False), ("", False)):
+        judge_of.cache_clear()
+        install(TrainedJudge(("margin",), (0.0,), 0.0, 0.5, target=name))
+        caplog.clear()
+        engine_of(MODE).close()
+        assert ("was trained for another" in caplog.text) == warned
 
 
 def test_drafters_keep_their_logits_for_a_judge_alone(install: Any) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +14,19 @@ pytest.importorskip("precedent_demo")
 
 from helpers.expert_chat import expert_model, saying
 
+import precedent_demo
 from precedent.errors import PromptError
 from precedent.text.traces import Trajectory
 from precedent.training.judge.outcomes import load_outcome
+from precedent.verify.lossy.features import HIDDEN, OF_ROWS
 from precedent.verify.lossy.judge import load_judge
-from precedent.verify.lossy.trained import JUDGE_FILE
 from precedent_demo import make_database
 from precedent_demo.judging import DeskOutcome
 from precedent_demo.training.logs import logged
 from precedent_demo.workflows import generate_requests
 
 NUMBER = 20
+MODELS = Path(precedent_demo.__file__).parent / "models"
 
 
 @pytest.fixture(scope="module", params=[0, 7])
@@ -63,11 +65,17 @@ def test_a_run_of_something_else_is_refused(served: Any) -> None:
 
 
 def test_the_desk_is_installed_as_an_outcome_and_its_judges_by_name() -> None:
-    """The files are small, and hold numbers alone."""
+    """They are for the desk's own target, and their cards say where the threshold lies."""
     assert isinstance(load_outcome("order-desk"), DeskOutcome)
-    for name, features in (("order-desk", None), ("order-desk-divergence", ("divergence",))):
+    shipped = (
+        ("order-desk", "judge", (*OF_ROWS, HIDDEN)),
+        ("order-desk-divergence", "divergence-judge", ("divergence",)),
+    )
+    for name, folder, features in shipped:
         judge: Any = load_judge(name)
-        assert judge.outcome == "order-desk"
-        assert features is None or judge.features == features
-        assert json.loads(json.dumps(judge.weights))
-    assert JUDGE_FILE == "judge.json"
+        assert (judge.outcome, judge.features) == ("order-desk", features)
+        assert judge.hidden_size in (None, 576)
+        assert judge.target.startswith("smollm2-135m-order-desk")
+        card = (MODELS / folder / "README.md").read_text(encoding="utf-8")
+        assert f"{judge.threshold:.3f}" in card
+        assert "does not keep the distribution" in card

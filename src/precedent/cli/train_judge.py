@@ -67,9 +67,8 @@ def train_judge(
 ) -> None:
     """Train a judge for lossy_judge: which tokens of the draft model change what an agent run comes to.
 
-    The target serves each recorded run anew, greedily. Where the draft disagrees, its token is put in and the run goes
-    on.
-    After the first run it says about how long the others take; a killed training goes on with --resume.
+    The target serves each recorded run anew, greedily. Where the draft disagrees, its token is put in, and the run goes
+    on. After the first run it says about how long the others take; a killed training goes on with --resume.
     """
     from precedent.cli.train_draft import check_folder
     from precedent.training.judge.judge_training import Agent, JudgeTraining

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from precedent.config import has_judge, is_lossy
 from precedent.verify import LOSSLESS, Verifier
 
@@ -15,10 +17,15 @@ def verifier_of(mode: str) -> Verifier:
     return lossy_verifier(mode)
 
 
-def reads_hidden_states(mode: str) -> bool:
-    """Whether a mode has a judge that reads the target's hidden states. Raises ConfigError as `verifier_of` does."""
+def judge_in(mode: str) -> Any:
+    """The judge of a mode, None for modes without one. Raises ConfigError as `verifier_of` does."""
     if not has_judge(mode):
-        return False
+        return None
     from precedent.verify.lossy import judge_of
 
-    return bool(getattr(judge_of(mode), "reads_hidden_states", False))
+    return judge_of(mode)
+
+
+def reads_hidden_states(mode: str) -> bool:
+    """Whether a mode has a judge that reads the target's hidden states. Raises ConfigError as `verifier_of` does."""
+    return bool(getattr(judge_in(mode), "reads_hidden_states", False))

@@ -54,6 +54,12 @@ class TrainedJudge:
         """Whether the target has to keep hidden states for this judge."""
         return HIDDEN in self.features
 
+    @property
+    def hidden_size(self) -> int | None:
+        """The size of the hidden states that the judge reads; None if it reads none."""
+        widths = dict(zip(self.features, widths_of(self.features, len(self.weights)), strict=True))
+        return widths.get(HIDDEN)
+
     def __call__(self, tree: CandidateTree, rows: TargetRows, node: int) -> float:
         """1 if the rejection of `node` is overruled, else 0."""
         draft_logits = draft_logits_of(tree, node)
