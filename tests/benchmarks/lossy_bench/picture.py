@@ -9,10 +9,11 @@ from typing import Any
 
 WIDTH, HEIGHT, TOP, BOTTOM = 860, 380, 34, 44
 COLOURS = {
-    "auto": "#444444", "lossy_mentored": "#1b7f4b", "lossy_typical": "#d1495b", "lossy_top_beta": "#edae49",
+    "auto": "#444444", "lossy_mentored": "#1b7f4b", "lossy_typical": "#d1495b", "lossy_top_beta": "#a06a00",
     "lossy_judge": "#30638e",
 }  # fmt: skip
 LETTERS_HIGH = 13
+LEADER = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,16 @@ class Panel:
         yield f'<text x="{self.left}" y="{TOP - 14}">{y_name}</text>'
 
     def dots(self, points: Sequence[tuple[str, float, float]]) -> Iterator[str]:
-        """A dot for each (mode, x, y), and its name beside it; names do not overlap."""
+        """A dot for each (mode, x, y), and a line to its name; names do not overlap."""
         free = -1.0
-        for mode, x, y in sorted(points, key=lambda point: -point[2]):
+        for mode, x, y in sorted(points, key=lambda point: (-point[2], -point[1])):
             across, down = self.x(x), self.y(y)
-            free, colour = max(free + LETTERS_HIGH, down), colour_of(mode)
+            free, end = max(free + LETTERS_HIGH, down), across + LEADER
+            colour, name = colour_of(mode), html.escape(short(mode))
             yield (
+                f'<path d="M{across:.1f} {down:.1f} L{end:.1f} {free:.1f}" stroke="{colour}" opacity="0.5"/>'
                 f'<circle cx="{across:.1f}" cy="{down:.1f}" r="3.5" fill="{colour}"/>'
-                f'<text x="{across + 7:.1f}" y="{free + 4:.1f}" fill="{colour}">{html.escape(short(mode))}</text>'
+                f'<text x="{end + 3:.1f}" y="{free + 4:.1f}" fill="{colour}">{name}</text>'
             )
 
 
@@ -84,7 +87,7 @@ def _front(of_rows: dict[str, Any]) -> Iterator[str]:
 
 def _success(greedy: Sequence[dict[str, Any]]) -> Iterator[str]:
     speeds = [each["tokens_per_step"] for each in greedy]
-    low, most = min(speeds) - 0.3, max(speeds) + 1.2
+    low, most = min(speeds) - 0.3, max(speeds) + 2.2
     panel = Panel(460, WIDTH - 14, low, most, 0.0, 1.0)
     steps = [tick for tick in range(1, 12) if low <= tick <= most]
     yield from panel.axes("tokens per step, greedy", "requests solved, 95 % interval", steps, (0, 0.25, 0.5, 0.75, 1))
@@ -108,6 +111,7 @@ def short(mode: str) -> str:
     """A mode's name without what all share."""
     if mode == "auto":
         return "lossless"
-    return (
-        mode.removeprefix("lossy_").replace("name=order-desk-", "").replace("name=order-desk", "rows").replace(":", " ")
-    )
+    judges = {"name=order-desk-divergence": "divergence", "name=order-desk": "trained"}
+    for name, shown in judges.items():
+        mode = mode.replace(name, shown)
+    return mode.removeprefix("lossy_").replace(":", " ").replace(",", ", ")
