@@ -13,13 +13,20 @@ from precedent.runtime.plain_values import check_plain, is_number, is_whole, nea
 MODES = ("auto", "greedy", "coupled", "traversal", "topdown")
 """Every lossless verification mode; `auto` picks one of the others from the sampling settings."""
 
-LOSSY_MODES = ("lossy_mentored", "lossy_typical", "lossy_top_beta", "lossy_judge")
+JUDGE_MODE = "lossy_judge"
+
+LOSSY_MODES = ("lossy_mentored", "lossy_typical", "lossy_top_beta", JUDGE_MODE)
 """Modes that change the output distribution; parameters follow the name: `lossy_mentored:kl=0.05`."""
 
 
 def is_lossy(mode: str) -> bool:
     """True for a mode that changes the output distribution."""
     return mode.partition(":")[0] in LOSSY_MODES
+
+
+def has_judge(mode: str) -> bool:
+    """True for a mode in which a learned judge may overrule rejections."""
+    return mode.partition(":")[0] == JUDGE_MODE
 
 
 def check_mode(mode: object) -> None:

@@ -43,12 +43,14 @@ class Sampled:
     `row` is the draft model's distribution `[vocab_size]` after all processors; it sums to 1. `excluded` are token ids
     that could not be sampled (cached siblings, earlier samples without replacement). `keep_mask` `[vocab_size]` marks
     the tokens that are kept when sampled; with it the distribution sums to less than 1, and the rest is the probability
-    of proposing nothing.
+    of proposing nothing. `logits` `[vocab_size]`, which only a judge reads, are the draft model's under the request's
+    constraints, before temperature and truncation; drafters keep them where the request's mode has a judge.
     """
 
     row: Tensor
     excluded: tuple[int, ...] = ()
     keep_mask: Tensor | None = None
+    logits: Tensor | None = None
 
     def probs(self) -> Tensor:
         """The probabilities that were sampled from, `[vocab_size]`; they sum to 1, or less with a `keep_mask`."""

@@ -12,7 +12,7 @@ from helpers.known_weights import WAYS, verifier_of
 from helpers.random_trees import always, random_problem, toy_model
 from torch import Tensor
 
-from precedent.config import LOSSY_MODES, MODES, SamplingParams, SpeculationConfig
+from precedent.config import JUDGE_MODE, LOSSY_MODES, MODES, SamplingParams, SpeculationConfig
 from precedent.errors import ConfigError
 from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
@@ -20,7 +20,7 @@ from precedent.testing.replay_rng import ReplayRng, enumerate_outcomes
 from precedent.tree import EMPTY_TREE, ROOT, Sampled, TreeBuilder, chain
 from precedent.verify import LOSSLESS, Verdict, prepare, verify
 from precedent.verify.exact_match import exact_match
-from precedent.verify.lossy import JUDGE, RULES
+from precedent.verify.lossy import RULES
 
 REJECTION_MODES = ("traversal", "topdown")
 BOTH_WAYS = pytest.mark.parametrize("way", WAYS)
@@ -187,7 +187,7 @@ def test_a_removed_mode_is_refused_with_the_reason(mode: str) -> None:
 
 def test_the_modes_of_the_settings_are_those_that_can_verify() -> None:
     assert {*LOSSLESS, "auto"} == set(MODES)
-    assert {*RULES, JUDGE} == set(LOSSY_MODES)
+    assert {*RULES, JUDGE_MODE} == set(LOSSY_MODES)
 
 
 def test_a_lossless_request_never_imports_a_lossy_mode() -> None:

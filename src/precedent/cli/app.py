@@ -21,6 +21,7 @@ from precedent.cli.replay import replay
 from precedent.cli.run import run
 from precedent.cli.serve import ENVIRONMENT, serve
 from precedent.cli.train_draft import measure_draft, train_draft
+from precedent.cli.train_judge import train_judge
 from precedent.errors import PrecedentError
 
 BAD_INPUT = 2
@@ -67,6 +68,10 @@ app.command(
     epilog="Example: precedent measure-draft --target my-model --draft-model my-draft --draft-model first-layers:2 "
     "--prompts chats.jsonl"
 )(measure_draft)
+app.command(
+    epilog="Example: precedent train-judge --target my-model --draft-model my-draft --runs runs.jsonl "
+    "--outcome my_agent:outcome --out my-judge"
+)(train_judge)
 app.add_typer(cache_app, name="cache")
 app.add_typer(keys_app, name="keys")
 

@@ -79,7 +79,7 @@ def demo(
     from precedent.config import SamplingParams
 
     SamplingParams(temperature=temperature)  # raises for an invalid value before anything is loaded
-    _need_order_desk()
+    need_order_desk()
     asked, progress = (
         Asked(target, draft_model, device, dtype, temperature, full, requests, fresh, tool_latency),
         ctx.obj,
@@ -134,7 +134,8 @@ def _hand_out(results: dict[str, Any], bench: Bench, json: Path | None, html: Pa
         html.write_text(demo_page(results, bench.runs, lambda ids: str(tokenizer.decode(list(ids)))), encoding="utf-8")
 
 
-def _need_order_desk() -> None:
+def need_order_desk() -> None:
+    """Raise PrecedentError, with what to do, where the order desk is not installed."""
     try:
         import precedent_demo  # noqa: F401  # only to see whether it is installed
     except ImportError:
@@ -154,7 +155,7 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
     from precedent.target.load.loading import load_draft, load_target
     from precedent_demo import MAX_TOKENS_PER_TURN
 
-    source, draft_source = _sources(asked.target, asked.draft_model)
+    source, draft_source = sources(asked.target, asked.draft_model)
     model, tokenizer = load_target(source, device=asked.device, dtype=asked.dtype)
     draft = load_draft(draft_source, model, tokenizer)
     with_tools = () if asked.tool_latency is None else ("with actions",)
@@ -175,7 +176,7 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
     return bench, state, "the order desk's own, of two layers" if own_draft else draft_source
 
 
-def _sources(target: str, draft_model: str | None) -> tuple[str, str]:
+def sources(target: str, draft_model: str | None) -> tuple[str, str]:
     """The target and the draft model to load; while the packaged target is built, the inner loops are compiled.
 
     On a new machine each takes half a minute of one processor.

@@ -104,7 +104,7 @@ def train_draft(
     It says what it will cost before it starts, and a killed training goes on with --resume. The draft shares the
     target's embeddings and head. Use its folder as --draft-model or draft_model=.
     """
-    _check_folder(out, resume)
+    check_folder(out, resume)
     asked = Asked(kind, condition, ctx.params)
     asked.check(ctx)
     recipe, training = asked.recipe_and_training()  # raises for an invalid value before the model is loaded
@@ -169,7 +169,7 @@ def measure_draft(
         write_json(json, report)
 
 
-def _check_folder(out: Path, resume: bool) -> None:
+def check_folder(out: Path, resume: bool) -> None:
     """Raise ConfigError unless the folder is new, or holds a training for `--resume` to continue."""
     from precedent.training.distil import WORK_FOLDER  # imports torch too, so import it before any model is loaded
 

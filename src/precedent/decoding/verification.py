@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from precedent.runtime.isolate import together
 from precedent.sampling.rng import KeyedRng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
+from precedent.target.hidden_states import HiddenStates
 from precedent.tree import CandidateTree
 from precedent.verify import Verdict
 from precedent.verify.ahead import COUPLED, MODES, Ahead, Scored, computed_alike, read_together
@@ -28,12 +30,16 @@ BESIDE_A_FORWARD = 2e-3
 
 @dataclass(slots=True, eq=False)
 class Forward:
-    """The logits of every scored proposal, the seconds and threads of scoring; a failure means more than one try."""
+    """The logits of every scored proposal, the seconds and threads of scoring; a failure means more than one try.
+
+    `hidden` are the hidden states of their rows, where the target keeps them.
+    """
 
     scored: Sequence[tuple[Proposal, Tensor]]
     seconds: float
     num_tries: int
     threads: int = 1
+    hidden: HiddenStates | None = None
 
     @property
     def num_rows(self) -> int:
@@ -90,7 +96,8 @@ def score(proposals: Sequence[Proposal], target: TargetModel, beside: Beside) ->
         return logits
 
     sound = [each for each in proposals if each.sequence.error is None]
-    return Forward(together(sound, forward, _fail_scoring), perf_counter() - started, tries, target.runner.threads)
+    scored, runner = together(sound, forward, _fail_scoring), target.runner
+    return Forward(scored, perf_counter() - started, tries, runner.threads, runner.hidden)
 
 
 def _fail_scoring(proposal: Proposal, error: Exception) -> None:
@@ -120,25 +127,34 @@ def _prepared_each(forward: Forward, until: float, beside: Beside) -> list[_Prep
     prepared = []
     for proposal, logits in forward.scored:
         try:
-            prepared.append(_prepared(proposal, logits, until, beside))
+            prepared.append(_prepared(proposal, logits, until, beside, forward.hidden))
         except Exception as error:
             proposal.sequence.fail(error, "verifying")
     return prepared
 
 
-def _prepared(proposal: Proposal, logits: Tensor, until: float, beside: Beside) -> _Prepared:
+def _prepared(
+    proposal: Proposal, logits: Tensor, until: float, beside: Beside, hidden: HiddenStates | None
+) -> _Prepared:
     sequence, request, rng = proposal.sequence, proposal.sequence.request, proposal.sequence.rng()
     logits, at_once = logits[:, : request.num_tokens], on_accelerator(logits)
     if at_once and sequence.bitwise and request.mode == COUPLED:
         logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not bitwise reproducible
     tree = beside.late(proposal)
-    rows = TargetRows(logits, tree, request.sampling, sequence.output_ids, request.shape)
+    of_node = None if hidden is None else partial(_hidden_state, hidden, sequence)
+    rows = TargetRows(logits, tree, request.sampling, sequence.output_ids, request.shape, of_node)
     constrained = rows.constrained(until) if at_once and request.mode in MODES else None
     if constrained is not None and isinstance(rng, KeyedRng):
         scored = Scored(tree, constrained, rng, request.mode)
         return _Prepared(proposal, tree, constrained, scored.verdict, scored)
     decide = verifier_of(request.mode)(tree, rows)
     return _Prepared(proposal, tree, rows, lambda: decide(rng))
+
+
+def _hidden_state(hidden: HiddenStates, sequence: DecodingSequence, node: int) -> Tensor:
+    """The hidden state of a scored node, whose row stands behind those of the committed and the pending tokens."""
+    row = sequence.prefix + 1 + node
+    return hidden.of(sequence.slot.kv, row, row + 1)[0]
 
 
 def _read_together(prepared: list[_Prepared]) -> list[_Prepared]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from precedent.config import is_lossy
+from typing import Any
+
+from precedent.config import has_judge, is_lossy
 from precedent.verify import LOSSLESS, Verifier
 
 
@@ -13,3 +15,17 @@ def verifier_of(mode: str) -> Verifier:
     from precedent.verify.lossy import lossy_verifier  # here: a lossless request never imports that package
 
     return lossy_verifier(mode)
+
+
+def judge_in(mode: str) -> Any:
+    """The judge of a mode, None for modes without one. Raises ConfigError as `verifier_of` does."""
+    if not has_judge(mode):
+        return None
+    from precedent.verify.lossy import judge_of
+
+    return judge_of(mode)
+
+
+def reads_hidden_states(mode: str) -> bool:
+    """Whether a mode has a judge that reads the target's hidden states. Raises ConfigError as `verifier_of` does."""
+    return bool(getattr(judge_in(mode), "reads_hidden_states", False))

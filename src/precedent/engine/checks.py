@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from precedent.config import SamplingParams, SpeculationConfig, is_lossy
-from precedent.decoding.verifiers import verifier_of
+from precedent.decoding.verifiers import judge_in, reads_hidden_states, verifier_of
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
+from precedent.target.fingerprints import name_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from precedent.target import TargetModel
+
+log = logging.getLogger(__name__)
 
 SWITCH = "PRECEDENT_SPECULATION"
 """Environment variable that turns speculation off in a running process: `off`, or `on` (the default)."""
@@ -68,6 +72,41 @@ def mode_of(speculation: SpeculationConfig, sampling: SamplingParams, most_rows:
     if most_rows is not None:
         _check_bitwise(speculation, mode, most_rows - 1)
     return mode
+
+
+def checked_mode(speculation: SpeculationConfig, sampling: SamplingParams, target: TargetModel) -> str:
+    """`mode_of` a request to this target. Raises ConfigError too if a judge reads states that the target lacks."""
+    mode = mode_of(speculation, sampling, target.most_rows)
+    _check_width(mode, target)
+    if target.runner.hidden is None and reads_hidden_states(mode):
+        raise ConfigError(
+            f"the judge of mode={mode!r} reads the target's hidden states, which are kept from the engine's start: "
+            "name the mode in the engine's own speculation=SpeculationConfig(mode=…)"
+        )
+    return mode
+
+
+def _check_width(mode: str, target: TargetModel) -> None:
+    """Raise ConfigError if the judge of a mode was trained on hidden states of another size than the target's."""
+    wanted = getattr(judge_in(mode), "hidden_size", None)
+    if wanted is not None and wanted != (found := target.model.config.get_text_config().hidden_size):
+        raise ConfigError(
+            f"the judge of mode={mode!r} was trained on hidden states of {wanted} numbers, and this target's have "
+            f"{found}: train one for it (precedent train-judge)"
+        )
+
+
+def keep_for_judge(target: TargetModel, mode: str) -> None:
+    """Let the target keep hidden states if the judge of a mode reads them, and warn if it was trained for another.
+
+    Raises ConfigError for a judge of another hidden size, and what `keep_hidden_states` raises.
+    """
+    _check_width(mode, target)
+    trained_for, name = getattr(judge_in(mode), "target", ""), name_of(target.model)
+    if trained_for and trained_for != name:
+        log.warning("the judge of mode=%r was trained for %s, and this target is %s", mode, trained_for, name)
+    if reads_hidden_states(mode):
+        target.keep_hidden_states()
 
 
 def _mode_of(speculation: SpeculationConfig, sampling: SamplingParams) -> str:

@@ -17,7 +17,14 @@ from precedent.decoding.microscope import Microscope
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
 from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.engine.admission import Admission
-from precedent.engine.checks import check_prompt, check_token_ids, end_token_ids, mode_of, unless_switched_off
+from precedent.engine.checks import (
+    check_prompt,
+    check_token_ids,
+    checked_mode,
+    end_token_ids,
+    keep_for_judge,
+    unless_switched_off,
+)
 from precedent.engine.draft_models import DraftModels
 from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.engine.in_flight import InFlight
@@ -96,6 +103,7 @@ class Engine(OfOneProcess):
             self.cache.check_process()
         draft_model = loaded_draft(options, model.model if isinstance(model, TargetModel) else model, tokenizer)
         self.target = target_of(model, bitwise=options.bitwise, cuda_graphs=options.cuda_graphs)
+        keep_for_judge(self.target, self.speculation.mode)
         self.encodes_prompt, weights = self.target.encodes_prompt, self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.model_fingerprint = model_fingerprint(weights.config.to_dict(), self.target.weights())
@@ -118,8 +126,7 @@ class Engine(OfOneProcess):
         release_workers()  # the model was loaded and timed on this thread, and runs on another
         self._end_ids = end_token_ids(weights, tokenizer)
         self._grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
-        limits = options.limits or EngineLimits()
-        self.admission = Admission(self.target, limits, self.kept_prefixes)
+        self.admission = Admission(self.target, limits := options.limits or EngineLimits(), self.kept_prefixes)
         self._worker = started_worker(
             self.target, self.planner, self.admission, self._executor, self._drafters, pearl,
             prefill_tokens=limits.prefill_tokens_per_round, remember=partial(self._remembered.write, self.planner.cost),
@@ -219,7 +226,7 @@ class Engine(OfOneProcess):
             query=query,
             workflow_step=workflow_step,
             tools=tools,
-            mode=mode_of(speculation, sampling, self.target.most_rows),
+            mode=checked_mode(speculation, sampling, self.target),
             shape=constraints_for(sampling, prompt, matching),
             num_tokens=min(len(self.tokenizer), self.target.vocab_size),
             end_token_ids=self._end_ids | set(sampling.stop_token_ids),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.errors import ConfigError, GenerationError
+from precedent.errors import ConfigError, GenerationError, UnsupportedError
 from precedent.sampling.coupling import coupled_choice, noise_key
 from precedent.sampling.probabilities import largest, probs_of
 from precedent.sampling.row_shaper import RowShaper, shaped_rows
@@ -24,7 +24,7 @@ class TargetRows:
 
     `logits` is `[num_scored + 1, vocab_size]`: row 0 follows the committed text, row i + 1 follows node i. `shape`
     applies the request's constraints, given the node's path. A tree of fixed candidates pays only for the rows that the
-    walk visits.
+    walk visits. `hidden` returns a node's hidden state, where the target keeps them.
     """
 
     def __init__(
@@ -34,9 +34,10 @@ class TargetRows:
         params: SamplingParams,
         output_ids: Sequence[int] = (),
         shape: RowShaper | None = None,
+        hidden: Callable[[int], Tensor] | None = None,
     ) -> None:
         self._logits, self._tree, self._params = logits, tree, params
-        self._output_ids, self._shape = output_ids, shape
+        self._output_ids, self._shape, self._hidden = output_ids, shape, hidden
         self._probs: dict[int, Tensor] = {}
         self._largest: list[tuple[float, int]] | None = None
 
@@ -58,6 +59,12 @@ class TargetRows:
             self._check(float(row.max()), node)
             self._probs[node] = probs_of(row, self._params)
         return self._probs[node]
+
+    def hidden(self, node: int) -> Tensor:
+        """The target's hidden state of a scored `node`, `[hidden_size]`. Raises UnsupportedError if none are kept."""
+        if self._hidden is None:
+            raise UnsupportedError("this target keeps no hidden states: name the judge in the engine's own speculation")
+        return self._hidden(node)
 
     def argmax(self, node: int) -> int:
         """The greedy token after `node`, the lowest id on ties. Raises GenerationError as `probs` does."""
@@ -93,7 +100,11 @@ class TargetRows:
         except Exception:
             log.debug("cannot constrain all rows at once, constraining them one by one", exc_info=True)
             return None
-        return None if logits is None else TargetRows(logits, self._tree, self._params, self._output_ids)
+        return (
+            None
+            if logits is None
+            else TargetRows(logits, self._tree, self._params, self._output_ids, None, self._hidden)
+        )
 
     def all_logits(self) -> Tensor:
         """The logits of all rows, `[num_scored + 1, vocab_size]`; only for rows that have been constrained."""

@@ -1,4 +1,4 @@
-"""What a target keeps of its forwards for drafters: final hidden states, and the outputs of chosen layers."""
+"""What a target keeps of its forwards for drafters and judges: final hidden states, outputs of chosen layers."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ class KeepsStates:
         if self.static is not None:
             raise UnsupportedError(
                 "forwards of fixed size (cuda_graphs=True, or bitwise=True on a GPU) keep no hidden states, which mtp, "
-                "eagle, block-draft and drafts trained with --condition target read: leave that option or the drafter "
-                "out"
+                "eagle, block-draft, drafts trained with --condition target and some judges read: leave that option or "
+                "the reader out"
             )

@@ -104,20 +104,21 @@ def run_request(
     """
     own = desk.copy()
     try:
-        messages = _converse(chat_model, request, make_tools(own, tool_latency), middleware)
-        reached = own.state() == _gold_state(request.calls, desk)
+        messages = converse(chat_model, request, make_tools(own, tool_latency), middleware)
+        reached = own.state() == gold_state(request.calls, desk)
     finally:
         own.close()
-    said = " ".join(answer.text for answer in _answers(messages))
-    return Transcript(request, tuple(messages), reached, all(fact in said for fact in request.facts))
+    told = said(messages)
+    return Transcript(request, tuple(messages), reached, all(fact in told for fact in request.facts))
 
 
-def _converse(
+def converse(
     chat_model: BaseChatModel,
     request: Request,
     tools: Sequence[BaseTool],
-    others: Sequence[AgentMiddleware[Any, Any, Any]],
+    others: Sequence[AgentMiddleware[Any, Any, Any]] = (),
 ) -> list[AnyMessage]:
+    """All messages of a conversation between the agent and the scripted customer; the tools change their desk."""
     customer = Customer(request)
     middleware = [CustomerInTheLoop(customer), *others]
     agent = create_agent(chat_model, tools, system_prompt=SYSTEM_PROMPT, middleware=middleware, name="order-desk")
@@ -127,7 +128,8 @@ def _converse(
     return messages
 
 
-def _gold_state(calls: Sequence[Call], desk: OrderDesk) -> dict[str, list[tuple[Any, ...]]]:
+def gold_state(calls: Sequence[Call], desk: OrderDesk) -> dict[str, list[tuple[Any, ...]]]:
+    """The rows of a copy of `desk` on which exactly these calls were made."""
     gold = desk.copy()
     try:
         by_name = {tool.name: tool for tool in make_tools(gold)}
@@ -136,6 +138,11 @@ def _gold_state(calls: Sequence[Call], desk: OrderDesk) -> dict[str, list[tuple[
         return gold.state()
     finally:
         gold.close()
+
+
+def said(messages: Sequence[BaseMessage]) -> str:
+    """All words of the assistant, in which the facts are looked for."""
+    return " ".join(answer.text for answer in _answers(messages))
 
 
 def _answers(messages: Sequence[BaseMessage]) -> tuple[AIMessage, ...]:

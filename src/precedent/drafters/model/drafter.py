@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from precedent.config import has_judge
 from precedent.drafters.base import Draw
 from precedent.drafters.model.distribution import sample_beside
 from precedent.drafters.model.in_step import Drawing, Extending, RunningDrawing, draw_in_step
@@ -93,11 +94,14 @@ class DraftModelDrafter:
 
     def handed_on(self, distribution: Sampled) -> Sampled:
         """The distribution, ready for the target's thread: on its device, and safe from being overwritten."""
-        if self._stream is not None:  # otherwise its memory may be reused before the target's stream has read it
-            distribution.row.record_stream(torch.cuda.current_stream(distribution.row.device))
+        tensors = [each for each in (distribution.row, distribution.logits) if each is not None]
+        if self._stream is not None:  # otherwise their memory may be reused before the target's stream has read it
+            for each in tensors:
+                each.record_stream(torch.cuda.current_stream(each.device))
         if self._hand_to is None or distribution.row.device == self._hand_to:
             return distribution
-        return replace(distribution, row=distribution.row.to(self._hand_to))
+        row, *logits = (each.to(self._hand_to) for each in tensors)
+        return replace(distribution, row=row, logits=logits[0] if logits else None)
 
 
 def _stream_on(device: torch.device) -> torch.cuda.Stream | None:
@@ -240,7 +244,10 @@ class _DraftModelSession(DrawsAhead):
         """The next token: chosen in the modes of `CHOSEN`, otherwise sampled."""
         if self._request.mode in CHOSEN:
             return DraftedToken(self._choose(row, self._output_length + len(drafted)), Fixed())
-        return sample_beside(probs_of(row, self._request.sampling), siblings, rng, node, purpose)
+        new = sample_beside(probs_of(row, self._request.sampling), siblings, rng, node, purpose)
+        if has_judge(self._request.mode) and isinstance(new.distribution, Sampled):
+            return new._replace(distribution=replace(new.distribution, logits=row))
+        return new
 
     def _choose(self, row: Tensor, position: int) -> int:
         """What the target would choose from the same row: the argmax, or the choice of the seed's noise."""

@@ -2,22 +2,26 @@
 
 `lossy_mentored:kl=0.05`, `lossy_typical:epsilon=0.09,delta=0.3` and `lossy_top_beta:beta=3,tau=1` verify against a
 distribution that a rule makes from the target's (`relaxed`, `rules`); `lossy_judge:name=...` lets a learned judge
-overrule rejections (`judge`). No lossless code imports this package; a request that names one of these modes loads it.
+overrule rejections (`judge`, `trained`); `pareto` says how far each is from the best rule. No lossless code imports
+this package; a request that names one of these modes loads it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
+from precedent.config import JUDGE_MODE
 from precedent.errors import ConfigError
 from precedent.verify import Verifier
 from precedent.verify.lossy.judge import Judge, load_judge, overruled_by
 from precedent.verify.lossy.relaxed import relaxed
 from precedent.verify.lossy.rules import Mentored, TopBeta, Typical
+from precedent.verify.lossy.trained import TrainedJudge
 
-__all__ = ["JUDGE", "RULES", "Judge", "lossy_verifier", "overruled_by", "relaxed"]
+__all__ = ["RULES", "Judge", "TrainedJudge", "judge_of", "lossy_verifier", "overruled_by", "relaxed"]
 
 AnyRule = Mentored | Typical | TopBeta
 
@@ -28,20 +32,19 @@ RULES: Mapping[str, type[AnyRule]] = {
 }
 """Mode name to rule; the rule's fields are the mode's parameters."""
 
-JUDGE = "lossy_judge"
 
-
+@lru_cache(maxsize=64)
 def lossy_verifier(mode: str) -> Verifier:
-    """The verifier of `mode`, such as `lossy_top_beta:beta=3,tau=1`.
+    """The verifier of `mode`, such as `lossy_top_beta:beta=3,tau=1`; made once, so that a judge is not read every step.
 
     Raises ConfigError for an unknown mode or parameter, or a value out of range.
     """
     name, _, text = mode.partition(":")
     settings = _settings(mode, text)
-    if name == JUDGE:
-        return overruled_by(load_judge(_judge_name(mode, settings)))
+    if name == JUDGE_MODE:
+        return overruled_by(judge_of(mode))
     if name not in RULES:
-        raise ConfigError(f"mode={mode!r} is not a lossy mode; use one of {', '.join((*RULES, JUDGE))}")
+        raise ConfigError(f"mode={mode!r} is not a lossy mode; use one of {', '.join((*RULES, JUDGE_MODE))}")
     return relaxed(_rule(mode, name, settings))
 
 
@@ -55,17 +58,29 @@ def _settings(mode: str, text: str) -> dict[str, str]:
 def _rule(mode: str, name: str, settings: Mapping[str, str]) -> AnyRule:
     known = [field.name for field in dataclasses.fields(RULES[name])]
     values: dict[str, Any] = {}
-    for key, value in settings.items():
+    for key in settings:
         if key not in known:
             raise ConfigError(f"mode={mode!r}: {name} has no parameter {key!r}; known: {', '.join(known)}")
-        try:
-            values[key] = float(value)
-        except ValueError as error:
-            raise ConfigError(f"mode={mode!r}: {key}={value} is not a number") from error
+        values[key] = _number(mode, settings, key)
     return RULES[name](**values)
 
 
-def _judge_name(mode: str, settings: Mapping[str, str]) -> str:
-    if settings.keys() != {"name"}:
-        raise ConfigError(f"mode={mode!r}: name an installed judge, as in {JUDGE}:name=my-judge")
-    return settings["name"]
+@lru_cache(maxsize=64)
+def judge_of(mode: str) -> Judge:
+    """The judge that a mode such as `lossy_judge:name=mine` names. Raises ConfigError as `lossy_verifier` does."""
+    settings = _settings(mode, mode.partition(":")[2])
+    if not {"name"} <= settings.keys() <= {"name", "threshold"}:
+        raise ConfigError(f"mode={mode!r}: name an installed judge, as in {JUDGE_MODE}:name=my-judge")
+    judge = load_judge(settings["name"])
+    if "threshold" not in settings:
+        return judge
+    if not isinstance(judge, TrainedJudge):
+        raise ConfigError(f"mode={mode!r}: only a judge of `precedent train-judge` has a threshold; leave it out")
+    return judge.at(_number(mode, settings, "threshold"))
+
+
+def _number(mode: str, settings: Mapping[str, str], key: str) -> float:
+    try:
+        return float(settings[key])
+    except ValueError as error:
+        raise ConfigError(f"mode={mode!r}: {key}={settings[key]} is not a number") from error

@@ -25,8 +25,10 @@ OVERRULE = "verify-overrule"
 Judge = Callable[[CandidateTree, TargetRows, int], float]
 """`(tree, rows, node) -> probability` in [0, 1] of accepting a rejected node; depends only on its arguments.
 
-`rows.probs(n)` and `rows.logits(n)` are the target's probabilities and logits after any node n of the tree. The row
-that rejected the token is that of `tree.parents[node]`. Hidden states are not available (docs/explanation/lossy.md).
+`rows.probs(n)` and `rows.logits(n)` are the target's probabilities and logits after any scored node n of the tree. The
+row that rejected the token is that of `tree.parents[node]`. `draft_logits_of(tree, node)` is the draft model's row at
+that place. A judge with the attribute `reads_hidden_states` may also call `rows.hidden(n)`, the target's hidden state
+of a scored node; an engine keeps them if its own speculation names the judge.
 """
 
 

@@ -15,17 +15,23 @@ from typing import Any
 
 from precedent_demo.conversation import SYSTEM_PROMPT
 from precedent_demo.desk import OrderDesk
+from precedent_demo.judging import task_of
 from precedent_demo.training.trajectories import expert_messages, tool_schemas
 from precedent_demo.workflows import SPLITS, generate_requests
 
 
 def logged(set_name: str, seed: int) -> Iterator[dict[str, Any]]:
-    """Endless conversations of a set on the database of `seed`."""
+    """Endless conversations of a set on the database of `seed`; their task ids tell set, number and seed."""
     desk, rng = OrderDesk.from_seed(seed, SPLITS[set_name]), random.Random(f"log {set_name} {seed}")
     system = {"role": "system", "content": SYSTEM_PROMPT}
     for request in generate_requests(set_name, seed, desk):
         messages = [system, *expert_messages(request, desk, rng)]
-        yield {"task_id": request.request_id, "group": request.workflow, "messages": messages, "tools": tool_schemas()}
+        yield {
+            "task_id": task_of(request, seed),
+            "group": request.workflow,
+            "messages": messages,
+            "tools": tool_schemas(),
+        }
 
 
 def main() -> None:

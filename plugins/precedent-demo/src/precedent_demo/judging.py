@@ -1,0 +1,86 @@
+"""The order desk for `precedent train-judge`: what a recorded conversation comes to, and the shipped judges.
+
+precedent train-judge --target smollm2-135m-order-desk --runs desk.jsonl --outcome order-desk --out judge
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precedent.errors import PromptError
+from precedent_demo.conversation import converse, gold_state, said
+from precedent_demo.desk import OrderDesk
+from precedent_demo.requests import Request
+from precedent_demo.tools import make_tools
+from precedent_demo.workflows import SPLITS, generate_requests
+
+if TYPE_CHECKING:
+    from precedent.text.traces import Trajectory
+    from precedent.verify.lossy import TrainedJudge
+
+_TASK = re.compile(r"(?P<set>[A-Za-z]+)(?P<number>\d+)(/(?P<seed>\d+))?")
+
+
+def task_of(request: Request, seed: int) -> str:
+    """The task id of a recorded conversation: the request's id, and the seed of its database unless that is 0."""
+    return f"{request.request_id}/{seed}" if seed else request.request_id
+
+
+class DeskOutcome:
+    """The outcome of a conversation: its database row by row; None if that, or a fact that was to be told, is wrong."""
+
+    def __init__(self) -> None:
+        self._desks: dict[tuple[str, int], tuple[OrderDesk, list[Request]]] = {}
+
+    def __call__(self, run: Trajectory, chat_model: Any) -> object:
+        """Serve the request of a recorded run once more. Raises PromptError for a run of something else."""
+        desk, request = self._request(run)
+        own = desk.copy()
+        try:
+            told = said(converse(chat_model, request, make_tools(own)))
+            state = own.state()
+            solved = state == gold_state(request.calls, desk) and all(fact in told for fact in request.facts)
+            return state if solved else None
+        finally:
+            own.close()
+
+    def _request(self, run: Trajectory) -> tuple[OrderDesk, Request]:
+        found = _TASK.fullmatch(run.task)
+        if found is None or found["set"] not in SPLITS:
+            raise PromptError(f"run {run.task!r} is none of the order desk: its task id is A01, or A01/7 with seed 7")
+        set_name, number, seed = found["set"], int(found["number"]), int(found["seed"] or 0)
+        desk, request = self._requests(set_name, seed, number)
+        opening = next((each["content"] for each in run.messages if each["role"] == "user"), None)
+        if opening != request.opening:
+            raise PromptError(
+                f"run {run.task!r} does not begin as the order desk's request of that name: write it again"
+            )
+        return desk, request
+
+    def _requests(self, set_name: str, seed: int, number: int) -> tuple[OrderDesk, Request]:
+        """The database, and request `number` on it; requests are generated in order."""
+        if (set_name, seed) not in self._desks:
+            self._desks[set_name, seed] = OrderDesk.from_seed(seed, SPLITS[set_name]), []
+        desk, known = self._desks[set_name, seed]
+        if len(known) < number:
+            known[:] = islice(generate_requests(set_name, seed, desk), number)
+        return desk, known[number - 1]
+
+
+def judge() -> TrainedJudge:
+    """The shipped judge, which reads the target's row and the draft's (`models/judge`)."""
+    return _shipped("judge")
+
+
+def divergence_judge() -> TrainedJudge:
+    """The shipped judge that reads the divergence between both rows alone (`models/divergence-judge`)."""
+    return _shipped("divergence-judge")
+
+
+def _shipped(name: str) -> TrainedJudge:
+    from precedent.verify.lossy import TrainedJudge
+
+    return TrainedJudge.load(Path(__file__).parent / "models" / name)
