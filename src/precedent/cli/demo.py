@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from precedent.cli.demo_state import DemoState
 
 ORDER_DESK = "smollm2-135m-order-desk"
-"""The packaged model with the order desk's adapter merged in; it has a draft model trained for it."""
+"""The packaged model with the order desk's adapter merged in; it has draft models trained for it."""
 
-OTHER_DRAFT = "first-layers:4"
+UNTRAINED_DRAFT = "first-layers:4"
 """The default draft model of every other target."""
 
 
@@ -35,6 +35,7 @@ class Asked:
 
     target: str
     draft_model: str | None
+    other_draft_model: str | None
     device: str | None
     dtype: str | None
     temperature: float
@@ -53,15 +54,21 @@ def demo(
         str | None,
         typer.Option(
             help="Draft model: a Hugging Face id, a folder, or first-layers:N. Default: the order desk's own for its "
-            f"model, else {OTHER_DRAFT}.",
+            f"model, else {UNTRAINED_DRAFT}.",
             show_default=False,
         ),
+    ] = None,
+    other_draft_model: Annotated[
+        str | None, typer.Option(help="Measure draft-only and both with this draft model as well, interleaved.")
     ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy. Above 0, topdown verification runs too.")] = 0.0,
     full: Annotated[
-        bool, typer.Option("--full", help="Warm with 60 requests, measure 40, and measure recall alone as well.")
+        bool,
+        typer.Option(
+            "--full", help="Warm with 60 requests, measure 40; also recall alone, and the order desk's other draft."
+        ),
     ] = False,
     requests: Annotated[int | None, typer.Option(min=1, help="Measure exactly this many requests.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the demo's warm cache first.")] = False,
@@ -81,18 +88,18 @@ def demo(
     SamplingParams(temperature=temperature)  # raises for an invalid value before anything is loaded
     need_order_desk()
     asked, progress = (
-        Asked(target, draft_model, device, dtype, temperature, full, requests, fresh, tool_latency),
+        Asked(target, draft_model, other_draft_model, device, dtype, temperature, full, requests, fresh, tool_latency),
         ctx.obj,
     )
     if tool_latency is not None:
         _with_slow_tools(asked, progress, json, html)
         return
-    bench, state, draft_name = _loaded(asked, progress)
+    bench, state, drafts = _loaded(asked, progress)
     try:
         warmed, busy = _measured(bench, state, asked, progress)
         progress.show("comparing the answers")
         results = _results(bench, _differences(bench) if temperature == 0 else [], temperature)
-        results["machine"] |= {"draft_model": draft_name, "others_cpu_share": busy}
+        results["machine"] |= {**drafts, "others_cpu_share": busy}
         results["warming_requests"] = warmed
         progress.rest()
         _hand_out(results, bench, json, html)
@@ -145,8 +152,8 @@ def need_order_desk() -> None:
         ) from None
 
 
-def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
-    """The model with its caches and engines, the state that earlier demos left, and the draft model's name."""
+def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, dict[str, str]]:
+    """The model with its caches and engines, the state that earlier demos left, and the draft models' names."""
     own = asked.target == ORDER_DESK
     progress.show(f"loading {asked.target}", note="built on the first run" if own else "")
     from precedent.cache import SpeculationCache
@@ -155,9 +162,10 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
     from precedent.target.load.loading import load_draft, load_target
     from precedent_demo import MAX_TOKENS_PER_TURN
 
-    source, draft_source = sources(asked.target, asked.draft_model)
+    source, drafts = _sources(asked)
     model, tokenizer = load_target(source, device=asked.device, dtype=asked.dtype)
-    draft = load_draft(draft_source, model, tokenizer)
+    loaded = {role: load_draft(draft, model, tokenizer) for role, draft in drafts.items()}
+    other = loaded.get("other_draft_model")
     with_tools = () if asked.tool_latency is None else ("with actions",)
     state = DemoState(source, asked.draft_model or "", model.dtype, asked.temperature, asked.full, *with_tools)
     if asked.fresh:
@@ -165,32 +173,58 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, str]:
     progress.show("starting engines and measuring this machine's cost per step")
     cache = SpeculationCache.open(state.cache_path)
     cache.warm_up()  # loading the embedder later would distort the measurement
-    ways = ways_of(asked.temperature, asked.full)
+    ways = ways_of(asked.temperature, asked.full, other is not None)
     if asked.tool_latency is not None:
         ways = tuple(way for way in ways if way.name in ("plain", "both"))
     bench = Bench(
-        model, tokenizer, asked.target, draft, cache, ways,
-        temperature=asked.temperature, max_tokens=MAX_TOKENS_PER_TURN,
+        model, tokenizer, asked.target, loaded["draft_model"], cache, ways,
+        temperature=asked.temperature, max_tokens=MAX_TOKENS_PER_TURN, other_draft=other,
     )  # fmt: skip
-    own_draft = own and asked.draft_model is None
-    return bench, state, "the order desk's own, of two layers" if own_draft else draft_source
+    return bench, state, {role: _named(draft) for role, draft in drafts.items()}
 
 
-def sources(target: str, draft_model: str | None) -> tuple[str, str]:
-    """The target and the draft model to load; while the packaged target is built, the inner loops are compiled.
+def packaged_target() -> str:
+    """Folder of the packaged target; while it is built, the inner loops are compiled.
 
     On a new machine each takes half a minute of one processor.
     """
     from precedent.engine.warm_up import compile_inner_loops
-    from precedent_demo import adapted_target, draft_folder
+    from precedent_demo import adapted_target
 
-    if target != ORDER_DESK:
-        return target, draft_model or OTHER_DRAFT
     with ThreadPoolExecutor(1, "precedent-compile") as beside:
         compiling = beside.submit(compile_inner_loops)
         folder = adapted_target()
         compiling.result()
-    return str(folder), draft_model or str(draft_folder())
+    return str(folder)
+
+
+def _sources(asked: Asked) -> tuple[str, dict[str, str]]:
+    """The target and the draft models to load."""
+    from precedent_demo import block_folder, draft_folder
+
+    given = {"draft_model": asked.draft_model, "other_draft_model": asked.other_draft_model}
+    if asked.target != ORDER_DESK:
+        return asked.target, _known({"draft_model": UNTRAINED_DRAFT}, given)
+    own = {"draft_model": str(block_folder())}
+    if asked.full and asked.draft_model is None:
+        own["other_draft_model"] = str(draft_folder())
+    return packaged_target(), _known(own, given)
+
+
+def _known(default: dict[str, str], given: dict[str, str | None]) -> dict[str, str]:
+    """The draft models by role: those given, else the default ones."""
+    return default | {role: draft for role, draft in given.items() if draft is not None}
+
+
+def _named(draft: str) -> str:
+    """What the results call a draft model: one of the order desk's own by its kind, others as they were given."""
+    from precedent_demo import block_folder, draft_folder
+
+    own = {
+        str(block_folder()): "the order desk's own, a block of eight positions",
+        str(draft_folder()): "the order desk's own, a chain of two layers",
+    }
+    return own.get(draft, draft)
 
 
 def _measured(bench: Bench, state: DemoState, asked: Asked, progress: Progress) -> tuple[int, float | None]:

@@ -44,6 +44,8 @@ def _facts(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     busy = machine["others_cpu_share"]
     yield "model", f"{machine['target']}, {machine['dtype']}"
     yield "draft model", machine["draft_model"]
+    if "other_draft_model" in machine:
+        yield "other draft model", machine["other_draft_model"]
     parts = machine["processor"], machine["device"], f"{machine['threads']} threads", f"torch {machine['torch']}"
     yield "machine", ", ".join(parts)
     yield "other programs", "not known" if busy is None else f"used {busy:.0%} of the CPU during the measurement"

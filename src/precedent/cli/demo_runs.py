@@ -38,12 +38,13 @@ MEMORY = ("recall", "prompt", "template")
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of drafting: the drafters, the cache, and the verification mode."""
+    """One way of drafting: the drafters, the cache, the verification mode, and whether the other draft model drafts."""
 
     name: str
     drafters: tuple[str, ...] = ()
     cache: str = ""
     mode: str = "auto"
+    other_draft: bool = False
 
 
 WAYS = (
@@ -61,10 +62,17 @@ TOPDOWN = Way("both, topdown", (*MEMORY, "draft-model"), "A", "topdown")
 RECALL_ONLY = Way("recall-only", ("recall",), "A")
 """The semantic cache alone: in `cache-only`, templates take credit for tokens that the cache proposed as well."""
 
+OTHER_DRAFT = (
+    Way("draft-only, other", ("draft-model",), other_draft=True),
+    Way("both, other", (*MEMORY, "draft-model"), "A", other_draft=True),
+)
+"""Measured where there is another draft model: `draft-only` and `both` with it."""
 
-def ways_of(temperature: float, full: bool) -> tuple[Way, ...]:
+
+def ways_of(temperature: float, full: bool, other_draft: bool = False) -> tuple[Way, ...]:
     """The ways to measure, in the order of the table."""
-    return (*WAYS, *([TOPDOWN] if temperature > 0 else []), *([RECALL_ONLY] if full else []))
+    more = (*([TOPDOWN] if temperature > 0 else []), *([RECALL_ONLY] if full else []))
+    return (*WAYS, *more, *(OTHER_DRAFT if other_draft else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +167,7 @@ def _per_step(seconds: float, steps: int) -> float:
 
 
 class Bench:
-    """The model, caches and engines of one demo."""
+    """The model, caches and engines of one demo; `other_draft` drafts in the ways that name it."""
 
     def __init__(
         self,
@@ -172,8 +180,10 @@ class Bench:
         *,
         temperature: float,
         max_tokens: int,
+        other_draft: PreTrainedModel | None = None,
     ) -> None:
-        self._model, self._tokenizer, self._name, self._draft = model, tokenizer, name, draft_model
+        self._model, self._tokenizer, self._name = model, tokenizer, name
+        self._draft, self._other_draft = draft_model, other_draft
         self._settings = {"temperature": temperature, "max_tokens": max_tokens, "tenant": TENANT}
         self._turns: list[Turn] = []
         self._cost: CostCurve | None = None  # the first engine measures it, the others share it
@@ -184,10 +194,11 @@ class Bench:
         self.runs = {way.name: Run(way.name) for way in ways}
 
     def _engine(self, way: Way, *, write_back: bool) -> Engine:
-        drafters = tuple(proposed_by(self._draft) if name == "draft-model" else name for name in way.drafters)
+        draft = self._other_draft if way.other_draft else self._draft
+        drafters = tuple(proposed_by(draft) if name == "draft-model" else name for name in way.drafters)
         speculation = SpeculationConfig(enabled=bool(drafters), drafters=drafters, mode=way.mode, write_back=write_back)
         options = EngineOptions(
-            draft_model=self._draft if "draft-model" in way.drafters else None,
+            draft_model=draft if "draft-model" in way.drafters else None,
             cache=self._caches.get(way.cache),
             speculation=speculation,
         )

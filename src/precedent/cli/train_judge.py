@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from precedent.cli.demo import ORDER_DESK
+from precedent.cli.draft_reports import REPORT_FILE
 from precedent.cli.options import DeviceOption, DtypeOption, JsonOption, write_json
 from precedent.cli.progress import Progress
-from precedent.cli.train_block import REPORT_FILE
 from precedent.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
@@ -131,14 +131,16 @@ def _chat_model(engine: Any, max_tokens: int) -> Any:
 def _models(
     progress: Progress, target: str, draft_model: str | None, device: str | None, dtype: str | None
 ) -> tuple[Any, Any, Any]:
-    from precedent.cli.demo import need_order_desk, sources
+    from precedent.cli.demo import need_order_desk, packaged_target
     from precedent.target.block.draft import BlockDraft
     from precedent.target.load.loading import load_draft, load_target
 
     progress.show(f"loading {target}")
     if target == ORDER_DESK:
         need_order_desk()
-        target, draft_model = sources(target, draft_model)
+        from precedent_demo import draft_folder
+
+        target, draft_model = packaged_target(), draft_model or str(draft_folder())
     if draft_model is None:
         raise ConfigError("give the draft model whose tokens are judged: --draft-model")
     model, tokenizer = load_target(target, device=device, dtype=dtype)

@@ -33,6 +33,7 @@ __all__ = [
     "Request",
     "Transcript",
     "adapted_target",
+    "block_folder",
     "draft_folder",
     "make_database",
     "make_requests",
@@ -72,5 +73,10 @@ def adapted_target(adapter: Path | None = None) -> Path:
 
 
 def draft_folder() -> Path:
-    """Folder of the order desk's draft model, distilled from `adapted_target()`."""
+    """Folder of the order desk's draft model, distilled from `adapted_target()`: a chain of two layers."""
     return Path(__file__).parent / "models" / "draft"
+
+
+def block_folder() -> Path:
+    """Folder of the order desk's block draft, which fills eight positions from what `adapted_target()` computes."""
+    return Path(__file__).parent / "models" / "block"
