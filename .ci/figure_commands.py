@@ -83,5 +83,6 @@ COMMANDS = {
     "verify": Command(f"{BENCH}/bench_verify.py --draft noisy:1 --limit 1 --no-cost", 5),
     "grammar": Command(f"{BENCH}/bench_grammar.py", 1),
     "hybrid": Command(f"{BENCH}/bench_hybrid.py", 6),
+    "lossy": Command(f"{BENCH}/bench_lossy.py --requests 40 --sampled 20 --rows 8", 17),
     "seq2seq": Command(f"{BENCH}/bench_seq2seq.py --steps 1500 --notes 200", 12),
 }

@@ -7,6 +7,7 @@ A file's name that ends with `*` stands for one file of each machine. What `{run
 from __future__ import annotations
 
 from figure_table import Line, Table, lines, named, rows, sentence
+from figure_trained import TRAINED
 from figure_words import BESIDE, DESK, EQUAL, LEFT_OUT, LOADS, REPLAYED, ROUTES, SAID, SOFTWARE, VLLM
 
 SPEEDS = {"machine": "{label}", "plain tok/s": "{runs[plain][tokens_per_second]:.1f}"}
@@ -80,7 +81,7 @@ RAY = {
     "application that does nothing has {empty application[first_event_ms][more]:.1f}",
 }
 
-TABLES = {
+TABLES = TRAINED | {
     "demo": rows(
         "demo-*",
         SPEEDS

@@ -1,10 +1,10 @@
 """What the lossy modes gain and lose on the order desk, and how far each is from the best rule.
 
-    python tests/benchmarks/bench_lossy.py --requests 40 --sampled 20 --rows 8 --json lossy.json --svg lossy.svg
+    python tests/benchmarks/bench_lossy.py --requests 40 --sampled 20 --rows 8 --keep kept.json --svg lossy.svg
 
 Serves held-out requests (set B) with the desk's target and its draft model: greedily in every mode that accepts more
 there, and at temperature 1 in some; then visits the rows of eight conversations and reports each mode's rejections
-against its total variation beside the Pareto front. What `--json` holds already is not measured again.
+against its total variation beside the Pareto front. What `--keep` holds already is not measured again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from lossy_bench import closed_loop, picture, rows
 from lossy_bench.desk import Desk
+from measurement import Measurement, json_option
 
 JUDGE, DIVERGENCE = "lossy_judge:name=order-desk", "lossy_judge:name=order-desk-divergence"
 GREEDY = ("auto", "lossy_top_beta:beta=2,tau=1", DIVERGENCE, f"{JUDGE},threshold=0.12", JUDGE, f"{JUDGE},threshold=1")
@@ -77,16 +78,43 @@ def show(conversations: list[dict[str, Any]], of_rows: dict[str, Any]) -> None:
             )
 
 
+def figures(conversations: list[dict[str, Any]], of_rows: dict[str, Any]) -> dict[str, Any]:
+    """What the tables show, mode by mode."""
+    told = []
+    for each in conversations:
+        lossless = next(one for one in conversations if one["temperature"] == each["temperature"])
+        lost, won = closed_loop.against(lossless, each)
+        kept = {name: value for name, value in each.items() if name != "solved_each"}
+        told.append(kept | {"said": said(each["mode"]), "lost": lost, "won": won})
+    sides = {
+        name: {"nodes": found["nodes"], "least_rejections": found["least_rejections"]}
+        for name, found in of_rows.items()
+    }
+    lossless = {name: {"rejections": one["least_rejections"], "total_variation": 0.0} for name, one in sides.items()}
+    points = [{"said": said("auto")} | lossless]
+    points += [
+        {"said": said(point["mode"])} | {name: found["points"][place] for name, found in of_rows.items()}
+        for place, point in enumerate(of_rows["draft"]["points"])
+    ]
+    return {"conversations": told, "rows": points, "nodes": sides}
+
+
+def said(mode: str) -> str:
+    """A mode as tables name it."""
+    return "lossless" if mode == "auto" else f"`{mode}`"
+
+
 def main() -> None:
     """Measure, print, and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=40, help="greedy conversations per mode")
     parser.add_argument("--sampled", type=int, default=20, help="conversations per mode at temperature 1")
     parser.add_argument("--rows", type=int, default=8, help="conversations whose rows are visited")
-    parser.add_argument("--json", type=Path, help="keep the results here, and go on from them")
+    parser.add_argument("--keep", type=Path, help="keep each result here, and go on from them")
+    json_option(parser)
     parser.add_argument("--svg", type=Path, help="draw the picture here")
     options = parser.parse_args()
-    desk, results = Desk(), Results(options.json)
+    measurement, desk, results = Measurement(), Desk(), Results(options.keep)
     asked = [
         *((mode, 0.0, options.requests) for mode in GREEDY),
         *((mode, 1.0, options.sampled) for mode in SAMPLED),
@@ -97,6 +125,7 @@ def main() -> None:
     ]
     of_rows = results.of(f"rows of {options.rows}", partial(rows.measure, desk, ROWS, options.rows))
     show(conversations, of_rows)
+    measurement.write(options.json, figures(conversations, of_rows))
     if options.svg is not None:
         options.svg.write_text(picture.lossy_svg(conversations, of_rows["draft"]), encoding="utf-8")
 
