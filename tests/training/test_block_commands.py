@@ -86,7 +86,7 @@ def test_a_block_draft_is_trained_reported_and_measured(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--kind", "block", "--start", "first"], "--start is for --kind chain or --kind chain --condition target"),
+        (["--kind", "block", "--start", "first"], "must be ends or a block draft's folder"),
         (["--kind", "block", "--iterations", "9"], "iterations=9 must lie between 1 and block_size"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.tiny_block import settings_for, tiny_block_draft
 from helpers.tiny_draft import PROMPTS, tiny_target
+from safetensors.torch import load_file
 
 from precedent.errors import ConfigError, ModelLoadError
 from precedent.target import TargetModel
@@ -234,6 +235,20 @@ def test_a_draft_begins_with_the_targets_layers() -> None:
     assert RECIPE.reads(30) == (15, 27)
     assert BlockRecipe().reads(30) == (15, 21, 27)
     assert BlockRecipe().reads(3) == (2, 3)
+
+
+def test_a_draft_is_trained_on(folder: Path, tmp_path: Path) -> None:
+    """It starts with the other draft's weights and head; another shape and a folder without a draft are refused."""
+    on = replace(RECIPE, start=str(folder), learning_rate=1e-9, head_tokens=40)
+    train(tmp_path / "on", on, LessonPlan(1, 0, 1))
+    before, after = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "on"))
+    assert before.keys() == after.keys()
+    for name, weight in before.items():
+        torch.testing.assert_close(after[name], weight, rtol=0, atol=1e-7)
+    with pytest.raises(ModelLoadError, match="do not fit its config"):
+        train(tmp_path / "other", replace(on, markov_rank=4), LessonPlan(1, 0, 1))
+    with pytest.raises(ConfigError, match="must be ends or a block draft's folder"):
+        replace(on, start="first")
 
 
 def test_the_matched_path_of_a_tree() -> None:

@@ -62,7 +62,9 @@ def train_draft(
     layers: Annotated[int, typer.Option(min=1, max=3, help="Layers of a chain or block draft.")] = 2,
     start: Annotated[
         str,
-        typer.Option(help="A chain's initial weights: the target's ends, first or last layers, or a draft's folder."),
+        typer.Option(
+            help="Its initial weights: the target's ends, or (a chain's) first or last layers, or a draft's folder."
+        ),
     ] = "ends",
     head_tokens: Annotated[
         int, typer.Option(min=0, help="Size of its head, for the most frequent tokens; 0 is the whole vocabulary.")

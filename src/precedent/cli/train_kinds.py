@@ -36,7 +36,7 @@ CHAIN, CONDITIONED, BLOCK, EXIT = (
 
 TAKEN_BY: Mapping[str, tuple[str, ...]] = {
     "layers": (CHAIN, CONDITIONED, BLOCK),
-    "start": (CHAIN, CONDITIONED),
+    "start": (CHAIN, CONDITIONED, BLOCK),
     "rounds": (CHAIN,),
     "fusion": (CONDITIONED,),
     "passes": (CONDITIONED,),
@@ -107,7 +107,7 @@ class Asked:
         from precedent.training.block_recipe import BlockRecipe
         from precedent.training.block_training import BlockTraining
 
-        given = self._given("block_size", "context_tokens", "iterations", *OF_EVERY_KIND)
+        given = self._given("start", "block_size", "context_tokens", "iterations", *OF_EVERY_KIND)
         given |= {"filled": 0.0 if self.options["iterations"] == 1 else 0.5, "condition": self.condition or "target"}
         return BlockRecipe(**self._named(num_layers="layers"), **given), BlockTraining
 

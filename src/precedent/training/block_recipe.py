@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from precedent.config import check_fields
-from precedent.target.block.settings import CHAIN, LARGEST, NONE, SMALLEST, TARGET, TREE
+from precedent.target.block.settings import CHAIN, LARGEST, NONE, SMALLEST, TARGET, TREE, holds_block_draft
+
+ENDS = "ends"
+"""The start at the target's layers, evenly spaced from first to last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +19,12 @@ class BlockRecipe:
     `block_size` positions with `num_layers` layers of its own, a head for the `head_tokens` most frequent tokens (0:
     all) and a Markov term of `markov_rank`; of a prompt it sees the last `context_tokens`. A step learns `anchors`
     blocks of each of `batch_texts` texts; a share `filled` of them with some true tokens, which more `iterations` than
-    one need. Raises ConfigError if a value is out of range.
+    one need. Its layers start as the target's, or as those of the block draft in the folder `start`, with its head.
+    Raises ConfigError if a value is out of range.
     """
 
     num_layers: int = 2
+    start: str = ENDS
     num_reads: int = 3
     block_size: int = 8
     head_tokens: int = 8192
@@ -40,6 +45,7 @@ class BlockRecipe:
     def __post_init__(self) -> None:
         checks = (
             ("num_layers", 1 <= self.num_layers <= 6, "must lie between 1 and 6"),
+            ("start", self.start == ENDS or holds_block_draft(self.start), "must be ends or a block draft's folder"),
             ("num_reads", 1 <= self.num_reads <= 8, "must lie between 1 and 8"),
             ("block_size", SMALLEST <= self.block_size <= LARGEST, f"must lie between {SMALLEST} and {LARGEST}"),
             ("head_tokens", self.head_tokens >= 0, "must be 0 (all) or a number of tokens"),

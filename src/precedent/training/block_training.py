@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-from precedent.target.block.draft import BlockDraft, load_block_draft, save_block_draft
+from precedent.target.block.draft import BlockDraft, fill, load_block_draft, save_block_draft, weights_in
 from precedent.target.block.settings import BlockSettings
+from precedent.target.borrowed import HEAD_TOKENS
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import layers_of
 from precedent.training.block_lessons import BlockLesson, BlockShard, BlockTeacher
-from precedent.training.block_recipe import BlockRecipe
+from precedent.training.block_recipe import ENDS, BlockRecipe
 from precedent.training.block_student import BlockStudent, initial_layers
 from precedent.training.lesson_training import LessonTraining
 
@@ -30,9 +32,15 @@ class BlockTraining(LessonTraining[BlockRecipe, BlockStudent]):
         return self._recipe.reads(len(layers_of(self._target)))
 
     def _student(self, shards: Sequence[BlockShard]) -> BlockStudent:
-        recipe, ids = self._recipe, self._head_tokens(shards)
+        recipe = self._recipe
+        earlier = None if recipe.start == ENDS else weights_in(Path(recipe.start))
+        ids = self._head_tokens(shards) if earlier is None else earlier[HEAD_TOKENS].long()
         begin = initial_layers(recipe.num_layers, len(layers_of(self._target)))
-        return BlockStudent(self._target, self._settings(ids.numel()), ids, begin, recipe.learning_rate, recipe.seed)
+        settings = self._settings(ids.numel())
+        student = BlockStudent(self._target, settings, ids, begin, recipe.learning_rate, recipe.seed)
+        if earlier is not None:
+            fill(student.draft, earlier, f"the draft in {recipe.start}")
+        return student
 
     def _settings(self, num_head_tokens: int) -> BlockSettings:
         recipe, config = self._recipe, self._target.config.get_text_config()

@@ -38,7 +38,7 @@ def train(options: argparse.Namespace) -> TrainedDraft:
     recipe = BlockRecipe(
         num_layers=options.layers, head_tokens=HEAD_TOKENS, context_tokens=CONTEXT_TOKENS, temperature=TEMPERATURE,
         chunk_prompts=CHUNK, batch_texts=options.batch_texts, anchors=options.anchors,
-        learning_rate=options.learning_rate,
+        learning_rate=options.learning_rate, start=options.start,
     )  # fmt: skip
     plan = LessonPlan(0, -(-len(texts) // recipe.chunk_prompts), options.steps)
     training = BlockTraining(
@@ -53,6 +53,7 @@ def options_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m precedent_demo.training.block", description=__doc__)
     parser.add_argument("--adapter", type=Path, help="folder of an adapter to use instead of the package's own")
     parser.add_argument("--out", type=Path, required=True, help="folder for the block draft")
+    parser.add_argument("--start", default="ends", help="folder of a block draft to train on, or the target's ends")
     parser.add_argument("--layers", type=int, default=2, help="layers of the draft")
     parser.add_argument("--requests", type=int, default=0, help="customers to serve first")
     parser.add_argument("--experts", type=int, default=256, help="conversations of the expert to learn from")
