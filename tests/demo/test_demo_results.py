@@ -14,7 +14,7 @@ from rich.console import Console
 
 from precedent.cli.demo_page import demo_page
 from precedent.cli.demo_runs import WAYS, Run, Turn, ways_of, with_speedups
-from precedent.cli.demo_table import HEADINGS, rows, show
+from precedent.cli.demo_table import HEADINGS, OWN_CHAIN, draft_models, rows, show
 from precedent.cli.demo_verdict import doubts, verdict
 from precedent.cli.speedup import FEWEST_FOR_INTERVAL
 from precedent.decoding.stats import GenerationStats
@@ -24,6 +24,7 @@ from precedent.pages.colours import OTHERS, SOURCES, Palette
 from precedent.runtime.machine_load import BUSY_SHARE
 
 NAMES = [way.name for way in WAYS]
+OTHERS_NAMES = ["draft-only, other", "both, other"]
 
 
 def run(name: str, requests: int, speed: float, tokens_per_step: float) -> dict[str, Any]:
@@ -94,6 +95,27 @@ def test_the_memory_alone_is_measured_in_full() -> None:
     assert (alone.name, alone.drafters, alone.cache) == ("recall-only", ("recall",), "A")
     assert [way.name for way in ways_of(0.0, full=False)] == NAMES
     assert "both, topdown" in [way.name for way in ways_of(0.7, full=False)]
+
+
+def test_another_draft_model_is_measured_beside_the_first() -> None:
+    """Two more ways, and a line with their speeds over the first's; none where speeds mean nothing."""
+    assert [way.name for way in ways_of(0.0, False, other_draft=True)][len(NAMES) :] == OTHERS_NAMES
+    found = results()
+    found["machine"] |= {"other_draft_model": "my-block"}
+    found["runs"] += [run(name, 10, speed, 4.0) for name, speed in zip(OTHERS_NAMES, (25.0, 30.0), strict=True)]
+    found["identical_outputs"] |= {name: [10, 10] for name in OTHERS_NAMES}
+    (line,) = draft_models(found)
+    assert "other draft model: my-block; tokens per second, beside the first (first-layers:4)" in line
+    assert line.endswith("draft-only 1.25 and both 0.75")
+    found["machine"]["others_cpu_share"] = 0.9
+    assert not [*draft_models(found)]
+
+
+def test_the_packaged_draft_that_did_not_win_is_named() -> None:
+    found = results()
+    assert not [*draft_models(found)]
+    found["machine"]["draft_model"] = OWN_CHAIN
+    assert "--full measures both" in printed(found)
 
 
 class Elements(HTMLParser):

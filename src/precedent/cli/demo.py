@@ -205,9 +205,9 @@ def _sources(asked: Asked) -> tuple[str, dict[str, str]]:
     given = {"draft_model": asked.draft_model, "other_draft_model": asked.other_draft_model}
     if asked.target != ORDER_DESK:
         return asked.target, _known({"draft_model": UNTRAINED_DRAFT}, given)
-    own = {"draft_model": str(block_folder())}
+    own = {"draft_model": str(draft_folder())}
     if asked.full and asked.draft_model is None:
-        own["other_draft_model"] = str(draft_folder())
+        own["other_draft_model"] = str(block_folder())
     return packaged_target(), _known(own, given)
 
 
@@ -218,13 +218,10 @@ def _known(default: dict[str, str], given: dict[str, str | None]) -> dict[str, s
 
 def _named(draft: str) -> str:
     """What the results call a draft model: one of the order desk's own by its kind, others as they were given."""
+    from precedent.cli.demo_table import OWN_BLOCK, OWN_CHAIN
     from precedent_demo import block_folder, draft_folder
 
-    own = {
-        str(block_folder()): "the order desk's own, a block of eight positions",
-        str(draft_folder()): "the order desk's own, a chain of two layers",
-    }
-    return own.get(draft, draft)
+    return {str(block_folder()): OWN_BLOCK, str(draft_folder()): OWN_CHAIN}.get(draft, draft)
 
 
 def _measured(bench: Bench, state: DemoState, asked: Asked, progress: Progress) -> tuple[int, float | None]:

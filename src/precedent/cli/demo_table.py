@@ -14,6 +14,10 @@ from precedent.cli.demo_verdict import doubts, requests, verdict
 NEAR_TIE = 1e-4
 """Below this logit gap, a difference from plain decoding comes from rounding."""
 
+OWN_CHAIN = "the order desk's own, a chain of two layers"
+OWN_BLOCK = "the order desk's own, a block of eight positions"
+"""What results call the packaged draft models."""
+
 HEADINGS = (
     "tok/\nstep",
     "tok/\ns",
@@ -31,7 +35,7 @@ HEADINGS = (
 def show(console: Console, results: Mapping[str, Any]) -> None:
     """Print the table, the accepted tokens by source, the first differences, and the verdict."""
     console.print(_table(results))
-    for line in (*sources(results), *_differences(results)):
+    for line in (*sources(results), *draft_models(results), *_differences(results)):
         console.print(line, highlight=False)
     console.print(f"\n{verdict(results)}", soft_wrap=True, highlight=False)
 
@@ -61,6 +65,18 @@ def sources(results: Mapping[str, Any]) -> Iterator[str]:
             found = ", ".join(f"{count} by {source}" for source, count in run["accepted_by_source"].items())
             counts = f"{run['num_accepted_tokens']} of {run['num_draft_tokens']} drafted tokens accepted"
             yield f"{run['name']}: {counts}{f' ({found})' if found else ''}"
+
+
+def draft_models(results: Mapping[str, Any]) -> Iterator[str]:
+    """How the other draft model compares, where one was measured; where to see it, for the packaged ones."""
+    machine, speeds = results["machine"], {run["name"]: run["tokens_per_second"] for run in results["runs"]}
+    other = machine.get("other_draft_model")
+    if other is None:
+        if machine["draft_model"] == OWN_CHAIN:
+            yield f"draft model: {OWN_CHAIN}; the block draft was slower where it was measured, --full measures both"
+    elif not doubts(results):
+        ratios = " and ".join(f"{way} {speeds[f'{way}, other'] / speeds[way]:.2f}" for way in ("draft-only", "both"))
+        yield f"other draft model: {other}; tokens per second, beside the first ({machine['draft_model']}): {ratios}"
 
 
 def _table(results: Mapping[str, Any]) -> Table:
