@@ -12,7 +12,7 @@ TRACES = "TRACES"
 class Command:
     """One command, without `--json FILE`, which is added.
 
-    - `words`: `precedent …`, or a program of `tests/benchmarks` with its arguments.
+    - `words`: `precedent …`, `python -m …`, or a program of `tests/benchmarks` with its arguments.
     - `minutes`: about how long it takes on two quiet cores.
     - `environment`: the folder whose Python runs it, and the `make` command that sets it up.
     - `package`: what has to be installed there beside.
@@ -83,6 +83,11 @@ COMMANDS = {
     "verify": Command(f"{BENCH}/bench_verify.py --draft noisy:1 --limit 1 --no-cost", 5),
     "grammar": Command(f"{BENCH}/bench_grammar.py", 1),
     "hybrid": Command(f"{BENCH}/bench_hybrid.py", 6),
+    "drafts": Command(
+        "python -m precedent_demo.training.compare --out build/drafts --minutes 5 exit-4 chain eagle passes mask "
+        "fusion griffin block-none block block-filled",
+        75,
+    ),
     "lossy": Command(f"{BENCH}/bench_lossy.py --requests 40 --sampled 20 --rows 8", 17),
     "seq2seq": Command(f"{BENCH}/bench_seq2seq.py --steps 1500 --notes 200", 12),
 }

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from figure_table import rows
+from figure_table import named, rows
+from figure_words import DRAFTS
 
 TRAINED = {
+    "drafts": named(
+        "drafts",
+        ("draft", "steps", "accepted, first to last", "a draw or forward, of a step", "per step, expected", "speed"),
+        DRAFTS,
+        "{%s[steps]:,}",
+        "{%s[accepted]}",
+        "{%s[of_a_step]}",
+        "{%s[tokens_per_step]:.2f}",
+        "{%s[speed]:.2f}x",
+    ),
     "lossy": rows(
         "lossy",
         {

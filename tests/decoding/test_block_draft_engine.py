@@ -200,7 +200,7 @@ def test_what_cannot_go_together_is_refused() -> None:
     with pytest.raises(ConfigError, match="pearl=True is for a draft model that draws token after token"):
         engine_on(model, tiny_block_draft(model), pearl=True)
     with pytest.raises(UnsupportedError, match="keep no hidden states"):
-        BlockModel(tiny_block_draft(model), TargetModel(model, static=StaticSettings(capture=False)))
+        BlockModel(tiny_block_draft(model), TargetModel(model, static=StaticSettings(arena_tokens=1024, capture=False)))
     assert settings_for(model, 259, reads=(2, 9)).reads == (2, 9)
     with pytest.raises(ConfigError, match="has the layers 1 to 3"):
         engine_on(model, tiny_block_draft(model, reads=(2, 9)))

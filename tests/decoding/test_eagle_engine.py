@@ -225,7 +225,7 @@ def test_what_cannot_give_states_is_refused(folder: Path) -> None:
     assert draft is not None
     head = load_eagle(draft, model)
     with pytest.raises(UnsupportedError, match=r"forwards of fixed size .*bitwise=True on a GPU.* eagle"):
-        eagle_beside(head, TargetModel(model, static=StaticSettings(capture=False)))
+        eagle_beside(head, TargetModel(model, static=StaticSettings(arena_tokens=1024, capture=False)))
     with pytest.raises(UnsupportedError, match=r"tensor_parallel=True keeps no hidden states, which mtp, eagle"):
         object.__new__(DividedTarget).keep_layer_outputs((1,))
     with pytest.raises(UnsupportedError, match="draft without mtp, eagle and block-draft"):

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
+from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, PromptError
+from precedent.planning.costs import CostCurve
 from precedent.runtime.plain_values import MOST_DEEP, check_plain
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -129,10 +131,12 @@ def test_texts_and_nesting_are_looked_at_everywhere() -> None:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """A cache in memory and a draft model, in float64."""
+    """A cache in memory and a draft model, in float64; width is free, so that a busy machine drafts as well."""
     with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
         target, draft = tiny_causal_lm("llama", seed=21), tiny_causal_lm("llama", seed=22, num_hidden_layers=1)
-        with closing(Engine.load(target, tokenizer=byte_tokenizer(), draft_model=draft, cache=cache)) as running:
+        options = EngineOptions(draft_model=draft, cache=cache)
+        free = CostCurve.through({1: 10.0, 32: 10.0})
+        with closing(Engine(target, byte_tokenizer(), options, cost=free)) as running:
             yield running
 
 

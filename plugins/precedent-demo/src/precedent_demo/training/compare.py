@@ -127,6 +127,7 @@ class Comparison:
         for name in found:
             steps = self._options.out / name.partition(" ")[0] / "steps.json"
             found[name] |= json.loads(steps.read_text(encoding="utf-8")) if steps.is_file() else {}
+            found[name] |= in_words(found[name])
         return found
 
     def _draft(self, place: str | Path) -> PreTrainedModel:
@@ -171,6 +172,13 @@ def made(kind: str, settings: dict[str, Any]) -> tuple[Any, Any]:
     }  # fmt: skip
     recipe, training = classes[kind]
     return recipe(**settings), training
+
+
+def in_words(report: dict[str, Any]) -> dict[str, str]:
+    """Acceptance of the first and the last draw or position, and what a draw or forward costs, as tables show them."""
+    accepted = report.get("acceptance_by_draw") or report["acceptance"]
+    ends = accepted[:1] if len(accepted) == 1 else (accepted[0], accepted[-1])
+    return {"accepted": " to ".join(f"{share:.3f}" for share in ends), "of_a_step": f"1/{1 / report['cost']:.1f}"}
 
 
 def line_of(name: str, report: dict[str, Any]) -> str:
