@@ -136,7 +136,7 @@ def engine() -> Iterator[Engine]:
         target, draft = tiny_causal_lm("llama", seed=21), tiny_causal_lm("llama", seed=22, num_hidden_layers=1)
         options = EngineOptions(draft_model=draft, cache=cache)
         free = CostCurve.through({1: 10.0, 32: 10.0})
-        with closing(Engine(target, byte_tokenizer(), options, cost=free)) as running:
+        with closing(Engine(target, byte_tokenizer(), options, name="tiny", cost=free)) as running:
             yield running
 
 
