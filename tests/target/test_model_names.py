@@ -44,6 +44,7 @@ HTTP: Any = importlib.import_module(type(huggingface_hub.get_session()).__module
         ("anthropic:claude-opus-4", "only through its provider's API"),
         ("huggingface:Qwen/Qwen3-8B", "write 'Qwen/Qwen3-8B'"),
         ("https://huggingface.co/Qwen/Qwen3-8B", "is a URL"),
+        ("smollm2-135m-order-desk", "from precedent_demo import adapted_target"),
     ],
 )
 def test_what_was_meant_is_said_without_asking_anybody(name: str, says: str, requests: list[str]) -> None:

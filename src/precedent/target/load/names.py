@@ -10,6 +10,9 @@ from precedent.target.load.packaged import DEMO_TARGET
 
 PACKAGED = (DEMO_TARGET,)
 
+ORDER_DESK = "smollm2-135m-order-desk"
+"""The demo's own target, which the package precedent-demo builds; only its commands know it by this name."""
+
 NEAR = 0.72
 """How similar a name must be to a packaged one to count as a misspelling of it; "smollm2-135m" still is."""
 
@@ -50,6 +53,11 @@ def check_name(name: str) -> None:
             f"{name!r} looks like an Ollama tag, and Ollama keeps its models in its own store; give the Hugging Face "
             f"id of the same model, as in {HUB_EXAMPLE!r}, or the GGUF file that `ollama show --modelfile {tag}` names "
             "after FROM"
+        )
+    if name == ORDER_DESK:
+        raise ModelLoadError(
+            f"only `precedent demo` and `precedent train-judge` know {name!r}; give the folder that this prints: "
+            "python -c 'from precedent_demo import adapted_target; print(adapted_target())'"
         )
     if "/" not in name and name not in PACKAGED:
         _check_not_mistyped(name)
