@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ HTTP: Any = importlib.import_module(type(huggingface_hub.get_session()).__module
         ("smollm2-135m-instrct", "did you mean 'smollm2-135m-instruct'"),
         ("SmolLM2-135M-Instruct", "did you mean 'smollm2-135m-instruct'"),
         ("smollm2-135m", "did you mean 'smollm2-135m-instruct'"),
+        ("smollm2-135m-order-desk", "print(precedent_demo.adapted_target())"),
         ("llama3.2:3b", "`ollama show --modelfile llama3.2:3b`"),
         ("library/qwen3:0.6b", "looks like an Ollama tag"),
         ("hf.co/bartowski/Llama-3.2-1B-GGUF:Q4_K_M", "looks like an Ollama tag"),
@@ -49,7 +51,7 @@ HTTP: Any = importlib.import_module(type(huggingface_hub.get_session()).__module
 )
 def test_what_was_meant_is_said_without_asking_anybody(name: str, says: str, requests: list[str]) -> None:
     for load in (load_target, load_config, load_tokenizer):
-        with pytest.raises(ModelLoadError, match=says.replace("(", r"\(")) as caught:
+        with pytest.raises(ModelLoadError, match=re.escape(says)) as caught:
             load(name)
         assert "\n" not in str(caught.value)
     assert requests == []
