@@ -32,7 +32,6 @@ HTTP: Any = importlib.import_module(type(huggingface_hub.get_session()).__module
         ("smollm2-135m-instrct", "did you mean 'smollm2-135m-instruct'"),
         ("SmolLM2-135M-Instruct", "did you mean 'smollm2-135m-instruct'"),
         ("smollm2-135m", "did you mean 'smollm2-135m-instruct'"),
-        ("smollm2-135m-order-desk", "print(precedent_demo.adapted_target())"),
         ("llama3.2:3b", "`ollama show --modelfile llama3.2:3b`"),
         ("library/qwen3:0.6b", "looks like an Ollama tag"),
         ("hf.co/bartowski/Llama-3.2-1B-GGUF:Q4_K_M", "looks like an Ollama tag"),

@@ -16,9 +16,6 @@ ORDER_DESK = "smollm2-135m-order-desk"
 NEAR = 0.72
 """How similar a name must be to a packaged one to count as a misspelling of it; "smollm2-135m" still is."""
 
-OF_THE_DEMO = "smollm2-135m-order-desk"
-"""What the demo calls the model that it builds; only its own commands know the name."""
-
 HUB_EXAMPLE = "Qwen/Qwen2.5-0.5B-Instruct"
 
 OF_A_SERVICE = {
@@ -41,11 +38,6 @@ def check_name(name: str) -> None:
     """Raise ModelLoadError for a name that is neither a folder nor a hub id, saying what was probably meant."""
     if name.startswith(("https://", "http://")):
         raise ModelLoadError(f"{name!r} is a URL; give only the part after the host, as in {HUB_EXAMPLE!r}")
-    if name == OF_THE_DEMO:
-        raise ModelLoadError(
-            f"{name!r} is the demo's name for a model that it builds; give its folder, which `python -c 'import "
-            "precedent_demo; print(precedent_demo.adapted_target())'` prints"
-        )
     service, _, rest = name.partition(":")
     if service == "huggingface" and rest:
         raise ModelLoadError(f"write {rest!r}, without huggingface: before it")
