@@ -84,9 +84,9 @@ COMMANDS = {
     "grammar": Command(f"{BENCH}/bench_grammar.py", 1),
     "hybrid": Command(f"{BENCH}/bench_hybrid.py", 6),
     "drafts": Command(
-        "python -m precedent_demo.training.compare --out build/drafts --minutes 5 exit-4 chain eagle passes mask "
-        "fusion griffin block-none block block-filled",
-        75,
+        "python -m precedent_demo.training.compare --out build/drafts --minutes 5 exit-4 eagle passes mask fusion "
+        "griffin block-none",
+        60,
     ),
     "lossy": Command(f"{BENCH}/bench_lossy.py --requests 40 --sampled 20 --rows 8", 17),
     "seq2seq": Command(f"{BENCH}/bench_seq2seq.py --steps 1500 --notes 200", 12),

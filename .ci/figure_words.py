@@ -59,17 +59,14 @@ EQUAL = {"cold": "cold cache", "warm": "warm cache", "adversarial": "wrong answe
 EQUAL |= {"continued": "behind a decoded answer"}
 
 DRAFTS = {
-    "first-layers:4": "`first-layers:4`, untrained",
+    "first-layers 4": "`first-layers:4`, untrained",
     "exit-4": "exit behind layer 4",
-    "chain": "plain chain, one layer",
     "eagle": "chain that reads its target, one pass (EAGLE's training)",
     "passes": "… three passes (HASS)",
     "mask": "… and GRIFFIN's mask",
     "fusion": "… and its fusion",
     "griffin": "… and both",
     "block-none T=1": "block without a condition (SpecDec)",
-    "block T=1": "block",
-    "block-filled T=1": "block that saw blocks partly filled",
-    "block-filled T=2": "… in two forwards (SpecDiff)",
-    "block-filled T=4": "… in four",
+    "block-none T=2": "… in two forwards (SpecDiff)",
+    "block-none T=4": "… in four",
 }

@@ -218,7 +218,8 @@ def main() -> None:
     for name, report in found.items():
         print(line_of(name, report))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        named = {name.replace(":", " "): report for name, report in found.items()}  # a format reads ":" as its own
+        options.json.write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
