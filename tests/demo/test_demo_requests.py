@@ -13,7 +13,19 @@ pytest.importorskip("precedent_demo")
 from helpers.expert_chat import ROLES, expert_model, saying
 
 from precedent.errors import ConfigError
-from precedent_demo import SYSTEM_PROMPT, OrderDesk, Request, make_database, make_requests, make_tools, run_request
+from precedent.target.block.settings import holds_block_draft
+from precedent.target.load.trained_draft import holds_draft
+from precedent_demo import (
+    SYSTEM_PROMPT,
+    OrderDesk,
+    Request,
+    block_folder,
+    draft_folder,
+    make_database,
+    make_requests,
+    make_tools,
+    run_request,
+)
 from precedent_demo.conversation import MAX_TURNS
 from precedent_demo.customer import Customer
 from precedent_demo.evaluation import Report, wilson
@@ -219,3 +231,9 @@ def test_a_report_counts_solved_requests_and_calls(template: OrderDesk, requests
 def test_the_interval_of_a_rate_is_wilsons() -> None:
     assert wilson(90, 100) == (0.8256, 0.9448)  # Wilson 1927, computed with statsmodels' proportion_confint
     assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_both_packaged_drafts_are_there() -> None:
+    """Each is loaded only after minutes, on a new machine."""
+    assert holds_draft(draft_folder())
+    assert holds_block_draft(block_folder())
