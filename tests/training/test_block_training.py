@@ -247,6 +247,8 @@ def test_a_draft_is_trained_on(folder: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(after[name], weight, rtol=0, atol=1e-7)
     with pytest.raises(ModelLoadError, match="do not fit its config"):
         train(tmp_path / "other", replace(on, markov_rank=4), LessonPlan(1, 0, 1))
+    with pytest.raises(ConfigError, match="reads other layers than"):
+        train(tmp_path / "reads", replace(on, num_reads=1), LessonPlan(1, 0, 1))
     with pytest.raises(ConfigError, match="must be ends or a block draft's folder"):
         replace(on, start="first")
 

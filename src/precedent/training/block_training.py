@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from precedent.target.block.draft import BlockDraft, fill, load_block_draft, save_block_draft, weights_in
+from precedent.errors import ConfigError
+from precedent.target.block.draft import BlockDraft, fill, load_block_draft, save_block_draft
 from precedent.target.block.settings import BlockSettings
-from precedent.target.borrowed import HEAD_TOKENS
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import layers_of
 from precedent.training.block_lessons import BlockLesson, BlockShard, BlockTeacher
@@ -33,13 +33,15 @@ class BlockTraining(LessonTraining[BlockRecipe, BlockStudent]):
 
     def _student(self, shards: Sequence[BlockShard]) -> BlockStudent:
         recipe = self._recipe
-        earlier = None if recipe.start == ENDS else weights_in(Path(recipe.start))
-        ids = self._head_tokens(shards) if earlier is None else earlier[HEAD_TOKENS].long()
+        earlier = None if recipe.start == ENDS else load_block_draft(Path(recipe.start).expanduser(), self._target)
+        ids = self._head_tokens(shards) if earlier is None else earlier.head.token_ids.cpu()
         begin = initial_layers(recipe.num_layers, len(layers_of(self._target)))
         settings = self._settings(ids.numel())
         student = BlockStudent(self._target, settings, ids, begin, recipe.learning_rate, recipe.seed)
         if earlier is not None:
-            fill(student.draft, earlier, f"the draft in {recipe.start}")
+            if earlier.settings.reads != self._reads:
+                raise ConfigError(f"the draft in {recipe.start} reads other layers than {self._reads}: leave start out")
+            fill(student.draft, earlier.own_weights(), f"the draft in {recipe.start}")
         return student
 
     def _settings(self, num_head_tokens: int) -> BlockSettings:

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.target.block.modules import BlockHead, MarkovTerm, MaskedInputs, StateFusion
-from precedent.target.block.settings import NONE, SETTINGS_FILE, BlockSettings
+from precedent.target.block.settings import NONE, BlockSettings
 from precedent.target.borrowed import HEAD_TOKENS, linear
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.kv.layer_kinds import context_length
@@ -207,13 +207,6 @@ def save_block_draft(folder: Path, draft: BlockDraft, dtype: torch.dtype) -> Non
     draft.settings.write(folder)
 
 
-def weights_in(folder: Path) -> dict[str, Tensor]:
-    """The weights of a draft's folder. Raises ModelLoadError where there are none."""
-    if not (folder / WEIGHTS_FILE).is_file():
-        raise ModelLoadError(f"{folder} holds no block draft: it needs {SETTINGS_FILE} and {WEIGHTS_FILE}")
-    return load_file(folder / WEIGHTS_FILE)
-
-
 def load_block_draft(folder: Path, target: PreTrainedModel, **changes: Any) -> BlockDraft:
     """Load a draft beside its target, in the target's dtype; `changes` replace some of its settings.
 
@@ -236,7 +229,7 @@ def load_block_draft(folder: Path, target: PreTrainedModel, **changes: Any) -> B
             f"the block draft {folder} reads the layers of {settings.target}, and those of {name} differ: give "
             f"{settings.target} as the target, or train a draft for {name} with precedent train-draft --kind block"
         )
-    weights = weights_in(folder)
+    weights = load_file(folder / WEIGHTS_FILE)
     if weights.get(HEAD_TOKENS, torch.empty(0)).numel() != settings.num_head_tokens:
         raise ModelLoadError(f"the weights in {folder} do not fit its config: {HEAD_TOKENS}")
     draft = fill(new_block_draft(target, settings, weights[HEAD_TOKENS], target.dtype), weights)
