@@ -36,6 +36,7 @@ class Command:
 BENCH = "tests/benchmarks"
 VLLM, RAY, LLAMA = ((f".venv-{name}", f"make test-{name}") for name in ("vllm", "ray", "llama-cpp"))
 RETAIL, AIRLINE = f"{TRACES}/tau_retail.jsonl.gz", f"{TRACES}/tau_airline.jsonl.gz"
+POOLS = "--warm 24 --measured 12 --modes plain ngram suffix precedent free-width"
 MISLED = f"{BENCH}/bench_vllm.py --traces {RETAIL} --warm 4 --measured 24 --modes"
 CUT = "--truncate --max-prompt-tokens 1000"
 
@@ -73,6 +74,13 @@ COMMANDS = {
         environment=VLLM,
         package="arctic-inference",
     ),
+    "vllm-retail-other": Command(
+        f"{BENCH}/bench_vllm.py --traces {RETAIL} --pool other-task {POOLS}", 15, VLLM, package="arctic-inference"
+    ),
+    "vllm-airline": Command(f"{BENCH}/bench_vllm.py --traces {AIRLINE} {POOLS}", 15, VLLM, package="arctic-inference"),
+    "vllm-airline-other": Command(
+        f"{BENCH}/bench_vllm.py --traces {AIRLINE} --pool other-task {POOLS}", 15, VLLM, package="arctic-inference"
+    ),
     "vllm-adversarial": Command(f"{MISLED} nothing adversarial", 10, environment=VLLM),
     "vllm-misled": Command(f"{MISLED} nothing misled", 10, environment=VLLM),
     "vllm-desk": Command(
@@ -84,10 +92,11 @@ COMMANDS = {
     "grammar": Command(f"{BENCH}/bench_grammar.py", 1),
     "hybrid": Command(f"{BENCH}/bench_hybrid.py", 6),
     "drafts": Command(
-        "python -m precedent_demo.training.compare --out build/drafts --minutes 5 exit-4 eagle passes mask fusion "
-        "griffin block-none",
-        60,
+        "python -m precedent_demo.training.compare --out build/drafts --minutes 5 exit-4 chain eagle passes mask fusion "
+        "griffin block block-filled block-none",
+        75,
     ),
+    "drafts-beside": Command(f"{BENCH}/bench_drafts.py --draft exit=build/drafts/exit-4 --requests 8", 15),
     "lossy": Command(f"{BENCH}/bench_lossy.py --requests 40 --sampled 20 --rows 8", 17),
     "seq2seq": Command(f"{BENCH}/bench_seq2seq.py --steps 1500 --notes 200", 12),
 }

@@ -167,7 +167,10 @@ def _per_step(seconds: float, steps: int) -> float:
 
 
 class Bench:
-    """The model, caches and engines of one demo; `other_draft` drafts in the ways that name it."""
+    """The model, caches and engines of one demo.
+
+    `other_draft` drafts in the ways that name it, which may also name one of `more_caches`.
+    """
 
     def __init__(
         self,
@@ -181,13 +184,14 @@ class Bench:
         temperature: float,
         max_tokens: int,
         other_draft: PreTrainedModel | None = None,
+        more_caches: Mapping[str, SpeculationCache] | None = None,
     ) -> None:
         self._model, self._tokenizer, self._name = model, tokenizer, name
         self._draft, self._other_draft = draft_model, other_draft
         self._settings = {"temperature": temperature, "max_tokens": max_tokens, "tenant": TENANT}
         self._turns: list[Turn] = []
         self._cost: CostCurve | None = None  # the first engine measures it, the others share it
-        self._caches = {"A": cache, "B": SpeculationCache.open(None)}
+        self._caches = {**(more_caches or {}), "A": cache, "B": SpeculationCache.open(None)}
         self.warm_engine = self._engine(Way("warm", (*MEMORY, "draft-model"), "A"), write_back=True)
         self._cost = self.warm_engine.planner.cost
         self.engines = {way.name: self._engine(way, write_back=way.name == "plain") for way in ways}
