@@ -92,8 +92,8 @@ COMMANDS = {
     "grammar": Command(f"{BENCH}/bench_grammar.py", 1),
     "hybrid": Command(f"{BENCH}/bench_hybrid.py", 6),
     "drafts": Command(
-        "python -m precedent_demo.training.compare --out build/drafts --minutes 5 exit-4 chain eagle passes mask fusion "
-        "griffin block block-filled block-none",
+        "python -m precedent_demo.training.compare --out build/drafts --minutes 5 exit-4 chain eagle passes mask "
+        "fusion griffin block block-filled block-none",
         75,
     ),
     "drafts-beside": Command(f"{BENCH}/bench_drafts.py --draft exit=build/drafts/exit-4 --requests 8", 15),

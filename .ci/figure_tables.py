@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from figure_table import Line, Table, lines, named, rows, sentence
 from figure_trained import TRAINED
-from figure_words import BESIDE, DESK, EQUAL, LEFT_OUT, LOADS, REPLAYED, ROUTES, SAID, SOFTWARE, VLLM
+from figure_words import BESIDE, DESK, EQUAL, LEFT_OUT, LOADS, POOLS, REPLAYED, ROUTES, SAID, SOFTWARE, VLLM
 
 SPEEDS = {"machine": "{label}", "plain tok/s": "{runs[plain][tokens_per_second]:.1f}"}
 WAYS = {way: f"{{runs[{way}][decode_speedup]:.2f}}x" for way in ("draft-only", "cache-only", "both", "repeat")}
@@ -25,6 +25,7 @@ WRONG = (
     "{modes[%s][tokens_per_second]:.1f} tokens a second against {modes[nothing][tokens_per_second]:.1f} of a drafter "
     "that proposes nothing"
 )
+STEPS = "{modes[%s][tokens_per_step]:.2f}, {modes[%s][decode_tokens_per_second]:.1f}/s"
 SERVER = "{one stream[%s][server]:.1f} and {one stream[%s][process]:.1f} tok/s"
 
 
@@ -215,6 +216,15 @@ TABLES = TRAINED | {
         "{modes[%s][tokens_per_step]:.2f}",
         "{modes[%s][beside][ngram]:.2f}",
         "{modes[%s][beside][suffix]:.2f}",
+    ),
+    "vllm-pools": Table(
+        ("recorded, warmed by", "plain", "`ngram`", "`suffix`", "ours", "ours, width free"),
+        tuple(
+            Line(
+                file, (pool, "{modes[plain][decode_tokens_per_second]:.1f}/s", *(STEPS.replace("%s", d) for d in VLLM))
+            )
+            for file, pool in POOLS.items()
+        ),
     ),
     "vllm-misled": Table(
         (),

@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
-from figure_table import named, rows
+from figure_table import lines, named, rows
 from figure_words import DRAFTS
+
+GAIN = "{%s[%s][tokens_per_step]:.2f}, {%s[%s][speedup]:.2f}x"
+SHIPPED = {
+    "chain": "the shipped chain, hours",
+    "block": "the shipped block, 1.5 hours",
+    "exit": "exit behind layer 4, 5 minutes",
+}
+"""Drafts by the name under which a file has them, with the time that their training took."""
+
+
+def gain(name: str, way: str) -> str:
+    """Tokens per step, and the speed beside plain decoding's."""
+    return GAIN % (name, way, name, way)
+
+
+def beside(name: str, said: str) -> tuple[str, ...]:
+    """A draft's row: its size, what its samples bring and cost, and its gain beside each cache."""
+    alone = (f"{{{name}[mebibytes]:.0f}} MiB", f"{{{name}[alone][accepted]}}", f"{{{name}[alone][of_a_step]}}")
+    return (said, *alone, *(gain(name, f"draft, {cache}") for cache in ("empty", "foreign", "warm")))
+
+
+BARE = ("none", "", "", "", "1.00, 1.00x", gain("chain", "cache, foreign"), gain("chain", "cache, warm"))
 
 TRAINED = {
     "drafts": named(
@@ -15,6 +37,11 @@ TRAINED = {
         "{%s[of_a_step]}",
         "{%s[tokens_per_step]:.2f}",
         "{%s[speed]:.2f}x",
+    ),
+    "drafts-beside": lines(
+        "drafts-beside",
+        ("draft", "on disk", "accepted", "of a step", "no cache", "a foreign one", "a warm one"),
+        [BARE, *(beside(name, said) for name, said in SHIPPED.items())],
     ),
     "lossy": rows(
         "lossy",

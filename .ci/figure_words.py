@@ -50,6 +50,11 @@ VLLM = {
     "precedent": "`precedent_vllm.Drafter`, which drafts what pays at the measured time of a step",
     "free-width": "the same where width is said to be free (`PRECEDENT_VLLM_STEP_COST`), as on most GPUs",
 }
+POOLS = {
+    "vllm-airline": "airline, the same tasks",
+    "vllm-airline-other": "airline, other tasks",
+    "vllm-retail-other": "retail, other tasks",
+}
 DESK = {
     "nothing": "a custom drafter that proposes nothing",
     "ngram": VLLM["ngram"],
@@ -61,12 +66,17 @@ EQUAL |= {"continued": "behind a decoded answer"}
 DRAFTS = {
     "first-layers 4": "`first-layers:4`, untrained",
     "exit-4": "exit behind layer 4",
+    "chain": "plain chain of one layer",
     "eagle": "chain that reads its target, one pass (EAGLE's training)",
     "passes": "… three passes (HASS)",
     "mask": "… and GRIFFIN's mask",
     "fusion": "… and its fusion",
     "griffin": "… and both",
+    "block T=1": "block",
+    "block-filled T=1": "block trained partly filled (SpecDiff)",
+    "block-filled T=2": "… in two forwards",
+    "block-filled T=4": "… in four",
     "block-none T=1": "block without a condition (SpecDec)",
-    "block-none T=2": "… in two forwards (SpecDiff)",
+    "block-none T=2": "… in two forwards",
     "block-none T=4": "… in four",
 }

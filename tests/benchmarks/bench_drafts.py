@@ -3,14 +3,16 @@
     python tests/benchmarks/bench_drafts.py [--draft NAME=FOLDER …] [--requests 8] [--json FILE]
 
 The foreign cache holds the model's answers to questions that have nothing to do with the desk; the warm one other
-customers' requests. The shipped draft models are measured, and each `--draft` besides, as `precedent train-draft` or
-`python -m precedent_demo.training.compare` wrote it. Every request is decoded in every way before the next one, for one
-draft model after another; the cache alone is measured beside each.
+customers' requests. Acceptance is that of samples at temperature 1. The shipped draft models are measured, and each
+`--draft` besides, as `precedent train-draft` or `python -m precedent_demo.training.compare` wrote it. Every request is
+decoded in every way before the next one, for one draft model after another; the cache alone is measured beside each.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from measurement import Measurement, json_option
@@ -31,6 +33,7 @@ from precedent_demo import (
     make_database,
     make_requests,
 )
+from precedent_demo.training import compare
 
 BOTH = (*MEMORY, "draft-model")
 WAYS = (
@@ -43,6 +46,8 @@ WAYS = (
 )
 WARMING = 16
 ANSWER_TOKENS = 96
+HELD_OUT = 4
+"""Customers whose turns acceptance is measured on."""
 
 
 def main() -> None:
@@ -58,7 +63,11 @@ def main() -> None:
     loaded = load_target(str(adapted_target()))
     caches = foreign_cache(*loaded), SpeculationCache.open(None)
     warm(*loaded, *caches)
-    found = {name: measured(name, folder, *loaded, *caches, given.requests) for name, folder in drafts.items()}
+    texts = compare.held_out(*loaded, HELD_OUT)
+    found: dict[str, Any] = {}
+    for name, folder in drafts.items():
+        found[name] = {"mebibytes": mebibytes(Path(folder))} | accepted(name, folder, *loaded, texts)
+        found[name] |= measured(name, folder, *loaded, *caches, given.requests)
     measurement.write(given.json, found)
 
 
@@ -91,6 +100,17 @@ def warm(model: Any, tokenizer: Any, foreign: SpeculationCache, cache: Speculati
     for request in make_requests("A", full=False, seed=0)[:WARMING]:
         bench.warm(request, desk)
     bench.close()
+
+
+def mebibytes(folder: Path) -> float:
+    """The size of a draft's weights on disk."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2**20
+
+
+def accepted(name: str, folder: str, model: Any, tokenizer: Any, texts: Sequence[Any]) -> dict[str, Any]:
+    """What share of its samples is accepted, and what one costs."""
+    draft = load_draft(folder, model, tokenizer)
+    return {"alone": compare.measured(model, name, draft, texts, 1.0)}
 
 
 def measured(

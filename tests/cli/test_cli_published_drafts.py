@@ -16,10 +16,14 @@ from helpers.published_heads import COVERED, SPECFORGE, SPECULATORS, random_weig
 
 from precedent.cli.bench import _chosen_modes
 from precedent.cli.bench_lineup import Lineup
+from precedent.cli.draft_reports import report_on, show_report
+from precedent.cli.progress import Progress
 from precedent.engine.draft_models import proposed_by
 from precedent.errors import ConfigError
+from precedent.runtime.machine_load import OtherPrograms
 from precedent.target.load.loading import load_draft
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent.training.schedule import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +87,17 @@ def test_measure_draft_measures_blocks_and_refuses_heads(
     assert len(json.loads(results.read_text())["blocks"][0]["acceptance"]) == 4
     assert precedent("measure-draft", *given, "--draft-model", head) == 2
     assert "is an EAGLE head, which measure-draft cannot measure" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.5, True), (0.01, False), (None, False)])
+def test_a_busy_machine_is_named_beside_the_times(
+    share: float | None, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(OtherPrograms, "share", lambda self: share)
+    report = report_on(Progress(), tiny_causal_lm(), byte_tokenizer(), {}, [], Recipe())
+    assert report["others_cpu_share"] == share
+    show_report(report)
+    assert ("other programs used 50% of the CPU meanwhile" in capsys.readouterr().out) is warned
 
 
 def test_transformers_own_assisted_generation_is_left_out(head: Path, block: Path) -> None:

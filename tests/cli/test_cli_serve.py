@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from helpers.command_line import precedent
 
+from precedent.cache import SpeculationCache
 from precedent.engine.engine import Engine
 from precedent.server import running
 from precedent.server.steps import KEPT_STEPS
@@ -83,6 +84,22 @@ def test_several_models(served: Any) -> None:
     assert precedent("serve", "--model", "a=first", "--model", "b=second") == 0
     assert served[0]["models"] == {"a": "first", "b": "second"}
     assert precedent("serve", "--model", "a=first", "--model", "a=second") == 2
+
+
+def test_a_cache_has_the_bounds_that_are_given(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[dict[str, Any]] = []
+    plain = SpeculationCache.open
+    monkeypatch.setattr(SpeculationCache, "open", lambda place, **given: seen.append(given) or plain(place))
+    bounds = ("--max-tenant-bytes", "5000", "--max-age", "60")
+    assert precedent("serve", "--cache", str(tmp_path / "cache"), *bounds, "--max-cache-bytes", "9000") == 0
+    (given,) = seen
+    assert (given["max_bytes"], given["max_tenant_bytes"], given["max_age"]) == (9000, 5000, 60.0)
+    assert precedent("serve", "--cache", str(tmp_path / "cache"), "--max-age", "0") == 2
+    assert "max_age=0.0 must be at least 1" in capsys.readouterr().err
+    assert precedent("serve", *bounds) == 2
+    assert "give --cache as well" in capsys.readouterr().err
 
 
 def test_command_line_before_environment_before_file(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.conditioned import opinionated_weights, random_conditioned
-from helpers.enumeration import exact_step
+from helpers.enumeration import check_drawn_step
 from helpers.hybrids import prefilled
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -34,7 +34,7 @@ from precedent.target.load.trained_draft import DraftSettings, save_draft
 from precedent.testing.draft_distribution import check_draft_distribution
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-from precedent.tree import ROOT, CandidateTree, TreeBuilder
+from precedent.tree import ROOT, TreeBuilder
 
 PROMPT = [1, 2, 1, 0]
 TINY = {"vocab_size": 16, "num_hidden_layers": 3, "hidden_size": 16, "seed": 31}
@@ -80,15 +80,7 @@ def drawn_below(fixed: tuple[int, ...], head: tuple[int, ...] = (0, 1, 2)) -> Ca
 @pytest.mark.parametrize(("fixed", "head"), [((), (0, 1, 2)), ((1,), (0, 1, 2)), ((2,), (0, 2))])
 def test_a_sampled_step_is_exact(mode: str, fixed: tuple[int, ...], head: tuple[int, ...]) -> None:
     """Every tree that it draws, and every verdict on it."""
-
-    def draft(rng: Rng) -> CandidateTree:
-        builder = TreeBuilder()
-        drawn_below(fixed, head)(builder, rng)
-        return builder.build()
-
-    step = exact_step(next_token, draft, mode)
-    assert step.num_trees > 1
-    assert step.total_variation(next_token) < 1e-12
+    check_drawn_step(next_token, drawn_below(fixed, head), mode)
 
 
 def test_samples_carry_the_distribution_they_were_sampled_from() -> None:

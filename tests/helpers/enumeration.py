@@ -13,8 +13,9 @@ from precedent.config import SamplingParams
 from precedent.decoding.verifiers import verifier_of
 from precedent.sampling.rng import Rng
 from precedent.sampling.target_rows import TargetRows
+from precedent.testing.draft_distribution import Drawing
 from precedent.testing.replay_rng import enumerate_outcomes
-from precedent.tree import ROOT, CandidateTree
+from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent.verify import Verifier
 
 ToyModel = Callable[[tuple[int, ...]], Tensor]
@@ -88,6 +89,19 @@ def exact_step(target: ToyModel, draft: DraftProcess, verifier: str | Verifier) 
             prefixes[committed] = prefixes.get(committed, 0.0) + weight
             accepted += weight * verdict.num_accepted
     return ExactStep(prefixes, accepted, num_trees, num_outcomes)
+
+
+def check_drawn_step(target: ToyModel, drawing: Drawing, mode: str) -> None:
+    """Whatever tree is drawn, and whatever the verdict on it: the committed tokens are the target's, exactly."""
+
+    def draft(rng: Rng) -> CandidateTree:
+        builder = TreeBuilder()
+        drawing(builder, rng)
+        return builder.build()
+
+    step = exact_step(target, draft, mode)
+    assert step.num_trees > 1
+    assert step.total_variation(target) < 1e-12
 
 
 def mean_spent(target: ToyModel, draft: DraftProcess, verifier: Verifier) -> float:

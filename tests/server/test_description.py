@@ -107,3 +107,9 @@ async def test_a_method_that_is_not_allowed_tells_which_is(client: Any) -> None:
     answer = await client.get("/v1/chat/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_every_operation_says_what_it_does(serve: Any) -> None:
+    told = await described(serve(lambda prompt: "x"))
+    said = [one for path in told["paths"].values() for one in path.values()]
+    assert all(one["description"] and "partial" not in f"{one['summary']} {one['description']}".lower() for one in said)

@@ -20,7 +20,7 @@ from precedent.cache import SpeculationCache
 from precedent.testing.embedders import HashEmbedder
 
 PROGRAM = Path(__file__).with_name("stopping_server.py")
-LONG = " ".join(f"word{number}" for number in range(400))
+LONG = " ".join(f"word{number}" for number in range(150))
 
 
 @contextmanager

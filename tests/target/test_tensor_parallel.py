@@ -109,7 +109,7 @@ def launch(nursery: subprocess.Popen[str], tmp_path: Path) -> Any:
 # The same answers
 
 
-@pytest.mark.parametrize(("model", "draft"), [("llama", "draft"), ("qwen3", None)])
+@pytest.mark.parametrize(("model", "draft"), [("llama", "draft"), pytest.param("qwen3", None, marks=pytest.mark.slow)])
 def test_two_processes_answer_as_one_does(launch: Any, models: Path, model: str, draft: str | None) -> None:
     """Whatever is proposed, reused or answered at once; in float64."""
     settings = {"target": str(models / model), "draft_model": draft and str(models / draft)}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.killed import check_killed_training
 from helpers.tiny_block import settings_for, tiny_block_draft
 from helpers.tiny_draft import PROMPTS, tiny_target
 from safetensors.torch import load_file
@@ -157,26 +158,7 @@ def test_training_raises_acceptance(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kill_at", [("answers", 1), ("training", 3), ("training", 6)])
 def test_a_killed_training_ends_as_an_uninterrupted_one(kill_at: tuple[str, int], folder: Path, tmp_path: Path) -> None:
-    """The same bytes, and nothing that was done is done again."""
-
-    class Killed(BaseException):
-        """Stands for a signal that nobody handles."""
-
-    done = []
-
-    def kill(phase: str, number: int, total: int, loss: float | None) -> None:
-        done.append((phase, number))
-        if (phase, number) == kill_at:
-            raise Killed
-
-    with pytest.raises(Killed):
-        train(tmp_path / "draft", progress=kill, checkpoint_steps=2)
-    assert not (tmp_path / "draft" / "config.json").exists()
-    resumed = []
-    train(tmp_path / "draft", progress=lambda *said: resumed.append(said[:2]), checkpoint_steps=2)
-    for name in ("model.safetensors", "config.json"):
-        assert (tmp_path / "draft" / name).read_bytes() == (folder / name).read_bytes()
-    assert len(resumed) < len(done) + len(set(resumed) - set(done))
+    check_killed_training(train, kill_at, folder, tmp_path / "draft", "model.safetensors", "config.json")
 
 
 def test_another_training_in_the_folder_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.conditioned import random_conditioned
+from helpers.killed import check_killed_training
 from helpers.tiny_draft import PROMPTS, tiny_target
 from torch import Tensor
 from torch.nn.functional import silu, smooth_l1_loss
@@ -230,21 +231,7 @@ def test_training_raises_acceptance(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kill_at", [("answers", 1), ("training", 3), ("training", 6)])
 def test_a_killed_training_ends_as_an_uninterrupted_one(kill_at: tuple[str, int], folder: Path, tmp_path: Path) -> None:
-    """The same bytes."""
-
-    class Killed(BaseException):
-        """Stands for a signal that nobody handles."""
-
-    def kill(phase: str, number: int, total: int, loss: float | None) -> None:
-        if (phase, number) == kill_at:
-            raise Killed
-
-    with pytest.raises(Killed):
-        train(tmp_path / "draft", progress=kill, checkpoint_steps=2)
-    assert not (tmp_path / "draft" / "draft.json").exists()
-    train(tmp_path / "draft", checkpoint_steps=2)
-    for name in ("draft.json", "draft.safetensors"):
-        assert (tmp_path / "draft" / name).read_bytes() == (folder / name).read_bytes()
+    check_killed_training(train, kill_at, folder, tmp_path / "draft", "draft.json", "draft.safetensors")
 
 
 @pytest.mark.parametrize(

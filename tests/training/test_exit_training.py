@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.enumeration import exact_step
+from helpers.enumeration import check_drawn_step
 from helpers.hybrids import prefilled
+from helpers.killed import check_killed_training
 from helpers.tiny_draft import PROMPTS, tiny_target
 from torch import Tensor
 
@@ -36,7 +37,7 @@ from precedent.training.lesson_plan import LessonPlan
 from precedent.training.measure import Measurement
 from precedent.training.teacher import Author
 from precedent.training.texts import Text
-from precedent.tree import ROOT, CandidateTree, TreeBuilder
+from precedent.tree import ROOT, TreeBuilder
 
 TOKENIZER = byte_tokenizer()
 RECIPE = ExitRecipe(
@@ -121,21 +122,7 @@ def test_training_raises_acceptance(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kill_at", [("answers", 1), ("training", 3), ("training", 6)])
 def test_a_killed_training_ends_as_an_uninterrupted_one(kill_at: tuple[str, int], folder: Path, tmp_path: Path) -> None:
-    """The same bytes."""
-
-    class Killed(BaseException):
-        """Stands for a signal that nobody handles."""
-
-    def kill(phase: str, number: int, total: int, loss: float | None) -> None:
-        if (phase, number) == kill_at:
-            raise Killed
-
-    with pytest.raises(Killed):
-        train(tmp_path / "draft", progress=kill, checkpoint_steps=2)
-    assert not (tmp_path / "draft" / "draft.json").exists()
-    train(tmp_path / "draft", checkpoint_steps=2)
-    for name in ("draft.json", "draft.safetensors"):
-        assert (tmp_path / "draft" / name).read_bytes() == (folder / name).read_bytes()
+    check_killed_training(train, kill_at, folder, tmp_path / "draft", "draft.json", "draft.safetensors")
 
 
 def test_it_says_what_it_will_cost_before_it_starts(tmp_path: Path) -> None:
@@ -242,15 +229,7 @@ def drawn_below(fixed: tuple[int, ...], head: tuple[int, ...] = (0, 1, 2)) -> Ca
 @pytest.mark.parametrize(("fixed", "head"), [((), (0, 1, 2)), ((1,), (0, 1, 2)), ((2,), (0, 2))])
 def test_a_sampled_step_is_exact(mode: str, fixed: tuple[int, ...], head: tuple[int, ...]) -> None:
     """Every tree that an exit draws, and every verdict on it."""
-
-    def draft(rng: Rng) -> CandidateTree:
-        builder = TreeBuilder()
-        drawn_below(fixed, head)(builder, rng)
-        return builder.build()
-
-    step = exact_step(next_token, draft, mode)
-    assert step.num_trees > 1
-    assert step.total_variation(next_token) < 1e-12
+    check_drawn_step(next_token, drawn_below(fixed, head), mode)
 
 
 def test_samples_carry_the_distribution_they_were_sampled_from() -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from precedent.cli.progress import Progress
+from precedent.runtime.machine_load import BUSY_SHARE, OtherPrograms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -37,7 +38,7 @@ def report_on(
     from precedent.target.block.draft import BlockDraft
     from precedent.target.fingerprints import name_of
 
-    texts = _answers(progress, model, tokenizer, held_out, recipe)
+    texts, others = _answers(progress, model, tokenizer, held_out, recipe), OtherPrograms()
     blocks = {spec: draft for spec, draft in drafts.items() if isinstance(draft, BlockDraft)}
     chains = {spec: draft for spec, draft in drafts.items() if spec not in blocks}
     report: dict[str, Any] = {"target": name_of(model)}
@@ -45,7 +46,8 @@ def report_on(
         report["drafts"] = _of_chains(progress, model, chains, texts, recipe.temperature)
     if blocks:
         report["blocks"] = _of_blocks(progress, model, blocks, texts, recipe.temperature)
-    return report
+    share = others.share()
+    return report | {"others_cpu_share": None if share is None else round(share, 3)}
 
 
 def show_report(report: Mapping[str, Any]) -> None:
@@ -54,6 +56,13 @@ def show_report(report: Mapping[str, Any]) -> None:
         _show_chains(report["target"], report["drafts"])
     if "blocks" in report:
         _show_blocks(report["blocks"])
+    busy = report["others_cpu_share"]
+    if busy is not None and busy > BUSY_SHARE:
+        Console().print(
+            f"other programs used {busy:.0%} of the CPU meanwhile: acceptance holds, but milliseconds, cost and speed "
+            "do not (run measure-draft again on an idle machine)",
+            highlight=False,
+        )
 
 
 def _answers(

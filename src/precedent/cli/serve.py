@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,9 @@ from precedent.cli.options import (
 )
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from precedent.cache.store.bounds import Bounds
 
 ENVIRONMENT = "PRECEDENT_SERVE"
 """How the names of options begin in the environment: `--max-queued` is PRECEDENT_SERVE_MAX_QUEUED."""
@@ -67,6 +70,9 @@ def serve(
             help="Speculation cache: a folder, file or URL. A URL with a password belongs in the environment.",
         ),
     ] = None,
+    max_cache_bytes: Annotated[int | None, typer.Option(help="Most bytes of the cache. Default: 512 MiB.")] = None,
+    max_tenant_bytes: Annotated[int | None, typer.Option(help="Most bytes of one tenant's completions.")] = None,
+    max_age: Annotated[float | None, typer.Option(help="Seconds after which a completion is deleted.")] = None,
     keep_prefixes: Annotated[
         bool, typer.Option("--keep-prefixes", help="Keep prompts' beginnings across restarts.")
     ] = False,
@@ -117,6 +123,7 @@ def serve(
         draft_model=draft_model, draft_device=draft_device, device=device, dtype=dtype, bitwise=bitwise,
         cuda_graphs=cuda_graphs, keep_prefixes=keep_prefixes,
     )  # fmt: skip
+    bounds = _bounds(max_bytes=max_cache_bytes, max_tenant_bytes=max_tenant_bytes, max_age=max_age)
     progress: Progress = ctx.obj
     models = named_models(model) if model else {target: target}
     kept_steps = KEPT_STEPS if inspect else 0
@@ -124,12 +131,22 @@ def serve(
     def say(target: str) -> None:
         progress.show(f"loading {target}")
 
-    with opened(models, options, limits, cache=cache, keys=keys, kept_steps=kept_steps, loading=say) as serving:
+    with opened(
+        models, options, limits, cache=cache, bounds=bounds, keys=keys, kept_steps=kept_steps, loading=say
+    ) as serving:
         progress.rest()
         serve_until_told(
             serving, host, port, log_json=log_json,
             ready=lambda address: typer.echo(f"serving {', '.join(models)} at {address}/v1", err=True),
         )  # fmt: skip
+
+
+def _bounds(**given: float | None) -> Bounds | None:
+    """The bounds of the cache that were given, None without any."""
+    from precedent.cache.store.bounds import Bounds
+
+    asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return Bounds(**asked) if asked else None
 
 
 def _check_installed() -> None:

@@ -57,7 +57,9 @@ def server_app(serving: Serving, metrics: MetricsText | None = None) -> FastAPI:
     add("/metrics", partial(_metrics, metrics or serving.metrics_text), "GET")
     add("/openapi.json", partial(_description, app), "GET")
     add_dashboard(app, serving, add)
-    app.add_api_route("/health", partial(_health, serving), methods=["GET"])
+    app.add_api_route(
+        "/health", partial(_health, serving), methods=["GET"], name="/health", description=_health.__doc__
+    )
     return app
 
 
@@ -74,7 +76,7 @@ def _add(app: FastAPI, serving: Serving, path: str, route: Route, method: str, r
                 raise stopping() from None
             raise
 
-    answer.__doc__ = route.__doc__
+    answer.__doc__ = (route.func if isinstance(route, partial) else route).__doc__
     app.add_api_route(path, answer, methods=[method], response_model=None, name=path)
 
 

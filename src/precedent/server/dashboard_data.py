@@ -6,7 +6,6 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from starlette.requests import Request
@@ -43,9 +42,9 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 async def figures(serving: Serving, caller: Caller, request: Request) -> Response:
-    """Metrics of every model, and the time in seconds on a clock that only serves to take differences."""
+    """Metrics of every model, and the seconds since the server began."""
     models = {name: _figures(served) for name, served in serving.models.items()}
-    return _json({"seconds": monotonic(), "queued": serving.places.num_taken, "models": models})
+    return _json({"seconds": serving.seconds, "queued": serving.places.num_taken, "models": models})
 
 
 def _figures(served: Served) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 from precedent.cache import SpeculationCache
 from precedent.cache.following import Following
+from precedent.cache.store.bounds import Bounds
 from precedent.cache.store.store_url import Place
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
@@ -37,18 +38,22 @@ def opened(
     limits: ServerLimits,
     *,
     cache: Place | None = None,
+    bounds: Bounds | None = None,
     keys: KeyFile | None = None,
     kept_steps: int = 0,
     loading: Callable[[str], object] = lambda target: None,
 ) -> Iterator[Serving]:
     """Models by name on engines of these options, over one cache that follows its store; all closed at the end.
 
-    `loading` is told each target before it is loaded. Raises what `Engine.load` and `SpeculationCache.open` do.
+    `bounds` are those of the cache. `loading` is told each target before it is loaded. Raises what `Engine.load` and
+    `SpeculationCache.open` do, and ConfigError for bounds without a cache.
     """
+    if bounds is not None and cache is None:
+        raise ConfigError("--max-cache-bytes, --max-tenant-bytes and --max-age bound a cache: give --cache as well")
     with ExitStack() as held:
         following = None
         if cache is not None:
-            shared = held.enter_context(SpeculationCache.open(cache, embedder=options.embedder))
+            shared = held.enter_context(_cache(cache, options, bounds or Bounds()))
             following = held.enter_context(Following(shared))
             options = dataclasses.replace(options, cache=shared, embedder=None)
         served = {}
@@ -57,3 +62,13 @@ def opened(
             engine = held.enter_context(closing(Engine.load(target, options)))
             served[name] = Served.of(name, engine, kept_steps=kept_steps)
         yield held.enter_context(closing(Serving(served, limits, keys, following)))
+
+
+def _cache(place: Place, options: EngineOptions, bounds: Bounds) -> SpeculationCache:
+    return SpeculationCache.open(
+        place,
+        embedder=options.embedder,
+        max_bytes=bounds.max_bytes,
+        max_age=bounds.max_age,
+        max_tenant_bytes=bounds.max_tenant_bytes,
+    )

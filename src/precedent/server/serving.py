@@ -60,12 +60,18 @@ class Serving:
     keys: KeyFile | None = None
     following: Following | None = None
     started: int = field(default_factory=lambda: int(time.time()))
+    _begun: float = field(default_factory=time.monotonic)
     places: Places = field(init=False)
     _threads: Executor = field(init=False)
 
     def __post_init__(self) -> None:
         self.places = Places(self.limits)
         self._threads = Background(PREPARING_THREADS, "precedent-prepare")
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it began, on a clock that is never set."""
+        return time.monotonic() - self._begun
 
     def model(self, name: str) -> Served:
         """The model of a request. Raises ApiError (404) for another name."""

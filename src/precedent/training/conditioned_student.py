@@ -99,10 +99,7 @@ class ConditionedStudent:
 
     def step(self, lessons: Sequence[BlockLesson], done: float) -> float:
         """Take one step on a batch of lessons and return the mean loss; `done` is the share of all steps done."""
-        self._learned.forget_gradients()
-        loss = self.learn(lessons)
-        self._learned.step(done)
-        return loss
+        return self._learned.learn(lambda: self.learn(lessons), done)
 
     def learn(self, lessons: Sequence[BlockLesson]) -> float:
         """Add the gradient of the loss, a mean over passes of means over the tokens that count, and return it."""

@@ -49,10 +49,7 @@ class ExitStudent:
 
     def step(self, lessons: Sequence[BlockLesson], done: float) -> float:
         """Take one step on a batch of lessons and return the mean loss; `done` is the share of all steps done."""
-        self._learned.forget_gradients()
-        loss = self.learn(lessons)
-        self._learned.step(done)
-        return loss
+        return self._learned.learn(lambda: self.learn(lessons), done)
 
     def learn(self, lessons: Sequence[BlockLesson]) -> float:
         """Add the gradient of the mean loss over the tokens to learn, and return that loss.

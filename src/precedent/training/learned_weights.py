@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -35,6 +35,13 @@ class LearnedWeights:
         for group in self._optimizer.param_groups:
             group["lr"] = self._learning_rate * rate_at(done)
         self._optimizer.step()
+
+    def learn(self, loss: Callable[[], float], done: float) -> float:
+        """Take a step along the gradients that `loss` adds, and return what it does."""
+        self.forget_gradients()
+        found = loss()
+        self.step(done)
+        return found
 
     def state(self) -> dict[str, Tensor]:
         """Weights and the optimiser's moments by name."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from precedent.errors import ConfigError
-from precedent.training.schedule import COLLECTING_SHARE, PLAN_FILE
+from precedent.training.schedule import COLLECTING_SHARE, PLAN_FILE, write_plan
 
 
 class LessonRecipe(Protocol):
@@ -85,10 +85,7 @@ class BegunLessons:
 
     def write(self, folder: Path) -> None:
         """Write the training to its folder atomically."""
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{PLAN_FILE}.partial"
-        partial.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
-        partial.replace(folder / PLAN_FILE)
+        write_plan(folder, self)
 
     @classmethod
     def read(cls, folder: Path, kind: str) -> Self | None:

@@ -151,6 +151,14 @@ def initial_layers(start: str, count: int, num_target_layers: int) -> tuple[int,
     return tuple(chosen[start])
 
 
+def write_plan(folder: Path, begun: Any) -> None:
+    """Write a training, a data class, to its folder atomically."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{PLAN_FILE}.partial"
+    partial.write_text(json.dumps(dataclasses.asdict(begun), indent=2) + "\n", encoding="utf-8")
+    partial.replace(folder / PLAN_FILE)
+
+
 @dataclass(frozen=True, slots=True)
 class Begun:
     """A training as stored in its folder: the target, the recipe, the texts and the plan."""
@@ -162,10 +170,7 @@ class Begun:
 
     def write(self, folder: Path) -> Self:
         """Write the training to its folder atomically."""
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{PLAN_FILE}.partial"
-        partial.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
-        partial.replace(folder / PLAN_FILE)
+        write_plan(folder, self)
         return self
 
     @classmethod

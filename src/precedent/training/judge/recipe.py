@@ -13,7 +13,7 @@ from typing import Any, Self
 from precedent.config import check_fields
 from precedent.errors import ConfigError, ModelLoadError
 from precedent.training.judge.mismatches import Mismatch
-from precedent.training.schedule import PLAN_FILE
+from precedent.training.schedule import PLAN_FILE, write_plan
 from precedent.verify.lossy.features import OF_ROWS, check_features, widths_of
 
 OF_LEARNING = frozenset({"features", "strength", "held_out", "keep"})
@@ -122,10 +122,7 @@ class BegunJudge:
 
     def write(self, folder: Path) -> None:
         """Write the training to its folder atomically."""
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{PLAN_FILE}.partial"
-        partial.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
-        partial.replace(folder / PLAN_FILE)
+        write_plan(folder, self)
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:

@@ -14,7 +14,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -111,50 +111,62 @@ class Comparison:
 
     def report(self, arms: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Measure trained drafts, and the bare layers of exits, on the same turns."""
-        from precedent.training.measure import Measurement
-
-        texts, found = self._held_out(), dict[str, dict[str, Any]]()
-        bare = dict.fromkeys(f"first-layers:{ARMS[arm][1]['layer']}" for arm in arms if ARMS[arm][0] == "exit")
-        chains = Measurement(self._model, texts, self._options.temperature)
-        for name in [*bare, *(arm for arm in arms if ARMS[arm][0] != "block")]:
+        texts, found = held_out(self._model, self._tokenizer, self._options.requests), dict[str, dict[str, Any]]()
+        for name, place, iterations in self._measured(arms):
             say(f"measuring {name}")
-            draft = self._draft(name if name in bare else self._options.out / name)
-            found[name] = chains.report(name, draft).as_dict()
-        for name in (arm for arm in arms if ARMS[arm][0] == "block"):
-            for iterations in ITERATIONS:
-                say(f"measuring {name} with {iterations} forwards")
-                found[f"{name} T={iterations}"] = self._of_block(name, iterations, texts)
-        for name in found:
+            draft = loaded(place, self._model, self._tokenizer, iterations)
+            found[name] = measured(self._model, name, draft, texts, self._options.temperature)
             steps = self._options.out / name.partition(" ")[0] / "steps.json"
             found[name] |= json.loads(steps.read_text(encoding="utf-8")) if steps.is_file() else {}
-            found[name] |= in_words(found[name])
         return found
 
-    def _draft(self, place: str | Path) -> PreTrainedModel:
-        from precedent.target.load.loading import load_draft
+    def _measured(self, arms: Sequence[str]) -> Iterator[tuple[str, str | Path, int | None]]:
+        """Names, places and forwards per block of the drafts: bare layers, chains and exits, then blocks."""
+        bare = dict.fromkeys(f"first-layers:{ARMS[arm][1]['layer']}" for arm in arms if ARMS[arm][0] == "exit")
+        yield from ((name, name, None) for name in bare)
+        yield from ((arm, self._options.out / arm, None) for arm in arms if ARMS[arm][0] != "block")
+        for arm in (arm for arm in arms if ARMS[arm][0] == "block"):
+            yield from ((f"{arm} T={times}", self._options.out / arm, times) for times in ITERATIONS)
 
-        return load_draft(place, self._model, self._tokenizer)
 
-    def _of_block(self, name: str, iterations: int, texts: Sequence[Text]) -> dict[str, Any]:
-        from precedent.target.block.draft import load_block_draft
-        from precedent.training.block_measure import BlockMeasurement
+def loaded(place: str | Path, model: PreTrainedModel, tokenizer: Any, iterations: int | None) -> PreTrainedModel:
+    """A draft model of any kind; a block draft's blocks are filled in so many forwards, if that is said."""
+    from precedent.target.block.draft import load_block_draft
+    from precedent.target.load.loading import load_draft
 
-        draft = load_block_draft(self._options.out / name, self._model, iterations=iterations)
-        return BlockMeasurement(self._model, draft, texts, self._options.temperature).report(name).as_dict()
+    if iterations:
+        return load_block_draft(Path(place), model, iterations=iterations)
+    return load_draft(place, model, tokenizer)
 
-    def _held_out(self) -> list[Text]:
-        """The target's answers to turns of customers of set A."""
-        from precedent.text.prompt import render_prompt
-        from precedent.training.teacher import Author
-        from precedent_demo.training.logs import logged
 
-        prompts = []
-        for record in islice(logged("A", seed=0), self._options.requests):
-            messages, places = record["messages"], range(len(record["messages"]))
-            for place in (place for place in places if messages[place]["role"] == "assistant"):
-                prompts.append(tuple(render_prompt(self._tokenizer, messages[:place], list(record["tools"]))))
-        with closing(Author(self._model, self._tokenizer, TEMPERATURE)) as author:
-            return author.texts(prompts, range(len(prompts)), 96)
+def measured(
+    model: PreTrainedModel, name: str, draft: Any, texts: Sequence[Text], temperature: float
+) -> dict[str, Any]:
+    """What a draft's samples bring and cost on the target's answers, as `precedent measure-draft` says it."""
+    from precedent.target.block.draft import BlockDraft
+    from precedent.training.block_measure import BlockMeasurement
+    from precedent.training.measure import Measurement
+
+    if isinstance(draft, BlockDraft):
+        report = BlockMeasurement(model, draft, texts, temperature).report(name).as_dict()
+    else:
+        report = Measurement(model, texts, temperature).report(name, draft).as_dict()
+    return report | in_words(report)
+
+
+def held_out(model: PreTrainedModel, tokenizer: Any, requests: int) -> list[Text]:
+    """The target's answers to turns of so many customers who occur in no training."""
+    from precedent.text.prompt import render_prompt
+    from precedent.training.teacher import Author
+    from precedent_demo.training.logs import logged
+
+    prompts = []
+    for record in islice(logged("A", seed=0), requests):
+        messages, places = record["messages"], range(len(record["messages"]))
+        for place in (place for place in places if messages[place]["role"] == "assistant"):
+            prompts.append(tuple(render_prompt(tokenizer, messages[:place], list(record["tools"]))))
+    with closing(Author(model, tokenizer, TEMPERATURE)) as author:
+        return author.texts(prompts, range(len(prompts)), 96)
 
 
 def made(kind: str, settings: dict[str, Any]) -> tuple[Any, Any]:
