@@ -17,7 +17,7 @@ CLASSES = ("amx", "avx512-bf16", "avx512", "avx2")
 QUIET = 0.75
 """Load before a measurement, at and below which a page does not mention other programs."""
 
-NAMES = ("name", "mode", "way", "without", "rows", "minute")
+NAMES = ("name", "mode", "way", "without", "rows", "minute", "completions")
 """Keys by which a format finds an element of a list: `{runs[both]}` is the run whose name is `both`."""
 
 

@@ -6,6 +6,7 @@ A file's name that ends with `*` stands for one file of each machine. What `{run
 
 from __future__ import annotations
 
+from figure_missed import MISSED
 from figure_table import Line, Table, lines, named, rows, sentence
 from figure_trained import TRAINED
 from figure_words import BESIDE, DESK, EQUAL, LEFT_OUT, LOADS, POOLS, REPLAYED, ROUTES, SAID, SOFTWARE, VLLM
@@ -83,6 +84,7 @@ RAY = {
 }
 
 TABLES = TRAINED | {
+    "missed": MISSED,
     "demo": rows(
         "demo-*",
         SPEEDS

@@ -29,7 +29,7 @@ ONE_AFTER_ANOTHER = """
 import contextlib, io, json, os, runpy, sys, tempfile, traceback
 said = {}
 for example in sys.argv[1:]:
-    printed = io.StringIO()
+    printed, sys.argv = io.StringIO(), [example]
     with contextlib.redirect_stdout(printed), contextlib.chdir(tempfile.mkdtemp(dir=".")):
         try:
             runpy.run_path(example, run_name="__main__")
