@@ -69,8 +69,9 @@ COMMANDS = {
     ),
     "store": Command(f"{BENCH}/bench_store.py 1000 10000 100000 1000000", 15),
     "vllm-recorded": Command(
-        f"{BENCH}/bench_vllm.py --traces {RETAIL} --warm 48 --measured 24 --modes ngram suffix precedent free-width",
-        25,
+        f"{BENCH}/bench_vllm.py --traces {RETAIL} --warm 48 --measured 24 --modes plain ngram suffix precedent "
+        "free-width empty",
+        30,
         environment=VLLM,
         package="arctic-inference",
     ),

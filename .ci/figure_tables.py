@@ -9,7 +9,7 @@ from __future__ import annotations
 from figure_missed import MISSED
 from figure_table import Line, Table, lines, named, rows, sentence
 from figure_trained import TRAINED
-from figure_words import BESIDE, DESK, EQUAL, LEFT_OUT, LOADS, POOLS, REPLAYED, ROUTES, SAID, SOFTWARE, VLLM
+from figure_words import BESIDE, DESK, EQUAL, LEFT_OUT, LOADS, POOLS, RECORDED, REPLAYED, ROUTES, SAID, SOFTWARE, VLLM
 
 SPEEDS = {"machine": "{label}", "plain tok/s": "{runs[plain][tokens_per_second]:.1f}"}
 WAYS = {way: f"{{runs[{way}][decode_speedup]:.2f}}x" for way in ("draft-only", "cache-only", "both", "repeat")}
@@ -213,9 +213,10 @@ TABLES = TRAINED | {
     ),
     "vllm-recorded": named(
         "vllm-recorded",
-        ("drafter", "tokens per step", "beside `ngram`", "beside `suffix`"),
-        VLLM,
+        ("drafter", "tokens per step", "per second of decoding", "per step, beside `ngram`", "beside `suffix`"),
+        RECORDED,
         "{modes[%s][tokens_per_step]:.2f}",
+        "{modes[%s][decode_tokens_per_second]:.1f}",
         "{modes[%s][beside][ngram]:.2f}",
         "{modes[%s][beside][suffix]:.2f}",
     ),

@@ -16,13 +16,13 @@ REPLAYED = {
     for pool in ("online", "same-task", "other-tasks")
 }
 LEFT_OUT = {
-    "recall": "recall",
-    "prompt": "copying from the prompt",
-    "similarity": "similarity",
-    "holes": "holes: the way back after a value differed",
-    "anchors": "the start of an answer",
-    "kinship": "step, tools, record and age",
-    "calibration": "learnt calibration",
+    "without recall": "recall",
+    "without prompt": "copying from the prompt",
+    "without similarity": "similarity",
+    "without holes": "holes: the way back after a value differed",
+    "without anchors": "the start of an answer",
+    "without kinship": "step, tools, record and age",
+    "without calibration": "learnt calibration",
 }
 ROUTES = {
     "one replica": "one replica, for comparison",
@@ -50,6 +50,7 @@ VLLM = {
     "precedent": "`precedent_vllm.Drafter`, which drafts what pays at the measured time of a step",
     "free-width": "the same where width is said to be free (`PRECEDENT_VLLM_STEP_COST`), as on most GPUs",
 }
+RECORDED = {"plain": "none"} | VLLM | {"empty": "`precedent_vllm.Drafter` with an empty store"}
 POOLS = {
     "vllm-airline": "airline, the same tasks",
     "vllm-airline-other": "airline, other tasks",
