@@ -169,7 +169,7 @@ def _per_step(seconds: float, steps: int) -> float:
 class Bench:
     """The model, caches and engines of one demo.
 
-    `other_draft` drafts in the ways that name it, which may also name one of `more_caches`.
+    `other_draft` drafts in the ways that name it; `more_caches` are those, by name, that ways name besides A and B.
     """
 
     def __init__(
