@@ -75,7 +75,8 @@ def foreign_cache(model: Any, tokenizer: Any) -> SpeculationCache:
     """A cache with the model's answers to questions on other topics."""
     cache = SpeculationCache.open(None)
     cache.warm_up()
-    engine = Engine(model, tokenizer, EngineOptions(cache=cache, speculation=SpeculationConfig(drafters=("recall",))))
+    options = EngineOptions(cache=cache, speculation=SpeculationConfig(drafters=("recall",)))
+    engine = Engine(model, tokenizer, options, name="order desk")
     for prompt in topic_prompts(tokenizer, len(TOPICS), 0).measured:
         sampling = SamplingParams(max_tokens=ANSWER_TOKENS)
         engine.submit(prompt, sampling, query=query_of(tokenizer, prompt), tenant=TENANT).result()

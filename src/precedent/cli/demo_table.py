@@ -73,7 +73,7 @@ def draft_models(results: Mapping[str, Any]) -> Iterator[str]:
     other = machine.get("other_draft_model")
     if other is None:
         if machine["draft_model"] == OWN_CHAIN:
-            yield f"draft model: {OWN_CHAIN}; the block draft was slower where it was measured, --full measures both"
+            yield f"draft model: {OWN_CHAIN}; the block draft was no faster where it was measured, --full measures both"
     elif not doubts(results):
         ratios = " and ".join(f"{way} {speeds[f'{way}, other'] / speeds[way]:.2f}" for way in ("draft-only", "both"))
         yield f"other draft model: {other}; tokens per second, beside the first ({machine['draft_model']}): {ratios}"

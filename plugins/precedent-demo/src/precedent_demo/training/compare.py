@@ -117,7 +117,7 @@ class Comparison:
             draft = loaded(place, self._model, self._tokenizer, iterations)
             found[name] = measured(self._model, name, draft, texts, self._options.temperature)
             steps = self._options.out / name.partition(" ")[0] / "steps.json"
-            found[name] |= json.loads(steps.read_text(encoding="utf-8")) if steps.is_file() else {}
+            found[name] |= json.loads(steps.read_text(encoding="utf-8")) if steps.is_file() else {"steps": 0}
         return found
 
     def _measured(self, arms: Sequence[str]) -> Iterator[tuple[str, str | Path, int | None]]:
