@@ -52,8 +52,9 @@ class Measured:
 
     @property
     def label(self) -> str:
-        """The machine, in a table of several."""
-        return f"{self.machine['instructions']}{self.remark}"
+        """The machine, in a table of several; figures on which it has no influence name none."""
+        said = self.machine["instructions"]
+        return f"{'not noted' if said is None else said or 'any machine'}{self.remark}"
 
     @property
     def place(self) -> str:
