@@ -30,12 +30,15 @@ import uvicorn
 
 from precedent.cache import SpeculationCache
 from precedent.server.app import server_app
-from precedent.server.serving import Served, Serving
+from precedent.server.serving import PREPARING_THREADS, Served, Serving
 from precedent.server.settings import ServerLimits
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_model import scripted_model_engine
 
 ANSWER = "Order 1042 was sent on Monday."
+PREPARE, CLIENT = "precedent-prepare", "hostile-client"
+"""How the names of threads begin, of those that prepare requests and of our own."""
+
 PATIENCE = 60
 """Seconds for one request, after which it counts as a hang."""
 LIMITS = ServerLimits(upload_seconds=5.0, request_seconds=20.0, prepare_seconds=10.0)
@@ -185,14 +188,19 @@ def running_server() -> Iterator[tuple[int, Serving]]:
 
 
 def at_rest(serving: Serving) -> tuple[int, int]:
-    """Waits until nothing runs; returns how many threads and open files there are."""
+    """Waits until nothing runs; returns how many threads and open files there are.
+
+    Threads of the two pools that are bounded do not count: each starts when work first waits for it, be it late.
+    """
     engine = serving.models["scripted"].engine
     deadline = time.monotonic() + PATIENCE
     while serving.places.num_taken or engine.metrics().num_requests_running or engine.metrics().num_requests_waiting:
         assert time.monotonic() < deadline, "a request is never given up"
         time.sleep(0.05)
     gc.collect()
-    return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+    names = [thread.name for thread in threading.enumerate()]
+    assert sum(name.startswith(PREPARE) for name in names) <= PREPARING_THREADS
+    return sum(not name.startswith((PREPARE, CLIENT)) for name in names), len(list(Path("/proc/self/fd").iterdir()))
 
 
 def resident_mebibytes() -> float:
@@ -203,13 +211,13 @@ def resident_mebibytes() -> float:
 def bombard(number: int, seed: int) -> dict[str, Any]:
     """Send so many requests, eight at once; returns how they ended."""
     ended, memory = Counter[str](), list[float]()
-    with running_server() as (port, serving), ThreadPoolExecutor(8) as pool:
+    with running_server() as (port, serving), ThreadPoolExecutor(8, CLIENT) as pool:
         tenths = [range(start, number, 10) for start in range(10)]
         before = at_rest(serving)
         for turn, numbers in enumerate(tenths):
             ended.update(pool.map(partial(_numbered, port, seed), numbers))
             now = at_rest(serving)
-            before = now if turn == 0 else before  # threads are started, and connections opened, on first use
+            before = now if turn == 0 else before  # the first requests open what is opened once
             memory.append(round(resident_mebibytes(), 1))
         while (after := at_rest(serving)) > before and number:
             time.sleep(0.5)  # the last connections are being closed

@@ -130,7 +130,9 @@ def engine_on(cache: SpeculationCache, target: TargetModel | None = None, **sett
 
 
 @pytest.mark.usefixtures("searches_at_once")
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "sampling", [pytest.param(GREEDY, id="greedy"), pytest.param(SEEDED, id="seeded", marks=pytest.mark.slow)]
+)
 def test_texts_are_the_same_off_cold_warm_adversarial_continued_and_together(
     cache: SpeculationCache, in_bfloat16: TargetModel, sampling: SamplingParams
 ) -> None:

@@ -49,7 +49,7 @@ def run(kernels: str, *arguments: str) -> str:
     return found.stdout
 
 
-@pytest.mark.parametrize(("kernels", "lanes"), [("avx2", 8), ("avx512", 16)])
+@pytest.mark.parametrize(("kernels", "lanes"), [("avx2", 8), pytest.param("avx512", 16, marks=pytest.mark.slow)])
 def test_the_compiler_uses_what_is_asked_for_and_no_more(kernels: str, lanes: int) -> None:
     """The registers in the machine code of a kernel, and whether products of many rows count on bfloat16."""
     needs(kernels)
