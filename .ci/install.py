@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from precedent.cli.progress import Progress
 
 PIP = (sys.executable, "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check")
+# a module is compiled where it is first imported: most of what torch and transformers bring never is
+PIP += ("--no-compile",)
 
 STAGES = {
     r"Collecting (?P<what>[^ ;<>=!~\[]+)": "looking for {what}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 from collections.abc import Iterator
@@ -41,6 +42,12 @@ pytest.register_assert_rewrite("helpers")  # what fails there says as much as in
 
 settings.register_profile("deterministic", deadline=None, derandomize=True, database=None)
 settings.load_profile("deterministic")
+
+
+def pytest_collection_finish() -> None:
+    """Whoever collects garbage later does not look through all that was imported and collected."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import forked
 
 BENCH = Path(__file__).parent / "benchmarks" / "bench_gpu.py"
 
@@ -17,9 +15,7 @@ BENCH = Path(__file__).parent / "benchmarks" / "bench_gpu.py"
 def run(folder: Path, *arguments: str) -> dict[str, Any]:
     """What a small run found, by part."""
     files = [f"--{name}={folder / name}" for name in ("json", "markdown", "svg")]
-    command = [sys.executable, str(BENCH), "--small", "--device", "cpu", *files, *arguments]
-    quiet = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, capture_output=True, text=True, env=quiet, check=False)
+    done = forked.run([BENCH, "--small", "--device", "cpu", *files, *arguments])
     assert done.returncode == 0, done.stderr
     return {part["name"]: part for part in json.loads((folder / "json").read_text())["figures"]["parts"]}
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.forked import run
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -21,8 +20,8 @@ def python_in(section: str) -> list[str]:
 
 def passes(folder: Path) -> str:
     """The summary of pytest on a folder of its own."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=prepend", str(folder)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    program = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    done = run(["-c", program, "-q", "-p", "no:cacheprovider", "--import-mode=prepend", folder], cwd=folder)
     assert done.returncode == 0, done.stdout
     return done.stdout
 

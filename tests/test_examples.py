@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.forked import run
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 PACKAGED_MODEL = "smollm2-135m-instruct"
@@ -43,9 +44,8 @@ print(json.dumps(said))
 @pytest.fixture(scope="module")
 def printed_by(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each example without weights prints, in one process: torch is imported once."""
-    command = [sys.executable, "-c", ONE_AFTER_ANOTHER, *map(str, WITHOUT_WEIGHTS)]
     folder = tmp_path_factory.mktemp("examples")
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    done = run(["-c", ONE_AFTER_ANOTHER, *WITHOUT_WEIGHTS], cwd=folder, timeout=300)
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout)
     return found

@@ -6,11 +6,10 @@ import contextlib
 import json
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.forked import run
 from langchain_core.caches import BaseCache, InMemoryCache
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.load import dumps
@@ -243,8 +242,7 @@ def test_it_goes_on_after_a_kill(tmp_path):
         for name in names
     ]
     path = log(tmp_path, *chats)
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "cache"), str(path)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert run(["-c", KILLED, tmp_path / "cache", path]).returncode == -signal.SIGKILL
     store = SQLiteStore.open(tmp_path / "cache")
     assert store.stats().records == 64  # one batch, which was acknowledged
     embedder = HashEmbedder()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from helpers.forked import run
 
 from precedent.cache import SpeculationCache
 from precedent.cache.following import Following
@@ -22,39 +20,35 @@ from precedent_postgres import testing
 pytestmark = pytest.mark.skipif(testing.why_not() is not None, reason=str(testing.why_not()))
 
 
-ENGINE = """
+ELSEWHERE = """
 import sys
-from precedent.cache import SpeculationCache
-from precedent.config import SamplingParams
-from precedent.engine.engine import Engine
-from precedent.testing.embedders import HashEmbedder
-from precedent.planning.costs import CostCurve
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-
-
-
-with SpeculationCache.open(sys.argv[1], embedder=HashEmbedder()) as cache:
-    engine = Engine(tiny_causal_lm(scale=4.0), byte_tokenizer(), name="tiny", cache=cache, cost=CostCurve())
-    prompt = list(b"an order, please: ")
-    for _ in range(int(sys.argv[2])):
-        result = engine.submit(prompt, SamplingParams(max_tokens=48), query="an order").result()
-    engine.close()
-print(result.stats.num_accepted_tokens, *result.token_ids)
+from cache.test_postgres_engine import answered
+accepted, answer = answered(sys.argv[1])
+print(accepted, *answer)
 """
 
 
-def engine(url: str, requests: int = 1) -> tuple[int, list[str]]:
-    """Accepted tokens and answer of the last request of an engine in a process of its own."""
-    command = [sys.executable, "-c", ENGINE, url, str(requests)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def answered(url: str) -> tuple[int, list[int]]:
+    """Accepted tokens and answer of the first request of a new engine."""
+    with SpeculationCache.open(url, embedder=HashEmbedder()) as cache:
+        engine = Engine(tiny_causal_lm(scale=4.0), byte_tokenizer(), name="tiny", cache=cache, cost=CostCurve())
+        prompt = list(b"an order, please: ")
+        result = engine.submit(prompt, SamplingParams(max_tokens=48), query="an order").result()
+        engine.close()
+    return result.stats.num_accepted_tokens, list(result.token_ids)
+
+
+def answered_elsewhere(url: str) -> tuple[int, list[int]]:
+    """The same in a process of its own."""
+    done = run(["-c", ELSEWHERE, url])
     assert done.returncode == 0, done.stderr
-    accepted, *answer = done.stdout.split()
-    return int(accepted), answer
+    accepted, *answer = map(int, done.stdout.split())
+    return accepted, answer
 
 
-def test_a_second_engine_is_warm_at_its_first_request(url):
-    cold, answer = engine(url)
-    warm, same = engine(url)
+def test_an_engine_in_another_process_is_warm_at_its_first_request(url):
+    cold, answer = answered(url)
+    warm, same = answered_elsewhere(url)
     assert same == answer
     assert warm > cold
 

@@ -176,7 +176,7 @@ COMMANDS = {
     "bench": "bench --target {model} --traces {log} --prompts 2 --warm 2 --max-tokens 16",
     "demo": "demo --target {model} --draft-model first-layers:1 --requests 1",
 }
-FAST = ("doctor", "replay")
+FAST = ("replay",)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.forked import run
 from torch.utils import backend_registration
 
 PROGRAM = Path(__file__).with_name("elsewhere_program.py")
@@ -18,7 +17,7 @@ PROGRAM = Path(__file__).with_name("elsewhere_program.py")
 )
 def test_steps_read_once_and_meet_no_other_device() -> None:
     """Every mode of one read, under constraints, with samples and unscored leaves; the program finds errors."""
-    ran = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, check=False, timeout=300)
+    ran = run([PROGRAM], timeout=300)
     scenes = ran.stdout.splitlines()
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert [scene for scene in scenes if not scene.endswith(": fine")] == []

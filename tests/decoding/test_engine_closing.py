@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import weakref
 
 import pytest
+from helpers.forked import run
 from helpers.small_engines import PLAIN, PROMPT, make_engine
 
 from precedent.config import EngineLimits, SamplingParams
@@ -141,6 +140,6 @@ threading.Thread(target=read, daemon=True).start()
 threading.Thread(target=ask).start()
 print(next(iter(streams[1])).token_ids[0] >= 0)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = run(["-c", script], timeout=120)
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["9", "True"]), done.stderr
     assert "Traceback" not in done.stderr

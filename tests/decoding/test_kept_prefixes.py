@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import pytest
 import torch
 from helpers.bitwise_models import by_rows
 from helpers.bitwise_models import model as bitwise_model
+from helpers.forked import run
 from helpers.kept import PREFIX, PROMPT, keep, kept_in, prefilled, restored, tiny
 from helpers.tiny_architectures import settings_of
 from transformers import PreTrainedModel
@@ -146,15 +144,11 @@ def test_a_new_process_finds_what_another_kept(cache: SpeculationCache, target: 
     keep(cache, target)
     program = (
         "import sys\n"
-        "sys.path.insert(0, sys.argv[1])\n"
         "from decoding.test_kept_prefixes import *\n"
-        "with SpeculationCache.open(sys.argv[2], embedder=HashEmbedder()) as cache:\n"
+        "with SpeculationCache.open(sys.argv[1], embedder=HashEmbedder()) as cache:\n"
         "    print(restored(cache, TargetModel(tiny())).token_ids == PREFIX)\n"
     )
-    tests = str(Path(__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", program, tests, cache.path]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    ended = run(["-c", program, cache.path])
     assert (ended.stdout, ended.returncode) == ("True\n", 0), ended.stderr
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import queue
-import subprocess
-import sys
 import threading
 
 import pytest
+from helpers.forked import run
 
 from precedent.cache.search import embedder
 from precedent.config import SamplingParams
@@ -35,7 +34,7 @@ print(before - after, count() - after)
 @pytest.mark.skipif(openmp._pause() is None, reason="torch runs on something else than GNU's OpenMP here")
 def test_workers_go_and_the_next_computation_gets_others() -> None:
     """One of two threads goes, and comes back."""
-    ended = subprocess.run([sys.executable, "-c", COUNTED], capture_output=True, text=True, check=True)
+    ended = run(["-c", COUNTED])
 
     assert ended.stdout.split() == ["1", "1"]
 

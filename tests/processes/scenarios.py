@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -146,3 +147,4 @@ def begin() -> None:
     StepCosts.measure = lambda *_: None  # type: ignore[method-assign]
     torch.set_num_threads(1)
     compile_inner_loops()
+    gc.freeze()  # a program that ends does not look through all that was imported

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.forked import run
 
 PROGRAM = Path(__file__).with_name("process_program.py")
 
@@ -55,9 +54,7 @@ class Ran:
     def of(self, name: str, together: tuple[str, ...]) -> dict[str, Any]:
         """What came of a scenario; `together` names those that are run now, if it has not been yet."""
         if name not in self._found:
-            command = [sys.executable, str(PROGRAM), *{name: None, **dict.fromkeys(together)}]
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            done = run([PROGRAM, *{name: None, **dict.fromkeys(together)}])
             lines = [json.loads(line) for line in done.stdout.splitlines()]
             self._found |= {line["name"]: line | {"stderr": done.stderr} for line in lines}
             assert name in self._found, done.stderr

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.forked import run
 
 PROGRAM = Path(__file__).parent / "hostile_requests.py"
 
@@ -15,7 +14,7 @@ PROGRAM = Path(__file__).parent / "hostile_requests.py"
 @pytest.mark.parametrize("number", [100, pytest.param(10_000, marks=pytest.mark.stress)])
 def test_a_server_under_fire(number: int) -> None:
     """In a process of its own, which may use sockets and whose threads and open files can be counted."""
-    done = subprocess.run([sys.executable, PROGRAM, str(number)], capture_output=True, text=True, check=False)
+    done = run([PROGRAM, number])
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout)
     print(done.stdout)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.forked import Program
 from pytest_socket import enable_socket
 
 from precedent.cache import SpeculationCache
@@ -25,10 +24,8 @@ LONG = " ".join(f"word{number}" for number in range(150))
 
 @contextmanager
 def started(place: Path, grace: float = 60.0) -> Iterator[tuple[Any, http.client.HTTPConnection]]:
-    command = [sys.executable, PROGRAM, place, str(grace), LONG]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with Program([PROGRAM, place, grace, LONG]) as process:
         try:
-            assert process.stdout is not None
             address = process.stdout.readline().strip()
             with closing(http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)) as connection:
                 yield process, connection

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.forked import run
 from helpers.services import END, Serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -166,7 +167,7 @@ def test_a_service_and_its_sessions_stay_in_their_process(serve: Serve) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 def test_a_forked_process_is_refused_by_name() -> None:
     """In a program of its own: a process that runs tests has threads that a fork does not survive."""
-    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=False)
+    done = run(["-c", FORKING])
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines == ["DraftingService"] * 4 + ["DraftingSession"] * 3 + ["ended", "closed", "[51]"], done.stdout

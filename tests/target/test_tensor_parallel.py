@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.forked import Program
 
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, PrecedentError, UnsupportedError
@@ -31,9 +30,7 @@ pytestmark = pytest.mark.skipif(not (dist.is_available() and hasattr(os, "fork")
 class Launched:
     """The processes of one scenario: what they print and find out is in `folder`."""
 
-    def __init__(
-        self, nursery: subprocess.Popen[str], folder: Path, scenario: str, count: int, **settings: Any
-    ) -> None:
+    def __init__(self, nursery: Program, folder: Path, scenario: str, count: int, **settings: Any) -> None:
         self._nursery, self.folder = nursery, folder
         folder.mkdir()
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on a port that is free
@@ -91,15 +88,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[subprocess.Popen[str]]:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, str(PROGRAM)], **pipes) as running:
+def nursery() -> Iterator[Program]:
+    with Program([PROGRAM]) as running:
         yield running
-        running.stdin.close()
 
 
 @pytest.fixture
-def launch(nursery: subprocess.Popen[str], tmp_path: Path) -> Any:
+def launch(nursery: Program, tmp_path: Path) -> Any:
     def started(scenario: str, count: int = 2, **settings: Any) -> Launched:
         return Launched(nursery, tmp_path / f"{scenario}-{count}", scenario, count, **settings)
 
