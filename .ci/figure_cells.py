@@ -8,6 +8,7 @@ import string
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ NAMES = ("name", "mode", "way", "without", "rows", "minute", "completions")
 
 class FigureError(Exception):
     """A file, a page or a name that is wrong; says what to do."""
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -71,9 +71,13 @@ class Measured:
             return "date not noted"
         return self.date if self.date.count("-") == 2 else time.strftime("%B %Y", time.strptime(self.date, "%Y-%m"))
 
+    def at(self, path: str) -> Any:
+        """What stands at a path."""
+        return reduce(at, re.findall(r"[^\[\]]+", path), self.figures)
+
     def parts(self, each: str) -> Iterator[Measured]:
-        """One for every element of a list in the figures, or itself without the name of a list."""
-        for one in at(self.figures, each) if each else [self.figures]:
+        """One for every element of a list in the figures, such as `sizes` or `runs[both]`; itself without a list."""
+        for one in self.at(each) if each else [self.figures]:
             yield replace(self, figures=one)
 
 
@@ -115,10 +119,7 @@ class Cell(string.Formatter):
         one = args[0]
         if field_name in ("label", "command"):
             return getattr(one, field_name).removeprefix("python tests/benchmarks/"), field_name
-        found = one.figures
-        for key in re.findall(r"[^\[\]]+", field_name):
-            found = at(found, key)
-        return found, field_name
+        return one.at(field_name), field_name
 
     def convert_field(self, value: Any, conversion: str | None) -> Any:
         """The conversions, of numbers alone."""

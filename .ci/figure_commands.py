@@ -55,7 +55,11 @@ COMMANDS = {
     ),
     "llama-cpp": Command(f"{BENCH}/bench_llama_cpp.py --traces {RETAIL} --warm 24", 5, environment=LLAMA),
     "replay": Command(f"{BENCH}/bench_replay.sh {TRACES} --limit 300", 60),
-    "ablation": Command(f"precedent replay {AIRLINE} --pool same-task --ablate all --budget 32 --limit 150", 10),
+    "ablation": Command(
+        f"precedent replay {AIRLINE} --pool same-task --ablate all --budget 32 --limit 150 --calibration", 10
+    ),
+    "capacity": Command(f"{BENCH}/bench_capacity.py", 1),
+    "steps": Command(f"{BENCH}/profile_step.py --tokens 64", 1),
     "routing": Command(f"{BENCH}/bench_routing.py {AIRLINE}", 10),
     "server": Command(f"{BENCH}/bench_server.py --rounds 20", 5),
     "server-memory": Command(f"{BENCH}/bench_server.py --rounds 1 --minutes 20", 23),

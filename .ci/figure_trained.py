@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figure_table import lines, named, rows
+from figure_table import lines, named, rows, sentence
 from figure_words import DRAFTS
 
 GAIN = "{%s[%s][tokens_per_step]:.2f}, {%s[%s][speedup]:.2f}x"
@@ -42,6 +42,14 @@ TRAINED = {
         "drafts-beside",
         ("draft", "on disk", "accepted", "of a step", "no cache", "a foreign one", "a warm one"),
         [BARE, *(beside(name, said) for name, said in SHIPPED.items())],
+    ),
+    "drafts-beside-cache": sentence(
+        "drafts-beside",
+        "In the same runs the cache alone came to "
+        + " and ".join(
+            ", ".join(f"{{{name}[cache, {cache}][speedup]:.2f}}" for name in SHIPPED) + f" times plain, {cache}"
+            for cache in ("foreign", "warm")
+        ),
     ),
     "lossy": rows(
         "lossy",

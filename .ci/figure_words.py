@@ -35,6 +35,16 @@ ROUTES = {
     "by prefix, alone": "100, by prefix, nothing shared",
     "by random, alone": "100, at random, nothing shared",
 }
+WRITTEN = {
+    "in a string": "in a JSON string",
+    "in a number": "in a JSON number",
+    "forced": "forced text",
+    "free text": "free text, looking for `<tool_call>`",
+}
+RELAXED = {"plain": "plain", "greedy": "exact"} | {
+    f"lossy_top_beta:beta={beta},tau={tau}": f"β = {beta}, τ = {tau:g}"
+    for beta, tau in ((1, 0.0), (2, 0.5), (2, 1.0), (2, 2.0), (3, 1.0), (3, 3.0), (5, 5.0), (10, 10.0))
+}
 LOADS = {
     "1 writers][write": "1 writer",
     "4 writers][write": "4 writers",

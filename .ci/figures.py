@@ -108,6 +108,12 @@ def rows_of(line: Line, one: Measured) -> list[list[str]]:
         raise FigureError(f"docs/figures/{one.file}.json lacks what it shows ({error!r})") from error
 
 
+def check(one: Measured) -> None:
+    """Raise FigureError if a file lacks what its tables show."""
+    for line in (line for table in TABLES.values() for line in table.lines if fnmatch(one.file, line.file)):
+        rows_of(line, one)
+
+
 def source(used: Iterable[Measured], cells: str) -> str:
     """Commands, dates and machines, each mentioned once, and not if the cells themselves say them."""
     told = list(used)

@@ -15,12 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import figures
 from figure_cells import QUIET as BUSY
+from figure_cells import FigureError, read_one
 from figure_commands import COMMANDS, TRACES, Command
 
 ROOT = Path(__file__).parents[1]
@@ -152,17 +154,19 @@ def wait_until_quiet(patience: float = 0.0) -> None:
 
 
 def measured(run: Run, files: Path, folder: Path) -> str:
-    """Measure, and write the file and the tables; says what was written."""
+    """Measure, and write the file and the tables, if all others are there; says what was written."""
     begun = time.monotonic()
     found = run.measure(folder)
     file = files / f"{run.file(found)}.json"
     before = file.read_text(encoding="utf-8") if file.exists() else None
     file.write_text(as_text(found), encoding="utf-8")
     try:
-        figures.write(figures.Site(ROOT))
-    except figures.FigureError:
+        figures.check(read_one(file))
+    except FigureError:
         file.unlink() if before is None else file.write_text(before, encoding="utf-8")
         raise
+    with suppress(FigureError):  # of another file: the check at the end names it
+        figures.write(figures.Site(ROOT))
     return f"{(time.monotonic() - begun) / 60:.1f} minutes, docs/figures/{file.name}"
 
 
@@ -176,7 +180,7 @@ def tried(run: Run, files: Path, folder: Path, *, busy: bool) -> bool:
         print(measured(run, files, folder), flush=True)
     except Absent as reason:
         print(f"skipped: {reason}", flush=True)
-    except (Refused, figures.FigureError) as reason:
+    except (Refused, FigureError) as reason:
         print(f"error: {reason}", flush=True)
         return False
     return True

@@ -58,8 +58,9 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _remembered_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What steps of tiny models cost stays out of the user's cache folder."""
+    """What steps of tiny models cost stays out of the user's cache folder, and is not measured for a second each time."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("precedent.planning.step_costs.START_UP_SECONDS", 0.15)
         folder = tmp_path_factory.mktemp("caches")
         patch.setattr("precedent.engine.remembered_costs.user_cache_path", lambda name: folder / name)
         yield

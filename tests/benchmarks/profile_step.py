@@ -1,6 +1,6 @@
 """Where the time of one step goes, without and with a candidate tree; prints it and draws it.
 
-    python tests/benchmarks/profile_step.py [--svg docs/images/step.svg]
+    python tests/benchmarks/profile_step.py [--svg docs/images/step.svg] [--json FILE]
 
 A list is continued twice from the same prompt: plainly, and with drafts from the list itself. Times inside the forward
 come from timers around the functions that are named.
@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from measurement import Measurement, json_option
 
 from precedent import Engine, SamplingParams, SpeculationConfig
 from precedent.decoding.stats import GenerationStats
@@ -42,6 +43,7 @@ COLOURS = {
     "verify and commit": "#e45756",
     "between the steps": "#b279a2",
 }
+OUTSIDE = ("match and plan", "verify and commit", "between the steps")
 
 
 def main() -> None:
@@ -50,7 +52,9 @@ def main() -> None:
     options.add_argument("--target", default="smollm2-135m-instruct")
     options.add_argument("--tokens", type=int, default=128)
     options.add_argument("--svg", type=Path)
+    json_option(options)
     given = options.parse_args()
+    measurement = Measurement()
     engine = Engine.load(given.target)
     modes = {
         "plain": SpeculationConfig(enabled=False),
@@ -63,6 +67,7 @@ def main() -> None:
         print(f"\n{name}: {rows:.1f} rows and {tokens:.1f} tokens per step, {sum(parts.values()):.1f} ms")
         for part, milliseconds in parts.items():
             print(f"  {part:22} {milliseconds:8.2f}")
+    measurement.write(given.json, {name: as_figures(*profile) for name, profile in profiles.items()})
     if given.svg:
         given.svg.write_text(picture({name: parts for name, (parts, _, _) in profiles.items()}), encoding="utf-8")
 
@@ -90,6 +95,12 @@ def by_part(stats: GenerationStats, spent: dict[str, float], whole: float) -> di
     }
     known["between the steps"] = max(0.0, whole - stats.forward_seconds - stats.draft_seconds - stats.verify_seconds)
     return {part: seconds / stats.num_steps * 1e3 for part, seconds in known.items()}
+
+
+def as_figures(parts: dict[str, float], rows: float, tokens: float) -> dict[str, Any]:
+    """The JSON of one way."""
+    outside = sum(parts[name] for name in OUTSIDE)
+    return {"rows": rows, "tokens_per_step": tokens, "parts": parts, "outside_forward": outside}
 
 
 @contextmanager
