@@ -25,6 +25,7 @@ NAMES = ("name", "mode", "way", "without", "rows", "minute", "completions")
 class FigureError(Exception):
     """A file, a page or a name that is wrong; says what to do."""
 
+
 @dataclass(frozen=True)
 class Measured:
     """One file: what a command found, when and where."""

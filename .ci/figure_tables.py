@@ -10,7 +10,21 @@ from figure_missed import MISSED
 from figure_served import SERVED
 from figure_table import Line, Table, named, rows, sentence
 from figure_trained import TRAINED
-from figure_words import BESIDE, DESK, EQUAL, LEFT_OUT, POOLS, RECORDED, RELAXED, REPLAYED, ROUTES, SAID, SOFTWARE, VLLM, WRITTEN
+from figure_words import (
+    BESIDE,
+    DESK,
+    EQUAL,
+    LEFT_OUT,
+    POOLS,
+    RECORDED,
+    RELAXED,
+    REPLAYED,
+    ROUTES,
+    SAID,
+    SOFTWARE,
+    VLLM,
+    WRITTEN,
+)
 
 SPEEDS = {"machine": "{label}", "plain tok/s": "{runs[plain][tokens_per_second]:.1f}"}
 WAYS = {way: f"{{runs[{way}][decode_speedup]:.2f}}x" for way in ("draft-only", "cache-only", "both", "repeat")}
@@ -38,9 +52,7 @@ TABLES = {
     "missed": MISSED,
     "demo": rows(
         "demo-*",
-        SPEEDS
-        | WAYS
-        | {"whole requests, both / repeat": WHOLE, "tokens per step, both / repeat": PER_STEP},
+        SPEEDS | WAYS | {"whole requests, both / repeat": WHOLE, "tokens per step, both / repeat": PER_STEP},
     ),
     "demo-short": Table(
         (*SPEEDS, *SAID.values(), "tokens per step, both / seen before"),

@@ -58,7 +58,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _remembered_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What steps of tiny models cost stays out of the user's cache folder, and is not measured for a second each time."""
+    """What steps of tiny models cost stays out of the user's cache folder, and is measured briefly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("precedent.planning.step_costs.START_UP_SECONDS", 0.15)
         folder = tmp_path_factory.mktemp("caches")
