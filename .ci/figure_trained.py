@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figure_table import lines, named, rows, sentence
+from figure_table import lines, named, rows
 from figure_words import DRAFTS
 
 GAIN = "{%s[%s][tokens_per_step]:.2f}, {%s[%s][speedup]:.2f}x"
@@ -20,9 +20,12 @@ def gain(name: str, way: str) -> str:
 
 
 def beside(name: str, said: str) -> tuple[str, ...]:
-    """A draft's row: its size, what its samples bring and cost, and its gain beside each cache."""
+    """A draft's row: its size, what its samples bring and cost, and its gain beside each cache, in brackets the cache's."""
     alone = (f"{{{name}[mebibytes]:.0f}} MiB", f"{{{name}[alone][accepted]}}", f"{{{name}[alone][of_a_step]}}")
-    return (said, *alone, *(gain(name, f"draft, {cache}") for cache in ("empty", "foreign", "warm")))
+    cached = (
+        f"{gain(name, f'draft, {cache}')} ({{{name}[cache, {cache}][speedup]:.2f}}x)" for cache in ("foreign", "warm")
+    )
+    return (said, *alone, gain(name, "draft, empty"), *cached)
 
 
 BARE = ("none", "", "", "", "1.00, 1.00x", gain("chain", "cache, foreign"), gain("chain", "cache, warm"))
@@ -40,16 +43,8 @@ TRAINED = {
     ),
     "drafts-beside": lines(
         "drafts-beside",
-        ("draft", "on disk", "accepted", "of a step", "no cache", "a foreign one", "a warm one"),
+        ("draft", "on disk", "accepted", "of a step", "no cache", "a foreign one (it alone)", "a warm one (it alone)"),
         [BARE, *(beside(name, said) for name, said in SHIPPED.items())],
-    ),
-    "drafts-beside-cache": sentence(
-        "drafts-beside",
-        "In the same runs the cache alone came to "
-        + " and ".join(
-            ", ".join(f"{{{name}[cache, {cache}][speedup]:.2f}}" for name in SHIPPED) + f" times plain, {cache}"
-            for cache in ("foreign", "warm")
-        ),
     ),
     "lossy": rows(
         "lossy",
