@@ -58,6 +58,7 @@ COMMANDS = {
     "ablation": Command(
         f"precedent replay {AIRLINE} --pool same-task --ablate all --budget 32 --limit 150 --calibration", 10
     ),
+    "actions": Command(f"precedent replay --actions {AIRLINE} --pool other-tasks", 3),
     "capacity": Command(f"{BENCH}/bench_capacity.py", 1),
     "steps": Command(f"{BENCH}/profile_step.py --tokens 64", 1),
     "routing": Command(f"{BENCH}/bench_routing.py {AIRLINE}", 10),

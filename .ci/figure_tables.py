@@ -122,6 +122,11 @@ TABLES = {
         {"called likely": "{predicted:.0%}", "accepted": "{observed:.0%}", "candidates": "{candidates:,}"},
         each="calibration[bins]",
     ),
+    "actions": sentence(
+        "actions",
+        "Of {read_only_calls} read-only calls {started} start ahead and {used} of these are used: precision "
+        "{precision:.2f}, recall {recall:.2f}",
+    ),
     "capacity": sentence(
         "capacity",
         "On one thread MiniLM embeds {embedding[one by one][texts_per_second]:.0f} short texts a second one by one, "

@@ -20,7 +20,7 @@ def gain(name: str, way: str) -> str:
 
 
 def beside(name: str, said: str) -> tuple[str, ...]:
-    """A draft's row: its size, what its samples bring and cost, and its gain beside each cache, in brackets the cache's."""
+    """A draft's row: its size, what its samples bring and cost, and its gain beside each cache and the cache's."""
     alone = (f"{{{name}[mebibytes]:.0f}} MiB", f"{{{name}[alone][accepted]}}", f"{{{name}[alone][of_a_step]}}")
     cached = (
         f"{gain(name, f'draft, {cache}')} ({{{name}[cache, {cache}][speedup]:.2f}}x)" for cache in ("foreign", "warm")
