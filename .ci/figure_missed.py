@@ -11,11 +11,6 @@ REACHED = (
         "{one stream[first_token_ms][server]:.1f} against {one stream[first_token_ms][process]:.1f} ms",
     ),
     (
-        "server-memory",
-        "a server's memory 2 % apart after sixteen busy minutes",
-        "{soak[by_minute][4][mebibytes]:,.0f} and {soak[by_minute][20][mebibytes]:,.0f} MiB",
-    ),
-    (
         "replay",
         "1.40 times the best baseline, tool calls of the same airline task at 32 nodes",
         "{tau_airline-same-task[budgets][32][tool_calls][ratio]:.2f}",
