@@ -77,6 +77,16 @@ def test_a_command_that_fails_is_named_and_the_others_are_measured(
     assert [file.name for file in (tmp_path / "docs" / "figures").iterdir()] == ["fake.json"]
 
 
+def test_a_measurement_is_kept_although_another_is_missing(
+    benchmark_script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text("<!-- figures store -->\n<!-- end -->\n")
+    assert measure.main(["fake"]) == 1
+    assert "there is no docs/figures/store.json" in capsys.readouterr().out
+    assert (tmp_path / "docs" / "figures" / "fake.json").exists()
+
+
 def test_what_a_page_cannot_show_does_not_replace_what_it_shows(
     benchmark_script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
