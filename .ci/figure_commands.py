@@ -88,7 +88,7 @@ COMMANDS = {
         f"{BENCH}/bench_vllm.py --traces {AIRLINE} --pool other-task {POOLS}", 15, VLLM, package="arctic-inference"
     ),
     "vllm-adversarial": Command(f"{MISLED} nothing adversarial", 10, environment=VLLM),
-    "vllm-misled": Command(f"{MISLED} nothing misled", 10, environment=VLLM),
+    "vllm-misled": Command(f"{MISLED} plain nothing misled", 15, environment=VLLM),
     "vllm-desk": Command(
         f"{BENCH}/bench_vllm.py --warm 8 --measured 4 --modes nothing ngram precedent", 8, environment=VLLM
     ),

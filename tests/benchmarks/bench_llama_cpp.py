@@ -49,6 +49,10 @@ class LlamaContestant:
                 break
         return Timing(tuple(token_ids), tuple(arrivals), arrivals[-1][0], len(token_ids) - 1)
 
+    def close(self) -> None:
+        """Free the model while the interpreter stands: llama.cpp aborts the process when that happens at its end."""
+        self._llama.close()
+
 
 def main() -> None:
     """Compare, if llama-cpp-python is there."""
@@ -75,7 +79,12 @@ def main() -> None:
     asked = prompts(lineup, chosen)
     fill(lineup, asked)
     contestants = {"llama.cpp, plain": llama, "ours, plain": ours["plain"], "ours, warm": ours["ours"]}
-    measurement.write(chosen.json, compare(contestants, asked))
+    try:
+        measurement.write(chosen.json, compare(contestants, asked))
+    finally:
+        llama.close()
+        for contestant in (ours["plain"], ours["ours"]):
+            contestant.engine.close()
 
 
 def prompts(lineup: Lineup, chosen: argparse.Namespace) -> PromptSet:
