@@ -53,8 +53,7 @@ RAY = {
     "{kills[store_to_draft_seconds][most]:.2f} s, {kills[store_to_draft_seconds][times]} times, the other's request "
     "included",
     "kills of a replica while eight tenants ask": "{kills[kills]} kills: {kills[answered]} of {kills[requests]} "
-    "requests answered, {kills[changed]} changed; {kills[repeated]} streams were cut, and asked again as "
-    "their error says",
+    "requests answered, {kills[changed]} changed; {kills[repeated]} streams were cut, and asked again",
     "time per token, beside two plain servers with as many threads": "{ingress[ms_per_token][ray]:.1f} ms and "
     "{ingress[ms_per_token][servers]:.1f} ms: {ingress[ms_per_token][ratio]:.2f} times",
     "time to the first token": "{ingress[first_token_ms][more]:.1f} ms more than of a plain server; of these an "
