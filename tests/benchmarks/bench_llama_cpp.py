@@ -50,7 +50,7 @@ class LlamaContestant:
         return Timing(tuple(token_ids), tuple(arrivals), arrivals[-1][0], len(token_ids) - 1)
 
     def close(self) -> None:
-        """Free the model while the interpreter stands: llama.cpp aborts the process when that happens at its end."""
+        """Free the model while the interpreter stands: left to its end, the process has been aborted."""
         self._llama.close()
 
 
