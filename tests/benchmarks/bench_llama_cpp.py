@@ -75,16 +75,16 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     lineup = Lineup(DEMO_TARGET, None, None, None, chosen.max_tokens)
     llama = LlamaContestant(chosen.gguf or _packaged_gguf()[0], chosen.threads, chosen.max_tokens)
-    ours = lineup.contestants(["plain", "ours"], {})
+    plain, warm = lineup.ours(enabled=False), lineup.ours(lineup.cache)
     asked = prompts(lineup, chosen)
     fill(lineup, asked)
-    contestants = {"llama.cpp, plain": llama, "ours, plain": ours["plain"], "ours, warm": ours["ours"]}
+    contestants: dict[str, Contestant] = {"llama.cpp, plain": llama, "ours, plain": plain, "ours, warm": warm}
     try:
         measurement.write(chosen.json, compare(contestants, asked))
     finally:
         llama.close()
-        for contestant in (ours["plain"], ours["ours"]):
-            contestant.engine.close()
+        plain.engine.close()
+        warm.engine.close()
 
 
 def prompts(lineup: Lineup, chosen: argparse.Namespace) -> PromptSet:
