@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import string
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -32,7 +31,7 @@ class Measured:
 
     file: str
     command: str
-    date: str | None
+    date: str
     machine: Mapping[str, Any]
     figures: Any
     source: str
@@ -53,24 +52,15 @@ class Measured:
 
     @property
     def label(self) -> str:
-        """The machine, in a table of several; figures on which it has no influence name none."""
-        said = self.machine["instructions"]
-        return f"{'not noted' if said is None else said or 'any machine'}{self.remark}"
+        """The machine, in a table of several."""
+        return f"{self.machine['instructions']}{self.remark}"
 
     @property
     def place(self) -> str:
         """The machine below a table."""
         processor, kind, cores = (self.machine.get(name) for name in ("processor", "instructions", "cores"))
-        said = f"{processor} ({kind})" if processor and kind else processor or kind
-        said = "machine not noted" if said is None else said
-        return f"{said}{f', {cores} cores' if cores else ''}{self.remark}".removeprefix(", ")
-
-    @property
-    def when(self) -> str:
-        """The day or the month, as pages write it."""
-        if self.date is None:
-            return "date not noted"
-        return self.date if self.date.count("-") == 2 else time.strftime("%B %Y", time.strptime(self.date, "%Y-%m"))
+        said = f"{processor} ({kind})" if processor else kind
+        return f"{said}{f', {cores} cores' if cores else ''}{self.remark}"
 
     def at(self, path: str) -> Any:
         """What stands at a path."""

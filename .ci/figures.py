@@ -119,7 +119,7 @@ def source(used: Iterable[Measured], cells: str) -> str:
     told = list(used)
     commands = [] if "{command}" in cells else [f"`{one.command}`" for one in told]
     places = [] if "{label}" in cells else [one.place for one in told]
-    said = (" and ".join(filter(None, dict.fromkeys(each))) for each in (commands, [one.when for one in told], places))
+    said = (" and ".join(filter(None, dict.fromkeys(each))) for each in (commands, [one.date for one in told], places))
     return ", ".join(filter(None, said))
 
 
