@@ -42,12 +42,12 @@ CUT = "--truncate --max-prompt-tokens 1000"
 
 COMMANDS = {
     "demo": Command("precedent demo --full --fresh", 12, by_machine=True, limits=("avx2",)),
-    "untrained": Command("precedent demo --target smollm2-135m-instruct --requests 5 --fresh", 4),
+    "untrained": Command("precedent demo --target smollm2-135m-instruct --requests 16 --fresh", 10),
     "run-ahead": Command("precedent demo --tool-latency 0.4 --fresh", 7),
     "rows": Command(f"{BENCH}/bench_rows.py", 2, by_machine=True, limits=("avx512", "avx2")),
     "busy": Command(f"{BENCH}/bench_busy.py", 5),
     "adversarial": Command(
-        "precedent bench --topics --modes plain,adversarial --prompts 16 --warm 6", 2, by_machine=True
+        "precedent bench --topics --modes plain,adversarial,ours-cold --prompts 16 --warm 6", 3, by_machine=True
     ),
     "software": Command(
         f"precedent bench --traces {RETAIL} --prompts 12 --warm 24 {CUT} --modes plain,generate,prompt-lookup,ours",

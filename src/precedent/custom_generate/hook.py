@@ -28,6 +28,7 @@ from precedent.drafters import Drafter, Request
 from precedent.engine.checks import check_token_ids, unless_switched_off
 from precedent.errors import ConfigError
 from precedent.runtime.process import computing
+from precedent.runtime.team import fitted_team
 from precedent.sampling.rng import entropy_rng
 from precedent.target import Slot
 
@@ -246,7 +247,7 @@ def _decode(rows: Sequence[_Row], prepared: Prepared) -> None:
     """Step all rows together until each has stopped."""
     running = list(rows)
     while running:
-        with prepared.lock:
+        with prepared.lock, fitted_team(prepared.target.runner.team):
             results = step([row.sequence for row in running], prepared.target, prepared.planner)
         for row, result in zip(running, results, strict=True):
             row.take(result.token_ids)

@@ -25,6 +25,7 @@ from precedent.engine.turns import next_prompt, note_shared_prefix
 from precedent.errors import PrecedentError, RequestCancelled
 from precedent.planning.planner import Planner
 from precedent.runtime.failures import OutOfMemory, as_ours
+from precedent.runtime.team import fitted_team
 from precedent.target import TargetModel
 from precedent.target.model import PREFILL_CHUNK
 
@@ -162,7 +163,8 @@ class Scheduler:
         plain = self.planner.cost.milliseconds(len(running)) / 1e3
         sequences = [_sequence(request) for request in running]
         try:
-            results = step(sequences, self.target, self.planner, self.beside)
+            with fitted_team(self.target.runner.team):  # drafts and verification wait for lost threads as forwards do
+                results = step(sequences, self.target, self.planner, self.beside)
         except Exception as error:  # raised by the loop itself, so it cannot be assigned to one request
             self._fail_running(as_ours(error, "stepping"))
             return

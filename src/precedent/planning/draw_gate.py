@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from statistics import median_low
 
 PROBE_STEPS = 4
 """Steps of a probe: the first may have to prefill the draft model; the others show what a draw costs afterwards."""
@@ -22,7 +23,8 @@ PROBE_OPEN = 0.5
 """Smallest probability that no fixed candidate below the root is right, for a step to be used as a probe."""
 
 REMEMBERED = 8
-"""Draw times kept, of which the smallest counts; disturbances only add time."""
+"""Times kept: of draws the smallest counts, of catching up the median. Disturbances add time, and to a first forward
+the compilation."""
 
 FAR_BEHIND = 32
 """Missed tokens above which a draw mostly spends its time catching up."""
@@ -51,13 +53,14 @@ class DrawGate:
     last_probe: float = 0.0
     probe_steps_left: int = PROBE_STEPS
     on_probe: bool = False
+    exempt: bool = True
     behind: int = 0
     together: int = 1
     at_once: bool = False
-    milliseconds_per_missed_token: float = 0.0
     drawing_steps: float = SPREAD_OVER
     catch_ups: float = 1.0
     _each: dict[int, deque[float]] = field(default_factory=dict)
+    _missed: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=REMEMBERED))
 
     @property
     def measured(self) -> bool:
@@ -71,7 +74,7 @@ class DrawGate:
         again.
         """
         share = self.catch_ups / self.drawing_steps
-        return self._forwards(num_draws) * self._of_one + self.behind * self.milliseconds_per_missed_token * share
+        return self._forwards(num_draws) * self._of_one + self.behind * self._of_missed * share
 
     def _forwards(self, num_draws: int) -> int:
         """How many forwards so many draws take."""
@@ -82,6 +85,14 @@ class DrawGate:
         """Cost of one draw, as measured with the most requests up to `together`, or else with the fewest."""
         fewer = [number for number in self._each if number <= self.together]
         return min(self._each[max(fewer) if fewer else min(self._each)]) if self._each else 0.0
+
+    @property
+    def _of_missed(self) -> float:
+        """Cost of catching up with one token: the median of those kept, and of a first 0.
+
+        So one slow time, such as one that compiled, does not keep the draft model out.
+        """
+        return median_low(self._missed)
 
     def decide(self, wanted: int, open_mass: float = 1.0) -> int:
         """How many draws to make if `wanted` seem to pay off (0: none).
@@ -97,19 +108,19 @@ class DrawGate:
             return wanted if self._each else 0
         affordable = self.spent_on_probes + self.last_probe < PROBE_SHARE * self.elapsed
         if affordable and not wanted:
-            self.probe_steps_left, self.last_probe = PROBE_STEPS, 0.0
+            self.probe_steps_left, self.last_probe, self.exempt = PROBE_STEPS, 0.0, False
         return wanted
 
     def observe(self, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
         """Learn what one request's draws cost, given `together` requests drawing and `behind` tokens to catch up on."""
         if behind > FAR_BEHIND:
             catching_up = milliseconds - self._forwards(num_draws) * self._of_one
-            self.milliseconds_per_missed_token = max(0.0, catching_up) / behind
+            self._missed.append(max(0.0, catching_up) / behind)
             self.drawing_steps, self.catch_ups = FORGOTTEN * self.drawing_steps, FORGOTTEN * self.catch_ups + 1.0
         else:
             times = self._each.setdefault(together, deque(maxlen=REMEMBERED))
             times.append(milliseconds / max(self._forwards(num_draws), 1))
         self.drawing_steps = min(self.drawing_steps + 1.0, MOST_STEPS * self.catch_ups)
         if self.on_probe:
-            self.spent_on_probes += milliseconds
+            self.spent_on_probes += 0.0 if self.exempt else milliseconds
             self.last_probe += milliseconds
