@@ -17,8 +17,8 @@ SERVING = (
     served("server", "server against in process, plain", SERVER.replace("%s", "plain")),
     served(
         "server",
-        "the same, speculated",
-        f"{SERVER}, {{one stream[%s][ratio]:.2f}} round by round".replace("%s", "speculated"),
+        "the same, answers that the cache holds",
+        f"{SERVER}; quotient, median of rounds: {{one stream[%s][ratio]:.2f}}".replace("%s", "speculated"),
     ),
     served(
         "server",
@@ -32,7 +32,7 @@ SERVING = (
     ),
     served(
         "start",
-        "first answer after a start; model to be converted",
+        "first answer after a start; if the model must first be converted",
         "{again[first_answer]:.0f} s; {first[first_answer]:.0f} s",
     ),
     served(
@@ -70,7 +70,7 @@ SERVED = {
     "restart": sentence(
         "restart",
         "The first token of a prompt of {prompt_tokens} tokens came after {with_ms:.0f} ms instead of "
-        "{without_ms:.0f} ms",
+        "{without_ms:.0f} ms; {same_answers[0]} of {same_answers[1]} greedy answers were the same texts",
     ),
     "concurrency": sentence(
         "concurrency",

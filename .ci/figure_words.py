@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 SAID = {"draft-only": "draft model", "cache-only": "cache", "both": "both", "repeat": "seen before"}
-BESIDE = {"quiet": "nothing", "one neighbour": "one busy program", "two neighbours": "two"}
+BESIDE = {
+    "quiet": "nothing",
+    "one neighbour": "one busy program",
+    "two neighbours": "two",
+    "quiet again": "nothing, again",
+}
 SOFTWARE = {
     "generate": "transformers `generate`",
     "prompt-lookup": "transformers prompt lookup",

@@ -83,8 +83,7 @@ def main() -> None:
         measurement.write(chosen.json, compare(contestants, asked))
     finally:
         llama.close()
-        plain.engine.close()
-        warm.engine.close()
+        lineup.close()
 
 
 def prompts(lineup: Lineup, chosen: argparse.Namespace) -> PromptSet:

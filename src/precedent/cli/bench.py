@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,15 +98,15 @@ def bench(
     progress: Progress = ctx.obj
     progress.show(f"loading {target}")
     how: dict[str, Any] = {"draft_device": draft_device, "pearl": pearl, "cuda_graphs": cuda_graphs}
-    lineup = Lineup(target, draft_model, device, dtype, max_tokens, **how)
-    asked = _prompts(lineup, traces, topics, prompts, warm, max_prompt_tokens, truncate)
-    _fill(lineup, asked, progress)
-    results: dict[str, Any] = {"machine": machine(lineup.model, target), "prompts": asked.as_dict()}
-    results["modes"] = _measured_modes(lineup, chosen, asked, progress) if chosen else []
-    if concurrency:
-        results["concurrency"] = _concurrency(lineup, concurrency, asked, progress)
-    if conversation:
-        results["conversation"] = _conversation(lineup, traces, progress)
+    with closing(Lineup(target, draft_model, device, dtype, max_tokens, **how)) as lineup:
+        asked = _prompts(lineup, traces, topics, prompts, warm, max_prompt_tokens, truncate)
+        _fill(lineup, asked, progress)
+        results: dict[str, Any] = {"machine": machine(lineup.model, target), "prompts": asked.as_dict()}
+        results["modes"] = _measured_modes(lineup, chosen, asked, progress) if chosen else []
+        if concurrency:
+            results["concurrency"] = _concurrency(lineup, concurrency, asked, progress)
+        if conversation:
+            results["conversation"] = _conversation(lineup, traces, progress)
     progress.rest()
     for shown in tables(results):
         Console().print(shown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from precedent.cache import NewCompletion, SpeculationCache
@@ -40,7 +41,10 @@ RANDOM_COMPLETIONS = 32
 
 
 class Lineup:
-    """Loads the target once for our engines, and a second, unmodified copy for transformers."""
+    """Loads the target once for our engines, and a second, unmodified copy for transformers; close it at the end.
+
+    An engine or cache that a process leaves open may abort it while the interpreter ends.
+    """
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class Lineup:
         self.model: PreTrainedModel
         self.tokenizer: PreTrainedTokenizerBase
         self.model, self.tokenizer = load_target(target, device=device, dtype=dtype)
-        self._pearl, self._draft = pearl, None
+        self._pearl, self._draft, self._held = pearl, None, ExitStack()
         if draft_model:
             self._draft = load_draft(draft_model, self.model, self.tokenizer, device=draft_device)
         # all engines share it: with CUDA graphs, each separate one would take half of the remaining memory
@@ -74,6 +78,7 @@ class Lineup:
         speculation = SpeculationConfig(**{"write_back": False, **settings})
         options = EngineOptions(draft_model=self._draft, cache=cache, speculation=speculation, pearl=self._pearl)
         engine = Engine(self._target_model, self.tokenizer, options, name=self._target, cost=cost)
+        self._held.callback(engine.close)
         if self._cost is None:
             self._cost = copy.deepcopy(engine.planner.cost)
         return OurContestant(engine, self._max_tokens)
@@ -121,7 +126,13 @@ class Lineup:
         return {mode: TransformersContestant(untouched, self._max_tokens, **settings[mode]) for mode in wanted}
 
     def _new_cache(self) -> SpeculationCache:
-        return SpeculationCache.open(None, embedder=self._embedder)
+        cache = SpeculationCache.open(None, embedder=self._embedder)
+        self._held.callback(cache.close)
+        return cache
+
+    def close(self) -> None:
+        """Close all engines, then the caches that they draft from."""
+        self._held.close()
 
     def poisoned_cache(self, answers: Answers) -> SpeculationCache:
         """A misleading cache: wrong answers stored for the measured prompts, and completions of random tokens.

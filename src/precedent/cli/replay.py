@@ -62,8 +62,8 @@ def replay(
     ablate: Annotated[
         str | None,
         typer.Option(
-            help="Measure again without one part: a drafter, similarity, exact, anchors, holes or calibration; "
-            "all leaves out each in turn."
+            help="Measure again without one part: a drafter, similarity, kinship, exact, anchors, holes, calibration "
+            "or trust; all leaves out each in turn."
         ),
     ] = None,
     tokenizer: Annotated[
