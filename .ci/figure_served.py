@@ -23,7 +23,8 @@ SERVING = (
     served(
         "server",
         "first token of a known prompt",
-        "{one stream[first_token_ms][server]:.1f} ms; in process {one stream[first_token_ms][process]:.1f}",
+        "{one stream[first_token_ms][server]:.1f} ms; in process {one stream[first_token_ms][process]:.1f}; "
+        "median difference {one stream[first_token_ms][more]:.1f}",
     ),
     served(
         "server-memory",
