@@ -27,8 +27,6 @@ from torch import Tensor
 from precedent.errors import UnsupportedError
 from precedent.target.cuda.split_attention import StaticRows
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # as it is on a CPU
-
 
 @NEEDS_TRITON
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)  # the interpreter multiplies no bfloat16

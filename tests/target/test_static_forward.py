@@ -62,14 +62,6 @@ def test_prompts_in_pieces_of_any_width(monkeypatch: pytest.MonkeyPatch) -> None
     torch.testing.assert_close(static.plain_step(ours), plain.plain_step(theirs), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "flex"])
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_every_attention_that_torch_has_serves(attention: str) -> None:
-    settings = StaticSettings(arena_tokens=8192, capture=False, attention=attention)
-    static = TargetModel(tiny_causal_lm(), static=settings)
-    alike(static, plain_target(), prompts=(21, 8), rounds=2, widths=(7, 2))
-
-
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.slow
 def test_the_kernels_serve_a_whole_model() -> None:

@@ -23,8 +23,6 @@ TOKENS, LENGTHS = (1, 8, 16, 32, 64), (1024, 4096, 16_384)
 BATCHES = (1, 8, 32)
 NUM_DRAWS = 6
 """Of a draft model, beside what a cache proposes."""
-FLEX_TOKENS = (1, 16, 64)
-"""Where FlexAttention is measured: each compilation takes its time."""
 
 Row = dict[str, Any]
 
@@ -114,10 +112,7 @@ def _attention_rows(setting: Setting, length: int, tokens: int) -> Iterator[Row]
     query, keys, values = (torch.randn(size, device=setting.device, dtype=setting.model.dtype) for size in sizes)
     exact = VARIANTS["split"](query.double(), keys.double(), values.double(), rows, dim**-0.5)
     floor = (keys.nbytes + values.nbytes) / setting.bandwidth * 1e6
-    torch.compiler.reset()  # FlexAttention is compiled for every size: more than dynamo would keep
     for name, variant in (VARIANTS | ORDERED).items():
-        if name == "flex" and tokens not in FLEX_TOKENS:
-            continue
         setting.check_time()
         row: Row = {"length": length, "tokens": tokens, "variant": name, "floor_us": floor}
         try:
@@ -125,7 +120,7 @@ def _attention_rows(setting: Setting, length: int, tokens: int) -> Iterator[Row]
             row["error"] = float((found - exact).norm() / exact.norm())
             taken = setting.milliseconds(lambda: variant(query, keys, values, rows, dim**-0.5))  # noqa: B023
             yield {**row, "us": 1e3 * taken}
-        except Exception as error:  # one variant alone: Triton may be absent, FlexAttention may not compile
+        except Exception as error:  # one variant alone: Triton may be absent
             yield {**row, "failed": f"{type(error).__name__}: {error}".splitlines()[0][:120]}
 
 

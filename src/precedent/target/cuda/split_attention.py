@@ -19,13 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from precedent.errors import ConfigError
 
@@ -75,14 +74,6 @@ class StaticRows:
         """Which of `prefix_places` are committed, `[S, 1, 1, longest]`."""
         places = torch.arange(self.longest, device=self.lengths.device)
         return (places < self.lengths[:, None])[:, None, None]
-
-    @cached_property
-    def visible(self) -> Tensor:
-        """Which of `prefix_places` a row sees, prefix and tree in one mask, `[S, W, longest]`."""
-        behind = torch.arange(self.longest, device=self.lengths.device) - self.lengths[:, None]
-        column = behind.clamp(0, self.width - 1)[:, None].expand(-1, self.width, -1)
-        in_tree = ((behind >= 0) & (behind < self.width))[:, None] & self.ancestors.gather(2, column)
-        return in_tree | (behind < 0)[:, None]
 
     @cached_property
     def seen(self) -> Tensor:
@@ -143,40 +134,6 @@ def split(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: 
     return packed(merged.output.to(query.dtype), rows)
 
 
-def masked_sdpa(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: float) -> Tensor:
-    """Torch's fused attention, with one mask for prefix and tree; reads as many keys as the bucket is long."""
-    folded = by_sequence(query, rows, keys.shape[0])
-    mask = rows.visible.repeat(1, folded.shape[2] // rows.width, 1)[:, None]
-    picked = _at(rows.prefix_places, keys, values)
-    return packed(scaled_dot_product_attention(folded, *picked, attn_mask=mask, scale=scale), rows)
-
-
-def flex_split(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: float) -> Tensor:
-    """The prefix by FlexAttention (Dong et al. 2412.05496), compiled on a GPU; the tree as in `split`."""
-    folded, lengths = by_sequence(query, rows, keys.shape[0]), rows.lengths
-
-    def committed(score: Tensor, sequence: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
-        return torch.where(key < lengths[sequence], score, -float("inf"))
-
-    attention, lse_too = _flex(query.device.type)
-    output, aux = attention(
-        folded, *_at(rows.prefix_places, keys, values), score_mod=committed, scale=scale, return_aux=lse_too
-    )
-    empty = (aux.lse == float("-inf"))[..., None]
-    precision = torch.promote_types(query.dtype, torch.float32)
-    prefix = Partial(output.to(precision).masked_fill(empty, 0.0), aux.lse.to(precision))
-    return packed(merge(prefix, _tree(folded, keys, values, rows, scale)).output.to(query.dtype), rows)
-
-
-@cache
-def _flex(device: str) -> tuple[Any, Any]:
-    """FlexAttention in the form that is best on this device, and the request for log-sum-exps."""
-    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
-
-    compiled = torch.compile(flex_attention, dynamic=False) if device == "cuda" else flex_attention
-    return compiled, AuxRequest(lse=True)
-
-
 def by_triton(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: float) -> Tensor:
     """Our own kernels (`triton_attention`), which never read a key that does not exist."""
     from precedent.target.cuda.triton_attention import attend_by_kernel
@@ -184,7 +141,7 @@ def by_triton(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, sca
     return attend_by_kernel(query, keys, values, rows, scale)
 
 
-VARIANTS: dict[str, Variant] = {"split": split, "sdpa": masked_sdpa, "flex": flex_split, "triton": by_triton}
+VARIANTS: dict[str, Variant] = {"split": split, "triton": by_triton}
 
 
 def variant_named(name: str, device: torch.device, dtype: torch.dtype) -> Variant:
