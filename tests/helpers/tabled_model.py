@@ -41,7 +41,7 @@ class TabledSlot:
 class TabledModel:
     """Answers with `logits_of(token_ids)` `[vocab_size]`, asked once for each context."""
 
-    runner = SimpleNamespace(threads=1, hidden=None)
+    runner = SimpleNamespace(threads=1, hidden=None, settled=True)
     encodes_prompt = False
 
     def __init__(self, logits_of: Callable[[tuple[int, ...]], Tensor]) -> None:

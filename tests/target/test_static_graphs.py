@@ -139,6 +139,28 @@ def test_what_cannot_be_captured_runs_without_and_is_told_once(caplog: pytest.Lo
     assert [record.getMessage().count("not permitted") for record in caplog.records] == [1]
 
 
+def test_only_replays_and_sizes_that_stay_without_a_graph_tell_what_a_step_costs() -> None:
+    """A first run is slower than its replays, and a capture takes a hundred times as long."""
+    graphs, settled = store(Pretended(), max_graphs=9), []
+    for rows in (2, 2, 2, 3, 3, 3, 2):
+        graphs(size(rows))
+        settled.append(graphs.settled)
+    assert settled == [False, False, True, False, False, True, True]
+
+
+def test_a_target_says_whether_a_step_took_as_long_as_later_ones_will() -> None:
+    target, settled = TargetModel(tiny_causal_lm(), static=StaticSettings(arena_tokens=1024, capture=False)), []
+    target.static.graphs = GraphStore(target.static.run, Taping(), max_graphs=9, max_bytes=100)
+    slot, homeless = target.new_slot(), target.new_slot()
+    for each in (slot, homeless):
+        target.prefill(each, random_ids(1, 600))
+    for each in (slot, slot, slot, homeless):
+        target.plain_step(each)
+        target.discard(each)
+        settled.append(target.runner.settled)
+    assert settled == [False, False, True, False]
+
+
 def test_graphs_that_took_too_much_memory_are_dropped_together() -> None:
     capturer = Pretended(nbytes=400)
     graphs = store(capturer, max_graphs=9)

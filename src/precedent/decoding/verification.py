@@ -32,7 +32,8 @@ BESIDE_A_FORWARD = 2e-3
 class Forward:
     """The logits of every scored proposal, the seconds and threads of scoring; a failure means more than one try.
 
-    `hidden` are the hidden states of their rows, where the target keeps them.
+    `hidden` are the hidden states of their rows, where the target keeps them. `settled` is false where the time says
+    nothing about later steps (`Runner.settled`).
     """
 
     scored: Sequence[tuple[Proposal, Tensor]]
@@ -40,6 +41,7 @@ class Forward:
     num_tries: int
     threads: int = 1
     hidden: HiddenStates | None = None
+    settled: bool = True
 
     @property
     def num_rows(self) -> int:
@@ -97,7 +99,7 @@ def score(proposals: Sequence[Proposal], target: TargetModel, beside: Beside) ->
 
     sound = [each for each in proposals if each.sequence.error is None]
     scored, runner = together(sound, forward, _fail_scoring), target.runner
-    return Forward(scored, perf_counter() - started, tries, runner.threads, runner.hidden)
+    return Forward(scored, perf_counter() - started, tries, runner.threads, runner.hidden, runner.settled)
 
 
 def _fail_scoring(proposal: Proposal, error: Exception) -> None:
@@ -110,7 +112,7 @@ def verify(forward: Forward, planner: Planner, beside: Beside) -> list[Verified]
     prepared = _read_together(_prepared_each(forward, started + BESIDE_A_FORWARD, beside))
     if any(on_accelerator(logits) for _, logits in forward.scored):
         forward.seconds += perf_counter() - started  # a GPU has only started when `score` returns
-    if forward.num_tries == 1 and forward.scored:
+    if forward.num_tries == 1 and forward.scored and forward.settled:
         planner.observe_forward(forward.num_rows, forward.seconds * 1e3, forward.prefix, forward.threads)
     for proposal, _ in forward.scored:
         proposal.sequence.stats.forward_seconds += forward.seconds

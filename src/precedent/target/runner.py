@@ -55,6 +55,10 @@ def use_tree_attention(model: PreTrainedModel) -> bool:
 class FixedSizes(Protocol):
     """Computes forwards in fixed sizes (`static_runner`)."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether the time of the last forward is what its size will take again."""
+
     def logits(self, sequences: Sequence[Rows]) -> list[Tensor] | None:
         """As `Runner.logits`; None for rows that it does not support."""
 
@@ -92,6 +96,9 @@ class Runner:
         self.all_layers: AllLayers | None = None
         self.hidden: HiddenStates | None = None
         self.outputs: LayerOutputs | None = None
+        self.settled = True
+        """Whether the time of the last `logits` says what such a step will cost: not where graphs were captured, nor
+        where rows found no room among the fixed sizes."""
 
     @property
     def way(self) -> str:
@@ -109,11 +116,14 @@ class Runner:
         """Logits after every row, `[rows, vocab_size]` for each sequence; keys and values are stored, not yet kept."""
         for rows in sequences:
             rows.kv.reserve(rows.kv.length + len(rows))
+        self.settled = True
         with fitted_team(self.team) as self.threads:
             return [logits for together in batches(sequences, self.most_rows) for logits in self._together(together)]
 
     def _together(self, sequences: Sequence[Rows]) -> list[Tensor]:
         static = None if self.static is None else self.static.logits(sequences)
+        if self.static is not None:
+            self.settled = self.settled and static is not None and self.static.settled
         if static is not None:
             return static
         if not self.packed:

@@ -62,12 +62,15 @@ class GraphStore:
         self._seen: set[StaticShape] = set()
         self._without: set[StaticShape] = set()
         self._nbytes = 0
+        self.settled = False
+        """Whether the last forward ran as its size will from now on: replayed, or for good without a graph."""
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     def __call__(self, shape: StaticShape) -> Tensor:
         """The logits of this size over the contents of the buffers, `[rows, vocab_size]`."""
+        self.settled = shape in self._graphs or shape in self._without
         replay = self._graphs[shape] if shape in self._graphs else self._captured(shape)
         if replay is None:
             return self._run(shape)

@@ -109,6 +109,11 @@ class StaticRunner:
             logits = logits[: sum(map(len, sequences))].clone()  # the next replay overwrites what a graph wrote
             return [logits[start:stop] for start, stop in ends]
 
+    @property
+    def settled(self) -> bool:
+        """Whether the time of the last forward here is what its size will take again; a capture takes far longer."""
+        return self.graphs is None or self.graphs.settled
+
     def _on_device(self) -> AbstractContextManager[object]:
         """Make the runner's device current, since Triton launches on the current device."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
