@@ -29,11 +29,11 @@ PARTS = (
     Part("steps", "A step, in milliseconds", step_times),
     Part("attention", "One layer's attention, in microseconds", attention_times),
     Part("verification", "Verification", verification_times),
-    Part("decoding", "Plain decoding", decoding_rates),
     Part("batches", "Several sequences at once", batch_times),
     Part("bitwise", "The same bits whatever was drafted: what it costs", bitwise_times),
     Part("pair", "The order desk's own target and draft model, served by an agent", demo_pair),
     Part("traces", "Recorded answers (they decide what is accepted)", replayed),
+    Part("decoding", "Plain decoding", decoding_rates),  # last: transformers' compiled graphs broke ours once
 )
 
 
