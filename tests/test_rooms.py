@@ -33,7 +33,6 @@ LAYERS = (
     "target.eagle",
     "target.load",
     "target.mtp",
-    "target.parallel",
     "cache.store",
     "cache.snapshot",
     "cache.search",

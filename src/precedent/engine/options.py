@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from precedent.cache.search.embedder import Embedder
 
-OF_LOADING = ("device", "dtype", "model_kwargs", "tensor_parallel")
+OF_LOADING = ("device", "dtype", "model_kwargs")
 """Options that say how a target is loaded by name; a model object is loaded already and takes none of them."""
 
 
@@ -43,7 +43,6 @@ class EngineOptions:
     - `pearl`: the draft model draws while the target scores; None does so where it sits on another device.
     - `keep_prefixes`: the keys and values of system prompts and tools are kept beside the cache, which is one on disk,
       so that a new process does not compute them again (docs/explanation/memory.md).
-    - `tensor_parallel`: the processes that torchrun started hold the target together.
     """
 
     draft_model: str | Path | PreTrainedModel | None = None
@@ -59,7 +58,6 @@ class EngineOptions:
     cuda_graphs: bool = False
     pearl: bool | None = None
     keep_prefixes: bool = False
-    tensor_parallel: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cache", cache_or_place(self.cache))  # a URL keeps its password to itself
