@@ -140,11 +140,8 @@ def test_a_chat_model_has_a_field_for_every_option() -> None:
         assert set(OF_THE_ENGINE) <= kind.model_fields.keys()
 
 
-@pytest.mark.parametrize(
-    ("unknown", "hint"),
-    [("bitwse", "did you mean 'bitwise'"), ("draft_modell", "'draft_model'"), ("x", "known: draft")],
-)
-def test_an_unknown_name_is_refused_with_the_nearest_before_anything_is_loaded(unknown: str, hint: str) -> None:
+@pytest.mark.parametrize("unknown", ["bitwse", "x"])
+def test_an_unknown_name_is_refused_with_the_known_ones_before_anything_is_loaded(unknown: str) -> None:
     model, tokenizer = tiny_causal_lm(), byte_tokenizer()
     for build in (
         lambda **option: Engine.load("/nowhere", **option),
@@ -152,7 +149,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_before_anything_is_loaded(u
         lambda **option: shared_engine("/nowhere", **option),
         EngineOptions().with_changes,
     ):
-        with pytest.raises(ConfigError, match=f"an engine has no option '{unknown}'; .*{hint}"):
+        with pytest.raises(ConfigError, match=f"an engine has no option '{unknown}'; known: draft_model, cache"):
             build(**{unknown: True})
 
 

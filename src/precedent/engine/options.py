@@ -12,7 +12,6 @@ from precedent.cache.store.store_url import Place, place_of
 from precedent.config import EngineLimits, SpeculationConfig
 from precedent.engine.sharing import key_of
 from precedent.errors import ConfigError
-from precedent.runtime.plain_values import nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,13 +62,11 @@ class EngineOptions:
         object.__setattr__(self, "cache", cache_or_place(self.cache))  # a URL keeps its password to itself
 
     def with_changes(self, **changes: Any) -> Self:
-        """These options with some of them replaced. Raises ConfigError for an unknown name, with the nearest one."""
+        """These options with some of them replaced. Raises ConfigError for an unknown name."""
         known = [option.name for option in fields(self)]
         for name in changes:
             if name not in known:
-                near = nearest(name, known)
-                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
-                raise ConfigError(f"an engine has no option {name!r}; {hint}")
+                raise ConfigError(f"an engine has no option {name!r}; known: {', '.join(known)}")
         return replace(self, **changes)
 
     def key(self) -> Hashable:
