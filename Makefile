@@ -27,12 +27,11 @@ DEMO_ARGS   ?=
 SERVE_ARGS  ?=
 BENCH_ARGS  ?=
 TEST_ARGS   ?=
-MUTANT_ARGS ?=
 FIGURES_ARGS ?=
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo serve test test-exhaustive test-stress test-integration test-mutants test-browser test-agents test-clients test-vllm test-llama-cpp test-ray test-speculators check docs reference figures dist bench clean
+.PHONY: help demo serve test test-exhaustive test-stress test-integration test-browser test-agents test-clients test-vllm test-llama-cpp test-ray test-speculators check docs reference figures dist bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -63,10 +62,6 @@ test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a server under fire
 
 test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model, which does not pass all (docs/explanation/chat-models.md)
 	@$(BIN)/python -m pytest -q --tb=line -m integration tests/langchain/test_langchain_demo_pair.py
-
-test-mutants: $(VENV)/dev.stamp  ## break the way between LangChain and the model; the tests must see it each time (a quarter of an hour)
-	@echo "== one line for each mutant, as its run ends"
-	@$(BIN)/python tests/mutants/run.py $(MUTANT_ARGS)
 
 test-browser: $(VENV)/browser.stamp  ## the dashboard in Chromium, with axe-core (PRECEDENT_CHROMIUM=... names another browser)
 	@$(BIN)/python -m pytest -m browser tests/browser $(TEST_ARGS)

@@ -61,7 +61,6 @@ COMMANDS = {
     "actions": Command(f"precedent replay --actions {AIRLINE} --pool other-tasks", 3),
     "capacity": Command(f"{BENCH}/bench_capacity.py", 1),
     "steps": Command(f"{BENCH}/profile_step.py --tokens 64", 1),
-    "routing": Command(f"{BENCH}/bench_routing.py {AIRLINE}", 10),
     "server": Command(f"{BENCH}/bench_server.py --rounds 20", 5),
     "server-memory": Command(f"{BENCH}/bench_server.py --rounds 1 --minutes 20", 23),
     "start": Command(f"{BENCH}/bench_start.py", 3),

@@ -19,7 +19,6 @@ from figure_words import (
     RECORDED,
     RELAXED,
     REPLAYED,
-    ROUTES,
     SAID,
     SOFTWARE,
     VLLM,
@@ -157,16 +156,6 @@ TABLES = {
         "pass: {with a tree[parts][match and plan]:.2f} to match and plan, "
         "{with a tree[parts][verify and commit]:.2f} to verify and commit, "
         "{with a tree[parts][between the steps]:.2f} to deliver",
-    ),
-    "routing": named(
-        "routing",
-        ("replicas", "tokens per step", "memory at hand", "prompt kept", "replicas used", "busiest"),
-        ROUTES,
-        "{ways[%s][tokens_per_step]:.2f}",
-        "{ways[%s][hit_rate]:.0%}",
-        "{ways[%s][prefix_hit_rate]:.0%}",
-        "{ways[%s][replicas_used]}",
-        "{ways[%s][busiest_share]:.0%}",
     ),
     "vllm-recorded": named(
         "vllm-recorded",

@@ -29,17 +29,6 @@ LEFT_OUT = {
     "without kinship": "step, tools, record and age",
     "without calibration": "learnt calibration",
 }
-ROUTES = {
-    "one replica": "one replica, for comparison",
-    "by tenant": "100, by tenant",
-    "by prefix": "100, by prefix",
-    "by random": "100, at random",
-    "by tenant, late": "100, by tenant, others see a run 20 runs later (`--staleness 20`)",
-    "by random, late": "100, at random, the same",
-    "by tenant, small": "100, by tenant, 2,000 tokens of memory each",
-    "by prefix, alone": "100, by prefix, nothing shared",
-    "by random, alone": "100, at random, nothing shared",
-}
 WRITTEN = {
     "in a string": "in a JSON string",
     "in a number": "in a JSON number",

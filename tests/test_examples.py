@@ -90,8 +90,7 @@ def test_an_example_on_the_packaged_model_runs(example: Path, tmp_path: Path) ->
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_readme_is_short_and_shows_pictures_that_are_there() -> None:
-    assert len(README.split()) <= 600
+def test_the_readme_shows_pictures_that_are_there() -> None:
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", README)
     assert pictures
     assert [path for path in pictures if not (EXAMPLES[0].parents[1] / path).is_file()] == []

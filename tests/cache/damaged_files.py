@@ -1,11 +1,11 @@
-"""Damaged and hostile cache files, each opened, read, written to, verified and repaired.
+"""Damaged and hostile cache files, each verified, opened, read and written to.
 
     python tests/cache/damaged_files.py FOLDER FILES SEED
 
 A process of its own takes a few hundred of them, so that a crash or a hang is seen. Whatever is done to a file: only
-errors of Precedent's own are raised, a file that is refused stays as it was, nothing is served that was not stored, an
-id is returned for what is stored alone, and a repair leaves a sound cache and the damaged file beside it. Prints counts
-as JSON; whatever fails ends it with a traceback. Run by `test_cache_damage.py`.
+errors of Precedent's own are raised, a file that is refused stays as it was, one that is set aside too, nothing is
+served that was not stored, and an id is returned for what is stored alone. Prints counts as JSON; whatever fails ends
+it with a traceback. Run by `test_cache_damage.py`.
 """
 
 from __future__ import annotations
@@ -119,29 +119,20 @@ def case(cache: Path, content: Content, choose: random.Random) -> str:
     outcome = "refused"
     tried(lambda: verify_cache(cache))
     assert content_of(cache) == before, "verified and changed"
-    if choose.random() < 0.7:  # else it is repaired as it is
-        store = opened(cache)
-        if store is not None:
-            whole = tried(lambda: read(store))
-            whole &= tried(lambda: use(store, choose))
-            whole &= tried(lambda: read(store))
-            store.close()
-            outcome = "served" if whole else "served in part"
-    damaged = content_of(cache)
-    if tried(lambda: verify_cache(cache, repair=True)):
-        outcome += ", repaired"
-        assert verify_cache(cache).sound
-        store = SQLiteStore.open(cache)
-        read(store)
-        assert use(store, choose) > 0, "a repaired cache stores again"
-        store.close()
+    store = opened(cache)
+    if store is not None:
         kept = cache / "precedent.sqlite.damaged"
+        whole = tried(lambda: read(store))
+        whole &= tried(lambda: use(store, choose))
+        whole &= tried(lambda: read(store))
+        store.close()
+        outcome = "served" if whole else "served in part"
         if kept.exists():
-            assert kept.read_bytes() == damaged[""], "the damaged file is kept as it was"
-            assert "-wal" not in damaged or Path(f"{kept}-wal").read_bytes() == damaged["-wal"]
-    else:
-        outcome += ", cannot be repaired"
-        assert content_of(cache) == damaged
+            outcome = "set aside"
+            assert whole, "a new cache serves and stores"
+            assert verify_cache(cache).sound
+            assert kept.read_bytes() == before.get("", b""), "the damaged file is kept as it was"
+            assert "-wal" not in before or Path(f"{kept}-wal").read_bytes() == before["-wal"]
     assert not [path for path in cache.iterdir() if path.name.startswith(".")], "nothing is left half-made"
     return outcome
 

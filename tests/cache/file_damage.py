@@ -22,7 +22,7 @@ class Damage:
 
     def content(self) -> tuple[str, Content]:
         """What was done, and the files."""
-        base = self.choose.choice(("closed", "closed", "logged", "logged", "torn", "torn", "first format"))
+        base = self.choose.choice(("closed", "closed", "logged", "logged", "torn", "torn"))
         content = dict(self.bases[base])
         names = []
         for _ in range(self.choose.choice((1, 1, 1, 2, 3))):

@@ -1,4 +1,4 @@
-"""Cache files to be damaged: closed, with their log, torn, of the first format, and of another program."""
+"""Cache files to be damaged: closed, with their log, torn, and of another program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from precedent.cache import EmbedderIdentity, NewCompletion, Selection, SQLiteStore
-from precedent.cache.store.schema import APPLICATION_ID, FORMATS
 from precedent.testing.store_contract import EMBEDDER, unit_vector
 
 PAGE = 4096
@@ -52,7 +51,7 @@ def write(folder: Path, content: Content) -> None:
 
 
 def bases(folder: Path) -> dict[str, Content]:
-    """Caches to be damaged: closed, killed with its log, killed in a checkpoint; of the first format; of others."""
+    """Caches to be damaged: closed, killed with its log, killed in a checkpoint; of others."""
     store = fill(folder / "base", BASE)
     store.forget(Selection(ids=(3, 8)))
     store.close()
@@ -68,22 +67,9 @@ def bases(folder: Path) -> dict[str, Content]:
         "closed": closed,
         "logged": logged,
         "torn": {"": folded[: len(closed[""]) + PAGE], "-wal": logged["-wal"]},
-        "first format": {"": in_first_format(folder / "old.sqlite", folder / "base" / "precedent.sqlite")},
         "donor": donor,
         "foreign": foreign(folder / "foreign.sqlite"),
     }
-
-
-def in_first_format(file: Path, source: Path) -> bytes:
-    connection = sqlite3.connect(file, isolation_level=None)
-    script = next(script for number, script in FORMATS if number == 1)
-    connection.executescript(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version=1; {script}")
-    connection.execute("ATTACH ? AS today", (str(source),))
-    names = ", ".join(row[1] for row in connection.execute("PRAGMA main.table_info(completion)"))
-    connection.execute(f"INSERT INTO completion SELECT {names} FROM today.completion")
-    connection.execute("INSERT INTO meta SELECT * FROM today.meta WHERE key = 'embedder'")
-    connection.close()
-    return file.read_bytes()
 
 
 def foreign(file: Path) -> Content:

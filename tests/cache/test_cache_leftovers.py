@@ -19,9 +19,6 @@ from precedent.testing.store_contract import completion
 
 
 def test_what_a_killed_creation_left_is_swept_up(tmp_path):
-    """Also what earlier versions left, which made the file beside the cache."""
-    for name in (".precedent-abc.new", ".precedent-abc.new-journal", ".precedent-x1.new-wal"):
-        (tmp_path / name).write_bytes(b"half")
     dead = tmp_path / ".precedent-dead.new"
     dead.mkdir()
     (dead / "precedent.sqlite").write_bytes(b"half")
@@ -94,7 +91,7 @@ def test_files_of_a_seal_in_progress_are_not_swept_up(tmp_path):
     assert not (index.path / "writing").exists()
 
 
-def test_opening_the_file_that_a_repair_has_just_replaced_opens_the_new_one(tmp_path, monkeypatch):
+def test_opening_a_file_that_has_just_been_set_aside_opens_the_new_one(tmp_path, monkeypatch):
     """Between finding the file and reading from it: what is written to the old one would go into the new one's log."""
     file, other = filled(tmp_path / "a"), filled(tmp_path / "b", range(5))
     connections = []

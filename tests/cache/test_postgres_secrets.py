@@ -94,7 +94,7 @@ def whole_story(error: BaseException) -> str:
 OPERATIONS: dict[str, Callable[[str], object]] = {
     "stats": lambda url: open_store(url).stats(),
     "the plugin's": lambda url: PostgresStore(url).since("default", "tok"),
-    "verify": lambda url: verify_store(url, repair=True),
+    "verify": verify_store,
     "insert": lambda url: SpeculationCache.open(url, embedder=HashEmbedder()).insert(completion(1, query="q")),
     "recall": lambda url: SpeculationCache.open(url, embedder=HashEmbedder()).recall("q", tenant="t", tokenizer="t"),
     "forget": lambda url: SpeculationCache.open(url, embedder=HashEmbedder()).forget(tenant="t"),

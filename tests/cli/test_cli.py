@@ -67,7 +67,6 @@ def test_the_default_target_is_the_packaged_one() -> None:
         (["run", "x", "--max-tokens", "0"], "max_tokens=0"),
         (["run", "x", "--target", "/no/such/model"], "there is no folder '/no/such/model'"),
         (["run", "x", "--dtype", "int8"], "dtype='int8' is not one of"),
-        (["run", "x", "--target", "smollm2-135m-instrct"], "did you mean 'smollm2-135m-instruct'"),
         (["run", "x", "--target", "gpt-4o"], "only through its provider's API"),
         (["doctor", "llama3.2:3b"], "looks like an Ollama tag"),
         (["demo", "--html", "/no/such/folder/page.html"], "there is no folder '/no/such/folder'"),

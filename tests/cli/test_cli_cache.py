@@ -140,16 +140,31 @@ def test_the_keys_for_machines_are_these(folder, tmp_path):
     assert set(run_json(tmp_path, "forget", folder, "--all")) == {"forgotten"}
 
 
-def test_verify_finds_a_damaged_record_says_so_and_repairs_it(folder, tmp_path):
+def test_verify_finds_a_damaged_record_and_says_what_to_do(folder, tmp_path):
     with contextlib.closing(sqlite3.connect(folder / "precedent.sqlite")) as connection, connection:
         connection.execute("UPDATE completion SET text = 'changed' WHERE id = 1")
     result = run("verify", folder, "--json", tmp_path / "found.json")
     assert result.exit_code == 1
-    assert "record" in result.stdout
+    assert "record 1 is damaged" in result.stdout
+    assert "forget them by --id" in result.stdout
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert (found["sound"], found["findings"][0]["ids"]) == (False, [1])
-    assert run("verify", folder, "--repair").exit_code == 0
+    assert run("forget", folder, "--id", 1).exit_code == 0
     assert run_json(tmp_path, "verify", folder)["records"] == 1
+
+
+def test_looking_at_a_damaged_file_changes_nothing_and_says_what_to_do(folder, tmp_path):
+    file = folder / "precedent.sqlite"
+    file.write_bytes(file.read_bytes()[:5000])
+    before = file.read_bytes()
+    for command in (["stats", folder], ["list", folder], ["forget", folder, "--all"]):
+        result = run(*command)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert f"sqlite3 {file} .recover" in result.stderr
+    result = run("verify", folder)
+    assert (result.exit_code, "structure: " in result.stdout, ".recover" in result.stdout) == (1, True, True)
+    assert file.read_bytes() == before
+    assert [path.name for path in folder.iterdir()] == ["precedent.sqlite"]
 
 
 def test_a_url_that_nobody_opens_is_refused_by_name(monkeypatch):

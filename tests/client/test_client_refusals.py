@@ -40,7 +40,7 @@ def made(**fields: Any) -> ChatPrecedentServer:
         ),
         ("learning", "the server stores its answers itself"),
         ("extra_body", "write its entries as arguments"),
-        ("temprature", "did you mean 'temperature'?"),
+        ("temprature", "known: "),
     ],
 )
 def test_a_name_that_is_not_ours_is_refused(name: str, why: str) -> None:

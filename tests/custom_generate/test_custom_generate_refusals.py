@@ -125,7 +125,7 @@ def test_rows_that_mask_everything_name_the_position(model: PreTrainedModel) -> 
     [
         ({"drafters": ["recall"]}, "drafter 'recall' has nothing to draft from here: give speculation_cache"),
         ({"drafters": ["draft-model"]}, "DraftModelDrafter"),
-        ({"drafters": ["promt"]}, "did you mean 'prompt'"),
+        ({"drafters": ["promt"]}, "no drafter is called 'promt'"),
         ({"drafters": "prompt"}, "give a list"),
         ({"speculation_cache": SpeculationCache.open(None, embedder=HashEmbedder())}, "needs speculation_tokenizer="),
     ],

@@ -25,7 +25,6 @@ from precedent.target.eagle.head import load_eagle
 from precedent.target.eagle.model import eagle_beside
 from precedent.target.encoder_decoder.target import EncoderDecoderTarget
 from precedent.target.load.loading import load_draft
-from precedent.target.parallel.tensor_parallel import DividedTarget
 from precedent.target.published import published_draft
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
@@ -215,7 +214,7 @@ def test_a_folder_in_every_format_is_a_draft_model(form: str, tmp_path: Path) ->
 
 
 def test_what_cannot_give_states_is_refused(folder: Path) -> None:
-    """Drawing ahead, another device, forwards of fixed size, several processes, encoders beside decoders."""
+    """Drawing ahead, another device, forwards of fixed size, encoders beside decoders."""
     model = small_target()
     with pytest.raises(ConfigError, match=r"an EAGLE head reads the target's states between two steps.*pearl=False"):
         engine_on(folder, pearl=True)
@@ -226,7 +225,5 @@ def test_what_cannot_give_states_is_refused(folder: Path) -> None:
     head = load_eagle(draft, model)
     with pytest.raises(UnsupportedError, match=r"forwards of fixed size .*bitwise=True on a GPU.* eagle"):
         eagle_beside(head, TargetModel(model, static=StaticSettings(arena_tokens=1024, capture=False)))
-    with pytest.raises(UnsupportedError, match=r"tensor_parallel=True keeps no hidden states, which mtp, eagle"):
-        object.__new__(DividedTarget).keep_layer_outputs((1,))
     with pytest.raises(UnsupportedError, match="draft without mtp, eagle and block-draft"):
         EncoderDecoderTarget(tiny_seq2seq_lm()).keep_layer_outputs((1,))

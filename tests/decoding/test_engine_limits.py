@@ -46,7 +46,7 @@ def test_bad_requests_are_refused_at_once(engine: Engine) -> None:
     sampled = SamplingParams(temperature=0.7)
     with pytest.raises(PromptError, match="at least one token"):
         engine.submit([], SamplingParams())
-    with pytest.raises(ConfigError, match="did you mean 'recall'"):
+    with pytest.raises(ConfigError, match="no drafter is called 'recal'"):
         engine.submit(PROMPT, sampled, speculation=SpeculationConfig(drafters=("recal",)))
     with pytest.raises(ConfigError, match=r"temperature=0\.7"):
         engine.submit(PROMPT, sampled, speculation=SpeculationConfig(mode="greedy"))

@@ -75,7 +75,6 @@ def effect_of(name: str, folder: Path) -> Effect:
             {"cache": place, "embedder": embedder, "keep_prefixes": True},
             lambda engine: engine.kept_prefixes is not None,
         ),
-        "tensor_parallel": Effect({"tensor_parallel": True}, refused="torchrun"),
     }
     return effects[name]
 
@@ -141,11 +140,8 @@ def test_a_chat_model_has_a_field_for_every_option() -> None:
         assert set(OF_THE_ENGINE) <= kind.model_fields.keys()
 
 
-@pytest.mark.parametrize(
-    ("unknown", "hint"),
-    [("bitwse", "did you mean 'bitwise'"), ("draft_modell", "'draft_model'"), ("x", "known: draft")],
-)
-def test_an_unknown_name_is_refused_with_the_nearest_before_anything_is_loaded(unknown: str, hint: str) -> None:
+@pytest.mark.parametrize("unknown", ["bitwse", "x"])
+def test_an_unknown_name_is_refused_with_the_known_ones_before_anything_is_loaded(unknown: str) -> None:
     model, tokenizer = tiny_causal_lm(), byte_tokenizer()
     for build in (
         lambda **option: Engine.load("/nowhere", **option),
@@ -153,7 +149,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_before_anything_is_loaded(u
         lambda **option: shared_engine("/nowhere", **option),
         EngineOptions().with_changes,
     ):
-        with pytest.raises(ConfigError, match=f"an engine has no option '{unknown}'; .*{hint}"):
+        with pytest.raises(ConfigError, match=f"an engine has no option '{unknown}'; known: draft_model, cache"):
             build(**{unknown: True})
 
 
@@ -170,11 +166,11 @@ def test_a_keyword_overrides_the_options_it_comes_with() -> None:
 
 @pytest.mark.parametrize("name", OF_LOADING)
 def test_what_loading_by_name_alone_uses_is_refused_for_a_model_object(name: str) -> None:
-    given = {"device": "cpu", "dtype": "float32", "model_kwargs": {"revision": "main"}, "tensor_parallel": True}
+    given = {"device": "cpu", "dtype": "float32", "model_kwargs": {"revision": "main"}}
     options, model, tokenizer = EngineOptions().with_changes(**{name: given[name]}), tiny_causal_lm(), byte_tokenizer()
-    with pytest.raises(ConfigError, match=r"loading by name|needs a name or folder"):
+    with pytest.raises(ConfigError, match="loading by name"):
         Engine(model, tokenizer, options, name="tiny")
-    with pytest.raises(ConfigError, match=r"loading by name|needs a name or folder"):
+    with pytest.raises(ConfigError, match="loading by name"):
         Engine.load(model, options, tokenizer=tokenizer)
 
 

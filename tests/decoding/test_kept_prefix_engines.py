@@ -122,7 +122,6 @@ def test_a_damaged_file_costs_a_request_nothing_but_time(folder: Path) -> None:
     [
         (EngineOptions(keep_prefixes=True), "beside a speculation cache on disk"),
         (EngineOptions(keep_prefixes=True, cache="postgresql://host/db"), "beside a speculation cache on disk"),
-        (EngineOptions(keep_prefixes=True, cache="c.db", tensor_parallel=True), "does not work with tensor_parallel"),
     ],
 )
 def test_options_that_cannot_be_kept_are_refused_before_anything_is_loaded(options: EngineOptions, said: str) -> None:

@@ -30,7 +30,6 @@ from precedent.grammar import JsonSchema
 from precedent.planning.costs import CostCurve
 from precedent.planning.draw_gate import DrawGate
 from precedent.target import TargetModel
-from precedent.target.parallel.tensor_parallel import DividedTarget
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -231,9 +230,5 @@ def test_a_head_in_a_shard_of_its_own_is_found(folder: Path, tmp_path: Path) -> 
     assert isinstance(refused(model), ModelLoadError)
 
 
-def test_what_cannot_give_hidden_states_is_refused(folder: Path) -> None:
-    """A draft model that draws ahead, and processes that hold the target together."""
+def test_a_draft_model_that_draws_ahead_is_refused(folder: Path) -> None:
     assert "set pearl=False" in str(refused(loaded(folder), draft_model=tiny_causal_lm(), pearl=True))
-    divided = object.__new__(DividedTarget)
-    with pytest.raises(UnsupportedError, match="tensor_parallel=True keeps no hidden states"):
-        divided.keep_hidden_states()

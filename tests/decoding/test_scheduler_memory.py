@@ -39,7 +39,7 @@ def test_limits_out_of_their_range_are_refused_by_name() -> None:
     for name, value in (("max_running", 0), ("max_kv_bytes", 0), ("max_idle_kv_bytes", -1)):
         with pytest.raises(ConfigError, match=f"{name}={value} must be a whole number, at least"):
             EngineLimits.from_dict({name: value})
-    with pytest.raises(ConfigError, match="did you mean 'prefill_tokens_per_round'"):
+    with pytest.raises(ConfigError, match="no setting 'prefill_tokens_per_rounds'; known: "):
         EngineLimits.from_dict({"prefill_tokens_per_rounds": 5})
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from pathlib import Path
 
 import pytest
 
-from precedent.cache import Selection, SQLiteStore
-from precedent.cache.store.inspection import inspecting
-from precedent.errors import CacheError
+from precedent.cache import Selection, SQLiteStore, verify_cache
+from precedent.errors import CacheError, CacheMismatchError
 from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
 
 COUNT = 30
@@ -58,15 +58,28 @@ def changed(file: Path, *statements: str) -> None:
     connection.close()
 
 
-def refused(file: Path, match: str, kind: type[CacheError] = CacheError) -> None:
-    """By opening and by verifying, in one line; file, log and journal stay as they were."""
+def refused(file: Path, match: str, kind: type[CacheError] = CacheMismatchError) -> None:
+    """Opening and verifying raise, in one line; file, log and journal stay as they were."""
     before = contents(file)
-    with pytest.raises(kind, match=match) as caught:
-        SQLiteStore.open(file)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(CacheError), inspecting(file, whole=True):
-        pass
+    for use in (SQLiteStore.open, verify_cache):
+        with pytest.raises(kind, match=match) as caught:
+            use(file)
+        assert "\n" not in str(caught.value)
     assert contents(file) == before
+
+
+def damaged(file: Path, match: str) -> None:
+    """Verifying finds it and opening without creating raises; then it is set aside, and the cache starts empty."""
+    before = contents(file)
+    (finding,) = verify_cache(file).findings
+    assert finding.kind == "structure"
+    assert re.search(match, finding.detail), finding.detail
+    with pytest.raises(CacheError, match=match) as caught:
+        SQLiteStore.open(file, create=False)
+    assert "\n" not in str(caught.value)
+    assert contents(file) == before
+    assert tokens_in(file) == []
+    assert contents(file.with_name(f"{file.name}.damaged")) == before
 
 
 def tokens_in(file: Path) -> list[int]:

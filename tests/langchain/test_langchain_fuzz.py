@@ -92,8 +92,7 @@ def a_constructor(engine: Engine, data: st.DataObject) -> bool:
     """On a running engine, then asked; and by a name, where nothing is loaded."""
     kind = data.draw(KINDS)
     fields = data.draw(FIELDS[kind])
-    if fields.get("tensor_parallel") is not True:  # which loads at once
-        taken_or_refused(lambda: kind(**{"model": "nobody/nothing", **fields}))
+    taken_or_refused(lambda: kind(**{"model": "nobody/nothing", **fields}))
     return taken_or_refused(lambda: kind.from_engine(engine, **{"max_tokens": MOST_TOKENS, **fields}).invoke("hi"))
 
 

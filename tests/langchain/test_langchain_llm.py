@@ -76,7 +76,7 @@ def test_settings_and_the_runs_step_reach_the_engine(way: str) -> None:
     ("kwargs", "error", "said"),
     [
         ({"tools": [{}]}, UnsupportedError, "tools cannot be given to a text completion: use ChatPrecedent"),
-        ({"temprature": 1}, ConfigError, "did you mean 'temperature'"),
+        ({"temprature": 1}, ConfigError, "takes no 'temprature'"),
     ],
 )
 def test_what_only_a_chat_can_do_is_refused(kwargs: Any, error: type[Exception], said: str) -> None:

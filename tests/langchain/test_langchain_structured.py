@@ -110,7 +110,7 @@ def test_a_recursive_schema() -> None:
         (Ticket, {"method": "magic"}, "method='magic' is not one of"),
         (None, {}, "method='json_schema' needs a schema"),
         (17, {}, "17 is not a schema"),
-        (Ticket, {"temprature": 1}, "did you mean 'temperature'"),
+        (Ticket, {"temprature": 1}, "takes no 'temprature'"),
     ],
 )
 def test_wrong_arguments_of_structured_output(schema: Any, settings: Any, said: str) -> None:

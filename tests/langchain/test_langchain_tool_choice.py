@@ -84,7 +84,7 @@ def test_a_forced_call_streams_as_it_is_invoked() -> None:
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        ("look_upp", "did you mean 'look_up'"),
+        ("look_upp", "names no bound tool.*; tools: look_up"),
         ({"type": "function", "function": {"name": "nothing_near"}}, "names no bound tool"),
         (["look_up"], "names no bound tool"),
         (3, "names no bound tool"),

@@ -214,23 +214,10 @@ def test_what_users_of_other_chat_models_type_is_known() -> None:
     assert set(PROMISED) <= known
 
 
-# Slips of the pen
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("temprature", "; did you mean 'temperature'?"),
-        ("reasonning", "; did you mean 'reasoning'?"),
-        ("max_token", "; did you mean 'max_tokens'?"),
-        ("presence_penalti", "; did you mean 'presence_penalty'?"),
-        ("wonderful", "; known: "),
-        ("tempo", "; known: "),
-    ],
-)
-def test_a_near_name_is_offered_only_when_it_is_really_near(name: str, said: str) -> None:
+@pytest.mark.parametrize("name", ["temprature", "wonderful"])
+def test_an_unknown_name_is_refused_with_all_known_ones(name: str) -> None:
     for ask in (lambda: ChatPrecedent(model="m", **{name: 1}), lambda: scripted().invoke("hi", **{name: 1})):
-        with pytest.raises(ConfigError, match=re.escape(f"takes no {name!r}{said}")):
+        with pytest.raises(ConfigError, match=rf"takes no {name!r}; known: .*\btemperature\b"):
             ask()
 
 
@@ -263,7 +250,7 @@ def test_an_answer_cache_is_not_a_cache_to_draft_from(tmp_path: Path) -> None:
 def test_a_drafter_that_there_is_not_is_refused_in_the_constructor() -> None:
     for fields in ({"drafters": ["recal"]}, {"speculation": {"drafters": ["recal"]}}):
         for make in (lambda fields: ChatPrecedent(model="m", **fields), lambda fields: scripted(**fields)):
-            with pytest.raises(ConfigError, match="no drafter is called 'recal'; did you mean 'recall'"):
+            with pytest.raises(ConfigError, match="no drafter is called 'recal'"):
                 make(fields)
     engine: Any = ScriptedEngine(chatml_tokenizer(), ["x"])
     engine.drafters = ("mine",)

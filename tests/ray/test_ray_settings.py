@@ -30,7 +30,7 @@ def test_a_model_without_a_name_is_served_under_its_target() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ({"modle": "x"}, "no argument 'modle'; did you mean 'model'"),
+        ({"modle": "x"}, "no argument 'modle'; known: model"),
         ({}, "model: Field required"),
         ({"model": "x", "max_replicas": "many"}, "max_replicas: "),
         ({"model": "x", "max_queued": "0"}, "max_queued: "),

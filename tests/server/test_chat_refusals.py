@@ -13,7 +13,7 @@ URL = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "Hello?"}], "temperature": 0}
 
 REFUSED = [
-    ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
+    ({"temprature": 1}, "temprature", "known: "),
     ({"functions": []}, "functions", "write tools"),
     ({"tenant": "other"}, "tenant", "API key"),
     ({"n": 17}, "n", "between 1 and 16"),

@@ -77,7 +77,7 @@ def test_a_number_of_tokens_is_a_whole_one(serve: Serve, most: Any) -> None:
 @pytest.mark.parametrize(
     ("says", "settings"),
     [
-        ("no drafter is called 'recal'; did you mean 'recall'", {"drafters": ("recal",)}),
+        ("no drafter is called 'recal'", {"drafters": ("recal",)}),
         ("'draft-model' needs a target model", {"drafters": ("prompt", "draft-model")}),
         ("'grammar' needs a target model", {"drafters": ("grammar",)}),
         ("is one text", {"drafters": "recall"}),

@@ -13,7 +13,6 @@ from precedent.target import Slot, TargetModel
 from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.kv.states import MOST_SNAPSHOTS
 from precedent.target.prefix_pool import PrefixPool
-from precedent.target.sharding import check_divisible, divided_by
 from precedent.testing.sweep import IN_FLOAT32, compare, in_float64, tiny_model
 from precedent.tree import EMPTY_TREE
 
@@ -193,14 +192,12 @@ def test_what_comes_back_from_elsewhere_fits_or_is_refused() -> None:
 
 
 def test_what_does_not_hold_on_hybrids_is_refused_by_name() -> None:
-    """Bit-identical mode, CUDA graphs and tensor parallelism, before anything else happens."""
+    """Bit-identical mode and CUDA graphs, before anything else happens."""
     model = tiny_model("qwen3_next")
     with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this qwen3_next.*recurrent layers"):
         TargetModel(model, bitwise=True)
     with pytest.raises(UnsupportedError, match=r"qwen3_next cannot run as CUDA graphs.*recurrent layers"):
         TargetModel(model, static=StaticSettings(arena_tokens=256, capture=False))
-    with pytest.raises(UnsupportedError, match=r"tensor_parallel=True is not available for this qwen3_next.*recurrent"):
-        check_divisible(model.config, divided_by(2))
 
 
 def test_models_without_recurrent_layers_keep_no_states() -> None:

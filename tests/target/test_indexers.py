@@ -18,7 +18,6 @@ from precedent.target import Slot, TargetModel
 from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.kv import index_keys
 from precedent.target.load.first_layers import exits_early, first_layers
-from precedent.target.sharding import check_divisible, divided_by
 from precedent.testing.sweep import IN_FLOAT32, compare, config_class_of, in_float64, tiny_model
 from precedent.testing.tiny_configs import tiny_config
 from precedent.tree import EMPTY_TREE, ROOT
@@ -228,16 +227,12 @@ def test_the_first_layers_share_the_index_keys(model_type: str) -> None:
 
 
 def test_what_does_not_hold_there_is_refused_by_name() -> None:
-    """Bit-identical mode, CUDA graphs and tensor parallelism."""
+    """Bit-identical mode and CUDA graphs."""
     model = tiny_model("deepseek_v32")
     with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this deepseek_v32.*indexers"):
         TargetModel(model, bitwise=True)
     with pytest.raises(UnsupportedError, match=r"deepseek_v32 cannot run as CUDA graphs.*indexers"):
         TargetModel(model, static=StaticSettings(arena_tokens=256, capture=False))
-    with pytest.raises(
-        UnsupportedError, match=r"tensor_parallel=True is not available for this deepseek_v32.*indexers"
-    ):
-        check_divisible(model.config, divided_by(2))
 
 
 def test_blocks_of_keys_follow_single_paths() -> None:

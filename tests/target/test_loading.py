@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers.saved_models import assert_one_clear_line, logits_of, saved
 from pytest_socket import SocketBlockedError
 from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
 from transformers import RwkvConfig, WhisperConfig
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
@@ -157,10 +160,20 @@ def test_settings_go_to_transformers(folder: Path) -> None:
     assert model.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize("name", ["dtype", "trust_remote_code", "output_loading_info"])
+@pytest.mark.parametrize("name", ["dtype", "trust_remote_code", "output_loading_info", "tp_plan"])
 def test_a_setting_with_a_place_of_its_own_is_refused(folder: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"model_kwargs cannot hold '{name}'"):
         load_target(folder, model_kwargs={name: True})
+
+
+def test_a_model_spread_over_processes_is_refused() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = distribute_module(tiny_causal_lm(), init_device_mesh("cpu", (1,)))
+        with pytest.raises(UnsupportedError, match=r"spread over several processes.*vLLM"):
+            TargetModel(model)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_thoughts_that_a_prompt_has_closed_are_not_open() -> None:
 @pytest.mark.parametrize(
     ("template", "variables", "said"),
     [
-        (QWEN, {"enable_thinkng": False}, "does not read 'enable_thinkng'; did you mean 'enable_thinking'"),
+        (QWEN, {"enable_thinkng": False}, "does not read 'enable_thinkng'; it reads enable_thinking"),
         (QWEN, {"date_string": "x"}, "does not read 'date_string'; it reads enable_thinking"),
         (SET_ALWAYS, {"turns": []}, "does not read 'turns'; it reads no variable"),
         *[

@@ -88,7 +88,7 @@ def test_an_installed_judge_is_found_by_name(monkeypatch: pytest.MonkeyPatch) ->
         ("lossy_top_beta:beta=1.5", "beta=1.5 must be a whole number"),
         ("lossy_top_beta:tau=-1", "tau=-1.0 must be 0 or more"),
         ("lossy_judge", "name an installed judge"),
-        ("lossy_mentord:kl=0.1", "did you mean 'lossy_mentored'"),
+        ("lossy_mentord:kl=0.1", "use one of .*lossy_mentored"),
         ("traversal:kl=0.1", r"mode='traversal:kl=0.1' cannot verify"),
     ],
 )

@@ -12,7 +12,7 @@ from helpers.known_weights import WAYS, verifier_of
 from helpers.random_trees import always, random_problem, toy_model
 from torch import Tensor
 
-from precedent.config import JUDGE_MODE, LOSSY_MODES, MODES, SamplingParams, SpeculationConfig
+from precedent.config import JUDGE_MODE, LOSSY_MODES, MODES, SamplingParams
 from precedent.errors import ConfigError
 from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
@@ -175,14 +175,6 @@ def test_an_unknown_mode_is_refused_by_name() -> None:
     """No silent fallback to another verifier."""
     with pytest.raises(ConfigError, match=r"mode='tokenwise'.*traversal"):
         verify(EMPTY_TREE, toy_rows(toy_model(0, 2), EMPTY_TREE), "tokenwise", ReplayRng())
-
-
-@pytest.mark.parametrize("mode", ["topdown:plan=k-seq", "topdown:plan=transport", "traversal:plan=transport"])
-def test_a_removed_mode_is_refused_with_the_reason(mode: str) -> None:
-    """Who had set it learns that it is gone, why, and what to use."""
-    with pytest.raises(ConfigError, match=rf"mode='{mode}' is gone: .*docs/decisions/0024.*traversal") as caught:
-        SpeculationConfig(mode=mode)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_modes_of_the_settings_are_those_that_can_verify() -> None:

@@ -40,13 +40,13 @@ def open_store(
     return opener(place, embedder=embedder, bounds=bounds, create=create, read_only=read_only)
 
 
-def verify_store(where: Place, *, repair: bool = False) -> VerifyReport:
-    """Check the store at a folder, file or URL, and with `repair` mend it; see `verify_cache`. Raises CacheError."""
+def verify_store(where: Place) -> VerifyReport:
+    """Check the store at a folder, file or URL; see `verify_cache`. Raises CacheError."""
     place = place_of(where)
     if isinstance(place, str | Path):
-        return verify_cache(place, repair=repair)
+        return verify_cache(place)
     with closing(open_store(place, create=False)) as store:
-        return store.verify(repair=repair)
+        return store.verify()
 
 
 def _opener(url: StoreURL) -> Callable[..., CompletionStore]:

@@ -26,7 +26,8 @@ from precedent.cache.store.counters import Counters, count_forget
 from precedent.cache.store.database import Database
 from precedent.cache.store.directory import directory_of_all
 from precedent.cache.store.eviction import evict, expire, prune
-from precedent.cache.store.files import create_file, database_path, sweep
+from precedent.cache.store.files import alone_in, create_file, database_path, sweep
+from precedent.cache.store.inspection import UnreadableError, set_aside
 from precedent.cache.store.prefix_files import prefixes_beside
 from precedent.cache.store.records import (
     CacheStats,
@@ -81,8 +82,9 @@ class SQLiteStore(Transfers):
     ) -> Self:
         """Open or create a store; in memory without a `path`. `bounds` replaces `max_bytes` and has further limits.
 
-        A file of an earlier format is upgraded. Raises CacheError, and leaves the file untouched, if it is damaged or
-        foreign, missing with `create` off, or filled by an embedder other than `embedder`.
+        A damaged file is set aside, with a warning, and an empty one takes its place; read-only or with `create` off it
+        is refused. Raises CacheError, and leaves the file untouched, if it is foreign, in use while it is damaged,
+        missing with `create` off, or filled by an embedder other than `embedder`.
         """
         chosen = bounds or Bounds(max_bytes)
         if path is None:
@@ -91,8 +93,15 @@ class SQLiteStore(Transfers):
             file = database_path(path)
             if create and not read_only:
                 create_file(file)
-            check_file(file, embedder)
+            if not file.exists():
+                raise CacheError(f"there is no cache at {file}")
             fixed = read_only or not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
+            try:
+                check_file(file, embedder)
+            except (UnreadableError, FileNotFoundError):  # another process may be setting it aside
+                if fixed or not create:
+                    raise
+                _make_readable(file, embedder)
             if not fixed:
                 sweep(file.parent)
                 IndexFolder(file).sweep()
@@ -256,11 +265,11 @@ class SQLiteStore(Transfers):
     def _bytes_on_disk(self) -> int:
         return self._database.size() + (0 if self._segments is None else self._segments.size())
 
-    def verify(self, *, repair: bool = False) -> VerifyReport:
-        """Check every record, and with `repair` mend the damage; see `verify_cache`. Raises CacheError."""
+    def verify(self) -> VerifyReport:
+        """Check every record; see `verify_cache`. Raises CacheError."""
         if self._database.path is None:  # no other process can have changed it
             return VerifyReport(str(self._database), self.stats().records, ())
-        return verify_cache(self._database.path, repair=repair)
+        return verify_cache(self._database.path)
 
     def stats(self) -> CacheStats:
         """A summary of the cache."""
@@ -294,3 +303,15 @@ class SQLiteStore(Transfers):
         for row_id in set(ids) - self._damaged:
             self._damaged.add(row_id)
             logger.warning("completion %d in %s is damaged and left out; forget it by its id", row_id, self._database)
+
+
+def _make_readable(file: Path, embedder: Embedder | None) -> None:
+    """Set a damaged file aside and create an empty one; all processes that open it at once share that."""
+    with alone_in(file.parent):
+        create_file(file)
+        try:
+            check_file(file, embedder)
+        except UnreadableError as error:
+            set_aside(file, error)
+            create_file(file)
+            check_file(file, embedder)

@@ -1,4 +1,4 @@
-"""`precedent cache forget|verify|compact`: erases completions, checks and repairs the files, frees disk space."""
+"""`precedent cache forget|verify|compact`: erases completions, checks the files, frees disk space."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from precedent.cache import Selection
+from precedent.cache import Selection, VerifyReport
 from precedent.cache.opening import verify_store
 from precedent.cli.cache_store import (
     BeforeOption,
@@ -21,10 +21,8 @@ from precedent.cli.cache_table import counted, printable
 from precedent.cli.options import JsonOption, write_json
 from precedent.errors import CacheError
 
-REPAIR_HELP = "Repair the damage; damaged completions are lost. A file that must be replaced is kept as FILE.damaged."
-
 DAMAGED = 1
-"""Exit status of `verify` if something stays damaged."""
+"""Exit status of `verify` if something is damaged."""
 
 
 def forget(
@@ -51,21 +49,23 @@ def forget(
     print(f"{counted(number)} forgotten")
 
 
-def verify(
-    cache: CacheArgument,
-    repair: Annotated[bool, typer.Option("--repair", help=REPAIR_HELP)] = False,
-    json_file: JsonOption = None,
-) -> None:
-    """Check the file, its log, and every record, checksum and index. Exit status 1 if unrepaired damage remains."""
-    report = verify_store(cache, repair=repair)
+def verify(cache: CacheArgument, json_file: JsonOption = None) -> None:
+    """Check every page and every record's checksum. Exit status 1 if something is damaged."""
+    report = verify_store(cache)
     values = {**dataclasses.asdict(report), "sound": report.sound}
     if json_file is not None:
         write_json(json_file, values)
     for finding in report.findings:
-        print(f"{finding.kind}: {printable(finding.detail)}{', repaired' if finding.repaired else ''}")
-    print(f"{report.records} completions are sound" + ("" if report.sound else "; repair the rest with --repair"))
+        print(f"{finding.kind}: {printable(finding.detail)}")
+    print(f"{report.records} completions are sound" + ("" if report.sound else f"; {_what_to_do(report)}"))
     if not report.sound:
         raise typer.Exit(DAMAGED)
+
+
+def _what_to_do(report: VerifyReport) -> str:
+    if any(finding.kind == "structure" for finding in report.findings):
+        return f"recover the rest with `sqlite3 {report.path} .recover`, or open the cache, which sets the file aside"
+    return "damaged ones are never used; forget them by --id"
 
 
 def compact(cache: CacheArgument, json_file: JsonOption = None) -> None:

@@ -96,10 +96,10 @@ def _states(config: Any) -> Iterator[Finding]:
     """What is different with a model that has states or indexers, follows single paths, or may carry an MTP head."""
     text = config.get_text_config()
     if is_recurrent(text):
-        note = "recurrent states follow every path; bitwise, tensor_parallel and cuda_graphs are refused"
+        note = "recurrent states follow every path; bitwise and cuda_graphs are refused"
         yield Finding("states", "note", note)
     if has_indexers(text):
-        note = "indexers choose along every path; bitwise, tensor_parallel and cuda_graphs are refused"
+        note = "indexers choose along every path; bitwise and cuda_graphs are refused"
         yield Finding("indexers", "note", note)
     why = why_only_chains(text)
     if why is not None:

@@ -81,19 +81,6 @@ def replay(
         ),
     ] = None,
     split: Annotated[str | None, typer.Option(help="The list to use from a JSON file of --groups.")] = None,
-    replicas: Annotated[
-        int | None, typer.Option(help="Simulate so many replicas that share a store, instead of one process.")
-    ] = None,
-    routing: Annotated[
-        str, typer.Option(help="How --replicas share turns: by tenant, at random, by prefix.")
-    ] = "tenant",
-    tenants: Annotated[int, typer.Option(help="Divide the runs among so many tenants (--replicas).")] = 1,
-    staleness: Annotated[
-        int, typer.Option(help="Runs that end before other replicas see a finished one (--replicas).")
-    ] = 0,
-    memory: Annotated[
-        int | None, typer.Option(help="Tokens of completions that each of --replicas holds. Default: all.")
-    ] = None,
     details: Annotated[
         bool, typer.Option("--details", help="Show nodes, drafting times, kinds of turns and all curves.")
     ] = False,
@@ -134,10 +121,8 @@ def replay(
         )
         return
     progress.show("loading the tokenizer")
-    from precedent.cli.replay_fleet import fleet_of, show_fleet
     from precedent.cli.replay_table import show, show_calibration
     from precedent.replay.ablation import IDEAS
-    from precedent.replay.fleet import simulate
     from precedent.replay.page import ShownTurns, pictures_of, replay_page
     from precedent.replay.run import Settings
     from precedent.replay.run import replay as run_replay
@@ -158,18 +143,9 @@ def replay(
         baselines=_listed("--baselines", baselines) if baselines else None,
         ablate=(*(names if len(names) > 1 else ()), *IDEAS) if without == ("all",) else without,
     )
-    of_pages = {"--html": html, "--svg": svg, "--calibration": calibration, "--details": details}
-    fleet = fleet_of(replicas, routing, tenants, staleness, memory, of_pages)
     shown = ShownTurns(MOST_SHOWN_TURNS if html or svg else 0)
     loaded = load_tokenizer(tokenizer or target or DEFAULT_TARGET)
     settings = _with_steps(asked, curves, _steps(progress, target, device, dtype, max(budgets)))
-    if fleet is not None:
-        simulated = simulate(traces, warm or (), loaded, _embedder(embedder), settings, fleet, progress.show).as_dict()
-        progress.rest()
-        show_fleet(Console(), simulated)
-        if json:
-            write_json(json, simulated)
-        return
     results = run_replay(
         traces, warm or (), loaded, _embedder(embedder), settings,
         progress=progress.show, observer=shown,

@@ -20,7 +20,6 @@ from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall.drafter import RecallDrafter, Report
 from precedent.drafters.templates import TemplateDrafter
 from precedent.errors import ConfigError
-from precedent.runtime.plain_values import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -157,7 +156,4 @@ def _factory(name: str) -> Factory:
 
 
 def _unknown(name: str) -> str:
-    known = known_drafters()
-    near = nearest(name, known)
-    hint = f"; did you mean {near!r}?" if near else ""
-    return f"no drafter is called {name!r}{hint} (installed: {', '.join(known)})"
+    return f"no drafter is called {name!r} (installed: {', '.join(known_drafters())})"

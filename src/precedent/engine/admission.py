@@ -131,8 +131,6 @@ def _default_bytes(target: TargetModel, free: Callable[[torch.device], int]) -> 
     if target.keeps_to_arena:
         return target.arena_bytes
     share = SHARE_OF_FREE_MEMORY.get(target.device.type, SHARE_ON_ACCELERATORS)
-    if target.device.type == "cpu":
-        share /= target.processes_here  # they share this memory; accelerators are not shared
     return max(1, int(share * (free(target.device) + target.arena_bytes)))
 
 

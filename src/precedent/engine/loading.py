@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +9,6 @@ from precedent.engine.options import OF_LOADING, EngineOptions
 from precedent.errors import ConfigError
 from precedent.target import TargetModel
 from precedent.target.load.loading import load_draft, load_target
-from precedent.target.parallel.tensor_parallel import check_beside, load_divided
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -26,35 +23,20 @@ class LoadedTarget(NamedTuple):
     options: EngineOptions
 
 
-@contextmanager
 def loaded_target(
     target: str | Path | PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, options: EngineOptions
-) -> Iterator[LoadedTarget]:
-    """Load a target for the body of a `with`, which builds an engine on it.
-
-    With `tensor_parallel` the body runs in the first process only; the others follow its forwards and then end, also
-    when the body raises. Raises ModelLoadError, UnsupportedError or ConfigError.
-    """
+) -> LoadedTarget:
+    """Load a target, or name one that is loaded. Raises ModelLoadError, UnsupportedError or ConfigError."""
     options.check()
-    if options.tensor_parallel:
-        chosen = {name: getattr(options, name) for name in ("bitwise", "cuda_graphs", "keep_prefixes")}
-        check_beside(target, options.draft_model, **chosen)
     if not isinstance(target, str | Path):
         if tokenizer is None:
             raise ConfigError("a model object needs its tokenizer: pass tokenizer=… as well")
-        yield LoadedTarget(target, tokenizer, target.config._name_or_path or type(target).__name__, options)
-        return
+        return LoadedTarget(target, tokenizer, target.config._name_or_path or type(target).__name__, options)
     if tokenizer is not None:
         raise ConfigError(f"tokenizer is for a model object: {target} brings its own, leave it out")
-    name, rest = str(target), _applied(options)
-    if options.tensor_parallel:
-        with load_divided(
-            name, device=options.device, dtype=options.dtype, model_kwargs=options.model_kwargs
-        ) as divided:
-            yield LoadedTarget(*divided, name, rest)
-    else:
-        loaded = load_target(name, device=options.device, dtype=options.dtype, model_kwargs=options.model_kwargs)
-        yield LoadedTarget(*loaded, name, rest)
+    name = str(target)
+    loaded = load_target(name, device=options.device, dtype=options.dtype, model_kwargs=options.model_kwargs)
+    return LoadedTarget(*loaded, name, _applied(options))
 
 
 def loaded_draft(

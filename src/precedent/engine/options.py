@@ -12,14 +12,13 @@ from precedent.cache.store.store_url import Place, place_of
 from precedent.config import EngineLimits, SpeculationConfig
 from precedent.engine.sharing import key_of
 from precedent.errors import ConfigError
-from precedent.runtime.plain_values import nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from precedent.cache.search.embedder import Embedder
 
-OF_LOADING = ("device", "dtype", "model_kwargs", "tensor_parallel")
+OF_LOADING = ("device", "dtype", "model_kwargs")
 """Options that say how a target is loaded by name; a model object is loaded already and takes none of them."""
 
 
@@ -43,7 +42,6 @@ class EngineOptions:
     - `pearl`: the draft model draws while the target scores; None does so where it sits on another device.
     - `keep_prefixes`: the keys and values of system prompts and tools are kept beside the cache, which is one on disk,
       so that a new process does not compute them again (docs/explanation/memory.md).
-    - `tensor_parallel`: the processes that torchrun started hold the target together.
     """
 
     draft_model: str | Path | PreTrainedModel | None = None
@@ -59,19 +57,16 @@ class EngineOptions:
     cuda_graphs: bool = False
     pearl: bool | None = None
     keep_prefixes: bool = False
-    tensor_parallel: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cache", cache_or_place(self.cache))  # a URL keeps its password to itself
 
     def with_changes(self, **changes: Any) -> Self:
-        """These options with some of them replaced. Raises ConfigError for an unknown name, with the nearest one."""
+        """These options with some of them replaced. Raises ConfigError for an unknown name."""
         known = [option.name for option in fields(self)]
         for name in changes:
             if name not in known:
-                near = nearest(name, known)
-                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
-                raise ConfigError(f"an engine has no option {name!r}; {hint}")
+                raise ConfigError(f"an engine has no option {name!r}; known: {', '.join(known)}")
         return replace(self, **changes)
 
     def key(self) -> Hashable:

@@ -170,11 +170,10 @@ def started_worker(
         finish=partial(finish_on, executor),
         beside=pearl or NOTHING,
     )
-    return Worker(scheduler, partial(release, target, drafters, executor, pearl, remember))
+    return Worker(scheduler, partial(release, drafters, executor, pearl, remember))
 
 
 def release(
-    target: TargetModel,
     drafters: dict[str, Drafter],
     executor: Executor,
     pearl: Pearl | None,
@@ -184,9 +183,6 @@ def release(
     remember()
     if pearl is not None:
         pearl.close()
-    try:
-        for drafter in list(drafters.values()):
-            drafter.close()  # before the executor, on which recall still writes its credit
-        executor.shutdown(wait=False)
-    finally:
-        target.close()  # last, because other processes may take a while
+    for drafter in list(drafters.values()):
+        drafter.close()  # before the executor, on which recall still writes its credit
+    executor.shutdown(wait=False)

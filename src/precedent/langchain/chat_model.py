@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
     """A chat model that answers as its target model would, faster: earlier answers and a draft model propose tokens.
 
-    Weights are loaded at the first call, once for all models of equal settings, until `unload`. With
-    `tensor_parallel=True` the constructor loads them, and all processes but the first stay in it until they end.
+    Weights are loaded at the first call, once for all models of equal settings, until `unload`.
     Fields of `EngineOptions` describe the engine and cannot be given per call; all others can. Fields of
     `SamplingParams` mean what they mean there, and None is the default.
 

@@ -78,7 +78,7 @@ class EngineHolder:
         return engine
 
     def check_drafters(self, names: Iterable[str]) -> None:
-        """Raise ConfigError, with the nearest name, for a drafter that is neither installed nor added to the engine."""
+        """Raise ConfigError for a drafter that is neither installed nor added to the engine."""
         from precedent.drafters import check_known
 
         check_known(names, () if self._given is None else self._given.drafters)

@@ -65,7 +65,6 @@ class EngineFields(BaseModel):
     cuda_graphs: StrictBool | None = None
     pearl: StrictBool | None = None
     keep_prefixes: StrictBool | None = None
-    tensor_parallel: StrictBool | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -97,8 +96,6 @@ class EngineFields(BaseModel):
             super().__init__(**given)
         check_fields(self)
         templates_of(self, {}, ())
-        if self.tensor_parallel:
-            self.engine  # noqa: B018 -- loads now: all processes but the first stay in this line until they end
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, cache_or_place(value) if name == "speculation_cache" else value)

@@ -1,6 +1,6 @@
 """Translates the argument names of other chat models: tables of synonyms, and hints for names without a counterpart.
 
-A name in none of the tables raises an error with the nearest known name, or else with all known names.
+A name in none of the tables raises an error that lists all known names.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain.schemas import UNNAMED, is_json_schema
-from precedent.runtime.plain_values import is_whole, nearest, shown
+from precedent.runtime.plain_values import is_whole, shown
 
 SAME: dict[str, str] = {
     "model_name": "model",
@@ -244,6 +244,4 @@ def _refusal(
         return UnsupportedError(f"{name}={shown(value)} is not supported: {HINTS[name]}")
     if name in HINTS:
         return ConfigError(f"{where} takes no {name!r}: {HINTS[name]}")
-    near = nearest(name, known)
-    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
-    return ConfigError(f"{where} takes no {name!r}; {hint}")
+    return ConfigError(f"{where} takes no {name!r}; known: {', '.join(known)}")

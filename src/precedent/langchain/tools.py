@@ -11,7 +11,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from precedent.errors import ConfigError, PromptError
 from precedent.langchain.schemas import described_schema, is_json_schema, kind_of
-from precedent.runtime.plain_values import check_plain, first_line, nearest, shown
+from precedent.runtime.plain_values import check_plain, first_line, shown
 from precedent.text.tool_schema import check_tools
 
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
@@ -89,10 +89,9 @@ def tool_choice_of(tool_choice: Any, tools: Sequence[Mapping[str, Any]]) -> str:
     if choice == ANY and not names:
         raise ConfigError(f"tool_choice={shown(tool_choice)} forces a call, but no tool is bound: call bind_tools([…])")
     if choice is None:
-        near = nearest(wanted, (*names, *filter(None, map(str, _SYNONYMS))))
-        hint = f"did you mean {near!r}?" if near else f"tools: {', '.join(names) or 'none'}"
         raise ConfigError(
-            f"tool_choice={shown(tool_choice)} names no bound tool, nor is it 'auto', 'any' or 'none'; {hint}"
+            f"tool_choice={shown(tool_choice)} names no bound tool, nor is it 'auto', 'any' or 'none'; tools: "
+            f"{', '.join(names) or 'none'}"
         )
     return choice
 

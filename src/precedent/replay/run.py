@@ -55,7 +55,7 @@ def replay(
     pool = Pool(None)
     entries = lineup(pool, settings, reader.end_token_id)
     if embedder is not None:
-        pool.vectors = embedded(queries(reader, warm, traces, settings), embedder, progress)
+        pool.vectors = _embedded(_queries(reader, warm, traces, settings), embedder, progress)
     shown = _fill(pool, reader, warm, traces, settings)
     result = Replay(settings, entries, {entry.name: Report() for entry in entries})
     for _, calls in groupby(read_trajectories(traces), key=lambda trajectory: trajectory.number):
@@ -130,7 +130,7 @@ def _fill(pool: Pool, reader: TurnReader, warm: Sequence[Path], traces: Sequence
     return shown
 
 
-def embedded(queries: Iterable[str], embedder: Embedder, progress: Callable[[str, int], None]) -> Vectors:
+def _embedded(queries: Iterable[str], embedder: Embedder, progress: Callable[[str, int], None]) -> Vectors:
     """Embed every query that can occur."""
     vectors: dict[str, np.ndarray] = {}
     names = list(dict.fromkeys(queries))
@@ -141,7 +141,7 @@ def embedded(queries: Iterable[str], embedder: Embedder, progress: Callable[[str
     return vectors
 
 
-def queries(reader: TurnReader, warm: Sequence[Path], traces: Sequence[Path], settings: Settings) -> Iterator[str]:
+def _queries(reader: TurnReader, warm: Sequence[Path], traces: Sequence[Path], settings: Settings) -> Iterator[str]:
     """All queries; for the online pool, those up to the last measured turn."""
     for trajectory in read_trajectories(warm):
         yield from (turn.query for turn in reader.turns(trajectory))

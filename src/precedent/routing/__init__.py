@@ -1,6 +1,6 @@
 """Which of several replicas answers a request: names and loads in, an order out.
 
-Knows nothing of HTTP, Ray, models or caches, so that what runs in a proxy and what a replay simulates is one function.
+It does not depend on HTTP, Ray, models or caches, so it can run in a proxy.
 """
 
 from precedent.routing.affinity import preferred, with_room

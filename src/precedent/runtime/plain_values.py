@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -15,9 +14,6 @@ MOST_DEEP = 100
 
 MOST_SHOWN = 300
 """Most characters of a value that an error message shows."""
-
-REALLY_NEAR = 0.8
-"""Similarity (`difflib`) from which a known name is suggested: one or two letters in ten differ."""
 
 
 def is_whole(value: object) -> bool:
@@ -66,12 +62,6 @@ def shown(value: object) -> str:
     """A value's `repr` for an error message: one line, shortened if long."""
     text = repr(value).replace("\n", " ")
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
-
-
-def nearest(name: object, known: Iterable[object]) -> str | None:
-    """The known name of which `name` looks like a misspelling, or None."""
-    found = difflib.get_close_matches(str(name), [str(one) for one in known], n=1, cutoff=REALLY_NEAR)
-    return found[0] if found else None
 
 
 def first_line(error: BaseException) -> str:

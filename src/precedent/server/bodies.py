@@ -20,7 +20,6 @@ from openai.types.chat import chat_completion_tool_message_param as tool
 from openai.types.chat import chat_completion_user_message_param as user
 from pydantic import Field, TypeAdapter, ValidationError
 
-from precedent.runtime.plain_values import nearest
 from precedent.server.errors import ApiError
 
 HABITS = (
@@ -147,8 +146,7 @@ def _refuse(name: str, value: Any, keys: Keys) -> None:
     """Raise ApiError for a key that is not supported; a null asks for nothing."""
     if value is None and name in _hints(keys.openai):
         return
-    near = nearest(name, keys.known)
-    hint = keys.instead.get(name) or (f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(keys.known))}")
+    hint = keys.instead.get(name) or f"known: {', '.join(sorted(keys.known))}"
     raise ApiError(f"{name!r} is not supported: {hint}", param=name, code="unsupported_parameter")
 
 

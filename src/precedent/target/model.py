@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent.errors import ConfigError, ContextOverflowError, PromptError
+from precedent.errors import ConfigError, ContextOverflowError, PromptError, UnsupportedError
 from precedent.target import bitwise as same_bits
 from precedent.target.all_layers import use_all_layers
 from precedent.target.cpu.fused_layer import fuse_layers
@@ -29,7 +29,6 @@ from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import check_supported, context_length
 from precedent.target.kv.rows import chain_rows, tree_rows
 from precedent.target.prefixes import common_prefix
-from precedent.target.sharding import check_whole
 from precedent.target.slot import NOTHING_PENDING, Commit, Slot, keep_path
 from precedent.tree import EMPTY_TREE, CandidateTree
 
@@ -81,7 +80,7 @@ class TargetModel(KeepsStates):
 
     def _prepare(self) -> None:
         """Replace layers by CPU kernels where they fit."""
-        check_whole(self.model)
+        check_one_process(self.model)
         pack_linears(self.model, copies=not self.bitwise)
         fuse_norms(self.model)
         fuse_layers(self.model)
@@ -119,18 +118,10 @@ class TargetModel(KeepsStates):
         """Where input ids go."""
         return self.runner.device
 
-    @property
-    def processes_here(self) -> int:
-        """How many processes on this machine store keys and values of every token."""
-        return 1
-
     def weights(self) -> Mapping[str, Any]:
         """The state dict, for reading the model's weights."""
         weights: Mapping[str, Any] = self.model.state_dict()
         return weights
-
-    def close(self) -> None:
-        """Stop helper processes once nothing runs any more; may be called at any time."""
 
     def new_slot(self) -> Slot:
         """An empty slot."""
@@ -282,3 +273,12 @@ class TargetModel(KeepsStates):
     def plain_step(self, slot: Slot) -> Tensor:
         """Logits after the pending token alone, `[1, vocab_size]`."""
         return self.score([(slot, EMPTY_TREE)])[0]
+
+
+def check_one_process(model: PreTrainedModel) -> None:
+    """Raise UnsupportedError for a model whose weights are spread over several processes."""
+    if any(hasattr(parameter, "to_local") for parameter in model.parameters()):  # torch's DTensor
+        raise UnsupportedError(
+            f"the weights of this {type(model).__name__} are spread over several processes, and Precedent runs a model "
+            "in one: load it without tp_plan or device_mesh, or serve it with vLLM and precedent-vllm"
+        )

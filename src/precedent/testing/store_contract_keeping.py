@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - a test's name says what it shows
-"""The part of the store contract about what goes and what stays: forgetting, restoring, repairing, closing."""
+"""The part of the store contract about what goes and what stays: forgetting, restoring, checking, closing."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class KeepingContract(WithStore):
 
     def test_a_sound_store_is_verified_and_compacted_without_a_loss(self, store: CompletionStore) -> None:
         ids = [self.add(store, completion(n)) for n in range(3)]
-        report = store.verify(repair=True)
+        report = store.verify()
         assert (report.sound, report.records, report.findings) == (True, 3, ())
         assert len(store.compact()) == 2
         assert ids_of(store.since("default", "tok", 0)) == ids

@@ -13,7 +13,7 @@ import jinja2
 from jinja2 import meta
 
 from precedent.errors import ConfigError, PromptError, UnsupportedError
-from precedent.runtime.plain_values import check_plain, nearest
+from precedent.runtime.plain_values import check_plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -120,5 +120,4 @@ def _switch(reasoning: bool | str, readable: list[str]) -> str:
 
 
 def _hint(name: str, readable: list[str]) -> str:
-    near = nearest(name, readable)
-    return f"did you mean {near!r}?" if near else f"it reads {', '.join(readable) or 'no variable of a caller'}"
+    return f"it reads {', '.join(readable) or 'no variable of a caller'}"

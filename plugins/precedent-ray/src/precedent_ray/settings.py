@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from precedent.cache.store.store_url import StoreURL, place_of
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
-from precedent.runtime.plain_values import nearest
 from precedent.server.keys import KeyFile
 from precedent.server.opening import named_models
 from precedent.server.settings import ServerLimits
@@ -65,9 +64,7 @@ class Settings(BaseModel):
         """The settings that these arguments name. Raises ConfigError for an unknown name, or a value that is none."""
         for name in args:
             if name not in cls.model_fields:
-                near = nearest(name, list(cls.model_fields))
-                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(cls.model_fields)}"
-                raise ConfigError(f"precedent_ray:app has no argument {name!r}; {hint}")
+                raise ConfigError(f"precedent_ray:app has no argument {name!r}; known: {', '.join(cls.model_fields)}")
         try:
             settings = cls(**args)
         except ValidationError as error:

@@ -41,9 +41,7 @@ def require_same(recorded: EmbedderIdentity, given: EmbedderIdentity, where: str
 
 
 def check_file(file: Path, embedder: Embedder | None) -> None:
-    """Raise CacheError if there is no cache file, CacheMismatchError if another embedder made its vectors."""
-    if not file.exists():
-        raise CacheError(f"there is no cache at {file}")
+    """Raise what `inspecting` raises, or CacheMismatchError if another embedder made the file's vectors."""
     with inspecting(file) as connection:
         recorded = rows.recorded_embedder(connection)
     if recorded is not None and embedder is not None:

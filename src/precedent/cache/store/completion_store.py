@@ -83,8 +83,8 @@ class CompletionStore(Protocol):
     def compact(self) -> tuple[int, int]:
         """Free the space of removed records; returns bytes on disk before and after."""
 
-    def verify(self, *, repair: bool = False) -> VerifyReport:
-        """Check every record; with `repair`, mend the damage."""
+    def verify(self) -> VerifyReport:
+        """Check every record."""
 
     def stats(self) -> CacheStats:
         """A summary of the cache."""

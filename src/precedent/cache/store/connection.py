@@ -87,7 +87,7 @@ def advice(error: sqlite3.Error) -> str:
         return f"another process has held it for {BUSY_SECONDS:.0f} seconds; try again, or close that process"
     if error_name(error).startswith(PASSING_ERRORS):
         return "free some disk space or make it writable, its folder too, and open it again"
-    return "restore a copy of the file, move it away, or repair it with `precedent cache verify`"
+    return "open it again: a file that is damaged is then set aside, and the cache starts empty"
 
 
 def folded(text: str) -> str:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from precedent.cache.store.connection import advice, connect, error_name
 from precedent.cache.store.files import bytes_in, log_of
-from precedent.cache.store.pages import HEADER_BYTES
-from precedent.cache.store.schema import FORMAT_VERSION, SCHEMA, is_current, migrate
-from precedent.errors import CacheError, CacheMismatchError
+from precedent.cache.store.schema import SCHEMA
+from precedent.errors import CacheError
 from precedent.runtime.process import Lock, OfOneProcess
 
 logger = logging.getLogger("precedent.cache")
@@ -44,7 +43,7 @@ class Database(OfOneProcess):
             self._writer = self._open_writer()
             self._reader = self._writer if shared else connect(path, "mode=ro")
         except BaseException:
-            self._closed = True  # nothing is open: a repair need not wait for garbage collection
+            self._closed = True  # nothing is open, even before garbage collection
             raise
 
     def _open_writer(self) -> sqlite3.Connection:
@@ -58,7 +57,6 @@ class Database(OfOneProcess):
             else:
                 connection.execute("PRAGMA journal_mode=WAL")  # already set, unless another program changed it
                 connection.execute("PRAGMA synchronous=FULL")  # a reported commit survives a power cut
-                _bring_up_to_date(connection)
             return connection
         except BaseException:
             connection.close()
@@ -74,13 +72,6 @@ class Database(OfOneProcess):
             if bytes_in(log_of(path)):
                 raise
             connection = connect(path, "immutable=1")  # no log and no right to create one: no process is writing
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version != FORMAT_VERSION:
-            connection.close()
-            raise CacheMismatchError(
-                f"{path} has cache format {version} and is read-only; open it once where it is writable, to upgrade "
-                f"it to format {FORMAT_VERSION}"
-            )
         return connection
 
     def __str__(self) -> str:
@@ -172,54 +163,46 @@ class Database(OfOneProcess):
 
 
 class _OpenHere:
-    """The files that this process has open or repairs; file locks work between processes, not within one."""
+    """The files that this process has open or sets aside; file locks work between processes, not within one."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._opened: weakref.WeakSet[Database] = weakref.WeakSet()
-        self._repaired: set[Path] = set()
+        self._moving: set[Path] = set()
 
     def note(self, database: Database, path: Path) -> None:
-        """Record that a file is being opened. Raises CacheError while it is being repaired."""
+        """Record that a file is being opened. Raises CacheError while it is being set aside."""
         with self._lock:
-            if path.resolve() in self._repaired:
-                raise CacheError(f"{path} is being repaired; open it when that is done")
+            if path.resolve() in self._moving:
+                raise CacheError(f"{path} is damaged and being set aside; open it again")
             self._opened.add(database)
-
-    def header_of(self, path: Path) -> bytes | None:
-        """The first bytes of a file; None if it is open here, because closing it would drop the locks on it."""
-        with self._lock:
-            if self._is_open(path):
-                return None
-            with path.open("rb") as opened:
-                return opened.read(HEADER_BYTES)
 
     def _is_open(self, path: Path) -> bool:
         return any(database.is_open_at(path) for database in self._opened)
 
     @contextlib.contextmanager
-    def repairing(self, path: Path) -> Iterator[None]:
+    def moving(self, path: Path) -> Iterator[None]:
         """Keep this process from opening the file. Raises CacheError if it has it open."""
         with self._lock:
-            if path.resolve() in self._repaired or self._is_open(path):
-                raise CacheError(f"{path} is in use in this process; close the cache and repair it again")
-            self._repaired.add(path.resolve())
+            if path.resolve() in self._moving or self._is_open(path):
+                raise CacheError(f"{path} is damaged, and this process has it open; close it and open it again")
+            self._moving.add(path.resolve())
         try:
             yield
         finally:
             with self._lock:
-                self._repaired.discard(path.resolve())
+                self._moving.discard(path.resolve())
 
 
 _OPEN_HERE = _OpenHere()
-repairing, header_of = _OPEN_HERE.repairing, _OPEN_HERE.header_of
+moving = _OPEN_HERE.moving
 
 
 def _connect_to_stay(path: Path) -> sqlite3.Connection:
-    """A connection to the file at `path`, even if a repair replaces that file meanwhile.
+    """A connection to the file at `path`, even if another process sets that file aside meanwhile.
 
-    A repair may replace the file while no process has read from it. A process that opened the old file just before
-    would then write its data into the new file's log.
+    It may do so while no process has read from the file. A process that opened the old file just before would then
+    write its data into the new file's log.
     """
     while True:
         before = path.stat()
@@ -232,16 +215,3 @@ def _connect_to_stay(path: Path) -> sqlite3.Connection:
             connection.close()
             raise
         connection.close()
-
-
-def _bring_up_to_date(connection: sqlite3.Connection) -> None:
-    """Upgrade a file of an earlier format, completely or not at all; waits for another process that does so."""
-    if is_current(connection):
-        return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        migrate(connection)
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")

@@ -8,7 +8,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -49,9 +49,9 @@ def journal_of(path: Path) -> Path:
     return path.with_name(path.name + "-journal")
 
 
-def repaired_of(path: Path) -> Path:
-    """The finished file of a repair, until it replaces the damaged one."""
-    return path.with_name(path.name + ".repaired")
+def shared_memory_of(path: Path) -> Path:
+    """The index of SQLite's log, which all processes that have the file open share."""
+    return path.with_name(path.name + "-shm")
 
 
 def bytes_in(path: Path) -> int:
@@ -72,12 +72,12 @@ def create_file(path: Path) -> None:
         raise CacheError(f"{log} is the log of a cache file that is gone; restore {path.name} or move the log away")
     path.parent.mkdir(parents=True, exist_ok=True)
     with half_made(path.parent) as new:
-        write_database(new)
+        _write_database(new)
         _publish(new, path)
 
 
-def write_database(path: Path, fill: Callable[[sqlite3.Connection], None] | None = None) -> None:
-    """Turn an empty file into a cache, with the content that `fill` adds; it is on disk when this returns.
+def _write_database(path: Path) -> None:
+    """Turn an empty file into an empty cache; it is on disk when this returns.
 
     No other process uses the file yet, so nothing needs a rollback journal.
     """
@@ -87,8 +87,6 @@ def write_database(path: Path, fill: Callable[[sqlite3.Connection], None] | None
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={FORMAT_VERSION}")
         connection.executescript(f"BEGIN; {SCHEMA} COMMIT")
-        if fill is not None:
-            fill(connection)
         connection.execute("PRAGMA journal_mode=WAL")
     with path.open("rb+") as written:
         os.fsync(written.fileno())
@@ -112,6 +110,17 @@ def wait_for_folder(folder: Path) -> None:
         try:
             os.fsync(handle)
         finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Let one thread or process at a time run the body, among those that ask for this folder."""
+    handle = locked(folder, wait=True)
+    try:
+        yield
+    finally:
+        if handle is not None:
             os.close(handle)
 
 
@@ -179,7 +188,6 @@ def sweep(folder: Path) -> None:
         try:
             logger.info("%s is an unfinished file of a dead process; it is removed", left)
             shutil.rmtree(left, ignore_errors=True)
-            left.unlink(missing_ok=True)  # a file: earlier versions left those
         except OSError as error:
             logger.info("%s cannot be removed: %s", left, error)
         finally:

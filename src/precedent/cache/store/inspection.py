@@ -1,78 +1,71 @@
-"""Inspects a cache file before anything trusts it. A refused file stays as it was, byte for byte.
+"""Inspects a cache file before anything trusts it, and sets aside one that cannot be read.
 
-An inspection is cheap: it copies nothing, and does not read all pages of a cache above `CHECKED_WHOLE`.
+An inspection changes nothing and is cheap: it copies nothing, and reads all pages only up to `CHECKED_WHOLE` bytes.
 
 - Without a log, the file alone is the cache. It is opened as `immutable`, which takes no lock and creates no files.
 - With a log, SQLite combines the two, whether processes are using them or a killed process left them: after an
-  interrupted checkpoint, the file is valid only together with its log. The connection is read-only. It works under
+  interrupted checkpoint, the file is valid only together with its log. The connection is read-only and works under
   SQLite's own locks, so it sees one moment while others write, and does not fold the log into the file.
 - A file of zero bytes, or one, is never opened with SQLite, which would take it for new and delete the log beside it.
 
-Only SQLite ever opens the file: closing another descriptor of it would drop this process's locks on it.
+Only SQLite opens the file during an inspection: closing another descriptor of it would drop this process's locks on it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
+import shlex
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from precedent.cache.store import connection as connections
 from precedent.cache.store.connection import advice, connect, error_name, is_damage
-from precedent.cache.store.database import header_of
-from precedent.cache.store.files import bytes_in, journal_of, log_of, repaired_of
-from precedent.cache.store.pages import FRAME_HEADER, Log, log_in
-from precedent.cache.store.rows import GONE_SINCE, check_numbers, check_removals
-from precedent.cache.store.schema import (
-    APPLICATION_ID,
-    FORMAT_VERSION,
-    READABLE_FROM,
-    first_difference,
-    format_of,
-    is_current,
-    migrate,
-    objects_in,
-)
+from precedent.cache.store.database import moving
+from precedent.cache.store.files import FILE_NAME, bytes_in, journal_of, log_of, shared_memory_of, wait_for_folder
+from precedent.cache.store.locks import HAS_LOCKS, lock_as_sqlite_does
+from precedent.cache.store.rows import check_numbers, recorded_embedder
+from precedent.cache.store.schema import APPLICATION_ID, FORMAT_VERSION, first_difference
 from precedent.errors import CacheError, CacheMismatchError
+
+logger = logging.getLogger("precedent.cache")
 
 CHECKED_WHOLE = 16 * 2**20
 """A cache up to this size is checked page by page each time it is opened (some 20 ms); `verify` checks any size."""
 
-WRITTEN_AS, READ_AS, ENCODING = 18, 19, slice(56, 60)
-"""Places in a file's header: the versions that may write and read it, and the encoding of its texts."""
-
-WAL, UTF_8 = 2, (1).to_bytes(4, "big")
-
 LOOKS = 3
 """How often to inspect a file that other processes keep changing meanwhile."""
 
+FRAME_HEADER_BYTES = 24
+"""Bytes that a log adds to each page."""
 
-class RepairableError(CacheError):
-    """A cache that cannot be used as it is, for `reason`; a repair saves what is still readable.
+PAUSE_SECONDS = 0.05
 
-    `surely_a_cache` is False if nothing shows that the file ever was one, `own_log` if its log belongs to another file.
-    """
-
-    def __init__(self, text: str, reason: str, *, surely_a_cache: bool = True, own_log: bool = True) -> None:
-        super().__init__(text)
-        self.reason, self.surely_a_cache, self.own_log = reason, surely_a_cache, own_log
+State = tuple[object, ...]
 
 
-class MisnumberedError(RepairableError, CacheMismatchError):
-    """The tables are a cache's, but the numbers in the file's header contradict them."""
+class UnreadableError(CacheError):
+    """A cache that cannot be read, for `reason`. `state` is the file's as it was inspected."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path} is damaged ({reason}); left untouched: restore a copy, move it away, or recover its rows with "
+            f"`{_recover(path)}`"
+        )
+        self.reason = reason
+        self.state: State = ()
 
 
 @contextlib.contextmanager
 def inspecting(path: Path, *, whole: bool = False) -> Iterator[sqlite3.Connection]:
     """A read-only connection that shows the cache at one moment, after all checks.
 
-    `whole` reads every page and the log, whatever their size. Raises RepairableError for what can be repaired,
-    CacheMismatchError for another program's file or a newer format, CacheError for what cannot be read now.
+    `whole` reads every page, whatever their number. Raises UnreadableError for a damaged cache, CacheMismatchError for
+    another program's file, another format or a schema that is not a cache's, CacheError for what cannot be read now.
     """
-    if repaired_of(path).exists():
-        raise _damaged(path, "its repair was interrupted; repair it again to finish that")
-    if bytes_in(path) <= 1:
-        raise _empty(path)
     connection = _checked(path, whole)
     try:
         yield connection
@@ -80,35 +73,88 @@ def inspecting(path: Path, *, whole: bool = False) -> Iterator[sqlite3.Connectio
         connection.close()
 
 
+def set_aside(path: Path, error: UnreadableError) -> Path:
+    """Rename a damaged file and its log, and log one warning; returns the file's new place.
+
+    Call it alone in the file's folder (`files.alone_in`). Raises CacheError if a process has it open, or has changed it
+    since the inspection that found the damage.
+    """
+    with _alone(path):
+        if _state(path) != error.state:
+            raise CacheError(f"{path} was changed while it was inspected; open it again")
+        kept = _free_name(path)
+        for beside in (log_of, journal_of, shared_memory_of):  # the log first: SQLite would replay it into a new file
+            if beside(path).exists():
+                beside(path).rename(beside(kept))
+        path.rename(kept)
+        wait_for_folder(path.parent)
+    logger.warning(
+        "%s cannot be read (%s): it was set aside as %s, and the cache starts empty; `%s` prints what can still be "
+        "read of it",
+        *(path, error.reason, kept.name, _recover(kept)),
+    )
+    return kept
+
+
+def _recover(path: Path) -> str:
+    return f"sqlite3 {shlex.quote(str(path))} .recover"
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep all processes from using the file through SQLite.
+
+    A process that has it open would delete the log of its successor when it closes.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(moving(path))
+        opened = stack.enter_context(path.open("rb+"))
+        give_up = time.monotonic() + connections.BUSY_SECONDS
+        while not lock_as_sqlite_does(opened):
+            if time.monotonic() > give_up:
+                raise CacheError(f"{path} is damaged, and another process has it open; close that process")
+            time.sleep(PAUSE_SECONDS)
+        if not HAS_LOCKS:  # Windows cannot rename an open file
+            opened.close()
+        yield
+
+
+def _free_name(path: Path) -> Path:
+    """A name that no file has: one that was set aside earlier may hold the only copy of something."""
+    names = (f"{path.name}.damaged" + (f"-{number}" if number > 1 else "") for number in itertools.count(1))
+    return next(kept for name in names if not (kept := path.with_name(name)).exists())
+
+
 def _checked(path: Path, whole: bool) -> sqlite3.Connection:
     for look in range(1, LOOKS + 1):
         before = _state(path)
         try:
             return _checked_once(path, whole)
-        except CacheError:
+        except CacheError as error:
+            if isinstance(error, UnreadableError):
+                error.state = before
             if look == LOOKS or _state(path) == before:
                 raise
     raise AssertionError("the last look returns or raises")
 
 
-def _state(path: Path) -> tuple[object, ...]:
+def _state(path: Path) -> State:
     """Changes when another process has changed or replaced the file."""
     found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns, bytes_in(log_of(path)) > 0
+    return found.st_ino, found.st_size, found.st_mtime_ns, bytes_in(log_of(path))
 
 
 def _checked_once(path: Path, whole: bool) -> sqlite3.Connection:
+    if bytes_in(path) <= 1:
+        raise UnreadableError(path, "it is empty")
     alone = not bytes_in(log_of(path)) and not bytes_in(journal_of(path))
     connection = connect(path, "immutable=1" if alone else "mode=ro")
     try:
         _check_marks(connection, path)
-        if whole:
-            _check_bytes(path)  # first, because a log with readers can only grow
         connection.execute("BEGIN")  # check everything else at one moment
-        _check_tables(connection, path)
+        _check_schema(connection, path)
         _check_pages(connection, path, alone=alone, whole=whole)
-        _check_removals(connection, path)
-        _try_upgrade(connection)
+        _check_values(connection, path)
         return connection
     except (sqlite3.Error, UnicodeDecodeError) as error:  # a damaged name in SQLite's message is not UTF-8
         connection.close()
@@ -120,136 +166,66 @@ def _checked_once(path: Path, whole: bool) -> sqlite3.Connection:
 
 def _check_marks(connection: sqlite3.Connection, path: Path) -> None:
     """Check the file's program and format, even if its end is missing, which SQLite refuses without writable_schema."""
-    connection.execute("PRAGMA writable_schema=ON")
-    mark, version = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
-    connection.execute("PRAGMA writable_schema=OFF")
-    _check_numbers(connection, path, mark, version)
-
-
-def _check_numbers(connection: sqlite3.Connection, path: Path, mark: int, version: int) -> None:
-    if mark == APPLICATION_ID and READABLE_FROM <= version <= FORMAT_VERSION:
-        return
     try:
-        tables = format_of(objects_in(connection))
-    except (sqlite3.Error, UnicodeDecodeError):
-        tables = None
+        connection.execute("PRAGMA writable_schema=ON")
+        mark, version = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
+        connection.execute("PRAGMA writable_schema=OFF")
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error) or path.name == FILE_NAME:
+            raise
+        raise _not_a_cache(path, str(error)) from error
     if mark != APPLICATION_ID:
-        text = f"{path} is not a cache but some other file; left untouched, give another path"
-        reason = f"it has a cache's tables, and another program's mark {mark}"
-    else:
-        readable = f"this version of precedent reads {READABLE_FROM} to {FORMAT_VERSION}"
-        text = f"{path} has cache format {version}, {readable}; left untouched, upgrade precedent or give another path"
-        reason = f"its header says format {version}, and its tables have format {tables}"
-    if tables is None and mark != APPLICATION_ID and _is_marked_without_its_log(path):
-        raise _damaged(path, "its log is another program's", own_log=False)
-    if tables is None:
-        raise CacheMismatchError(text)
-    raise MisnumberedError(f"{text}; or, since {reason}, {_how_to_repair(path)}", reason)
+        raise _not_a_cache(path, "it is another program's database")
+    if version != FORMAT_VERSION:
+        raise CacheMismatchError(
+            f"{path} has cache format {version}, and this version of precedent reads {FORMAT_VERSION}; left untouched, "
+            "upgrade precedent or give another path"
+        )
 
 
-def _is_marked_without_its_log(path: Path) -> bool:
-    try:
-        with contextlib.closing(connect(path, "immutable=1")) as connection:
-            connection.execute("PRAGMA writable_schema=ON")
-            return bool(connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID)
-    except sqlite3.Error:
-        return False
+def _not_a_cache(path: Path, reason: str) -> CacheMismatchError:
+    return CacheMismatchError(f"{path} is not a cache ({reason}); left untouched, give another path")
 
 
-def _check_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Check that the schema is the one that `version` creates: additions could run when a record is stored."""
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    found = objects_in(connection)
-    tables = format_of(found)
-    if tables is not None and tables != version:
-        reason = f"its header says format {version}, and its tables have format {tables}"
-        raise MisnumberedError(f"{path} cannot be opened: {reason}; left untouched, {_how_to_repair(path)}", reason)
-    if tables is None:
-        raise _damaged(path, f"{first_difference(found, version)} in format {version}")
-    try:
-        check_numbers(connection)
-    except CacheError as error:
-        raise _damaged(path, str(error)) from error
-
-
-def _check_removals(connection: sqlite3.Connection, path: Path) -> None:
-    if connection.execute("PRAGMA user_version").fetchone()[0] < GONE_SINCE:
-        return
-    try:
-        check_removals(connection)
-    except CacheError as error:
-        raise _damaged(path, str(error)) from error
-
-
-def _try_upgrade(connection: sqlite3.Connection) -> None:
-    """Upgrade a temporary copy of an earlier format: a file for which that fails is left as it was."""
-    if not is_current(connection):
-        with contextlib.closing(sqlite3.connect("")) as copy:
-            connection.backup(copy)
-            migrate(copy)
+def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    """Check that the schema is exactly a cache's: what was added to it could run when a record is stored."""
+    difference = first_difference(connection)
+    if difference is not None:
+        raise _not_a_cache(path, difference)
 
 
 def _check_pages(connection: sqlite3.Connection, path: Path, *, alone: bool, whole: bool) -> None:
     pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     missing = pages - path.stat().st_size // size
-    if alone and path.stat().st_size < pages * size:  # SQLite would read zeros there
-        raise _damaged(path, "its last page is truncated")
-    if not alone and missing * (FRAME_HEADER.size + size) > bytes_in(log_of(path)):
-        raise _damaged(path, f"{missing} pages are missing at its end, more than its log can hold")
+    if alone and missing > 0:  # SQLite would read zeros there
+        raise UnreadableError(path, "its end is missing")
+    if not alone and missing * (FRAME_HEADER_BYTES + size) > bytes_in(log_of(path)):
+        raise UnreadableError(path, f"{missing} pages are missing at its end, more than its log can hold")
     if whole or pages * size <= CHECKED_WHOLE:
         check = "integrity_check(1)" if whole else "quick_check(1)"
         verdict = str(connection.execute(f"PRAGMA {check}").fetchone()[0])
         if verdict != "ok":
-            raise _damaged(path, " ".join(verdict.split()))
+            raise UnreadableError(path, " ".join(verdict.split()))
 
 
-def _check_bytes(path: Path) -> None:
-    """Check what SQLite does not report: records after damage in the log, and a header that SQLite refuses to write.
-
-    SQLite has no locks on the log, so the log may be opened here.
-    """
-    log = _log_beside(path)
-    if log.torn:
-        raise _damaged(path, "its log is damaged, and there are records after the damage")
-    header = log.file_header or header_of(path)
-    if header is not None and not (header[WRITTEN_AS] <= WAL and header[READ_AS] <= WAL and header[ENCODING] == UTF_8):
-        raise _damaged(path, "its header is not a cache's")
-
-
-def _log_beside(path: Path) -> Log:
+def _check_values(connection: sqlite3.Connection, path: Path) -> None:
+    """Check the few values without which no record can be read or stored."""
     try:
-        with log_of(path).open("rb") as file:
-            return log_in(file)
-    except FileNotFoundError:
-        return Log()
+        check_numbers(connection)
+        recorded_embedder(connection)
+    except CacheError as error:
+        raise UnreadableError(path, str(error)) from error
 
 
 def _refusal(path: Path, error: Exception) -> CacheError:
     reason = " ".join(str(error).split())
-    if error_name(error) == "SQLITE_NOTADB":
-        return _no_cache(path, reason)
     if error_name(error) == "SQLITE_READONLY_ROLLBACK":
-        return _damaged(path, f"what another program left in {journal_of(path).name} would be rolled back into it")
+        return CacheError(
+            f"another program left {journal_of(path).name} beside {path}, to be rolled back into it; left untouched, "
+            "open it with that program once, or move the journal away"
+        )
     if isinstance(error, sqlite3.Error) and not is_damage(error):
         return CacheError(f"{path} cannot be inspected now: {reason}; {advice(error)}")
-    return _damaged(path, reason)
-
-
-def _damaged(path: Path, reason: str, *, own_log: bool = True) -> RepairableError:
-    text = f"{path} is damaged ({reason}); left untouched, restore a copy, move it away, or {_how_to_repair(path)}"
-    return RepairableError(text, reason, own_log=own_log)
-
-
-def _no_cache(path: Path, reason: str) -> RepairableError:
-    text = f"{path} is not a cache ({reason}); left untouched, give another path; if it was one, {_how_to_repair(path)}"
-    return RepairableError(text, reason, surely_a_cache=False)
-
-
-def _empty(path: Path) -> RepairableError:
-    if bytes_in(log_of(path)):
-        return _damaged(path, "it is empty and its log is not")
-    return _no_cache(path, "it is empty")
-
-
-def _how_to_repair(path: Path) -> str:
-    return f"save what can be read of it with `precedent cache verify {path} --repair`"
+    return UnreadableError(path, reason)

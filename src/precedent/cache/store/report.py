@@ -9,13 +9,11 @@ from dataclasses import dataclass
 class Finding:
     """Something that differs from what was written.
 
-    `kind` is structure, record, vector, embedder, sums or segment; `detail` is a line for people; `ids` are the
-    affected records.
+    `kind` is structure, record or vector; `detail` is a line for people; `ids` are the affected records.
     """
 
     kind: str
     detail: str
-    repaired: bool = False
     ids: tuple[int, ...] = ()
 
 
@@ -29,5 +27,5 @@ class VerifyReport:
 
     @property
     def sound(self) -> bool:
-        """True if nothing is damaged, or all damage is repaired."""
-        return all(finding.repaired for finding in self.findings)
+        """True if nothing is damaged."""
+        return not self.findings

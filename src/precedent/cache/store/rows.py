@@ -37,28 +37,11 @@ COLUMNS = (
 
 ID = COLUMNS.split(", ").index("id")
 
-GONE_SINCE = 2
-"""The format since which the table `gone` names removed records."""
-
 MOST_RECORDS = 2**62
 """No cache has added or removed this many records; much larger numbers would overflow SQLite's counters."""
 
 TEXTS = 8
 """This many of `COLUMNS` after the first hold texts."""
-
-DROP_VECTOR = "UPDATE completion SET size = size - coalesce(length(vector), 0), vector = NULL, vector_checksum = NULL"
-
-COUNTED = "SELECT tenant, CAST(total(size) AS INTEGER), count(*) FROM completion GROUP BY tenant"
-
-_SIZE = "length(token_ids) + coalesce(length(vector), 0) + length(CAST(query AS BLOB)) + length(CAST(text AS BLOB))"
-WRONG_SIZE = f"size != {_SIZE}"
-
-
-def count_again(connection: sqlite3.Connection) -> None:
-    """Recompute the sizes of rows and the sums by tenant."""
-    connection.execute(f"UPDATE completion SET size = {_SIZE} WHERE {WRONG_SIZE}")
-    connection.execute("DELETE FROM usage")
-    connection.execute(f"INSERT INTO usage {COUNTED}")
 
 
 def insert_row(connection: sqlite3.Connection, payload: Payload, now: float) -> int:
@@ -93,7 +76,9 @@ def _whole_row_of_same(connection: sqlite3.Connection, payload: Payload) -> int 
     if found is not None and Payload(found, None).identity == payload.identity:
         return known
     if found is not None or row is None:
-        raise CacheError(f"an index of the cache names record {known} wrongly; repair it with `precedent cache verify`")
+        raise CacheError(
+            f"an index of the cache names record {known} wrongly: export the cache, and import it at another path"
+        )
     connection.execute("DELETE FROM completion WHERE id = ?", (known,))
     return None
 
@@ -175,10 +160,7 @@ def recorded_embedder(connection: sqlite3.Connection) -> EmbedderIdentity | None
         return None
     recorded = embedder_in(row[0])
     if recorded is None:
-        raise CacheError(
-            "the cache's record of its embedder is damaged; restore a copy, or continue without vectors: "
-            "`precedent cache verify --repair`"
-        )
+        raise CacheError("the cache's record of its embedder is damaged")
     return recorded
 
 
@@ -193,20 +175,15 @@ def embedder_in(value: Any) -> EmbedderIdentity | None:
 
 
 def check_numbers(connection: sqlite3.Connection) -> None:
-    """Raise CacheError unless removals can be counted, and the next id has never been used."""
-    epoch_of(connection)
+    """Raise CacheError unless the numbers of the next record and of the next removal have never been used."""
+    epoch, gone = epoch_of(connection), connection.execute("SELECT coalesce(max(epoch), 0) FROM gone").fetchone()[0]
+    if gone > epoch:
+        raise CacheError(f"removals are counted up to {epoch}, and the last one has number {gone}")
     found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'completion'").fetchone()
     highest = connection.execute("SELECT max(id) FROM completion").fetchone()[0]
     last = 0 if found is None else found[0]
     if type(last) is not int or not (highest or 0) <= last < MOST_RECORDS:
         raise CacheError(f"the number of the last record is {last!r}, and the highest is {highest!r}")
-
-
-def check_removals(connection: sqlite3.Connection) -> None:
-    """Raise CacheError if the next removal would get a number that another one has."""
-    epoch, last = epoch_of(connection), connection.execute("SELECT coalesce(max(epoch), 0) FROM gone").fetchone()[0]
-    if last > epoch:
-        raise CacheError(f"removals are counted up to {epoch}, and the last one has number {last}")
 
 
 def epoch_of(connection: sqlite3.Connection) -> int:

@@ -1,18 +1,15 @@
-"""The tables of a cache file, the number of their format, and the upgrade from earlier formats."""
+"""The tables of a cache file, and the number of their format."""
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from contextlib import closing
 from functools import cache
 
 APPLICATION_ID = int.from_bytes(b"PRCD", "big")
-FORMAT_VERSION = 2
-READABLE_FROM = 1
-"""The oldest format that `migrate` upgrades."""
+FORMAT_VERSION = 1
 
-_TABLES = """
+SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 INSERT INTO meta VALUES ('epoch', 0);
 CREATE TABLE completion (
@@ -35,16 +32,11 @@ CREATE TABLE completion (
     token_ids BLOB NOT NULL,
     query TEXT NOT NULL,
     text TEXT NOT NULL,
-    vector BLOB
+    vector BLOB,
+    num_tokens INTEGER GENERATED ALWAYS AS (length(token_ids) / 4) VIRTUAL
 );
 CREATE UNIQUE INDEX completion_identity ON completion (tenant, tokenizer, identity);
-"""
-
-# `gone` records which id was removed at which epoch, and nothing else: an index can drop exactly those ids
-_SINCE_2 = """
-ALTER TABLE completion ADD COLUMN num_tokens INTEGER GENERATED ALWAYS AS (length(token_ids) / 4) VIRTUAL;
 CREATE TABLE usage (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL, records INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO usage SELECT tenant, sum(size), count(*) FROM completion GROUP BY tenant;
 CREATE TABLE gone (epoch INTEGER PRIMARY KEY, id INTEGER NOT NULL);
 CREATE INDEX completion_partition ON completion
     (tenant, tokenizer, id, checksum, vector_checksum, count, prompt_fingerprint, num_tokens);
@@ -62,37 +54,10 @@ CREATE TRIGGER completion_went AFTER DELETE ON completion BEGIN
 END;
 """
 
-# format 1: an earlier version of the library made this index, and its first version made a shorter one
-_ONLY_1 = """
-CREATE TABLE usage (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
-CREATE INDEX completion_partition ON completion (tenant, tokenizer, id, checksum, count, prompt_fingerprint);
-CREATE TRIGGER completion_came AFTER INSERT ON completion BEGIN
-    INSERT INTO usage VALUES (new.tenant, new.size) ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + excluded.bytes;
-END;
-CREATE TRIGGER completion_went AFTER DELETE ON completion BEGIN
-    UPDATE usage SET bytes = bytes - old.size WHERE tenant = old.tenant;
-    DELETE FROM usage WHERE tenant = old.tenant AND bytes <= 0;
-    UPDATE meta SET value = value + 1 WHERE key = 'epoch';
-END;
+"""Triggers maintain sums and epoch for every writer; large columns come last, so that scans need not read them.
+
+`gone` records which id was removed at which epoch, and nothing else: an index can drop exactly those ids.
 """
-
-_DROPPED_BY_2 = """
-DROP TRIGGER completion_came;
-DROP TRIGGER completion_went;
-DROP TABLE usage;
-DROP INDEX completion_partition;
-"""
-
-SCHEMA = _TABLES + _SINCE_2
-"""Triggers maintain sums and epoch for every writer; large columns come last, so that scans need not read them."""
-
-
-FORMATS = (
-    (FORMAT_VERSION, SCHEMA),
-    (1, _TABLES + _ONLY_1),
-    (1, _TABLES + _ONLY_1.replace("id, checksum, count, prompt_fingerprint", "id")),
-)
-"""The formats that can be read, each with a script that creates its tables."""
 
 Objects = tuple[tuple[str, str, str], ...]
 """Tables, indexes and triggers, sorted: each one's kind, its name, and the statement that creates it."""
@@ -101,17 +66,14 @@ Objects = tuple[tuple[str, str, str], ...]
 def objects_in(connection: sqlite3.Connection) -> Objects:
     """All objects in a file's schema; their statements are read, not run."""
     found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")
-    return tuple(sorted((str(kind), str(name), f"{table}: {_in_one_form(sql)}") for kind, name, table, sql in found))
+    return tuple(sorted((str(kind), str(name), f"{table}: {sql}") for kind, name, table, sql in found))
 
 
-def format_of(found: Objects) -> int | None:
-    """The format with exactly these objects, triggers included; None if there is none."""
-    return next((number for number, script in FORMATS if _made_by(script) == found), None)
-
-
-def first_difference(found: Objects, number: int) -> str:
-    """In words, an object that only the schema or only the format has, or one that differs."""
-    wanted = next(_made_by(script) for each, script in FORMATS if each == number)
+def first_difference(connection: sqlite3.Connection) -> str | None:
+    """In words, an object that only the file or only a cache has, or one that differs; None for a cache's schema."""
+    found, wanted = objects_in(connection), _of_a_cache()
+    if found == wanted:
+        return None
     names = [{(kind, name) for kind, name, _ in objects} for objects in (found, wanted)]
     for kind, name in sorted(names[0] - names[1]):
         return f"{_named(kind, name)} does not belong to a cache"
@@ -127,37 +89,7 @@ def _named(kind: str, name: str) -> str:
 
 
 @cache
-def _made_by(script: str) -> Objects:
+def _of_a_cache() -> Objects:
     with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(script)
+        connection.executescript(SCHEMA)
         return objects_in(connection)
-
-
-def _in_one_form(sql: object) -> str:
-    """A statement without insignificant spaces; earlier versions broke lines elsewhere."""
-    return re.sub(r"\s*([(),;])\s*", r"\1", " ".join(str(sql or "").split()))
-
-
-def is_current(connection: sqlite3.Connection) -> bool:
-    """Whether the tables are those of `FORMAT_VERSION`."""
-    return int(connection.execute("PRAGMA user_version").fetchone()[0]) == FORMAT_VERSION
-
-
-def migrate(connection: sqlite3.Connection) -> None:
-    """Upgrade the tables to `FORMAT_VERSION` in the open transaction; does nothing if they are current."""
-    if is_current(connection):
-        return
-    for statement in statements(_DROPPED_BY_2 + _SINCE_2):
-        connection.execute(statement)
-    connection.execute(f"PRAGMA user_version={FORMAT_VERSION}")
-
-
-def statements(script: str) -> list[str]:
-    """The statements of a script one by one: `executescript` would commit the open transaction."""
-    found, statement = [], ""
-    for line in script.strip().splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            found.append(statement)
-            statement = ""
-    return found

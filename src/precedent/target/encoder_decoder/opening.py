@@ -18,7 +18,6 @@ WHY_NOT = {
     "bitwise": "its attention does not round a row the same way in every forward",
     "cuda_graphs": "its forwards have no fixed size",
     "keep_prefixes": "its encoder reads a prompt whole, so the beginning of one cannot be kept",
-    "tensor_parallel": "its cross-attention is not divided",
 }
 """Options that need a decoder-only model, and the reason."""
 
@@ -31,13 +30,12 @@ def target_of(model: PreTrainedModel | TargetModel, *, bitwise: bool = False, cu
     return EncoderDecoderTarget(model)
 
 
-def check_loadable(config: Any, *, divided: bool = False) -> None:
+def check_loadable(config: Any) -> None:
     """Raise UnsupportedError, with the reason, for a model that can be neither target nor draft model."""
-    if not is_encoder_decoder(config):
+    if is_encoder_decoder(config):
+        check_encoder_decoder(config)
+    else:
         check_supported(config)
-        return
-    check_encoder_decoder(config)
-    check_options(config.model_type, tensor_parallel=divided)
 
 
 def check_options(model_type: str, **wanted: bool) -> None:

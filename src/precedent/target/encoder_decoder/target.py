@@ -13,8 +13,7 @@ from precedent.target.encoder_decoder.examine import examine
 from precedent.target.encoder_decoder.kv import DecoderKV
 from precedent.target.encoder_decoder.runner import DecoderRunner
 from precedent.target.encoder_decoder.settings import answer_settings, check_encoder_decoder, longest
-from precedent.target.model import TargetModel
-from precedent.target.sharding import check_whole
+from precedent.target.model import TargetModel, check_one_process
 from precedent.target.slot import NOTHING_PENDING, Slot
 
 
@@ -28,7 +27,7 @@ class EncoderDecoderTarget(TargetModel):
 
     def __init__(self, model: PreTrainedModel) -> None:
         check_encoder_decoder(model.config)
-        check_whole(model)
+        check_one_process(model)
         self.model, self.bitwise, self.static = model.eval(), False, None
         settings = answer_settings(model)
         self.answer_start = settings.start

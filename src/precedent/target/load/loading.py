@@ -34,7 +34,6 @@ from precedent.target.load.published_source import check_place, check_whole, fin
 from precedent.target.load.source import explained, find_source, gguf_file
 from precedent.target.load.trained_draft import holds_draft
 from precedent.target.load.trained_kinds import load_trained
-from precedent.target.sharding import SETTING, check_divisible, divided_by
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
@@ -43,7 +42,11 @@ OURS = {
     "torch_dtype": "give dtype= itself",
     "trust_remote_code": "code from a model repository is never run; load the model yourself and pass it",
     "output_loading_info": "incomplete weights are always refused",
-    **dict.fromkeys(("tp_plan", "tp_size", "device_mesh", SETTING), "give tensor_parallel=True, under torchrun"),
+    **dict.fromkeys(
+        ("tp_plan", "tp_size", "device_mesh", "distributed_config"),
+        "Precedent runs a model in one process; a model that one device cannot hold is served with vLLM and "
+        "precedent-vllm",
+    ),
 }
 """Arguments of `from_pretrained` that have their own parameter here, and what to do instead."""
 
@@ -59,17 +62,15 @@ def load_target(
     device: str | None = None,
     dtype: str | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
-    num_processes: int = 1,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a language model and its tokenizer from a Hugging Face id, a folder, a GGUF file or `DEMO_TARGET`.
 
     `device` None is cuda if available, else cpu; "auto" spreads the layers over all devices. `dtype` None or "auto"
     keeps the dtype in which the weights are stored. `model_kwargs` go to transformers' `from_pretrained` unchanged
-    (`device_map`, `max_memory`, `quantization_config`, ...). With several processes, each loads its part of the weights
-    on its own device (`target.parallel`). Raises ConfigError for a wrong setting, ModelLoadError if nothing can be
-    loaded, UnsupportedError for a model whose layers cannot be rewound or divided.
+    (`device_map`, `max_memory`, `quantization_config`, ...). Raises ConfigError for a wrong setting, ModelLoadError if
+    nothing can be loaded, UnsupportedError for a model whose layers cannot be rewound.
     """
-    settings = _settings(model_kwargs) | (divided_by(num_processes) if num_processes > 1 else {})
+    settings = _settings(model_kwargs)
     if device == "auto":
         settings.setdefault("device_map", "auto")
     place, precision = _device(None if device == "auto" else device), _precision(dtype)
@@ -173,9 +174,7 @@ def _load_model(
     with explained(source, "the model"):
         check_whole(source, where)
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
-        check_loadable(config, divided=SETTING in placed)
-        if SETTING in placed:
-            check_divisible(config, placed)
+        check_loadable(config)
         if getattr(config, "quantization_config", None) or "quantization_config" in placed:
             placed.setdefault("device_map", {"": device})  # quantised weights load in place and are never moved
         auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
@@ -188,7 +187,7 @@ def _load_model(
             f"the weights in {source} are incomplete: {min(report['missing_keys'])} is missing; "
             "get all of its files again, or give another model"
         )
-    ready: PreTrainedModel = model if placed.keys() & {"device_map", SETTING} else model.to(device)
+    ready: PreTrainedModel = model if "device_map" in placed else model.to(device)
     ready.eval().requires_grad_(False)
     return ready
 

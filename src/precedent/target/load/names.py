@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 
 from precedent.errors import ModelLoadError
-from precedent.target.load.packaged import DEMO_TARGET
-
-PACKAGED = (DEMO_TARGET,)
 
 ORDER_DESK = "smollm2-135m-order-desk"
 """The demo's own target, which the package precedent-demo builds; only its commands know it by this name."""
-
-NEAR = 0.72
-"""How similar a name must be to a packaged one to count as a misspelling of it; "smollm2-135m" still is."""
 
 HUB_EXAMPLE = "Qwen/Qwen2.5-0.5B-Instruct"
 
@@ -58,14 +51,4 @@ def check_name(name: str) -> None:
         raise ModelLoadError(
             f"only `precedent demo` and `precedent train-judge` know {name!r}; give the folder that this prints: "
             "python -c 'from precedent_demo import adapted_target; print(adapted_target())'"
-        )
-    if "/" not in name and name not in PACKAGED:
-        _check_not_mistyped(name)
-
-
-def _check_not_mistyped(name: str) -> None:
-    for meant in get_close_matches(name.lower(), PACKAGED, n=1, cutoff=NEAR):
-        raise ModelLoadError(
-            f"there is no model {name!r}; did you mean {meant!r}, the packaged one? Names of models on the Hugging "
-            "Face hub include their owner, as in HuggingFaceTB/SmolLM2-135M-Instruct"
         )
