@@ -70,7 +70,7 @@ def test_another_tool_of_a_listed_one_s_name_is_not_on_the_list() -> None:
 
 
 def test_what_is_no_tool_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is no tool"):
+    with pytest.raises(ConfigError, match="names of tools, got 7"):
         RunAheadMiddleware([7])  # type: ignore[list-item]
 
 
@@ -113,18 +113,6 @@ def test_the_decorator_puts_a_tool_on_the_list(marked: BaseTool) -> None:
     model = ScriptedChat(answer=script(calls(wanted), AIMessage("done")))
     create_agent(model, [marked], middleware=[ahead]).invoke(ASKED)
     assert ahead.ledger.counts.used == 1
-
-
-def test_a_tool_without_a_function_cannot_be_decorated() -> None:
-    class Plain(BaseTool):
-        name: str = "plain"
-        description: str = "Look up."
-
-        def _run(self, order: str) -> str:
-            return order
-
-    with pytest.raises(ConfigError, match="allow="):
-        read_only(Plain())
 
 
 @pytest.mark.parametrize("key", ["readOnlyHint", "read_only_hint"])

@@ -28,7 +28,7 @@ from precedent.langchain.run_ahead.beside import Agent, Harmless, bound_to_its_a
 from precedent.langchain.run_ahead.equality import key_of
 from precedent.langchain.run_ahead.handing_over import ashow, awaited, handed_over, show
 from precedent.langchain.run_ahead.lanes import Answered, Lanes, OpenRuns, RunDecisions
-from precedent.langchain.run_ahead.read_only import ReadOnlyList, unfit
+from precedent.langchain.run_ahead.read_only import ReadOnlyList, lost_mark, unfit
 from precedent.langchain.run_ahead.running import Runner
 from precedent.langchain.run_ahead.settings import Predictor, Settings, log, switched_off
 from precedent.langchain.run_ahead.turn import Start, Turn
@@ -208,7 +208,10 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         )  # fmt: skip
 
     def _refusal(self, agent: Agent, tool: BaseTool) -> str | None:
-        """Why a listed tool may not run ahead in this agent; said once."""
+        """Return why a tool may not run ahead in this agent, and say so once if it was meant to."""
+        if not self._settings.allowed.holds(tool):
+            lost = lost_mark(tool)
+            return "it is not on the list" if lost is None else self._refuse(tool.name, lost)
         if tool.name in self._refused:
             return self._refused[tool.name]
         for reason in might_block(agent, self, self._settings.harmless):

@@ -103,7 +103,7 @@ class Turn:
     def _consider(self, prediction: Prediction) -> None:
         call, source = prediction.call, prediction.source
         tool = next((one for one in self.request.tools if isinstance(one, BaseTool) and one.name == call.name), None)
-        if tool is None or not self.settings.allowed.holds(tool) or self.refusal(tool):
+        if tool is None or self.refusal(tool):
             return
         key = key_of(tool, dict(call.arguments))
         if key is None:
